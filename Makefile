@@ -1,0 +1,43 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs in .venv, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types check clean help
+
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/core  ## Train a tiny model for a minute and watch it write
+	$(BIN)/python examples/pydoc_demo.py
+
+test: $(VENV)/dev  ## Run the tests
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/dev  ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/dev  ## Check types, strictly
+	$(BIN)/mypy
+
+check: lint types test  ## All of the above
+
+clean:  ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else \
+	  f"Python {v.major}.{v.minor} is too old: 3.10 or newer is needed; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (once; a few minutes on a slow line)"
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	@echo "Installing what the tests need"
+	$(INSTALL) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,3 @@
+"""DiffusionBERT."""
+
+__version__ = "0.1.0.dev0"

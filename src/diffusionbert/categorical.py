@@ -1,0 +1,72 @@
+"""Categorical distributions given as log-probabilities: looking up, shaping, drawing.
+
+`Shaping` sharpens or cuts a distribution over *words*. It must never see the distribution that also contains
+"stay masked": at temperature 0.1 that one would reveal every token in the last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from diffusionbert.shapes import AskedLogProbs, AskedTokens, PerAsked
+
+
+def log_prob_of(log_p: AskedLogProbs, tokens: AskedTokens) -> PerAsked:
+    """The log-probability of one given token in each row, in float64."""
+    return log_p.gather(-1, tokens[:, None])[:, 0].double()
+
+
+def draw(log_p: AskedLogProbs, uniform: PerAsked) -> AskedTokens:
+    """Draws one token for each row of `log_p` by inverting its distribution function at a uniform number.
+
+    In float64, since float32 cuts off the rare words. A token of probability 0 is never drawn.
+    """
+    cumulative = log_p.double().exp().cumsum(dim=-1)
+    threshold = uniform.double() * cumulative[:, -1]
+    return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """Temperature, top-k, top-p (in this order) and words that may not be written."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    forbidden: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature must be above 0, given {self.temperature}; for the likeliest word use top_k=1"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, given {self.top_k}; leave it out to keep all words")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], given {self.top_p}; leave it out to keep all words")
+
+    def __call__(self, log_p: AskedLogProbs) -> AskedLogProbs:
+        """Gives the shaped distribution, normalised."""
+        if self.forbidden:
+            log_p = log_p.index_fill(-1, torch.tensor(self.forbidden, device=log_p.device), -torch.inf)
+        if self.temperature != 1:
+            log_p = log_p / self.temperature
+        log_p = log_p.log_softmax(dim=-1)
+        if self.top_k is not None and self.top_k < log_p.shape[-1]:
+            best = log_p.topk(self.top_k, dim=-1)
+            log_p = torch.full_like(log_p, -torch.inf).scatter(-1, best.indices, best.values)
+            log_p = log_p.log_softmax(dim=-1)
+        if self.top_p is not None and self.top_p < 1:
+            log_p = _keep_nucleus(log_p, self.top_p).log_softmax(dim=-1)
+        return log_p
+
+
+def _keep_nucleus(log_p: AskedLogProbs, top_p: float) -> AskedLogProbs:
+    """Keeps the smallest set of likeliest words that reaches `top_p` (Holtzman et al. 2020)."""
+    values, order = log_p.sort(dim=-1, descending=True)
+    # A word stays if those before it do not reach top_p yet, so that the likeliest always stays.
+    mass_before = values.double().exp().cumsum(dim=-1) - values.double().exp()
+    kept = values.masked_fill(mass_before >= top_p, -torch.inf)
+    return torch.full_like(log_p, -torch.inf).scatter(-1, order, kept)

@@ -1,0 +1,98 @@
+"""The contract between methods and everything that uses them.
+
+A method is a network, an objective (how it learns and what likelihood it has) and a sampler (how it writes).
+Training, evaluation and the command line know this module and no concrete method.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+
+from diffusionbert.noise import Noise
+from diffusionbert.shapes import Batch, RowKeys, RowValues, Tokens
+
+NetworkT = TypeVar("NetworkT")
+"""What an objective and a sampler ask for answers; for methods on tokens, a `networks.Network`."""
+
+
+class Likelihood(Enum):
+    """What kind of quantity `Objective.nats` estimates. Kinds never share a column."""
+
+    EXACT = "exact"
+    """-log p(x0) itself."""
+    BOUND = "bound"
+    """At least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sentences is at most 1."""
+    PSEUDO = "pseudo"
+    """Looks like nats, but belongs to no distribution over sentences; may lie below the entropy."""
+    NONE = "none"
+    """The method has no likelihood; asking for it is an error that says so."""
+
+
+class Objective(nn.Module, Generic[NetworkT], ABC):
+    """How a network learns. All randomness comes from `noise`, keyed by `x0.example`."""
+
+    @property
+    @abstractmethod
+    def likelihood(self) -> Likelihood:
+        """The kind of quantity that `nats` estimates."""
+
+    @abstractmethod
+    def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> RowValues:
+        """What training lowers: for each row, one draw of its loss, summed over the row's tokens."""
+
+    @abstractmethod
+    def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> RowValues:
+        """For each row, one draw of an unbiased estimate of its nats, summed over the row's tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a sampler has written so far."""
+
+    tokens: Tokens
+    time: float
+    calls: RowKeys
+    """How often the network was asked about each row up to here."""
+
+
+class Sampler(Generic[NetworkT], ABC):
+    """How a network writes. Draws of a row depend on the seed and on `canvas.example`, not on other rows."""
+
+    @abstractmethod
+    def sample(self, network: NetworkT, canvas: Batch, seed: int) -> Iterator[State]:
+        """Yields every state from noise to text; places that are not editable never change."""
+
+
+class Method(nn.Module):
+    """A network with its objective and its sampler.
+
+    Training wraps this module, so that everything that touches parameters runs inside the root's forward.
+    """
+
+    def __init__(self, network: nn.Module, objective: Objective[Any], sampler: Sampler[Any]):
+        super().__init__()
+        self.network = network
+        self.objective = objective
+        self.sampler = sampler
+
+    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | int) -> Tensor:
+        """The loss of a part of a global batch of `num_tokens` editable tokens.
+
+        Losses of the parts add up to the loss of the whole, however it is split over steps and processes.
+        (An engine that averages gradients over W processes needs `num_tokens / W`.)
+        """
+        return self.objective.loss(self.network, x0, noise).sum() / num_tokens
+
+    def nats(self, x0: Batch, noise: Noise) -> RowValues:
+        """One estimate of each row's nats."""
+        return self.objective.nats(self.network, x0, noise)
+
+    def sample(self, canvas: Batch, seed: int) -> Iterator[State]:
+        """Yields every state from noise to text."""
+        return self.sampler.sample(self.network, canvas, seed)

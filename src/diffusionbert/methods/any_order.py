@@ -1,0 +1,55 @@
+"""Hoogeboom et al. 2022, "Autoregressive diffusion models" (OA-ARDM), eq. 7; Uria et al. 2014.
+
+    nats(x0) = Σ_{k=1..n} E_{k of n places hidden} [ 1/k · Σ_{hidden i} -log f(x0_i | visible) ]
+
+One token is written at a time, in random order. For a time-agnostic network this equals the continuous-time
+bound of every schedule that treats all tokens alike, and it has less variance, because the number of hidden
+places is given and not drawn. A network that wants a time is told k/n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from diffusionbert.categorical import log_prob_of
+from diffusionbert.method import Likelihood, Objective
+from diffusionbert.networks import Network
+from diffusionbert.noise import Noise, Purpose
+from diffusionbert.shapes import Batch, RowTimes, RowValues, Tokens, per_row
+
+
+class AnyOrder(Objective[Network]):
+    """The bound over all orders of writing, one of them and one of its steps drawn for each row."""
+
+    def __init__(self, mask_id: int):
+        super().__init__()
+        self.mask_id = mask_id
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """A bound: orders are averaged outside the logarithm."""
+        return Likelihood.BOUND
+
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
+        """n/k times the cross-entropy of k hidden places, k and the places drawn."""
+        return self.nats(network, x0, noise)
+
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
+        """n/k times the cross-entropy of k hidden places, k and the places drawn."""
+        length = x0.editable.sum(dim=1)
+        num_hidden = 1 + (noise.stratified(x0.example, x0.strata) * length).long()
+        order = noise.uniform(x0.example, Purpose.ORDER, x0.tokens.shape[1]).masked_fill(~x0.editable, torch.inf)
+        rank = order.argsort(dim=1).argsort(dim=1)
+        hidden = x0.editable & (rank < num_hidden[:, None])
+        x_t = replace(x0, tokens=x0.tokens.masked_fill(hidden, self.mask_id))
+        return length * self.next_nats(network, x0.tokens, x_t)
+
+    def next_nats(self, network: Network, x0: Tokens, x_t: Batch) -> RowValues:
+        """The mean over the hidden places of x_t of the nats to write the next token there."""
+        asked = x_t.editable & (x_t.tokens == self.mask_id)
+        num_hidden = asked.sum(dim=1)
+        t: RowTimes = num_hidden.double() / x_t.editable.sum(dim=1).clamp(min=1)
+        log_f = network(x_t.tokens, x_t.attend, t, asked)
+        return per_row(-log_prob_of(log_f, x0[asked]), asked) / num_hidden.clamp(min=1)

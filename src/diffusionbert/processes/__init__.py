@@ -1,0 +1,12 @@
+"""Forward processes and their reverse steps in closed form, one kind of noise a file.
+
+A process knows nothing of how f is computed, and **`reverse` cannot see x0**: it has no such argument. No V×V
+matrix and no one-hot tensor is ever made; the tests compare everything with such matrices.
+"""
+
+from diffusionbert.processes.absorbing import Absorbing
+from diffusionbert.processes.base import Process, Shape
+from diffusionbert.processes.gaussian import Gaussian
+from diffusionbert.processes.uniform import Uniform
+
+__all__ = ["Absorbing", "Gaussian", "Process", "Shape", "Uniform"]

@@ -1,0 +1,221 @@
+"""Absorbing noise: tokens turn into `[MASK]` (Austin et al. 2021, D3PM; He et al. 2022, DiffusionBERT)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from diffusionbert.categorical import log_prob_of
+from diffusionbert.noise import Noise, Purpose
+from diffusionbert.processes.base import Process, Shape
+from diffusionbert.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
+from diffusionbert.shapes import (
+    AskedLogProbs,
+    AskedTokens,
+    Batch,
+    PerAsked,
+    PerPlace,
+    Places,
+    RowTimes,
+    RowValues,
+    Tokens,
+    rows_of,
+)
+
+
+class Absorbing(Process):
+    """Tokens turn into `[MASK]` and stay so (Austin et al. 2021, D3PM absorbing; He et al. 2022).
+
+    With r_{s|t}(v) = (ᾱ_s(v) - ᾱ_t(v)) / (1 - ᾱ_t(v)), a token hidden at t is visible at s with probability
+    r_{s|t}. Which token hides under a mask depends on the time through its own schedule, so
+
+        p(v | x_t, t) ∝ f(v | x_t) · (1 - ᾱ_t(v))                 a time-agnostic f stays right
+        p(x_s = v | x_t = M) = p(v | x_t, t) · r_{s|t}(v)         M otherwise
+
+    Under the sentence-mean spindle ᾱ depends on the mean information c of the whole sentence. The forward
+    process knows it; the reverse guesses it from x_t and the network alone.
+    """
+
+    information: Tensor
+
+    def __init__(
+        self,
+        schedule: NoiseSchedule,
+        mask_id: int,
+        information: TokenInformation | None = None,
+        reweighted: bool = True,
+    ):
+        """`reweighted=False` drops the factor 1 - ᾱ_t(v) and takes f for p(v | x_t, t): an ablation."""
+        super().__init__()
+        if schedule.by_token and information is None:
+            raise ValueError(f"{schedule} needs token information; give TokenInformation.from_counts(counts)")
+        self.schedule = schedule
+        self.mask_id = mask_id
+        self.reweighted = reweighted
+        # A schedule that treats all tokens alike sees a vocabulary of one token, of mean information.
+        values = information.values if schedule.by_token and information else torch.ones(1, dtype=torch.float64)
+        self.corpus_mean = information.mean if schedule.by_token and information else 1.0
+        self.register_buffer("information", values, persistent=False)
+
+    def prior(self, x0: Batch, noise: Noise) -> Batch:
+        """All editable places masked; nothing is drawn."""
+        return replace(x0, tokens=x0.tokens.masked_fill(x0.editable, self.mask_id))
+
+    def survival(self, x0: Batch, t: RowTimes) -> PerPlace:
+        """ᾱ_t of each place's own token; 1 where it is not editable."""
+        alpha = self._survival(t, self._information_of(x0.tokens), self._center(x0))
+        return torch.where(x0.editable, alpha, 1.0)
+
+    def corrupt(self, x0: Batch, t: RowTimes, noise: Noise) -> Batch:
+        """Hides each editable token with probability 1 - ᾱ_t."""
+        uniform = noise.uniform(x0.example, Purpose.CORRUPT, x0.tokens.shape[1])
+        return replace(x0, tokens=x0.tokens.masked_fill(uniform >= self.survival(x0, t), self.mask_id))
+
+    def asked(self, x_t: Batch) -> Places:
+        """The hidden places."""
+        return x_t.editable & (x_t.tokens == self.mask_id)
+
+    def reveal(self, x0: Tokens, x_t: Batch, s: RowTimes, t: RowTimes) -> PerAsked:
+        """r_{s|t} of the token under each mask, as the forward process has it."""
+        clean = replace(x_t, tokens=x0)
+        asked = self.asked(x_t)
+        alpha_s, alpha_t = self.survival(clean, s)[asked], self.survival(clean, t)[asked]
+        return _reveal(alpha_s, alpha_t)
+
+    def reverse(
+        self, x_t: Batch, log_f: AskedLogProbs, s: RowTimes, t: RowTimes, shape: Shape | None = None
+    ) -> AskedLogProbs:
+        """log p(x_s | x_t) at the hidden places; the probability to stay hidden stands at `mask_id`."""
+        hiding, reveal = self._of_vocabulary(x_t, log_f, s, t)
+        rows = rows_of(self.asked(x_t))
+        log_p0 = (log_f + hiding.log()[rows].to(log_f.dtype)).log_softmax(dim=-1)
+        if shape is not None:
+            log_p0 = shape(log_p0)
+        log_stay = (log_p0 + torch.log1p(-reveal)[rows].to(log_f.dtype)).logsumexp(dim=-1)
+        log_p = log_p0 + reveal.log()[rows].to(log_f.dtype)
+        return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
+
+    def divergence(self, x0: Tokens, x_t: Batch, log_f: AskedLogProbs, s: RowTimes, t: RowTimes) -> PerAsked:
+        """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)): the strict bound's term, in log space."""
+        r = self.reveal(x0, x_t, s, t)
+        hiding, reveal = self._of_vocabulary(x_t, log_f, s, t)
+        asked = self.asked(x_t)
+        rows, hidden_tokens = rows_of(asked), x0[asked]
+        log_revealing = self._log_sum(log_f, hiding * reveal, rows)  # G_t - G_s
+        # At s = 0 nothing stays and its term is 0; a finite stand-in keeps the gradient finite, too.
+        staying = torch.where((s == 0)[:, None], 1.0, hiding * (1 - reveal))
+        log_staying = self._log_sum(log_f, staying, rows)  # G_s
+        log_total = torch.where((s == 0)[rows], log_revealing, torch.logaddexp(log_revealing, log_staying))
+        log_write = (
+            log_prob_of(log_f, hidden_tokens) + self._pick(hiding * reveal, rows, hidden_tokens).log() - log_total
+        )
+        # log G_s - log G_t without cancellation: accurate when a step reveals little and when it reveals a lot.
+        log_stay = nn.functional.logsigmoid(log_staying - log_revealing)
+        revealed = torch.where(r > 0, r * (r.log() - log_write), 0.0)
+        stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-r) - log_stay), 0.0)
+        return revealed + stayed
+
+    def rate(self, x0: Tokens, x_t: Batch, log_f: AskedLogProbs, t: RowTimes) -> PerAsked:
+        """The divergence per unit of time of an infinitely short step, at each hidden place.
+
+        With w = -ᾱ'/(1-ᾱ) of the forward process, w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, the last two
+        and the reverse's ᾱ' being those of the reverse process.
+        """
+        self.require_finite_rate()
+        asked = self.asked(x_t)
+        rows, hidden_tokens = rows_of(asked), x0[asked]
+        clean, center = replace(x_t, tokens=x0), self._guessed_center(x_t, log_f)
+        own_decay = self._decay(t, self._information_of(x0), self._center(clean))[asked]
+        w = own_decay / (1 - self.survival(clean, t)[asked])
+        decay = self._decay(t, self.information, center)
+        log_total = self._log_sum(log_f, 1 - self._survival(t, self.information, center), rows)
+        log_flow = self._log_sum(log_f, decay, rows)
+        log_write = log_prob_of(log_f, hidden_tokens) + self._pick(decay, rows, hidden_tokens).log() - log_total
+        return torch.where(w > 0, w * (w.log() - log_write - 1), 0.0) + (log_flow - log_total).exp()
+
+    def log_clean(self, x0: Tokens, x_t: Batch, log_f: AskedLogProbs, t: RowTimes) -> PerAsked:
+        """log f(x0) + log(1 - ᾱ_t(x0)) - log G_t."""
+        hiding, _ = self._of_vocabulary(x_t, log_f, torch.zeros_like(t), t)
+        asked = self.asked(x_t)
+        rows, hidden_tokens = rows_of(asked), x0[asked]
+        log_total = self._log_sum(log_f, hiding, rows)
+        log_own = self._pick(hiding, rows, hidden_tokens).log()
+        return log_prob_of(log_f, hidden_tokens) + log_own - log_total
+
+    def require_finite_divergence(self) -> None:
+        """Refuses a guessed sentence mean without a floor."""
+        if self._guesses_center and isinstance(self.schedule, Spindle) and self.schedule.floor == 0:
+            raise ValueError(
+                f"{self.schedule} has an infinite strict bound: where the guessed sentence mean is off, a word may be "
+                "due that the reverse process cannot reveal; give it a floor such as 0.05, or use Mean.CORPUS"
+            )
+
+    def require_finite_rate(self) -> None:
+        """Refuses a schedule by token without reweighting."""
+        if self.schedule.by_token and not self.reweighted:
+            raise ValueError(
+                f"without reweighting, {self.schedule} has no finite bound in continuous time; "
+                "use a grid of steps, or reweighted=True"
+            )
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"{self.schedule}, reweighted={self.reweighted}"
+
+    def _of_vocabulary(self, x_t: Batch, log_f: AskedLogProbs, s: RowTimes, t: RowTimes) -> tuple[Tensor, Tensor]:
+        """For each row and each word (or the one word that stands for all): its weight under a mask, and r_{s|t}."""
+        center = self._guessed_center(x_t, log_f)
+        alpha_s = self._survival(s, self.information, center)
+        alpha_t = self._survival(t, self.information, center)
+        # A word that cannot be hidden at t and yet is believed in (no reweighting) is revealed at once.
+        reveal = torch.where(alpha_t < 1, _reveal(alpha_s, alpha_t), 1.0)
+        return (1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)), reveal
+
+    def _survival(self, t: RowTimes, information: Tensor, center: RowValues) -> Tensor:
+        return self.schedule.survival(t[:, None], information / center[:, None])
+
+    def _decay(self, t: RowTimes, information: Tensor, center: RowValues) -> Tensor:
+        return self.schedule.decay(t[:, None], information / center[:, None])
+
+    def _information_of(self, tokens: Tokens) -> PerPlace:
+        return self.information[tokens] if self.schedule.by_token else self.information.expand(tokens.shape)
+
+    @property
+    def _guesses_center(self) -> bool:
+        return isinstance(self.schedule, Spindle) and self.schedule.mean is Mean.SENTENCE
+
+    def _center(self, x0: Batch) -> RowValues:
+        """The c of the forward process."""
+        if not self._guesses_center:
+            return self.information.new_full((len(x0.tokens),), self.corpus_mean)
+        return _mean_over(self._information_of(x0.tokens), x0.editable)
+
+    def _guessed_center(self, x_t: Batch, log_f: AskedLogProbs) -> RowValues:
+        """The ĉ of the reverse process: visible tokens count their information, hidden ones the expected one."""
+        if not self._guesses_center:
+            return self._center(x_t)
+        expected = log_f.detach().double().exp() @ self.information
+        known = self._information_of(x_t.tokens)
+        return _mean_over(known.masked_scatter(self.asked(x_t), expected), x_t.editable)
+
+    def _log_sum(self, log_f: AskedLogProbs, weights: Tensor, rows: Tensor) -> PerAsked:
+        """log Σ_v f(v)·weight(v), with each row's own weights."""
+        log_weights = weights.log()[rows]
+        if not self.schedule.by_token:
+            return log_weights[:, 0]  # f sums to 1
+        return (log_f + log_weights.to(log_f.dtype)).logsumexp(dim=-1).double()
+
+    def _pick(self, weights: Tensor, rows: Tensor, tokens: AskedTokens) -> PerAsked:
+        """weight(v) of given words."""
+        return weights[rows, tokens if self.schedule.by_token else torch.zeros_like(tokens)]
+
+
+def _reveal(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    """r_{s|t}: the probability that a token hidden at t is visible at s; rounding must not make it negative."""
+    return ((alpha_s - alpha_t) / (1 - alpha_t)).clamp(min=0)
+
+
+def _mean_over(values: PerPlace, places: Places) -> RowValues:
+    return (values * places).sum(dim=1) / places.sum(dim=1).clamp(min=1)

@@ -1,0 +1,67 @@
+"""The Gaussian process on embeddings: the verbs of `Process`, on vectors in place of tokens.
+
+    q(x_t | x0) = N(√ᾱ_t · x0, 1 - ᾱ_t),   ᾱ_t = (1 - floor) · survival_t        (Ho et al. 2020; Li et al. 2022)
+
+Unlike a token, a vector is never quite clean: at t = 0 the variance is `floor`, and rounding to a word is one
+more step, which belongs to the method (Diffusion-LM) and not to the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffusionbert.noise import Noise, Purpose
+from diffusionbert.schedules import NoiseSchedule
+from diffusionbert.shapes import PerPlace, Places, RowKeys, RowTimes, Vectors
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Variance-preserving Gaussian diffusion; places that are not editable keep their vectors."""
+
+    schedule: NoiseSchedule
+    floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.schedule.by_token:
+            raise ValueError(f"Gaussian noise needs a schedule that treats all tokens alike, given {self.schedule}")
+        if not 0 < self.floor < 1:
+            raise ValueError(f"floor must lie in (0, 1), given {self.floor}: it is the variance of clean vectors")
+
+    def prior(self, x0: Vectors, editable: Places, example: RowKeys, noise: Noise) -> Vectors:
+        """Draws x at t = 1: standard normal vectors at every editable place."""
+        drawn = noise.normal(example, Purpose.GAUSS, *x0.shape[1:]).to(x0.dtype)
+        return torch.where(editable[..., None], drawn, x0)
+
+    def corrupt(self, x0: Vectors, editable: Places, example: RowKeys, t: RowTimes, noise: Noise) -> Vectors:
+        """Draws x_t from q(x_t | x0)."""
+        alpha = self._signal(t)[:, None, None].to(x0.dtype)
+        drawn = self.prior(x0, editable, example, noise)
+        return torch.where(editable[..., None], alpha.sqrt() * x0 + (1 - alpha).sqrt() * drawn, x0)
+
+    def reverse(self, x_t: Vectors, x0_hat: Vectors, s: RowTimes, t: RowTimes) -> tuple[Vectors, Tensor]:
+        """Mean and standard deviation of p(x_s | x_t) = q(x_s | x_t, x0 = x0_hat)."""
+        alpha_s, alpha_t = (self._signal(time)[:, None, None] for time in (s, t))
+        step = alpha_t / alpha_s
+        of_noisy = step.sqrt() * (1 - alpha_s) / (1 - alpha_t)
+        of_clean = alpha_s.sqrt() * (1 - step) / (1 - alpha_t)
+        variance = (1 - step) * (1 - alpha_s) / (1 - alpha_t)
+        mean = of_noisy.to(x_t.dtype) * x_t + of_clean.to(x_t.dtype) * x0_hat
+        return mean, variance.sqrt().to(x_t.dtype)
+
+    def divergence(self, x0: Vectors, x0_hat: Vectors, s: RowTimes, t: RowTimes) -> PerPlace:
+        """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) = ½(SNR_s - SNR_t)·‖x0 - x0_hat‖² (Kingma et al. 2021, eq. 13)."""
+        snr_s, snr_t = (alpha / (1 - alpha) for alpha in (self._signal(s), self._signal(t)))
+        return (snr_s - snr_t)[:, None] / 2 * (x0 - x0_hat).double().square().sum(dim=-1)
+
+    def prior_divergence(self, x0: Vectors) -> PerPlace:
+        """KL(q(x_1 | x0) ‖ N(0, 1)); 0 when survival ends at 0."""
+        alpha = self._signal(torch.ones(1, dtype=torch.float64, device=x0.device))[:, None]
+        per_axis_variance = (-alpha - torch.log1p(-alpha)) * x0.shape[-1]
+        return (alpha * x0.double().square().sum(dim=-1) + per_axis_variance) / 2
+
+    def _signal(self, t: RowTimes) -> RowTimes:
+        return (1 - self.floor) * self.schedule.survival(t, torch.ones_like(t))

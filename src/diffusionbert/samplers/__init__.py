@@ -1,0 +1,1 @@
+"""One algorithm a file, all on the contract of `method.Sampler`."""

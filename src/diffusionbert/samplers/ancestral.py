@@ -1,0 +1,49 @@
+"""Ancestral sampling (Ho et al. 2020, algorithm 2; Austin et al. 2021): one reverse step after another.
+
+    x_1 ~ prior,   x_s ~ p(x_s | x_t)  for every step (s, t) of the grid, from the last to the first
+
+Works for every process on tokens and every network; the network is asked once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from diffusionbert.categorical import Shaping, draw
+from diffusionbert.method import Sampler, State
+from diffusionbert.networks import Network
+from diffusionbert.noise import Noise, Purpose
+from diffusionbert.processes import Process
+from diffusionbert.shapes import Batch, Grid
+
+
+@dataclass(frozen=True, eq=False)
+class Ancestral(Sampler[Network]):
+    """Walks down the grid, drawing every asked place anew."""
+
+    process: Process
+    grid: Grid
+    shaping: Shaping | None = None
+
+    def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
+        """Yields the prior and then the state after every step."""
+        num_steps = len(self.grid) - 1
+        x = self.process.prior(canvas, Noise(seed, step=num_steps))
+        calls = torch.zeros_like(canvas.example)
+        yield State(x.tokens, 1.0, calls)
+        for index in reversed(range(num_steps)):
+            x, calls = self._step(network, x, calls, Noise(seed, step=index))
+            yield State(x.tokens, float(self.grid[index]), calls)
+
+    @torch.no_grad()
+    def _step(self, network: Network, x_t: Batch, calls: torch.Tensor, noise: Noise) -> tuple[Batch, torch.Tensor]:
+        s, t = self.grid[noise.step : noise.step + 2].to(x_t.tokens.device)[:, None].expand(2, len(x_t.tokens))
+        asked = self.process.asked(x_t)
+        log_f = network(x_t.tokens, x_t.attend, t, asked)
+        log_p = self.process.reverse(x_t, log_f, s, t, self.shaping)
+        uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
+        tokens = x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked]))
+        return replace(x_t, tokens=tokens), calls + asked.any(dim=1)

@@ -1,0 +1,112 @@
+"""The axes, the tensor types and the batch: the words every other module speaks.
+
+Axes, everywhere in the package:
+
+    B  rows of a batch          V  vocabulary
+    L  places in a row          D  width of a vector
+    N  places that are asked about, those of all rows one after another (row-major)
+    T  number of steps
+
+Time is a fraction: `0.0` is clean text, `1.0` is pure noise, step k of T is `k / T`. A step is an interval
+`(s, t)` with `0 <= s < t <= 1`, so that full steps, strides and continuous time are one code path.
+
+This module knows nothing of noise, networks or text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ImportError:  # a GPU machine may have torch alone; the shapes are then comments
+
+        class _Unchecked:
+            def __class_getitem__(cls, _: Any) -> type[Tensor]:
+                return Tensor
+
+        Bool = Float = Int = _Unchecked
+
+Tokens = Int[Tensor, "B L"]
+Places = Bool[Tensor, "B L"]
+RowTimes = Float[Tensor, "B"]
+RowValues = Float[Tensor, "B"]
+RowKeys = Int[Tensor, "B"]
+Strata = Float[Tensor, "B 2"]
+PerPlace = Float[Tensor, "B L"]
+Vectors = Float[Tensor, "B L D"]
+PerAsked = Float[Tensor, "N"]
+AskedTokens = Int[Tensor, "N"]
+AskedRows = Int[Tensor, "N"]
+AskedLogProbs = Float[Tensor, "N V"]
+PerToken = Float[Tensor, "V"]
+TokenSet = Bool[Tensor, "V"]
+Grid = Float[Tensor, "steps"]
+Values = Float[Tensor, "..."]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sentences, or canvases to be written on, side by side.
+
+    `editable` is the one mask that tells tasks apart: the process may hide or write exactly these places.
+    `[CLS]`, `[SEP]`, padding, a prompt and a source sentence are not editable.
+    """
+
+    tokens: Tokens
+    attend: Places
+    """Places the network looks at: all but padding, which stands at the end of a row."""
+    editable: Places
+    example: RowKeys
+    """Names each row; its random numbers depend on this name and not on where in which batch the row is."""
+    strata: Strata
+    """The slice of (0, 1) from which a row draws its time; slices that tile (0, 1) lower the variance."""
+
+    @classmethod
+    def of(cls, tokens: Tokens, editable: Places, attend: Places | None = None) -> Batch:
+        """Makes a batch whose rows are examples 0, 1, …, each drawing its time from all of (0, 1)."""
+        rows, device = tokens.shape[0], tokens.device
+        return cls(
+            tokens,
+            torch.ones_like(editable) if attend is None else attend,
+            editable,
+            torch.arange(rows, device=device),
+            torch.tensor([0.0, 1.0], dtype=torch.float64, device=device).expand(rows, 2),
+        )
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """The number of editable tokens: what losses are divided by, summed over the global batch."""
+        return self.editable.sum()
+
+    def stratified(self) -> Batch:
+        """Gives row i of B the i-th slice of (0, 1)."""
+        edges = torch.linspace(0, 1, len(self.tokens) + 1, dtype=torch.float64, device=self.tokens.device)
+        return replace(self, strata=torch.stack([edges[:-1], edges[1:]], dim=1))
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Moves every tensor to a device."""
+        return Batch(
+            self.tokens.to(device),
+            self.attend.to(device),
+            self.editable.to(device),
+            self.example.to(device),
+            self.strata.to(device),
+        )
+
+
+def rows_of(places: Places) -> AskedRows:
+    """Tells for each of the N marked places which row it stands in."""
+    return places.nonzero()[:, 0]
+
+
+def per_row(values: PerAsked, places: Places) -> RowValues:
+    """Adds up values of marked places row by row."""
+    return values.new_zeros(len(places)).index_add(0, rows_of(places), values)

@@ -1,0 +1,106 @@
+"""Tiny real masked language models of every architecture we promise, and sentences for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import (
+    AlbertConfig,
+    AutoModelForMaskedLM,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from diffusionbert.shapes import Batch
+
+VOCAB_SIZE, NUM_TOKENIZER_IDS, NUM_SPECIAL = 50, 47, 5
+CLS, SEP, MASK = 2, 3, 4
+
+# Weights far larger than a real initialisation: what should change the answer changes it visibly.
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 24,
+    "initializer_range": 0.3,
+}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "bert": lambda: BertConfig(**COMMON, **NO_DROPOUT),
+    "roberta": lambda: RobertaConfig(**COMMON, **NO_DROPOUT),
+    "xlm-roberta": lambda: XLMRobertaConfig(**COMMON, **NO_DROPOUT),
+    "electra": lambda: ElectraConfig(**COMMON, **NO_DROPOUT, embedding_size=16),
+    "distilbert": lambda: DistilBertConfig(
+        vocab_size=VOCAB_SIZE,
+        dim=32,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=48,
+        max_position_embeddings=24,
+        initializer_range=0.3,
+        dropout=0.0,
+        attention_dropout=0.0,
+    ),
+    "modernbert": lambda: ModernBertConfig(
+        **COMMON, pad_token_id=0, bos_token_id=CLS, eos_token_id=SEP, cls_token_id=CLS, sep_token_id=SEP
+    ),
+    "deberta-v2": lambda: DebertaV2Config(
+        **COMMON,
+        **NO_DROPOUT,
+        relative_attention=True,
+        position_biased_input=False,
+        position_buckets=8,
+        pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        conv_kernel_size=3,
+    ),
+    "mpnet": lambda: MPNetConfig(**COMMON, **NO_DROPOUT),
+    "albert": lambda: AlbertConfig(**COMMON, **NO_DROPOUT, embedding_size=16),
+}
+ARCHITECTURES = list(CONFIGS)
+UNSHARED = [name for name in ARCHITECTURES if name != "albert"]
+
+
+def backbone_of(architecture: str, seed: int = 0) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForMaskedLM.from_config(CONFIGS[architecture]()).eval()
+
+
+def writable() -> Tensor:
+    """Marks the ids of the tokenizer that are not special; the model's vocabulary is larger still."""
+    return torch.arange(NUM_TOKENIZER_IDS) >= NUM_SPECIAL
+
+
+def sentences(backbone: PreTrainedModel, lengths: tuple[int, ...] = (9, 6, 4), seed: int = 0) -> Batch:
+    """Makes rows `[CLS] … [SEP]` of these lengths, padded at the end, with every second word hidden."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (len(lengths), max(lengths))
+    tokens = torch.randint(NUM_SPECIAL, NUM_TOKENIZER_IDS, size, generator=generator)
+    place, length = torch.arange(size[1]), torch.tensor(lengths)[:, None]
+    editable = (place > 0) & (place < length - 1)
+    tokens[editable & (place % 2 == 1)] = MASK
+    tokens[:, 0] = CLS
+    tokens[place == length - 1] = SEP
+    tokens[place >= length] = backbone.config.pad_token_id
+    return Batch.of(tokens, editable, attend=place < length)
+
+
+def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
+    """Says what the model itself says of all places: a distribution over writable tokens."""
+    logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
+    return logits[..., :NUM_TOKENIZER_IDS].masked_fill(~writable(), -torch.inf).log_softmax(-1)

@@ -1,0 +1,19 @@
+"""Every public tensor argument is checked against its axes while the tests run."""
+
+import os
+
+from jaxtyping import install_import_hook
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach a network, even by mistake
+install_import_hook("diffusionbert", "beartype.beartype")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+# Many small tests on few cores: pytest's workers are the parallelism.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_initialisation() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,262 @@
+"""Languages small enough to enumerate, and brute-force oracles on them.
+
+Words are 0 … V-1 and `[MASK]` is V. A language is a probability for each of the V^L sentences. Everything here
+is written from the definitions, in float64, without the package's closed forms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from diffusionbert.method import Objective
+from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.methods.continuous_time import ContinuousTime
+from diffusionbert.methods.discrete import DiscreteTime
+from diffusionbert.processes import Absorbing, Process, Uniform
+from diffusionbert.schedules import Mean, Spindle, TokenInformation
+from diffusionbert.shapes import Batch
+
+
+class Language:
+    """All sentences of `length` words over `num_words` words, with their probabilities."""
+
+    def __init__(self, num_words: int, length: int, probabilities: list[float] | Tensor):
+        self.num_words, self.length = num_words, length
+        self.mask_id = num_words
+        self.vocabulary = num_words + 1
+        self.sentences = torch.tensor(list(itertools.product(range(num_words), repeat=length)))
+        self.probabilities = torch.as_tensor(probabilities, dtype=torch.float64)
+        assert len(self.probabilities) == len(self.sentences)
+        assert math.isclose(float(self.probabilities.sum()), 1, abs_tol=1e-12)
+        self.writable = torch.arange(self.vocabulary) < num_words
+        self.states = torch.tensor(list(itertools.product(range(num_words + 1), repeat=length)))
+
+    @classmethod
+    def random(cls, num_words: int, length: int, seed: int = 0) -> Language:
+        generator = torch.Generator().manual_seed(seed)
+        weights = torch.rand(num_words**length, generator=generator, dtype=torch.float64) ** 3
+        return cls(num_words, length, weights / weights.sum())
+
+    @property
+    def entropy(self) -> float:
+        return float(-torch.xlogy(self.probabilities, self.probabilities).sum())
+
+    def information(self) -> TokenInformation:
+        """Word frequencies as a large corpus of this language would show them."""
+        counts = torch.zeros(self.vocabulary, dtype=torch.float64)
+        for place in range(self.length):
+            counts.index_add_(0, self.sentences[:, place], self.probabilities * 1e9)
+        return TokenInformation.from_counts(counts, writable=self.writable)
+
+    def batch(self, tokens: Tensor | None = None) -> Batch:
+        tokens = self.sentences if tokens is None else tokens
+        return Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+
+SKEWED = Language(2, 2, [0.72, 0.13, 0.10, 0.05])
+"""DESIGN's language of entropy 0.882, on which the reweighting is shown."""
+PAPER = Language(2, 2, [0.70, 0.12, 0.10, 0.08])
+"""DESIGN's language of entropy 0.936, on which the paper's quantity sums above 1."""
+
+
+class Table(nn.Module):
+    """The most general network on a language: free logits for each state (and time step, if it has any)."""
+
+    def __init__(self, language: Language, num_steps: int = 0, scale: float = 1.0, seed: int = 0):
+        super().__init__()
+        self.num_steps, self.base = num_steps, language.vocabulary
+        generator = torch.Generator().manual_seed(seed)
+        shape = (num_steps + 1, len(language.states), language.length, language.num_words)
+        self.logits = nn.Parameter(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        powers = self.base ** torch.arange(tokens.shape[1] - 1, -1, -1)
+        log_f = self.logits[(t * self.num_steps).round().long(), (tokens * powers).sum(dim=1)].log_softmax(-1)
+        log_f = nn.functional.pad(log_f, (0, 1), value=-torch.inf)
+        return log_f[asked]
+
+
+class Bayes(nn.Module):
+    """The best network: the posterior of each hidden word, from the language and the forward process.
+
+    Under a reweighted process it answers with the posterior divided by 1 - ᾱ_t(v), since the process
+    multiplies by that again.
+    """
+
+    def __init__(self, language: Language, process: Absorbing):
+        super().__init__()
+        self.language, self.process = language, process
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        language = self.language
+        rows, sentences = len(tokens), len(language.sentences)
+        x0 = language.batch(language.sentences.repeat(rows, 1))
+        alpha = self.process.survival(x0, t.repeat_interleave(sentences)).view(rows, sentences, -1)
+        hidden = (tokens == language.mask_id)[:, None]
+        agrees = tokens[:, None] == language.sentences[None]
+        factor = torch.where(hidden, 1 - alpha, torch.where(agrees, alpha, 0.0))
+        joint = language.probabilities * factor.prod(dim=-1)  # rows × sentences
+        word = nn.functional.one_hot(language.sentences, language.vocabulary).double()
+        posterior = torch.einsum("bs,slv->blv", joint, word)
+        if self.process.reweighted and self.process.schedule.by_token:
+            relative = self.process.information / self.process.corpus_mean
+            weight = 1 - self.process.schedule.survival(t[:, None], relative[None])
+            posterior = torch.where(weight[:, None] > 0, posterior / weight[:, None], 0.0)
+        # States that q never reaches get any answer: nothing depends on it but finiteness.
+        total = posterior.sum(dim=-1, keepdim=True)
+        posterior = torch.where(total > 0, posterior / total, word.mean(dim=(0, 1)))
+        return posterior.log()[asked]
+
+
+def all_states(process: Process, x0: Tensor) -> list[Tensor]:
+    """Everything that noise may make of each row: lists of tokens, one tensor for each pattern."""
+    length = x0.shape[1]
+    if isinstance(process, Absorbing):
+        patterns = itertools.product([False, True], repeat=length)
+        return [x0.masked_fill(torch.tensor(pattern), process.mask_id) for pattern in patterns]
+    assert isinstance(process, Uniform)
+    return [
+        torch.tensor(state).expand_as(x0) for state in itertools.product(range(process.num_writable), repeat=length)
+    ]
+
+
+def log_forward(process: Process, x0: Batch, x_t: Tensor, t: Tensor) -> Tensor:
+    """log q(x_t | x0) of each row."""
+    if isinstance(process, Absorbing):
+        alpha = process.survival(x0, t)
+        return torch.where(x_t == process.mask_id, 1 - alpha, alpha * (x_t == x0.tokens)).log().sum(dim=1)
+    assert isinstance(process, Uniform)
+    alpha = process.schedule.survival(t, torch.ones_like(t))[:, None]
+    moved = alpha * (x_t == x0.tokens) + (1 - alpha) / process.num_writable
+    return torch.where(x0.editable, moved, 1.0).log().sum(dim=1)
+
+
+def exact_nats(objective: Objective, network: nn.Module, x0: Batch, per_panel: int = 40) -> Tensor:
+    """The expectation of `objective.nats` over all noise, for each row: every time, every corrupted state.
+
+    An integral over time takes `per_panel` nodes between kinks; a network whose answer varies with time wants more.
+    """
+    if isinstance(objective, AnyOrder):
+        return _any_order_nats(objective, network, x0)
+    if isinstance(objective, DiscreteTime):
+        low, high = objective.grid[:-1], objective.grid[1:]
+        x_t, clean, row, s, t, weight = _all_noise(objective.process, x0, low, high)
+        nats = objective.step_nats(network, clean, x_t, s, t)
+    else:
+        assert isinstance(objective, ContinuousTime)
+        nodes, lengths = quadrature(objective.process, x0, per_panel)
+        x_t, clean, row, _, t, weight = _all_noise(objective.process, x0, nodes, nodes)
+        weight = weight * lengths[torch.searchsorted(nodes, t)]
+        nats = objective.rate_nats(network, clean, x_t, t)
+    return torch.zeros(len(x0.tokens), dtype=torch.float64).index_add(0, row, weight * nats)
+
+
+def _all_noise(
+    process: Process, x0: Batch, s: Tensor, t: Tensor
+) -> tuple[Batch, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Every reachable (x_t, x0, row, s, t) of a batch, with its probability q(x_t | x0), as one large batch."""
+    patterns = _editable_states(process, x0)
+    rows, times = len(x0.tokens), len(t)
+    row = torch.arange(rows).repeat(len(patterns) * times)
+    tokens = torch.cat(patterns).repeat(times, 1)
+    s, t = (time.repeat_interleave(rows * len(patterns)) for time in (s, t))
+    q = log_forward(process, _rows(x0, row), tokens, t).exp()
+    reached = q > 0
+    row = row[reached]
+    x_t = replace(_rows(x0, row), tokens=tokens[reached])
+    return x_t, x0.tokens[row], row, s[reached], t[reached], q[reached]
+
+
+def quadrature(process: Absorbing, x0: Batch, per_panel: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for an integral over (0, 1), by the tanh-sinh rule between the kinks of survival.
+
+    Where a clamp begins to act, the integrand has a logarithmic pole, which this rule integrates well.
+    """
+    if isinstance(process.schedule, Spindle) and process.schedule.mean is Mean.SENTENCE:
+        # The reverse process has kinks of its own, at every guess of c; but with a floor no poles.
+        nodes = (torch.arange(1500, dtype=torch.float64) + 0.5) / 1500
+        return nodes, torch.full_like(nodes, 1 / 1500)
+    edges = [0.0, *sorted(_kinks(process, x0)), 1.0]
+    at = torch.linspace(-2.8, 2.8, per_panel, dtype=torch.float64)
+    inner = torch.tanh(math.pi / 2 * at.sinh())
+    weight = math.pi / 2 * at.cosh() / (math.pi / 2 * at.sinh()).cosh() ** 2 * (at[1] - at[0])
+    nodes, weights = [], []
+    for low, high in itertools.pairwise(edges):
+        nodes.append(low + (high - low) * (1 + inner) / 2)
+        weights.append((high - low) / 2 * weight)
+    return torch.cat(nodes), torch.cat(weights)
+
+
+def _kinks(process: Absorbing, x0: Batch) -> set[float]:
+    """The times at which a clamp begins or ceases to act on some token, by bisection on the printed curve."""
+    if not isinstance(process.schedule, Spindle):
+        return set()
+    relative = (process.information / process.corpus_mean)[x0.tokens.unique()]
+    kinks = set()
+    for end in (1.0, 0.0):
+        low, high = torch.full_like(relative, 1e-9), torch.full_like(relative, 1 - 1e-9)
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = process.schedule.unclamped(middle, relative) >= end
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        kinks |= {round(float(time), 9) for time in low if 1e-6 < float(time) < 1 - 1e-6}
+    return kinks
+
+
+def _rows(batch: Batch, row: Tensor) -> Batch:
+    return Batch(*(getattr(batch, name)[row] for name in ("tokens", "attend", "editable", "example", "strata")))
+
+
+def _any_order_nats(objective: AnyOrder, network: nn.Module, x0: Batch) -> Tensor:
+    places = _shared_places(x0).nonzero()[:, 0].tolist()
+    total = torch.zeros(len(x0.tokens), dtype=torch.float64)
+    for num_hidden in range(1, len(places) + 1):
+        for chosen in itertools.combinations(places, num_hidden):
+            tokens = x0.tokens.index_fill(1, torch.tensor(chosen), objective.mask_id)
+            nats = objective.next_nats(network, x0.tokens, replace(x0, tokens=tokens))
+            total = total + nats / math.comb(len(places), num_hidden)
+    return total
+
+
+def _shared_places(x0: Batch) -> Tensor:
+    editable = x0.editable[0]
+    assert bool((x0.editable == editable).all())
+    return editable
+
+
+def _editable_states(process: Process, x0: Batch) -> list[Tensor]:
+    """Everything that noise may make of each row, other places left as they are."""
+    editable = _shared_places(x0)
+    states = []
+    for inner in all_states(process, x0.tokens[:, editable]):
+        tokens = x0.tokens.clone()
+        tokens[:, editable] = inner
+        states.append(tokens)
+    return states
+
+
+def exact_log_likelihood(process: Process, network: nn.Module, language: Language, grid: Tensor) -> Tensor:
+    """log p(x0) of every sentence, by walking the reverse chain over all states, all trajectories summed."""
+    states = language.states
+    batch = language.batch(states)
+    index = {tuple(state.tolist()): i for i, state in enumerate(states)}
+    if isinstance(process, Absorbing):
+        mass = (states == process.mask_id).all(dim=1).double()
+    else:
+        mass = (states < language.num_words).all(dim=1).double() / language.num_words**language.length
+    for s, t in reversed(list(itertools.pairwise(grid))):
+        rows = len(states)
+        asked = process.asked(batch)
+        log_f = network(states, batch.attend, t.expand(rows), asked)
+        log_p = process.reverse(batch, log_f, s.expand(rows), t.expand(rows))
+        # Places that are not asked stay what they are.
+        steps = nn.functional.one_hot(states, language.vocabulary).double()
+        steps[asked] = log_p.exp()
+        places = [steps[:, place, states[:, place]] for place in range(language.length)]  # from state × to state
+        mass = mass @ torch.stack(places).prod(dim=0)
+    return mass[[index[tuple(sentence.tolist())] for sentence in language.sentences]].log()

@@ -1,0 +1,74 @@
+"""Drawing and shaping categorical distributions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from diffusionbert.categorical import Shaping, draw, log_prob_of
+from diffusionbert.noise import Noise, Purpose
+
+LOG_P = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05]).log()[None]
+
+
+def test_draws_have_the_right_frequencies():
+    log_p = LOG_P.expand(20000, -1)
+    drawn = draw(log_p, Noise(0).uniform(torch.arange(20000), Purpose.WRITE))
+    counts = torch.bincount(drawn, minlength=5).double()
+    assert counts[2] == 0
+    expected = LOG_P[0].double().exp() * 20000
+    possible = expected > 0
+    scale = counts.sum() / expected.sum()  # float32 probabilities do not quite sum to 1
+    assert stats.chisquare(counts[possible].numpy(), (expected * scale)[possible].numpy()).pvalue > 0.01
+
+
+def test_draws_at_the_edges_hit_possible_tokens():
+    uniform = torch.tensor([2.0**-53, 1 - 2.0**-53], dtype=torch.float64)
+    assert draw(LOG_P.expand(2, -1), uniform).tolist() == [0, 4]
+    trailing = torch.tensor([[0.0, 1.0, 0.0]]).log()
+    assert draw(trailing.expand(2, -1), uniform).tolist() == [1, 1]
+
+
+def test_rare_words_keep_their_share_in_a_large_vocabulary():
+    """A float32 distribution function over 30,000 words would round the last ones away."""
+    log_p = torch.full((1, 30_000), 1 / 30_000).log()
+    thresholds = (torch.arange(30_000, dtype=torch.float64) + 0.5) / 30_000
+    assert torch.equal(draw(log_p.expand(30_000, -1)[::1000], thresholds[::1000]), torch.arange(30_000)[::1000])
+
+
+def test_log_prob_of_looks_up_one_token_a_row():
+    assert float(log_prob_of(LOG_P, torch.tensor([3])).exp()) == pytest.approx(0.2)
+
+
+def test_shaping_is_the_identity_by_default():
+    torch.testing.assert_close(Shaping()(LOG_P), LOG_P)
+
+
+@pytest.mark.parametrize(
+    ("shaping", "expected"),
+    [
+        (Shaping(temperature=0.5), [0.25, 0.0625, 0, 0.04, 0.0025]),
+        (Shaping(top_k=2), [0.5, 0.25, 0, 0, 0]),
+        (Shaping(top_k=1), [1, 0, 0, 0, 0]),
+        (Shaping(top_k=99), [0.5, 0.25, 0, 0.2, 0.05]),
+        (Shaping(top_p=0.49), [1, 0, 0, 0, 0]),
+        (Shaping(top_p=0.51), [0.5, 0.25, 0, 0, 0]),
+        (Shaping(top_p=1.0), [0.5, 0.25, 0, 0.2, 0.05]),
+        (Shaping(forbidden=(0, 3)), [0, 0.25, 0, 0, 0.05]),
+        (Shaping(temperature=0.5, top_k=3, top_p=0.8, forbidden=(1,)), [0.25, 0, 0, 0, 0]),
+    ],
+)
+def test_shaping(shaping, expected):
+    weights = torch.tensor(expected)
+    torch.testing.assert_close(shaping(LOG_P)[0].exp(), weights / weights.sum(), atol=1e-6, rtol=1e-5)
+
+
+def test_top_k_keeps_exactly_k_of_equal_words():
+    assert int((Shaping(top_k=3)(torch.zeros(1, 8)) > -torch.inf).sum()) == 3
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ValueError, match=r"given|leave|use"):
+        Shaping(**settings)

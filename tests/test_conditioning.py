@@ -1,0 +1,248 @@
+"""The time reaches every architecture, every row and every layer, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from backbones import ARCHITECTURES, NUM_TOKENIZER_IDS, UNSHARED, backbone_of, bare_log_probs, sentences, writable
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffusionbert.conditioning import (
+    LayerwiseTime,
+    LearnedTime,
+    PrefixTime,
+    SinusoidalTime,
+    TimeAgnostic,
+    TimeConditioning,
+)
+from diffusionbert.networks import Denoiser
+from diffusionbert.shapes import Batch
+
+NUM_STEPS = 10
+WAYS: dict[str, Callable[[PreTrainedModel], TimeConditioning]] = {
+    "agnostic": lambda backbone: TimeAgnostic(),
+    "prefix": lambda backbone: PrefixTime(backbone, NUM_STEPS),
+    "layerwise-sinusoidal": lambda backbone: LayerwiseTime(backbone, SinusoidalTime(16)),
+    "layerwise-learned": lambda backbone: LayerwiseTime(backbone, LearnedTime(NUM_STEPS, 16)),
+}
+LAYERWISE = ["layerwise-sinusoidal", "layerwise-learned"]
+CHECKPOINTABLE = [name for name in UNSHARED if name != "mpnet"]
+"""Transformers itself cannot checkpoint the layers of MPNet and ALBERT."""
+TIMED = [
+    (architecture, way)
+    for architecture in ARCHITECTURES
+    for way in ["prefix", *LAYERWISE]
+    if way == "prefix" or architecture in UNSHARED
+]
+
+
+def times(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def denoiser_of(architecture: str, way: str) -> Denoiser:
+    backbone = backbone_of(architecture)
+    return Denoiser(backbone, WAYS[way](backbone), writable()).eval()
+
+
+def stirred(denoiser: Denoiser) -> Denoiser:
+    """Gives the time's parameters values as large as the backbone's, in place of zeros."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in denoiser.conditioning.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return denoiser
+
+
+def answer(denoiser: Denoiser, batch: Batch, t: Tensor) -> Tensor:
+    return denoiser(batch.tokens, batch.attend, t, batch.editable)
+
+
+def loss(denoiser: Denoiser, batch: Batch, t: Tensor) -> Tensor:
+    """Sums unlike weights times log-probabilities, so that no gradient is zero by symmetry."""
+    log_p = answer(denoiser, batch, t)[:, writable().nonzero().squeeze(1)]
+    return (log_p * torch.linspace(-1, 1, log_p.numel()).view_as(log_p)).sum()
+
+
+@pytest.mark.parametrize(("architecture", "way"), TIMED)
+def test_the_answer_depends_on_the_rows_own_time(architecture: str, way: str):
+    denoiser = stirred(denoiser_of(architecture, way))
+    one = sentences(denoiser.backbone, (8,))
+    batch = Batch.of(one.tokens.expand(3, -1), one.editable.expand(3, -1))
+    early, same, late = answer(denoiser, batch, times(0.2, 0.2, 0.8))[:, 5:NUM_TOKENIZER_IDS].chunk(3)
+    torch.testing.assert_close(early, same)
+    assert (early - late).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("way", LAYERWISE)
+@pytest.mark.parametrize("architecture", UNSHARED)
+def test_layerwise_time_starts_as_the_bare_model(architecture: str, way: str):
+    denoiser = denoiser_of(architecture, way)
+    batch = sentences(denoiser.backbone)
+    expected = bare_log_probs(denoiser.backbone, batch)[batch.editable]
+    torch.testing.assert_close(
+        answer(denoiser, batch, times(0.1, 0.5, 0.9))[:, :NUM_TOKENIZER_IDS], expected, atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_layerwise_time_is_added_to_what_enters_each_layer(layer: int):
+    """BERT's hidden states come out of a LayerNorm, whose bias is one more way to add to them."""
+    denoiser = denoiser_of("bert", "layerwise-sinusoidal")
+    batch, t, vector = sentences(denoiser.backbone), times(0.1, 0.5, 0.9), torch.linspace(-1, 1, 32)
+    biased = copy.deepcopy(denoiser.backbone)
+    norm = [biased.bert.embeddings.LayerNorm, biased.bert.encoder.layer[0].output.LayerNorm][layer]
+    with torch.no_grad():
+        denoiser.conditioning.projections[layer].bias.copy_(vector)
+        norm.bias.add_(vector)
+    expected = bare_log_probs(biased, batch)[batch.editable]
+    torch.testing.assert_close(answer(denoiser, batch, t)[:, :NUM_TOKENIZER_IDS], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_prefix_equal_to_a_word_is_that_word_after_cls(architecture: str):
+    denoiser = denoiser_of(architecture, "prefix")
+    batch, step, word = sentences(denoiser.backbone), 3, 11
+    with torch.no_grad():
+        denoiser.conditioning.embedding.table.weight[step] = denoiser.backbone.get_input_embeddings().weight[word]
+
+    def with_column(rows: Tensor, value: int) -> Tensor:
+        return torch.cat([rows[:, :1], torch.full_like(rows[:, :1], value), rows[:, 1:]], dim=1)
+
+    longer = Batch.of(with_column(batch.tokens, word), with_column(batch.editable, 0), with_column(batch.attend, 1))
+    expected = bare_log_probs(denoiser.backbone, longer)[longer.editable]
+    actual = answer(denoiser, batch, torch.full((3,), step / NUM_STEPS, dtype=torch.float64))
+    torch.testing.assert_close(actual[:, :NUM_TOKENIZER_IDS], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("way", LAYERWISE)
+@pytest.mark.parametrize("architecture", UNSHARED)
+def test_the_projection_of_every_layer_learns_from_the_start(architecture: str, way: str):
+    denoiser = denoiser_of(architecture, way)
+    loss(denoiser, sentences(denoiser.backbone), times(0.1, 0.5, 0.9)).backward()
+    gradients = [projection.weight.grad for projection in denoiser.conditioning.projections]
+    assert len(gradients) == 2
+    assert all(gradient.abs().max() > 1e-4 for gradient in gradients)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_prefixes_that_were_read_learn_and_no_others(architecture: str):
+    denoiser = denoiser_of(architecture, "prefix")
+    loss(denoiser, sentences(denoiser.backbone), times(0.0, 0.31, 1.0)).backward()
+    learning = denoiser.conditioning.embedding.table.weight.grad.abs().amax(dim=1) > 1e-4
+    assert learning.nonzero().flatten().tolist() == [0, 3, NUM_STEPS]
+
+
+def test_a_prefix_starts_as_small_as_the_words_did():
+    backbone = backbone_of("bert")
+    drawn, words = PrefixTime(backbone, 200).embedding.table.weight, backbone.get_input_embeddings().weight
+    torch.testing.assert_close(drawn.std(), words.std(), atol=0, rtol=0.1)
+
+
+def test_every_step_of_the_grid_has_its_own_row():
+    for num_steps in (1, 7, 64, 2000):
+        learned = LearnedTime(num_steps, 1)
+        with torch.no_grad():
+            learned.table.weight.copy_(torch.arange(num_steps + 1.0)[:, None])
+        t = torch.arange(num_steps + 1, dtype=torch.float64) / num_steps
+        assert learned(t).flatten().tolist() == list(range(num_steps + 1))
+
+
+def test_sinusoidal_time_tells_neighbouring_steps_apart():
+    torch.manual_seed(0)
+    features = SinusoidalTime(32)(torch.arange(1001, dtype=torch.float64) / 1000)
+    assert (features[1:] - features[:-1]).norm(dim=1).min() > 1e-3
+
+
+def test_layerwise_time_refuses_shared_layers():
+    backbone = backbone_of("albert")
+    with pytest.raises(ValueError, match=r"^AlbertForMaskedLM .*; use PrefixTime or TimeAgnostic$"):
+        LayerwiseTime(backbone, SinusoidalTime(16))
+
+
+@pytest.mark.parametrize("width", [0, 7])
+def test_sinusoidal_time_refuses_odd_widths(width: int):
+    with pytest.raises(ValueError, match=f"is {width}, .* give an even one"):
+        SinusoidalTime(width)
+
+
+def test_a_table_of_no_steps_is_refused():
+    with pytest.raises(ValueError, match="at least 1 step: given 0"):
+        LearnedTime(0, 16)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("architecture", "reentrant"), [*((architecture, False) for architecture in CHECKPOINTABLE), ("bert", True)]
+)
+def test_checkpointed_layers_give_equal_gradients(architecture: str, way: str, reentrant: bool):
+    """Two forwards at two times come before the one backward, which runs their layers again."""
+    plain = stirred(denoiser_of(architecture, way)).train()
+    checkpointed = copy.deepcopy(plain)
+    checkpointed.backbone.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    batch, runs = sentences(plain.backbone), []
+    layers = next(module for module in checkpointed.backbone.modules() if isinstance(module, nn.ModuleList))
+    layers[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    for denoiser in (plain, checkpointed):
+        first, second = (loss(denoiser, batch, times(*t)) for t in ((0.1, 0.2, 0.3), (0.7, 0.8, 0.9)))
+        (first + 2 * second).backward()
+    assert len(runs) == 4
+    for (name, expected), actual in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
+        assert (expected.grad is None) == (actual.grad is None), name
+        if expected.grad is not None:
+            torch.testing.assert_close(actual.grad, expected.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("way", ["prefix", *LAYERWISE])
+def test_a_backbone_keeps_nothing_of_the_denoisers_around_it(way: str):
+    backbone = backbone_of("bert")
+    batch, t = sentences(backbone), times(0.1, 0.5, 0.9)
+    bare = bare_log_probs(backbone, batch)
+    first = stirred(Denoiser(backbone, WAYS[way](backbone), writable()))
+    before = answer(first, batch, t)
+    second = stirred(Denoiser(backbone, WAYS[way](backbone), writable()))
+    with pytest.raises(IndexError):
+        answer(second, replace(batch, tokens=batch.tokens + 1000), t)
+    assert torch.equal(answer(second, batch, t), before)
+    assert torch.equal(answer(first, batch, t), before)
+    assert torch.equal(bare_log_probs(backbone, batch), bare)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_lives_on_its_own(way: str):
+    denoiser = stirred(denoiser_of("bert", way))
+    batch, t = sentences(denoiser.backbone), times(0.1, 0.5, 0.9)
+    before, twin = answer(denoiser, batch, t), copy.deepcopy(denoiser)
+    with torch.no_grad():
+        for parameter in denoiser.parameters():
+            parameter.mul_(1.5)
+    assert not torch.equal(answer(denoiser, batch, t), before)
+    assert torch.equal(answer(twin, batch, t), before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_state_holds_every_weight_once(way: str):
+    denoiser = denoiser_of("bert", way)
+    state = denoiser.state_dict()
+    expected = {f"backbone.{name}" for name in denoiser.backbone.state_dict()}
+    expected |= {f"conditioning.{name}" for name in denoiser.conditioning.state_dict()}
+    assert set(state) == expected
+    own = {weight.data_ptr() for weight in denoiser.conditioning.parameters()}
+    assert len(own) == len(denoiser.conditioning.state_dict())
+    assert own.isdisjoint(weight.data_ptr() for weight in denoiser.backbone.parameters())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_half_precision_backbone_answers_in_float32(way: str):
+    denoiser = stirred(denoiser_of("bert", way))
+    batch, t = sentences(denoiser.backbone), times(0.1, 0.5, 0.9)
+    exact = answer(denoiser, batch, t)
+    denoiser.backbone.bfloat16()
+    rounded = answer(denoiser, batch, t)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded.exp(), exact.exp(), atol=0.05, rtol=0)

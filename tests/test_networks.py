@@ -1,0 +1,268 @@
+"""A denoiser is the bare model at asked places, whatever the architecture; models open whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from backbones import (
+    ARCHITECTURES,
+    NUM_SPECIAL,
+    NUM_TOKENIZER_IDS,
+    VOCAB_SIZE,
+    backbone_of,
+    bare_log_probs,
+    sentences,
+    writable,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM, BartConfig, BertConfig, GPT2Config, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from diffusionbert.conditioning import PrefixTime, TimeAgnostic
+from diffusionbert.networks import Denoiser, Network, load_masked_lm
+from diffusionbert.shapes import Batch
+
+
+def agnostic(architecture: str) -> Denoiser:
+    return Denoiser(backbone_of(architecture), TimeAgnostic(), writable()).eval()
+
+
+def answer(denoiser: Denoiser, batch: Batch, asked: Tensor | None = None) -> Tensor:
+    t = torch.full((len(batch.tokens),), 0.5, dtype=torch.float64)
+    return denoiser(batch.tokens, batch.attend, t, batch.editable if asked is None else asked)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_time_agnostic_denoiser_is_the_bare_model(architecture: str):
+    denoiser = agnostic(architecture).double()
+    batch = sentences(denoiser.backbone)
+    # Any places in any row may be asked about, [CLS] and padding too.
+    asked = torch.rand(batch.tokens.shape) < 0.5
+    expected = bare_log_probs(denoiser.backbone, batch)[asked]
+    torch.testing.assert_close(answer(denoiser, batch, asked)[:, :NUM_TOKENIZER_IDS], expected, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_answer_is_a_distribution_over_writable_tokens(architecture: str):
+    denoiser = agnostic(architecture)
+    log_p = answer(denoiser, sentences(denoiser.backbone))
+    assert log_p.shape == (7 + 4 + 2, VOCAB_SIZE)
+    torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(len(log_p)))
+    assert torch.equal(log_p.isneginf().any(dim=0), log_p.isneginf().all(dim=0))
+    assert log_p[0].isfinite().nonzero().flatten().tolist() == list(range(NUM_SPECIAL, NUM_TOKENIZER_IDS))
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_padding_changes_nothing(architecture: str, prefix: bool):
+    backbone = backbone_of(architecture)
+    denoiser = Denoiser(backbone, PrefixTime(backbone, 10) if prefix else TimeAgnostic(), writable()).eval()
+    short, long = sentences(backbone, (6,)), sentences(backbone, (6, 13))
+    long.tokens[0, :6] = short.tokens[0]
+    alone, padded = answer(denoiser, short), answer(denoiser, long)
+    torch.testing.assert_close(padded[: len(alone)], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nothing_asked_gives_nothing_and_no_gradient(architecture: str):
+    denoiser = agnostic(architecture)
+    batch = sentences(denoiser.backbone)
+    log_p = answer(denoiser, batch, torch.zeros_like(batch.editable))
+    assert log_p.shape == (0, VOCAB_SIZE)
+    log_p.sum().backward()
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in denoiser.parameters())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_head_sees_asked_places_only(architecture: str):
+    denoiser = agnostic(architecture)
+    batch, sizes = sentences(denoiser.backbone), []
+    heads = [child for child in denoiser.backbone.children() if child is not denoiser.backbone.base_model]
+    for head in heads:
+        head.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[:-1].numel()))
+    answer(denoiser, batch)
+    assert set(sizes) == {int(batch.num_tokens)}
+
+
+@pytest.mark.parametrize(
+    ("stored", "answered"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_probabilities_are_float32_or_better(architecture: str, stored: torch.dtype, answered: torch.dtype):
+    denoiser = agnostic(architecture)
+    denoiser.backbone.to(stored)
+    log_p = answer(denoiser, sentences(denoiser.backbone))
+    assert log_p.dtype == answered
+    torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(len(log_p), dtype=answered))
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_may_be_as_long_as_the_limit_and_no_longer(architecture: str, prefix: bool):
+    backbone = backbone_of(architecture)
+    denoiser = Denoiser(backbone, PrefixTime(backbone, 10) if prefix else TimeAgnostic(), writable()).eval()
+    reserved = 2 if architecture in ("roberta", "xlm-roberta", "mpnet") else 0
+    assert denoiser.max_length == 24 - reserved - prefix
+    assert answer(denoiser, sentences(backbone, (denoiser.max_length,))).isfinite().any()
+    with pytest.raises(ValueError, match=rf"{denoiser.max_length + 1} places, .* at most {denoiser.max_length}:"):
+        answer(denoiser, sentences(backbone, (denoiser.max_length + 1,)))
+
+
+@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"modernbert", "deberta-v2"}))
+def test_the_limit_is_where_the_bare_model_fails(architecture: str):
+    """All but the two whose positions are relative have one trained vector a position."""
+    denoiser = agnostic(architecture)
+    longer = sentences(denoiser.backbone, (denoiser.max_length + 1,))
+    with pytest.raises((IndexError, RuntimeError)):
+        bare_log_probs(denoiser.backbone, longer)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "mpnet", "deberta-v2"])
+def test_a_config_that_asks_for_tuples_changes_nothing(architecture: str):
+    denoiser = agnostic(architecture)
+    batch = sentences(denoiser.backbone)
+    before = answer(denoiser, batch)
+    denoiser.backbone.config.return_dict = False
+    assert torch.equal(answer(denoiser, batch), before)
+
+
+def test_a_set_of_tokens_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"up to id 50, but the network knows 50 ids: use the tokenizer"):
+        Denoiser(backbone_of("bert"), TimeAgnostic(), torch.ones(51, dtype=torch.bool))
+    with pytest.raises(ValueError, match="mark at least one id"):
+        Denoiser(backbone_of("bert"), TimeAgnostic(), torch.zeros(50, dtype=torch.bool))
+
+
+def test_a_denoiser_is_a_network():
+    assert isinstance(agnostic("bert"), Network)
+
+
+# Opening models
+
+
+def saved(model: nn.Module, folder: Path) -> Path:
+    assert isinstance(model, PreTrainedModel)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_whole_model_opens_silently_and_unchanged(
+    architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    backbone = backbone_of(architecture)
+    saved(backbone, tmp_path)
+    capfd.readouterr()
+    opened = load_masked_lm(tmp_path)
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
+    batch = sentences(backbone)
+    assert torch.equal(bare_log_probs(opened, batch), bare_log_probs(backbone, batch))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_encoder_gets_a_new_head_and_says_so(
+    architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    backbone = backbone_of(architecture)
+    saved(backbone.base_model, tmp_path)
+    capfd.readouterr()
+    opened = load_masked_lm(str(tmp_path))
+    assert capfd.readouterr().err == ""
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "it gets a new one, to be trained: " in record.getMessage()
+    named = record.getMessage().split(": ")[1].split(", ")
+    in_encoder = f"{opened.base_model_prefix}."
+    assert named
+    assert not any(name.startswith(in_encoder) for name in named)
+    for name, weight in opened.state_dict().items():
+        if name.startswith(in_encoder):
+            assert torch.equal(weight, backbone.state_dict()[name]), name
+    assert answer(Denoiser(opened, TimeAgnostic(), writable()), sentences(opened)).isfinite().any()
+
+
+def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path):
+    saved(backbone_of("bert"), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    half = {name: weight for name, weight in weights.items() if "layer.1" not in name}
+    assert len(half) < len(weights)
+    save_file(half, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"no complete BertForMaskedLM: 16 weights .* bert\.encoder\.layer\.1\."):
+        load_masked_lm(tmp_path)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path):
+    saved(backbone_of("bert"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 99}))
+    with pytest.raises(ValueError, match=r"1 weights .* bert\.embeddings\.position_embeddings\.weight first"):
+        load_masked_lm(tmp_path)
+
+
+def test_half_precision_files_open_in_float32_unless_told(tmp_path: Path):
+    saved(backbone_of("bert").half(), tmp_path)
+    assert load_masked_lm(tmp_path).dtype == torch.float32
+    assert load_masked_lm(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_pickles_are_refused(tmp_path: Path):
+    backbone = backbone_of("bert")
+    backbone.config.save_pretrained(tmp_path)
+    torch.save(backbone.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pickles, .* never loaded: convert them to model\.safetensors"):
+        load_masked_lm(tmp_path)
+
+
+def test_whatever_cannot_be_opened_is_said_in_one_line(tmp_path: Path):
+    empty, no_weights, broken, torn = (tmp_path / name for name in ("empty", "no_weights", "broken", "torn"))
+    for folder in (empty, broken):
+        folder.mkdir()
+    BertConfig().save_pretrained(no_weights)
+    (broken / "config.json").write_text("{")
+    saved(backbone_of("bert"), torn)
+    (torn / "model.safetensors").write_bytes(b"torn")
+    expected = "no masked language model at .* expected a folder with config.json and model.safetensors, or a name"
+    for given in (empty, no_weights, broken, torn, str(tmp_path / "missing"), "no-such-model", "nobody/no-such-model"):
+        with pytest.raises(ValueError, match=expected) as caught:
+            load_masked_lm(given)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^no folder .*missing.*: give a model's folder, or its Hub name"):
+        load_masked_lm(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(("config", "kind"), [(GPT2Config(), "gpt2"), (BartConfig(), "bart")])
+def test_other_kinds_of_models_are_refused(config: GPT2Config | BartConfig, kind: str, tmp_path: Path):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"of the kind '{kind}', which is no masked language model: use a BERT-like"):
+        load_masked_lm(tmp_path)
+
+
+def test_opening_leaves_the_librarys_logging_as_it_was(tmp_path: Path):
+    saved(backbone_of("bert"), tmp_path)
+    transformers_logging.set_verbosity(logging.WARNING)
+    transformers_logging.enable_progress_bar()
+    load_masked_lm(tmp_path)
+    with pytest.raises(ValueError, match="missing"):
+        load_masked_lm(tmp_path / "missing")
+    assert transformers_logging.get_verbosity() == logging.WARNING
+    assert transformers_logging.is_progress_bar_enabled()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_backbone_of_a_denoiser_is_an_ordinary_checkpoint(architecture: str, tmp_path: Path):
+    denoiser = agnostic(architecture)
+    batch = sentences(denoiser.backbone)
+    before = answer(denoiser, batch)
+    saved(denoiser.backbone, tmp_path)
+    opened = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(answer(Denoiser(opened, TimeAgnostic(), writable()), batch), before)
