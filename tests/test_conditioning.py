@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 
+import jaxtyping
 import pytest
 import torch
 from backbones import ARCHITECTURES, NUM_TOKENIZER_IDS, UNSHARED, backbone_of, bare_log_probs, sentences, writable
@@ -211,6 +212,32 @@ def test_a_backbone_keeps_nothing_of_the_denoisers_around_it(way: str):
     assert torch.equal(answer(second, batch, t), before)
     assert torch.equal(answer(first, batch, t), before)
     assert torch.equal(bare_log_probs(backbone, batch), bare)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_forwards_at_once_are_refused(way: str):
+    denoiser = stirred(denoiser_of("bert", way))
+    batch, t = sentences(denoiser.backbone), times(0.1, 0.5, 0.9)
+    before = answer(denoiser, batch, t)
+    handle = denoiser.backbone.bert.embeddings.register_forward_hook(lambda *_: answer(denoiser, batch, t))
+    with pytest.raises(RuntimeError, match="let them take turns"):
+        answer(denoiser, batch, t)
+    handle.remove()
+    assert torch.equal(answer(denoiser, batch, t), before)
+
+
+@torch.no_grad()
+def test_compiled_networks_of_one_architecture_do_not_mix(monkeypatch: pytest.MonkeyPatch):
+    """Compiled code is shared by all BERTs: what was compiled for one way must not run for another."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the compiler cannot trace its checks
+    backbone = torch.compile(backbone_of("bert"), backend="eager")
+    batch, t = sentences(backbone), times(0.1, 0.5, 0.9)
+    backbone(input_ids=batch.tokens, attention_mask=batch.attend.long(), return_dict=True)
+    for way in ("agnostic", "layerwise-sinusoidal"):
+        denoiser = stirred(denoiser_of("bert", way))
+        compiled = torch.compile(denoiser, backend="eager")
+        torch.testing.assert_close(answer(compiled, batch, t), answer(denoiser, batch, t))
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("way", WAYS)

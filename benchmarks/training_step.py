@@ -1,0 +1,99 @@
+"""Measures training steps of the core: tokens a second and memory, by schedule and time conditioning.
+
+    python benchmarks/training_step.py                                          # a tiny BERT on this machine
+    python benchmarks/training_step.py --device cuda --size base --batch 256    # BERT-base in bfloat16
+
+Tokens are places of the batch, all of them real. Random weights; the vocabulary is BERT's 30,522.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic, TimeConditioning
+from diffusionbert.method import Method
+from diffusionbert.methods.discrete import DiscreteTime
+from diffusionbert.networks import Denoiser
+from diffusionbert.noise import Noise
+from diffusionbert.processes import Absorbing
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.schedules import Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
+from diffusionbert.shapes import Batch
+
+VOCABULARY, MASK = 30_522, 103
+SIZES = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+}
+
+
+def conditioning(name: str, backbone: BertForMaskedLM) -> TimeConditioning:
+    if name == "prefix":
+        return PrefixTime(backbone, num_steps=2048)
+    if name == "layer-wise":
+        return LayerwiseTime(backbone, SinusoidalTime(backbone.config.hidden_size))
+    return TimeAgnostic()
+
+
+def build(size: str, schedule: NoiseSchedule, time_conditioning: str) -> Method:
+    counts = (1e9 / torch.arange(1, VOCABULARY + 1)).long()  # Zipf's law
+    writable = torch.arange(VOCABULARY) > 998
+    process = Absorbing(schedule, MASK, TokenInformation.from_counts(counts, writable=writable))
+    backbone = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES[size]))
+    grid = uniform_grid(2048)
+    network = Denoiser(backbone, conditioning(time_conditioning, backbone), writable)
+    return Method(network, DiscreteTime(process, grid), Ancestral(process, grid))
+
+
+def measure(method: Method, batch: Batch, device: torch.device, steps: int) -> tuple[float, float]:
+    """Tokens a second and GiB of memory at the peak."""
+    optimiser = torch.optim.AdamW(method.parameters(), lr=1e-5, fused=device.type == "cuda")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for step in range(steps + 3):
+        if step == 3:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            started = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = method(batch, Noise(0, step), batch.num_tokens)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    if not bool(torch.isfinite(loss)):
+        raise RuntimeError(f"the loss became {float(loss)}")
+    elapsed = time.perf_counter() - started  # isfinite has waited for the device
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
+    return steps * batch.tokens.numel() / elapsed, memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=5)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    tokens = torch.randint(999, VOCABULARY, (options.batch, options.length))
+    batch = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool)).stratified().to(device)
+    print(f"{options.size} BERT, batch {options.batch} × {options.length}, {device}, torch {torch.__version__}")
+    print(f"{'schedule':24} {'time':12} {'tokens/s':>10} {'GiB':>6}")
+    for name, schedule in (
+        ("linear", Linear()),
+        ("spindle, corpus mean", Spindle(0.3)),
+        ("spindle, sentence mean", Spindle(0.3, Mean.SENTENCE, floor=0.05)),
+    ):
+        for time_conditioning in ("agnostic", "prefix", "layer-wise"):
+            method = build(options.size, schedule, time_conditioning).to(device).train()
+            speed, memory = measure(method, batch, device, options.steps)
+            print(f"{name:24} {time_conditioning:12} {speed:10,.0f} {memory:6.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
