@@ -1,6 +1,6 @@
 """Prints the tables of docs/mathematics.md: bounds and the paper's quantity on languages that can be enumerated.
 
-    python benchmarks/enumerated.py          # about a minute
+python benchmarks/enumerated.py          # about a minute
 """
 
 from __future__ import annotations

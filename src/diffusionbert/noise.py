@@ -48,6 +48,7 @@ class Purpose(IntEnum):
     ORDER = 3
     WRITE = 4
     GAUSS = 5
+    KEEP = 6
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,20 @@ from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
+from diffusionbert.proposals import Even, TimeProposal
 from diffusionbert.shapes import Batch, RowTimes, RowValues, Tokens, per_row
 
 
 class ContinuousTime(Objective[Network]):
     """The bound in continuous time, for absorbing noise."""
 
-    def __init__(self, process: Absorbing):
+    def __init__(self, process: Absorbing, proposal: TimeProposal | None = None):
+        """From `proposal`, `loss` draws its times."""
         super().__init__()
         process.require_finite_divergence()
         process.require_finite_rate()
         self.process = process
+        self.proposal = proposal or Even()
 
     @property
     def likelihood(self) -> Likelihood:
@@ -32,15 +35,18 @@ class ContinuousTime(Objective[Network]):
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """The bound's integrand at one drawn time."""
-        return self.nats(network, x0, noise)
+        return self._estimate(network, x0, noise, self.proposal)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
-        """The bound's integrand at one drawn time."""
-        t = noise.stratified(x0.example, x0.strata)
-        return self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)
+        """The bound's integrand at one evenly drawn time."""
+        return self._estimate(network, x0, noise, Even())
 
     def rate_nats(self, network: Network, x0: Tokens, x_t: Batch, t: RowTimes) -> RowValues:
         """The integrand at time t for a given x_t, summed over each row's tokens."""
         asked = self.process.asked(x_t)
         log_f = network(x_t.tokens, x_t.attend, t, asked)
         return per_row(self.process.rate(x0, x_t, log_f, t), asked)
+
+    def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal) -> RowValues:
+        t, weight = proposal.times(noise.stratified(x0.example, x0.strata))
+        return weight * self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)

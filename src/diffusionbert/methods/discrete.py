@@ -19,6 +19,7 @@ from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing, Process
+from diffusionbert.proposals import Even, TimeProposal
 from diffusionbert.shapes import Batch, Grid, RowTimes, RowValues, Tokens, per_row
 
 
@@ -37,8 +38,17 @@ class DiscreteTime(Objective[Network]):
 
     grid: Grid
 
-    def __init__(self, process: Process, grid: Grid, quantity: Quantity = Quantity.STRICT, hybrid: float = 0.0):
-        """`grid` rises from 0 to 1; `hybrid` weighs D3PM's auxiliary cross-entropy, in `loss` alone."""
+    def __init__(
+        self,
+        process: Process,
+        grid: Grid,
+        quantity: Quantity = Quantity.STRICT,
+        hybrid: float = 0.0,
+        proposal: TimeProposal | None = None,
+    ):
+        """`grid` rises from 0 to 1. `hybrid` weighs D3PM's auxiliary cross-entropy, in `loss` alone, and from
+        `proposal` `loss` draws its steps.
+        """
         super().__init__()
         if len(grid) < 2 or float(grid[0]) != 0 or float(grid[-1]) != 1 or not bool((grid.diff() > 0).all()):
             raise ValueError(f"a grid must rise from 0 to 1, given {grid.tolist()}; see uniform_grid(num_steps)")
@@ -49,6 +59,7 @@ class DiscreteTime(Objective[Network]):
         self.process = process
         self.quantity = quantity
         self.hybrid = hybrid
+        self.proposal = proposal or Even()
         self.register_buffer("grid", grid.double(), persistent=False)
 
     @property
@@ -59,11 +70,11 @@ class DiscreteTime(Objective[Network]):
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """The bound and the hybrid term at one drawn step."""
-        return self._estimate(network, x0, noise, self.hybrid)
+        return self._estimate(network, x0, noise, self.proposal, self.hybrid)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """The bound at one drawn step."""
-        return self._estimate(network, x0, noise, hybrid=0.0)
+        return self._estimate(network, x0, noise, Even(), hybrid=0.0)
 
     def step_nats(
         self, network: Network, x0: Tokens, x_t: Batch, s: RowTimes, t: RowTimes, hybrid: float = 0.0
@@ -80,9 +91,10 @@ class DiscreteTime(Objective[Network]):
             nats = nats - hybrid * self.process.log_clean(x0, x_t, log_f, t)
         return per_row(nats, asked)
 
-    def _estimate(self, network: Network, x0: Batch, noise: Noise, hybrid: float) -> RowValues:
+    def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal, hybrid: float) -> RowValues:
         num_steps = len(self.grid) - 1
-        index = (noise.stratified(x0.example, x0.strata) * num_steps).long()
+        position, weight = proposal.times(noise.stratified(x0.example, x0.strata))
+        index = (position * num_steps).long()
         s, t = self.grid[index], self.grid[index + 1]
         x_t = self.process.corrupt(x0, t, noise)
-        return num_steps * self.step_nats(network, x0.tokens, x_t, s, t, hybrid)
+        return weight * num_steps * self.step_nats(network, x0.tokens, x_t, s, t, hybrid)
