@@ -54,7 +54,7 @@ def best_agnostic() -> Table:
             figures = [f"{best(SKEWED, DiscreteTime(process, uniform_grid(n)))[1]:.4f}" for n in steps]
             limit = f"{best(SKEWED, ContinuousTime(process))[1]:.4f}" if reweighted else "infinite"
             table.add_row(name, f"strict{'' if reweighted else ', not reweighted'}", *figures, limit)
-    process = Absorbing(Spindle(0.3), SKEWED.mask_id, SKEWED.information())
+    process = Absorbing(Spindle(0.3), SKEWED.mask_id, SKEWED.information(), reweighted=False)
     paper = [f"{best(SKEWED, DiscreteTime(process, uniform_grid(n), Quantity.PAPER))[1]:.4f}" for n in steps]
     table.add_row("spindle, corpus mean", "paper (no bound)", *paper, "")
     return table

@@ -81,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     tokens = torch.randint(999, VOCABULARY, (options.batch, options.length))
-    batch = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool)).stratified().to(device)
+    batch = Noise(0).stratify(Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))).to(device)
     print(f"{options.size} BERT, batch {options.batch} × {options.length}, {device}, torch {torch.__version__}")
     print(f"{'schedule':24} {'time':12} {'tokens/s':>10} {'GiB':>6}")
     for name, schedule in (

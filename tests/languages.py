@@ -165,10 +165,10 @@ def _all_noise(
     row = torch.arange(rows).repeat(len(patterns) * times)
     tokens = torch.cat(patterns).repeat(times, 1)
     s, t = (time.repeat_interleave(rows * len(patterns)) for time in (s, t))
-    q = log_forward(process, _rows(x0, row), tokens, t).exp()
+    q = log_forward(process, x0.rows(row), tokens, t).exp()
     reached = q > 0
     row = row[reached]
-    x_t = replace(_rows(x0, row), tokens=tokens[reached])
+    x_t = replace(x0.rows(row), tokens=tokens[reached])
     return x_t, x0.tokens[row], row, s[reached], t[reached], q[reached]
 
 
@@ -206,10 +206,6 @@ def _kinks(process: Absorbing, x0: Batch) -> set[float]:
             low, high = torch.where(above, middle, low), torch.where(above, high, middle)
         kinks |= {round(float(time), 9) for time in low if 1e-6 < float(time) < 1 - 1e-6}
     return kinks
-
-
-def _rows(batch: Batch, row: Tensor) -> Batch:
-    return Batch(*(getattr(batch, name)[row] for name in ("tokens", "attend", "editable", "example", "strata")))
 
 
 def _any_order_nats(objective: AnyOrder, network: nn.Module, x0: Batch) -> Tensor:

@@ -39,9 +39,9 @@ def total_probability(nats: Tensor) -> float:
     return float((-nats.detach()).exp().sum())
 
 
-def best(language: Language, objective: Objective) -> tuple[Table, float]:
-    """The best time-agnostic network there is, and its expected nats."""
-    table = Table(language, scale=0.1)
+def best(language: Language, objective: Objective, num_steps: int = 0) -> tuple[Table, float]:
+    """The best network there is, time-agnostic unless `num_steps` is given, and its expected nats."""
+    table = Table(language, num_steps, scale=0.1)
     optimiser = torch.optim.LBFGS(table.parameters(), max_iter=60, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -145,7 +145,7 @@ def test_no_network_reaches_a_total_above_one(schedule, reweighted, num_steps):
     """The networks above are random and leave slack; this one is trained to break the rule."""
     process = Absorbing(schedule, PAPER.mask_id, PAPER.information(), reweighted)
     assert greatest_total(PAPER, DiscreteTime(process, uniform_grid(8)), num_steps) <= 1 + 1e-9
-    if schedule.by_token:  # …and it can: the same search breaks the paper's quantity
+    if schedule.by_token and not reweighted:  # …and it can: the same search breaks the paper's quantity
         assert greatest_total(PAPER, DiscreteTime(process, uniform_grid(8), Quantity.PAPER), num_steps) > 1.1
 
 
@@ -282,7 +282,7 @@ def test_drawn_nats_average_to_the_exact_ones(name):
         exact = exact_nats(objective, network, x0)[4]
         many = Batch.of(x0.tokens[4].expand(draws, -1), x0.editable[4].expand(draws, -1))
         plain = objective.nats(network, many, Noise(1))
-        stratified = objective.nats(network, many.stratified(), Noise(2))
+        stratified = objective.nats(network, Noise(2).stratify(many), Noise(2))
         assert torch.equal(objective.loss(network, many, Noise(1)), plain)  # no hybrid term here
     for estimate in (plain, stratified):
         error = float(estimate.std()) / draws**0.5
@@ -295,10 +295,10 @@ def test_stratified_times_lower_the_variance():
     objective, network = AnyOrder(language.mask_id), Bayes(language, Absorbing(Linear(), language.mask_id))
     batch = language.batch(language.sentences[13].expand(30, -1))
     means = [
-        torch.stack([objective.nats(network, rows, Noise(0, step)).mean() for step in range(50)])
-        for rows in (batch, batch.stratified())
+        torch.stack([objective.nats(network, rows(Noise(0, step)), Noise(0, step)).mean() for step in range(50)])
+        for rows in (lambda _: batch, lambda noise: noise.stratify(batch))
     ]
-    assert float(means[1].mean()) == pytest.approx(language.entropy)
+    assert float(means[1].mean()) == pytest.approx(language.entropy, abs=0.05)
     assert float(means[1].var()) < 0.1 * float(means[0].var())
 
 
@@ -310,7 +310,7 @@ def test_the_hybrid_term_is_a_weighted_cross_entropy_of_the_loss_alone(process):
     plain, hybrid = (DiscreteTime(process, uniform_grid(8), hybrid=weight) for weight in (0.0, 0.01))
     with torch.no_grad():
         added = hybrid.loss(network, x0, Noise(3)) - plain.loss(network, x0, Noise(3))
-        index = (Noise(3).stratified(x0.example, x0.strata) * 8).long()
+        index = (Noise(3).position(x0) * 8).long()
         x_t = process.corrupt(x0, uniform_grid(8)[index + 1], Noise(3))
         asked = process.asked(x_t)
         log_f = network(x_t.tokens, x_t.attend, uniform_grid(8)[index + 1], asked)
@@ -344,7 +344,10 @@ def test_impossible_objectives_are_refused():
     for make in (lambda: DiscreteTime(printed, UNEVEN), lambda: ContinuousTime(printed)):
         with pytest.raises(ValueError, match="floor"):
             make()
-    DiscreteTime(printed, UNEVEN, Quantity.PAPER)  # as published: no bound, but defined
+    with pytest.raises(ValueError, match="twice"):
+        DiscreteTime(printed, UNEVEN, Quantity.PAPER)
+    published = Absorbing(Spindle(0.3, Mean.SENTENCE), SKEWED.mask_id, information, reweighted=False)
+    DiscreteTime(published, UNEVEN, Quantity.PAPER)  # no bound, but defined
     with pytest.raises(ValueError, match="reweight"):
         ContinuousTime(Absorbing(Spindle(0.3), SKEWED.mask_id, information, reweighted=False))
     with pytest.raises(ValueError, match="absorbing"):
@@ -375,7 +378,30 @@ def test_logits_are_computed_at_hidden_places_only():
     x0 = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
     process = Absorbing(Linear(), mask_id=4)
     DiscreteTime(process, uniform_grid(10)).loss(network, x0, Noise(0))
-    index = (Noise(0).stratified(x0.example, x0.strata) * 10).long()
+    index = (Noise(0).position(x0) * 10).long()
     hidden = process.asked(process.corrupt(x0, uniform_grid(10)[index + 1], Noise(0)))
     assert seen == [int(hidden.sum())]
     assert 0 < int(hidden.sum()) < tokens.numel()
+
+
+def test_times_and_noise_are_drawn_from_different_numbers():
+    """With one editable place and no frozen ones, a shared number would hide the place at every time or none."""
+    language = Language(2, 1, [0.7, 0.3])
+    process = Absorbing(Linear(), language.mask_id)
+    network = Bayes(language, process)
+    objective = DiscreteTime(process, uniform_grid(8))
+    many = language.batch(torch.zeros(4000, 1, dtype=torch.long))
+    exact = float(exact_nats(objective, network, language.batch())[0])
+    drawn = objective.nats(network, many, Noise(0))
+    assert float(drawn.mean()) == pytest.approx(exact, abs=4 * float(drawn.std()) / 4000**0.5)
+    assert exact == pytest.approx(-torch.tensor(0.7).double().log().item())
+
+
+@pytest.mark.parametrize(("quantity", "is_right"), [(Quantity.STRICT, True), (Quantity.PAPER, False)])
+def test_only_the_strict_bound_trains_a_network_that_writes_the_language(quantity, is_right):
+    """Weighed by r(x0), the cross-entropy is lowest at f ∝ r·posterior: the paper's quantity trains another f."""
+    process = Absorbing(Spindle(0.3, floor=0.05), PAPER.mask_id, PAPER.information(), reweighted=False)
+    table, _ = best(PAPER, DiscreteTime(process, uniform_grid(32), quantity), num_steps=32)
+    written = exact_log_likelihood(process, table, PAPER, uniform_grid(32)).exp().detach()
+    distance = float((written - PAPER.probabilities).abs().sum()) / 2
+    assert distance < 0.02 if is_right else distance > 0.15

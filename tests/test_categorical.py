@@ -37,6 +37,21 @@ def test_rare_words_keep_their_share_in_a_large_vocabulary():
     assert torch.equal(draw(log_p.expand(30_000, -1)[::1000], thresholds[::1000]), torch.arange(30_000)[::1000])
 
 
+def test_draws_tell_words_apart_that_float32_sums_cannot():
+    """Ten words of probability 1e-9 at the end of the list: a float32 distribution function is flat there."""
+    log_p = torch.cat(
+        [torch.tensor([1 - 1e-8], dtype=torch.float64), torch.full((10,), 1e-9, dtype=torch.float64)]
+    ).log()
+    thresholds = 1 - 1e-8 + (torch.arange(10, dtype=torch.float64) + 0.5) * 1e-9
+    assert torch.equal(draw(log_p.expand(10, -1), thresholds), torch.arange(1, 11))
+
+
+@pytest.mark.parametrize("log_p", [[-torch.inf, -torch.inf], [torch.nan, 0.0]], ids=str)
+def test_a_place_without_possible_words_is_an_error(log_p):
+    with pytest.raises(ValueError, match="no possible word"):
+        draw(torch.tensor([log_p]), torch.tensor([0.5], dtype=torch.float64))
+
+
 def test_log_prob_of_looks_up_one_token_a_row():
     assert float(log_prob_of(LOG_P, torch.tensor([3])).exp()) == pytest.approx(0.2)
 
@@ -68,7 +83,9 @@ def test_top_k_keeps_exactly_k_of_equal_words():
     assert int((Shaping(top_k=3)(torch.zeros(1, 8)) > -torch.inf).sum()) == 3
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.0}, {"temperature": float("inf")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match=r"given|leave|use"):
         Shaping(**settings)

@@ -55,7 +55,9 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "diffusionbert": lambda: DiscreteTime(absorbing(Linear()), GRID),
     "diffusionbert, spindle": lambda: DiscreteTime(absorbing(Spindle(0.3)), GRID),
     "diffusionbert, sentence spindle": lambda: DiscreteTime(absorbing(Spindle(0.3, Mean.SENTENCE, 0.05)), GRID),
-    "diffusionbert, as printed": lambda: DiscreteTime(absorbing(Spindle(0.3, Mean.SENTENCE)), GRID, Quantity.PAPER),
+    "diffusionbert, as printed": lambda: DiscreteTime(
+        Absorbing(Spindle(0.3, Mean.SENTENCE), MASK, information(), reweighted=False), GRID, Quantity.PAPER, hybrid=0.01
+    ),
     "d3pm": lambda: DiscreteTime(absorbing(Linear()), GRID, hybrid=0.01),
     "d3pm, uniform": lambda: DiscreteTime(uniform(), GRID, hybrid=0.01),
     "continuous time": lambda: ContinuousTime(absorbing(Linear())),
@@ -77,11 +79,7 @@ def batch(rows: int = 12, length: int = 10) -> Batch:
     tokens[:, 0] = 2
     editable = torch.ones(rows, length, dtype=torch.bool)
     editable[:, 0] = False
-    return Batch.of(tokens, editable).stratified()
-
-
-def rows_of_batch(whole: Batch, rows: torch.Tensor) -> Batch:
-    return Batch(*(getattr(whole, name)[rows] for name in whole.__dataclass_fields__))
+    return Noise(8).stratify(Batch.of(tokens, editable))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -91,7 +89,7 @@ def test_noise_belongs_to_the_example_and_not_to_its_place_in_the_batch(name):
     losses = tested.objective.loss(tested.network, whole, Noise(5, step=9))
     order = torch.randperm(12)
     for part in (order[:5], order[5:]):
-        of_part = tested.objective.loss(tested.network, rows_of_batch(whole, part), Noise(5, step=9))
+        of_part = tested.objective.loss(tested.network, whole.rows(part), Noise(5, step=9))
         torch.testing.assert_close(of_part, losses[part], atol=1e-4, rtol=1e-5)
     assert not torch.allclose(tested.objective.loss(tested.network, whole, Noise(5, step=10)), losses)
 
@@ -104,7 +102,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(name):
     expected = [parameter.grad.clone() for parameter in tested.parameters() if parameter.grad is not None]
     tested.zero_grad()
     for rows in (torch.arange(0, 2), torch.arange(2, 12)):
-        tested(rows_of_batch(whole, rows), Noise(1), whole.num_tokens).backward()
+        tested(whole.rows(rows), Noise(1), whole.num_tokens).backward()
     summed = [parameter.grad for parameter in tested.parameters() if parameter.grad is not None]
     assert len(expected) > 20
     for part, together in zip(summed, expected, strict=True):
@@ -148,6 +146,39 @@ def test_saved_and_loaded_weights_give_the_same_nats(name):
         torch.nn.init.normal_(parameter, std=0.1)
     fresh.load_state_dict(tested.state_dict())
     assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
+
+
+def test_training_uses_the_loss_and_not_the_nats():
+    """They differ by the hybrid term."""
+    tested, whole = method("d3pm"), batch()
+    loss, nats = (getattr(tested.objective, verb)(tested.network, whole, Noise(1)).sum() for verb in ("loss", "nats"))
+    assert float(loss.detach()) > 1.001 * float(nats.detach())
+    torch.testing.assert_close(tested(whole, Noise(1), whole.num_tokens), loss / whole.num_tokens)
+
+
+def test_any_order_tells_the_network_the_share_that_is_hidden():
+    told = {}
+
+    def network(tokens, attend, t, asked):
+        told["time"], told["share"] = t, asked.sum(dim=1) / (tokens.shape[1] - 1)
+        return torch.zeros(int(asked.sum()), VOCAB_SIZE).log_softmax(dim=-1)
+
+    AnyOrder(MASK).nats(network, batch(), Noise(0))
+    torch.testing.assert_close(told["time"], told["share"].double(), atol=1e-6, rtol=0)
+    assert len(told["time"].unique()) > 3
+
+
+def test_casting_the_method_leaves_its_grid_exact():
+    tested, whole = method("diffusionbert, spindle"), batch()
+    with torch.no_grad():
+        full, half = tested.nats(whole, Noise(2)), tested.bfloat16().nats(whole, Noise(2))
+    assert torch.equal(tested.objective.grid, GRID)
+    torch.testing.assert_close(half, full, rtol=0.1, atol=0.1)
+
+
+def test_the_whole_method_moves_between_devices():
+    moved = Method(network(), AnyOrder(MASK), Ancestral(absorbing(Spindle(0.3)), GRID)).to("meta")
+    assert {tensor.device.type for tensor in (*moved.parameters(), *moved.buffers())} == {"meta"}
 
 
 def test_kinds_of_likelihood():

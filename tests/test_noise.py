@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy import stats
 
 from diffusionbert.noise import Noise, Purpose, philox
+from diffusionbert.shapes import Batch
 
 
 @pytest.mark.parametrize(
@@ -61,5 +64,19 @@ def test_a_number_depends_on_seed_step_purpose_and_example_alone():
 def test_a_stratified_number_stays_in_its_slice():
     edges = torch.linspace(0, 1, 101, dtype=torch.float64)
     strata = torch.stack([edges[:-1], edges[1:]], dim=1)
-    numbers = Noise(0).stratified(torch.arange(100), strata)
+    tokens = torch.zeros(100, 1, dtype=torch.long)
+    numbers = Noise(0).position(replace(Batch.of(tokens, tokens == 0), strata=strata))
     assert bool(((numbers > strata[:, 0]) & (numbers < strata[:, 1])).all())
+
+
+def test_stratified_slices_tile_the_interval_and_turn_with_the_step():
+    tokens = torch.zeros(10, 1, dtype=torch.long)
+    batch = Batch.of(tokens, tokens == 0)
+    drawn = torch.stack([(noise := Noise(3, step)).position(noise.stratify(batch)) for step in range(400)])
+    turned = [Noise(3, step).stratify(batch).strata[:, 0] % 1 for step in range(5)]
+    for slices in turned:
+        torch.testing.assert_close(slices.sort().values.diff(), torch.full((9,), 0.1, dtype=torch.float64))
+    assert len({round(float(slices[0]), 6) for slices in turned}) == 5
+    # Over the steps, each row draws from everywhere.
+    for row in drawn.T:
+        assert stats.kstest(row.numpy(), "uniform").pvalue > 0.001

@@ -11,9 +11,10 @@ import pytest
 import torch
 from languages import Language, Table
 
+from diffusionbert.categorical import Shaping
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing, Gaussian, Process, Uniform
-from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, uniform_grid
+from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch, rows_of
 
 LANGUAGE = Language.random(num_words=3, length=2, seed=5)
@@ -136,7 +137,37 @@ def test_the_reverse_step_is_the_mixture_of_posteriors(process):
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
-def test_the_posterior_satisfies_the_tower_rule(process):
+def test_the_posterior_that_reverse_gives_satisfies_the_tower_rule(process):
+    """With f sure of x0, `reverse` is the posterior: going t → s → r must be going t → r."""
+    r, s, t = 0.2, 0.45, 0.8
+    words = range(LANGUAGE.num_words)
+    # One-place rows: every true word with every noisy token, so that a step is a V×V matrix for each word.
+    tokens = range(LANGUAGE.vocabulary) if isinstance(process, Absorbing) else words
+
+    def matrix(word: int, low: float, high: float) -> torch.Tensor:
+        steps = torch.eye(LANGUAGE.vocabulary, dtype=torch.float64)
+        x = LANGUAGE.batch(torch.tensor(list(tokens))[:, None])
+        asked = process.asked(x)
+        sure = torch.full((int(asked.sum()), LANGUAGE.vocabulary), -torch.inf, dtype=torch.float64)
+        sure[:, word] = 0.0
+        times = [torch.full((len(x.tokens),), time, dtype=torch.float64) for time in (low, high)]
+        steps[x.tokens[asked]] = process.reverse(x, sure, *times).exp()
+        return steps
+
+    for word in words:
+        hidden = (
+            float(process.survival(LANGUAGE.batch(torch.tensor([[word]])), torch.tensor([s]).double()))
+            if isinstance(process, Absorbing)
+            else 0.0
+        )
+        if hidden < 1:  # a word that cannot be hidden at s has no step from there
+            torch.testing.assert_close(
+                matrix(word, s, t) @ matrix(word, r, s), matrix(word, r, t), atol=1e-12, rtol=1e-9
+            )
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
+def test_the_dense_posterior_satisfies_the_tower_rule(process):
     """Σ_{x_s} q(x_r | x_s, x0) q(x_s | x_t, x0) = q(x_r | x_t, x0) for r < s < t."""
     for x0, x_t, s, t in reachable(process):
         if s not in (float(GRID[2]), float(GRID[7])):
@@ -268,6 +299,54 @@ def test_shaping_acts_on_words_and_not_on_staying_hidden():
         torch.testing.assert_close(log_p[:, LANGUAGE.mask_id].exp(), torch.full((18,), 7 / 8, dtype=torch.float64))
 
 
+def test_shaping_reaches_uniform_noise():
+    process = Uniform(Linear(), LANGUAGE.writable)
+    x_t = LANGUAGE.batch()
+    s, t = torch.zeros(9, dtype=torch.float64), torch.full((9,), 0.5, dtype=torch.float64)
+    log_f = Table(LANGUAGE, seed=1)(x_t.tokens, x_t.attend, t, process.asked(x_t))
+    greedy = process.reverse(x_t, log_f, s, t, Shaping(top_k=1))
+    assert bool(((greedy.exp() > 0).sum(dim=-1) == 1).all())
+    torch.testing.assert_close(greedy.argmax(dim=-1), log_f.argmax(dim=-1))
+
+
+def test_no_gradient_flows_through_the_guessed_center():
+    process = absorbing(Spindle(0.4, Mean.SENTENCE, floor=0.05))
+    x_t = LANGUAGE.batch(torch.full((1, 2), LANGUAGE.mask_id))
+    logits = torch.zeros(2, LANGUAGE.num_words, dtype=torch.float64, requires_grad=True)
+    log_f = torch.nn.functional.pad(logits.log_softmax(dim=-1), (0, 1), value=-torch.inf)
+    assert not process._guessed_center(x_t, log_f).requires_grad
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_log_clean_is_the_reweighted_answer(schedule):
+    """log p(x0 | x_t, t) ∝ f(x0)·(1 - ᾱ_t(x0)), by brute force over the words."""
+    process = absorbing(schedule)
+    masked = process.prior(LANGUAGE.batch(), Noise(0))
+    asked = process.asked(masked)
+    t = torch.full((9,), 0.7, dtype=torch.float64)
+    log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attend, t, asked)
+    center = process._guessed_center(masked, log_f)[rows_of(asked)]
+    information = LANGUAGE.information().values / center[:, None] if schedule.by_token else torch.ones(18, 4).double()
+    weight = log_f.exp() * (1 - schedule.survival(t[:1, None], information))
+    expected = (weight / weight.sum(dim=-1, keepdim=True)).gather(-1, LANGUAGE.sentences[asked][:, None])[:, 0].log()
+    torch.testing.assert_close(process.log_clean(LANGUAGE.sentences, masked, log_f, t), expected)
+
+
+@pytest.mark.parametrize("process", [absorbing(Spindle(0.4)), Uniform(Linear(), LANGUAGE.writable)], ids=str)
+def test_a_vocabulary_of_another_size_is_refused(process):
+    x_t = process.prior(LANGUAGE.batch(), Noise(0))
+    times = [torch.full((9,), time, dtype=torch.float64) for time in (0.4, 0.5)]
+    with pytest.raises(ValueError, match="whole vocabulary"):
+        process.divergence(LANGUAGE.sentences, x_t, torch.zeros(18, 6).log_softmax(dim=-1), *times)
+
+
+def test_casting_a_module_leaves_its_schedule_exact():
+    process = absorbing(Spindle(0.4))
+    exact = process.information.clone()
+    for cast in (process.bfloat16(), process.half(), process.float()):
+        assert torch.equal(cast.information, exact)
+
+
 def test_the_reverse_step_cannot_see_the_clean_text():
     for process in (Process, Absorbing, Uniform, Gaussian):
         assert "x0" not in inspect.signature(process.reverse).parameters
@@ -300,13 +379,31 @@ def test_no_tensor_of_vocabulary_squared_or_one_hot_batch_is_made():
                 largest = max(largest, result.numel())
             return result
 
-    for process in (Absorbing(Linear(), V - 1), Uniform(Linear(), torch.arange(V) < V - 1)):
+    information = TokenInformation.from_counts(torch.arange(V), writable=torch.arange(V) < V - 1)
+    for process in (
+        Absorbing(Linear(), V - 1),
+        Absorbing(Spindle(0.3), V - 1, information),
+        Absorbing(Spindle(0.3, Mean.SENTENCE, 0.05), V - 1, information),
+        Uniform(Linear(), torch.arange(V) < V - 1),
+    ):
         x_t = process.corrupt(x0, times[1], Noise(0))
         log_f = torch.randn(int(process.asked(x_t).sum()), V).log_softmax(dim=-1)
         with Watch():
             process.divergence(x0.tokens, x_t, log_f, *times)
             process.reverse(x_t, log_f, *times)
     assert largest <= rows * 2 * V
+
+
+class HalfWay(NoiseSchedule):
+    """Ends at one half: not a valid schedule for text, but one whose prior term is not 0."""
+
+    by_token = False
+
+    def survival(self, t, relative_information):
+        return 1 - t / 2
+
+    def decay(self, t, relative_information):
+        return torch.full_like(t, 0.5)
 
 
 class TestGaussian:
@@ -349,6 +446,27 @@ class TestGaussian:
         assert torch.equal(x_t[:, 1], x0[:, 1])
         assert float(x_t[:, 0].mean()) == pytest.approx(2 * alpha**0.5, abs=0.02)
         assert float(x_t[:, 0].var()) == pytest.approx(1 - alpha, abs=0.02)
+
+    def test_half_precision_keeps_small_noise(self):
+        """Its deviation is √1e-4 at t = 0, which 1 - ᾱ in bfloat16 would round to nothing."""
+        x0 = torch.zeros(500, 2, 4, dtype=torch.bfloat16)
+        editable = torch.ones(500, 2, dtype=torch.bool)
+        x_t = Gaussian(Linear()).corrupt(x0, editable, torch.arange(500), torch.zeros(500).double(), Noise(0))
+        assert float(x_t.double().std()) == pytest.approx(0.01, rel=0.05)
+
+    def test_the_prior_spares_frozen_places(self):
+        x0 = torch.full((3, 2, 4), 2.0)
+        editable = torch.tensor([[True, False]]).expand(3, 2)
+        assert torch.equal(Gaussian(Linear()).prior(x0, editable, torch.arange(3), Noise(0))[:, 1], x0[:, 1])
+
+    def test_the_prior_term_is_the_divergence_from_a_standard_normal(self):
+        process = Gaussian(HalfWay(), floor=0.01)
+        x0 = torch.randn(2, 3, 4, dtype=torch.float64)
+        alpha = 0.99 * 0.5
+        expected = torch.distributions.kl_divergence(
+            torch.distributions.Normal(alpha**0.5 * x0, (1 - alpha) ** 0.5), torch.distributions.Normal(0.0, 1.0)
+        ).sum(dim=-1)
+        torch.testing.assert_close(process.prior_divergence(x0), expected)
 
     def test_the_prior_term_vanishes_when_survival_ends_at_zero(self):
         assert float(Gaussian(Cosine()).prior_divergence(torch.randn(2, 3, 4)).abs().max()) == 0

@@ -57,7 +57,7 @@ def test_a_batch_equals_its_rows_one_by_one(process):
     canvas = LANGUAGE.batch(torch.full((6, 2), LANGUAGE.mask_id))
     together = [state.tokens for state in Ancestral(process, UNEVEN).sample(network, canvas, seed=3)]
     for row in range(6):
-        alone = Batch(*(getattr(canvas, name)[row : row + 1] for name in canvas.__dataclass_fields__))
+        alone = canvas.rows(torch.tensor([row]))
         one_by_one = [state.tokens for state in Ancestral(process, UNEVEN).sample(network, alone, seed=3)]
         assert all(torch.equal(a[row : row + 1], b) for a, b in zip(together, one_by_one, strict=True))
 
@@ -121,9 +121,18 @@ def test_low_temperature_still_reveals_throughout_the_steps():
 def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert):
     batch = sentences(bert.backbone)
     canvas = replace(batch, editable=torch.zeros_like(batch.editable))
+    calls = []
+    bert.register_forward_hook(lambda *_: calls.append(1))
     *_, last = Ancestral(Absorbing(Linear(), MASK), uniform_grid(3)).sample(bert, canvas, seed=0)
     assert torch.equal(last.tokens, batch.tokens)
     assert last.calls.tolist() == [0, 0, 0]
+    assert not calls
+
+
+@pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 0.9], [1.0, 0.5, 0.0]], ids=str)
+def test_a_grid_that_does_not_rise_from_0_to_1_is_refused(grid):
+    with pytest.raises(ValueError, match="rise from 0 to 1"):
+        Ancestral(Absorbing(Linear(), MASK), torch.tensor(grid))
 
 
 def test_sampling_leaves_no_graph_and_needs_no_context(bert):

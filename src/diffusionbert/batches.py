@@ -91,7 +91,7 @@ class BatchPlan:
             edges = np.cumsum(self.batching.cut(self.lengths[rows]))[:-1]
             batches += np.split(rows, edges)
         chance.shuffle(batches)
-        # Rows draw their times from slices of (0, 1) in this order, so it must not follow the length.
+        # Neighbouring rows draw neighbouring times, and parts take every n-th row: neither may follow the length.
         return [chance.permutation(batch) for batch in batches]
 
     def following(self, position: Position) -> Iterator[tuple[Position, Indices]]:

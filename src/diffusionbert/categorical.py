@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,8 @@ def draw(log_p: AskedLogProbs, uniform: PerAsked) -> AskedTokens:
     In float64, since float32 cuts off the rare words. A token of probability 0 is never drawn.
     """
     cumulative = log_p.double().exp().cumsum(dim=-1)
+    if not bool((cumulative[:, -1] > 0).all()):  # NaN, too, is not above 0
+        raise ValueError("some place has no possible word; are all words forbidden, or is the network's answer NaN?")
     threshold = uniform.double() * cumulative[:, -1]
     return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
 
@@ -38,9 +41,9 @@ class Shaping:
     forbidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(
-                f"temperature must be above 0, given {self.temperature}; for the likeliest word use top_k=1"
+                f"temperature must be finite and above 0, given {self.temperature}; for the likeliest word use top_k=1"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, given {self.top_k}; leave it out to keep all words")

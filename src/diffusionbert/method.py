@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, RowKeys, RowValues, Tokens
+from diffusionbert.shapes import Batch, RowCounts, RowValues, Tokens
 
 NetworkT = TypeVar("NetworkT")
 """What an objective and a sampler ask for answers; for methods on tokens, a `networks.Network`."""
@@ -57,11 +57,11 @@ class State:
 
     tokens: Tokens
     time: float
-    calls: RowKeys
+    calls: RowCounts
     """How often the network was asked about each row up to here."""
 
 
-class Sampler(Generic[NetworkT], ABC):
+class Sampler(nn.Module, Generic[NetworkT], ABC):
     """How a network writes. Draws of a row depend on the seed and on `canvas.example`, not on other rows."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Method(nn.Module):
         self.objective = objective
         self.sampler = sampler
 
-    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | int) -> Tensor:
+    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float) -> Tensor:
         """The loss of a part of a global batch of `num_tokens` editable tokens.
 
         Losses of the parts add up to the loss of the whole, however it is split over steps and processes.

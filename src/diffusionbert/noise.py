@@ -9,13 +9,13 @@ continues with no generator state to restore.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from diffusionbert.shapes import RowKeys, RowTimes, Strata, Values
+from diffusionbert.shapes import Batch, RowKeys, RowTimes, Values
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -49,6 +49,7 @@ class Purpose(IntEnum):
     WRITE = 4
     GAUSS = 5
     KEEP = 6
+    TURN = 7
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,21 @@ class Noise:
         bits = torch.stack(pairs, dim=-1).flatten(1)[:, :count]
         return ((bits.double() + 0.5) * 2.0**-52).reshape(len(example), *shape)
 
-    def stratified(self, example: RowKeys, strata: Strata) -> RowTimes:
-        """Draws one number for each example, from that row's own slice of (0, 1)."""
-        low, high = strata.unbind(dim=1)
-        return low + (high - low) * self.uniform(example, Purpose.TIME)
+    def position(self, batch: Batch) -> RowTimes:
+        """Draws one number in [0, 1) for each row, from that row's own slice."""
+        low, high = batch.strata.unbind(dim=1)
+        return (low + (high - low) * self.uniform(batch.example, Purpose.TIME)) % 1
+
+    def stratify(self, batch: Batch) -> Batch:
+        """Gives each of B rows its own slice of (0, 1), of length 1/B, so that the slices tile it.
+
+        All slices are turned by one random number, so that over many steps each row draws from everywhere:
+        its estimates stay unbiased, whatever the order of rows.
+        """
+        rows, device = len(batch.tokens), batch.tokens.device
+        turn = self.uniform(torch.zeros(1, dtype=torch.long, device=device), Purpose.TURN)
+        edges = torch.arange(rows + 1, dtype=torch.float64, device=device) / max(rows, 1) + turn
+        return replace(batch, strata=torch.stack([edges[:-1], edges[1:]], dim=1))
 
     def normal(self, example: RowKeys, purpose: Purpose, *shape: int) -> Values:
         """Draws float64 standard normal numbers, a block of the given shape for each example."""

@@ -31,6 +31,8 @@ class TokenInformation:
     def from_counts(cls, counts: Tensor, smoothing: float = 1.0, writable: TokenSet | None = None) -> TokenInformation:
         """Adds `smoothing` to every count; tokens that are never written get the mean and so follow linear."""
         writable = torch.ones(len(counts), dtype=torch.bool) if writable is None else writable.cpu()
+        if len(writable) != len(counts):
+            raise ValueError(f"there must be a count for each of {len(writable)} tokens, given {len(counts)} counts")
         counts = counts.cpu()
         if not smoothing > 0 or bool((counts < 0).any()) or int(writable.sum()) < 2:
             raise ValueError(
@@ -162,6 +164,12 @@ def uniform_grid(num_steps: int) -> Grid:
     if num_steps < 1:
         raise ValueError(f"a grid needs at least one step, given {num_steps}")
     return torch.arange(num_steps + 1, dtype=torch.float64) / num_steps
+
+
+def require_grid(grid: Grid) -> None:
+    """Raises ValueError unless times rise from 0 to 1."""
+    if len(grid) < 2 or float(grid[0]) != 0 or float(grid[-1]) != 1 or not bool((grid.diff() > 0).all()):
+        raise ValueError(f"a grid must rise from 0 to 1, given {grid.tolist()}; see uniform_grid(num_steps)")
 
 
 def _sine(t: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ This module knows nothing of noise, networks or text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,7 @@ Places = Bool[Tensor, "B L"]
 RowTimes = Float[Tensor, "B"]
 RowValues = Float[Tensor, "B"]
 RowKeys = Int[Tensor, "B"]
+RowCounts = Int[Tensor, "B"]
 Strata = Float[Tensor, "B 2"]
 PerPlace = Float[Tensor, "B L"]
 Vectors = Float[Tensor, "B L D"]
@@ -67,11 +68,14 @@ class Batch:
     example: RowKeys
     """Names each row; its random numbers depend on this name and not on where in which batch the row is."""
     strata: Strata
-    """The slice of (0, 1) from which a row draws its time; slices that tile (0, 1) lower the variance."""
+    """The slice of (0, 1) from which a row draws its time, beyond 1 going on from 0; see `Noise.stratify`."""
 
     @classmethod
     def of(cls, tokens: Tokens, editable: Places, attend: Places | None = None) -> Batch:
-        """Makes a batch whose rows are examples 0, 1, …, each drawing its time from all of (0, 1)."""
+        """Makes a batch whose rows are examples 0, 1, …, each drawing its time from all of (0, 1).
+
+        Two batches made so draw the same noise; give their rows other names where that matters.
+        """
         rows, device = tokens.shape[0], tokens.device
         return cls(
             tokens,
@@ -86,10 +90,16 @@ class Batch:
         """The number of editable tokens: what losses are divided by, summed over the global batch."""
         return self.editable.sum()
 
-    def stratified(self) -> Batch:
-        """Gives row i of B the i-th slice of (0, 1)."""
-        edges = torch.linspace(0, 1, len(self.tokens) + 1, dtype=torch.float64, device=self.tokens.device)
-        return replace(self, strata=torch.stack([edges[:-1], edges[1:]], dim=1))
+    def rows(self, index: Tensor) -> Batch:
+        """Picks rows, cut after the last place that any of them attends to."""
+        length = int(self.attend[index].any(dim=0).nonzero().max()) + 1 if len(index) else 0
+        return Batch(
+            self.tokens[index, :length],
+            self.attend[index, :length],
+            self.editable[index, :length],
+            self.example[index],
+            self.strata[index],
+        )
 
     def to(self, device: torch.device | str) -> Batch:
         """Moves every tensor to a device."""
@@ -100,6 +110,16 @@ class Batch:
             self.example.to(device),
             self.strata.to(device),
         )
+
+
+def exact_bits(values: Tensor) -> Tensor:
+    """Numbers as int64, for a module's buffer: it moves with the module, but no `half()` or `bfloat16()` rounds it."""
+    return values.double().contiguous().view(torch.int64)
+
+
+def from_bits(bits: Tensor) -> Tensor:
+    """The float64 numbers that `exact_bits` was given."""
+    return bits.view(torch.float64)
 
 
 def rows_of(places: Places) -> AskedRows:

@@ -39,7 +39,7 @@ class AnyOrder(Objective[Network]):
     def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """n/k times the cross-entropy of k hidden places, k and the places drawn."""
         length = x0.editable.sum(dim=1)
-        num_hidden = 1 + (noise.stratified(x0.example, x0.strata) * length).long()
+        num_hidden = 1 + (noise.position(x0) * length).long()
         order = noise.uniform(x0.example, Purpose.ORDER, x0.tokens.shape[1]).masked_fill(~x0.editable, torch.inf)
         rank = order.argsort(dim=1).argsort(dim=1)
         hidden = x0.editable & (rank < num_hidden[:, None])

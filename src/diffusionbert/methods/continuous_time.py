@@ -48,5 +48,5 @@ class ContinuousTime(Objective[Network]):
         return per_row(self.process.rate(x0, x_t, log_f, t), asked)
 
     def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal) -> RowValues:
-        t, weight = proposal.times(noise.stratified(x0.example, x0.strata))
+        t, weight = proposal.times(noise.position(x0))
         return weight * self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from enum import Enum
 
+from torch import Tensor
+
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing, Process
 from diffusionbert.proposals import Even, TimeProposal
-from diffusionbert.shapes import Batch, Grid, RowTimes, RowValues, Tokens, per_row
+from diffusionbert.schedules import require_grid
+from diffusionbert.shapes import Batch, Grid, RowTimes, RowValues, Tokens, exact_bits, from_bits, per_row
 
 
 class Quantity(Enum):
@@ -36,7 +39,7 @@ class Quantity(Enum):
 class DiscreteTime(Objective[Network]):
     """The bound over a grid of steps, for any process on tokens."""
 
-    grid: Grid
+    _grid: Tensor
 
     def __init__(
         self,
@@ -50,17 +53,26 @@ class DiscreteTime(Objective[Network]):
         `proposal` `loss` draws its steps.
         """
         super().__init__()
-        if len(grid) < 2 or float(grid[0]) != 0 or float(grid[-1]) != 1 or not bool((grid.diff() > 0).all()):
-            raise ValueError(f"a grid must rise from 0 to 1, given {grid.tolist()}; see uniform_grid(num_steps)")
-        if quantity is Quantity.PAPER and not isinstance(process, Absorbing):
-            raise ValueError("the paper's quantity is defined for absorbing noise only; use Quantity.STRICT")
+        require_grid(grid)
         if quantity is Quantity.STRICT:
             process.require_finite_divergence()
+        elif not isinstance(process, Absorbing):
+            raise ValueError("the paper's quantity is defined for absorbing noise only; use Quantity.STRICT")
+        elif process.schedule.by_token and process.reweighted:
+            raise ValueError(
+                "the paper's quantity trains f to be p(v | x_t, t) itself, and a reweighted process would weigh it "
+                "twice; use Absorbing(…, reweighted=False)"
+            )
         self.process = process
         self.quantity = quantity
         self.hybrid = hybrid
         self.proposal = proposal or Even()
-        self.register_buffer("grid", grid.double(), persistent=False)
+        self.register_buffer("_grid", exact_bits(grid), persistent=False)
+
+    @property
+    def grid(self) -> Grid:
+        """The times between which steps are made."""
+        return from_bits(self._grid)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -93,7 +105,7 @@ class DiscreteTime(Objective[Network]):
 
     def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal, hybrid: float) -> RowValues:
         num_steps = len(self.grid) - 1
-        position, weight = proposal.times(noise.stratified(x0.example, x0.strata))
+        position, weight = proposal.times(noise.position(x0))
         index = (position * num_steps).long()
         s, t = self.grid[index], self.grid[index + 1]
         x_t = self.process.corrupt(x0, t, noise)

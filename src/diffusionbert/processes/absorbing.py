@@ -21,6 +21,8 @@ from diffusionbert.shapes import (
     RowTimes,
     RowValues,
     Tokens,
+    exact_bits,
+    from_bits,
     rows_of,
 )
 
@@ -38,7 +40,7 @@ class Absorbing(Process):
     process knows it; the reverse guesses it from x_t and the network alone.
     """
 
-    information: Tensor
+    _information: Tensor
 
     def __init__(
         self,
@@ -57,7 +59,12 @@ class Absorbing(Process):
         # A schedule that treats all tokens alike sees a vocabulary of one token, of mean information.
         values = information.values if schedule.by_token and information else torch.ones(1, dtype=torch.float64)
         self.corpus_mean = information.mean if schedule.by_token and information else 1.0
-        self.register_buffer("information", values, persistent=False)
+        self.register_buffer("_information", exact_bits(values), persistent=False)
+
+    @property
+    def information(self) -> Tensor:
+        """h(v) of every token, or of the one that stands for all."""
+        return from_bits(self._information)
 
     def prior(self, x0: Batch, noise: Noise) -> Batch:
         """All editable places masked; nothing is drawn."""
@@ -90,11 +97,11 @@ class Absorbing(Process):
         """log p(x_s | x_t) at the hidden places; the probability to stay hidden stands at `mask_id`."""
         hiding, reveal = self._of_vocabulary(x_t, log_f, s, t)
         rows = rows_of(self.asked(x_t))
-        log_p0 = (log_f + hiding.log()[rows].to(log_f.dtype)).log_softmax(dim=-1)
+        log_p0 = (log_f + hiding.log().to(log_f.dtype)[rows]).log_softmax(dim=-1)
         if shape is not None:
             log_p0 = shape(log_p0)
-        log_stay = (log_p0 + torch.log1p(-reveal)[rows].to(log_f.dtype)).logsumexp(dim=-1)
-        log_p = log_p0 + reveal.log()[rows].to(log_f.dtype)
+        log_stay = (log_p0 + torch.log1p(-reveal).to(log_f.dtype)[rows]).logsumexp(dim=-1)
+        log_p = log_p0 + reveal.log().to(log_f.dtype)[rows]
         return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
 
     def divergence(self, x0: Tokens, x_t: Batch, log_f: AskedLogProbs, s: RowTimes, t: RowTimes) -> PerAsked:
@@ -194,18 +201,23 @@ class Absorbing(Process):
 
     def _guessed_center(self, x_t: Batch, log_f: AskedLogProbs) -> RowValues:
         """The ĉ of the reverse process: visible tokens count their information, hidden ones the expected one."""
+        if self.schedule.by_token and len(self.information) != log_f.shape[-1]:
+            raise ValueError(
+                f"the network knows {log_f.shape[-1]} tokens, the token information {len(self.information)}; "
+                "count tokens over the network's whole vocabulary"
+            )
         if not self._guesses_center:
             return self._center(x_t)
-        expected = log_f.detach().double().exp() @ self.information
+        expected = (log_f.detach().exp() @ self.information.to(log_f.dtype)).double()
         known = self._information_of(x_t.tokens)
         return _mean_over(known.masked_scatter(self.asked(x_t), expected), x_t.editable)
 
     def _log_sum(self, log_f: AskedLogProbs, weights: Tensor, rows: Tensor) -> PerAsked:
         """log Σ_v f(v)·weight(v), with each row's own weights."""
-        log_weights = weights.log()[rows]
         if not self.schedule.by_token:
-            return log_weights[:, 0]  # f sums to 1
-        return (log_f + log_weights.to(log_f.dtype)).logsumexp(dim=-1).double()
+            return weights.log()[rows, 0]  # f sums to 1
+        # N×V numbers: in the network's precision, not in ours.
+        return (log_f + weights.log().to(log_f.dtype)[rows]).logsumexp(dim=-1).double()
 
     def _pick(self, weights: Tensor, rows: Tensor, tokens: AskedTokens) -> PerAsked:
         """weight(v) of given words."""

@@ -38,9 +38,10 @@ class Gaussian:
 
     def corrupt(self, x0: Vectors, editable: Places, example: RowKeys, t: RowTimes, noise: Noise) -> Vectors:
         """Draws x_t from q(x_t | x0)."""
-        alpha = self._signal(t)[:, None, None].to(x0.dtype)
+        alpha = self._signal(t)[:, None, None]
+        kept, added = alpha.sqrt().to(x0.dtype), (1 - alpha).sqrt().to(x0.dtype)
         drawn = self.prior(x0, editable, example, noise)
-        return torch.where(editable[..., None], alpha.sqrt() * x0 + (1 - alpha).sqrt() * drawn, x0)
+        return torch.where(editable[..., None], kept * x0 + added * drawn, x0)
 
     def reverse(self, x_t: Vectors, x0_hat: Vectors, s: RowTimes, t: RowTimes) -> tuple[Vectors, Tensor]:
         """Mean and standard deviation of p(x_s | x_t) = q(x_s | x_t, x0 = x0_hat)."""

@@ -69,6 +69,11 @@ class Uniform(Process):
         self, x_t: Batch, log_f: AskedLogProbs, s: RowTimes, t: RowTimes, shape: Shape | None = None
     ) -> AskedLogProbs:
         """log p(x_s | x_t) at the editable places."""
+        if len(self.writable) != log_f.shape[-1]:
+            raise ValueError(
+                f"the network knows {log_f.shape[-1]} tokens, this process {len(self.writable)}; "
+                "mark writable tokens over the network's whole vocabulary"
+            )
         log_p0 = log_f if shape is None else shape(log_f)
         # Tokens that are never written get a finite stand-in until the end, for the gradient's sake.
         log_p0 = log_p0.masked_fill(~self.writable, 0.0)

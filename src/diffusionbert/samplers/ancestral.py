@@ -2,13 +2,13 @@
 
     x_1 ~ prior,   x_s ~ p(x_s | x_t)  for every step (s, t) of the grid, from the last to the first
 
-Works for every process on tokens and every network; the network is asked once a step.
+Works for every process on tokens and every network; the network is asked once a step, as long as anything is hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -17,31 +17,39 @@ from diffusionbert.method import Sampler, State
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Process
+from diffusionbert.schedules import require_grid
 from diffusionbert.shapes import Batch, Grid
 
 
-@dataclass(frozen=True, eq=False)
 class Ancestral(Sampler[Network]):
     """Walks down the grid, drawing every asked place anew."""
 
-    process: Process
-    grid: Grid
-    shaping: Shaping | None = None
+    def __init__(self, process: Process, grid: Grid, shaping: Shaping | None = None):
+        super().__init__()
+        require_grid(grid)
+        self.process = process
+        self.shaping = shaping
+        self.times: list[float] = grid.tolist()
 
     def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
         """Yields the prior and then the state after every step."""
-        num_steps = len(self.grid) - 1
+        num_steps = len(self.times) - 1
         x = self.process.prior(canvas, Noise(seed, step=num_steps))
         calls = torch.zeros_like(canvas.example)
         yield State(x.tokens, 1.0, calls)
         for index in reversed(range(num_steps)):
             x, calls = self._step(network, x, calls, Noise(seed, step=index))
-            yield State(x.tokens, float(self.grid[index]), calls)
+            yield State(x.tokens, self.times[index], calls)
 
     @torch.no_grad()
     def _step(self, network: Network, x_t: Batch, calls: torch.Tensor, noise: Noise) -> tuple[Batch, torch.Tensor]:
-        s, t = self.grid[noise.step : noise.step + 2].to(x_t.tokens.device)[:, None].expand(2, len(x_t.tokens))
         asked = self.process.asked(x_t)
+        if not bool(asked.any()):
+            return x_t, calls
+        s, t = (
+            torch.full((len(asked),), time, dtype=torch.float64, device=asked.device)
+            for time in self.times[noise.step : noise.step + 2]
+        )
         log_f = network(x_t.tokens, x_t.attend, t, asked)
         log_p = self.process.reverse(x_t, log_f, s, t, self.shaping)
         uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])

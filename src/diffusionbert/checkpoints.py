@@ -1,0 +1,181 @@
+"""A run folder: settings, log, checkpoints to resume from, and the model to use. Safetensors and JSON, no pickle.
+
+    run/
+      experiment.json            the settings
+      log.jsonl                  one line an event
+      checkpoints/step-00000200/ weights, averaged weights, optimiser, position
+      last.json  best.json       which checkpoint is which
+      model/                     the best weights as a Hugging Face folder
+
+Everything is written under another name first and then renamed, so that a kill or a full disk in the middle of a
+write leaves what was there before. Tensors sharded over processes are gathered on the way out and dealt out again
+on the way in; a run may resume on another number of processes. This module knows no method and no corpus.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+_TEMPORARY = ".unfinished"
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.log = path / "log.jsonl"
+        self.model = path / "model"
+        self.experiment = path / "experiment.json"
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def named(self, name: str) -> Path | None:
+        """The checkpoint that is `last` or `best`, if there is one."""
+        pointer = self.path / f"{name}.json"
+        return self.checkpoints / read_json(pointer)["checkpoint"] if pointer.exists() else None
+
+    def name(self, name: str, checkpoint: Path) -> None:
+        """Calls a checkpoint `last` or `best`."""
+        write_json(self.path / f"{name}.json", {"checkpoint": checkpoint.name})
+
+    def tidy(self, keep: int) -> None:
+        """Removes all but the latest checkpoints, the best one, and what a kill left behind."""
+        kept = {path for path in (self.named("last"), self.named("best")) if path}
+        complete = sorted(self.checkpoints.glob("step-????????"))
+        for path in {*self.checkpoints.iterdir()} - kept - {*complete[-keep:]}:
+            shutil.rmtree(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file in one piece or not at all."""
+    temporary = path.with_name(path.name + _TEMPORARY)
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file; what is not JSON is named in the error."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no {str(path)!r}; is its folder a run folder?") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} is no JSON ({error}); restore it or start the run anew") from None
+
+
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Gives a folder to write to, which takes the place of `path` when all is written, or vanishes."""
+    temporary = path.with_name(path.name + _TEMPORARY)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        replaced = path.with_name(path.name + ".replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+# ---- tensors ----------------------------------------------------------------------------------------------------
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors as safetensors."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads safetensors; a damaged file is named in the error."""
+    try:
+        return load_file(path)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read ({error}); resume from another checkpoint") from None
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor on the CPU; if it is sharded, every process must ask for it."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().clone()
+
+
+def like(full: Tensor, pattern: Tensor) -> Tensor:
+    """Deals a full tensor out as another one is dealt out."""
+    if isinstance(pattern, DTensor):
+        return distribute_tensor(full.to(pattern.device), pattern.device_mesh, pattern.placements)
+    return full.to(pattern.device)
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters by name, each once even if tied."""
+    return {_plain(name): whole(parameter) for name, parameter in module.named_parameters()}
+
+
+def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Puts weights back; names must agree exactly."""
+    parameters = {_plain(name): parameter for name, parameter in module.named_parameters()}
+    _require_same_names(parameters, weights)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(like(weights[name], parameter))
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's tensors, by parameter name and kind."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        for kind, value in optimiser.state[parameter].items():
+            found[f"{_plain(name)}/{kind}"] = whole(value if isinstance(value, Tensor) else torch.tensor(value))
+    return found
+
+
+def set_optimiser_state(optimiser: torch.optim.Optimizer, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Puts the optimiser's tensors back."""
+    for name, parameter in module.named_parameters():
+        mine = {key.rpartition("/")[2]: value for key, value in state.items() if key.rpartition("/")[0] == _plain(name)}
+        for kind, value in mine.items():
+            # Counters are single numbers and stay where the optimiser keeps them; moments lie as the parameter does.
+            optimiser.state[parameter][kind] = like(value, parameter) if value.shape else value
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what wrappers (DDP, torch.compile) add to it."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _require_same_names(mine: Iterable[str], given: Iterable[str]) -> None:
+    missing, unknown = sorted(set(mine) - set(given)), sorted(set(given) - set(mine))
+    if missing or unknown:
+        raise ValueError(
+            f"these weights do not fit the network: {len(missing)} missing, {len(unknown)} unknown, first "
+            f"{(missing + unknown)[0]!r}; were they saved with other settings?"
+        )

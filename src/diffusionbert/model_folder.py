@@ -1,0 +1,110 @@
+"""The model that a run leaves behind: a Hugging Face folder with what diffusion needs beside it.
+
+config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM and AutoTokenizer
+conditioning.safetensors                             the time embeddings, unless the network is time-agnostic
+diffusionbert.json  token_counts.safetensors         the experiment, the lengths and frequencies of its corpus
+README.md                                            the model card
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diffusionbert import __version__
+from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
+from diffusionbert.experiments import Experiment, Lexicon, Time, to_json
+from diffusionbert.method import Method
+from diffusionbert.networks import Denoiser
+from diffusionbert.vocabulary import Vocabulary
+
+_BACKBONE, _CONDITIONING = "network.backbone.", "network.conditioning."
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a model comes from: what its folder and its card tell."""
+
+    experiment: Experiment
+    vocabulary: Vocabulary
+    lexicon: Lexicon
+    length_histogram: Tensor
+    data_fingerprint: str
+
+
+def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], origin: Origin, standing: Any) -> None:
+    """Writes weights, which may be averaged ones, as a model folder."""
+    assert isinstance(method.network, Denoiser)
+    state = {name.removeprefix(_BACKBONE): w for name, w in weights.items() if name.startswith(_BACKBONE)}
+    method.network.backbone.save_pretrained(folder, state_dict=state)
+    conditioning = {
+        name.removeprefix(_CONDITIONING): w for name, w in weights.items() if name.startswith(_CONDITIONING)
+    }
+    if conditioning:
+        save_tensors(conditioning, folder / "conditioning.safetensors")
+    origin.vocabulary.save(folder)
+    frequencies = {"counts": origin.lexicon.counts, "length_histogram": origin.length_histogram}
+    save_tensors(frequencies, folder / "token_counts.safetensors")
+    write_json(
+        folder / "diffusionbert.json",
+        {
+            "version": __version__,
+            "experiment": to_json(origin.experiment),
+            "data_fingerprint": origin.data_fingerprint,
+            "validation": {
+                "nats_per_token": standing.best,
+                "step": standing.best_step,
+                "likelihood": method.objective.likelihood.value,
+            },
+        },
+    )
+    (folder / "README.md").write_text(_card(method, origin, standing), encoding="utf-8")
+
+
+def add_conditioning(method: Method, folder: Path) -> None:
+    """Gives a method the time embeddings of a model folder, if it has any of the same kind."""
+    file = folder / "conditioning.safetensors"
+    if file.exists() and isinstance(method.network, Denoiser):
+        method.network.conditioning.load_state_dict(load_tensors(file))
+
+
+def time_of(folder: Path) -> Time | None:
+    """How the network of a model folder is told the time; None if it is a plain masked language model."""
+    file = folder / "diffusionbert.json"
+    return Time(read_json(file)["experiment"]["time"]) if file.exists() else None
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _card(method: Method, origin: Origin, standing: Any) -> str:
+    experiment = origin.experiment
+    weights = sum(parameter.numel() for parameter in method.network.parameters())
+    opening = "opens with `AutoModelForMaskedLM`" if experiment.time is Time.NONE else "is told the time"
+    kind = method.objective.likelihood.value
+    training = experiment.training
+    return f"""---
+library_name: diffusionbert
+pipeline_tag: fill-mask
+tags: [diffusionbert, masked-lm, text-diffusion]
+---
+# A DiffusionBERT model
+
+A masked language model of {weights / 1e6:.1f}M weights, trained with diffusionbert {__version__}; it {opening}.
+
+| | |
+|---|---|
+| objective | `{experiment.objective}` |
+| network | `{experiment.network}`, time: {experiment.time.value} |
+| data | `{experiment.data.corpus}` (fingerprint {origin.data_fingerprint[:16]}) |
+| training | {standing.best_step} of {training.steps} steps, {standing.tokens:,} tokens seen in all |
+| held-out text | {standing.best:.4f} nats a token, kind: {kind}; {training.validation_sentences} sentences, \
+{training.validation_draws} stratified draws each, special tokens not counted, length given |
+
+It writes what its corpus was like, with that corpus's errors and biases, and knows nothing of truth.
+"""

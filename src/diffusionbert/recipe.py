@@ -1,0 +1,74 @@
+"""Measures the machine before a run: how many tokens fit at once, how many a second, and so how long it will take."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from diffusionbert.method import Method
+from diffusionbert.noise import Noise
+from diffusionbert.settings import Training
+from diffusionbert.training import Rows
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one device does with micro-batches of one size."""
+
+    micro_tokens: int
+    tokens_per_second: float
+
+
+def measure(method: Method, rows: Rows, settings: Training, device: torch.device, limit: int) -> Measurement:
+    """Doubles the micro-batch until it does not fit, gains no more speed, or reaches `limit` tokens."""
+    method = method.to(device).train()
+    best: Measurement | None = None
+    micro_tokens = min(1024, limit)
+    while micro_tokens <= limit:
+        try:
+            speed = _speed(method, rows, micro_tokens, settings, device)
+        except torch.OutOfMemoryError:
+            break
+        if best is not None and speed < 1.05 * best.tokens_per_second:
+            break
+        best = Measurement(micro_tokens, speed)
+        micro_tokens *= 2
+    method.zero_grad(set_to_none=True)
+    gc.collect()
+    if best is None:
+        raise ValueError(f"not even {min(1024, limit)} tokens fit on {device}; take a smaller network")
+    return best
+
+
+def proposed(
+    settings: Training, measurement: Measurement, tokens_per_step: int, processes: int
+) -> tuple[Training, float]:
+    """The settings with the micro-batch that fits, and the seconds that the run will take with them."""
+    seconds = settings.steps * tokens_per_step / (measurement.tokens_per_second * processes)
+    return replace(settings, micro_tokens=measurement.micro_tokens), seconds
+
+
+def _speed(method: Method, rows: Rows, micro_tokens: int, settings: Training, device: torch.device) -> float:
+    """Places a second of forward and backward, after one to warm up."""
+    lengths = np.asarray(rows.lengths)
+    typical = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")
+    indices = np.resize(typical, max(1, micro_tokens // max(1, int(np.median(lengths)))))
+    batch = Noise(0).stratify(rows.batch(indices.tolist())).to(device)
+    for step in range(3):
+        if step == 1:
+            _wait(device)
+            started = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            method(batch, Noise(0, step), batch.num_tokens).backward()
+        method.zero_grad(set_to_none=False)  # gradients stay allocated, as they will be in training
+    _wait(device)
+    return 2 * batch.tokens.numel() / (time.perf_counter() - started)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

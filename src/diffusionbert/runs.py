@@ -1,0 +1,166 @@
+"""Puts an experiment together and runs it: corpus → vocabulary → rows → method → trainer → run folder."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from torch import Tensor
+
+from diffusionbert.batches import BatchPlan
+from diffusionbert.checkpoints import RunFolder, read_json, write_json, written_folder
+from diffusionbert.corpus import Corpus, parse_corpus
+from diffusionbert.encoded import Encoded, encode_corpus
+from diffusionbert.experiments import Data, Experiment, Lexicon, Pretrained, build, from_json, to_json
+from diffusionbert.method import Method
+from diffusionbert.model_folder import Origin, add_conditioning, time_of, write_model
+from diffusionbert.reading import Cleaning
+from diffusionbert.recipe import measure, proposed
+from diffusionbert.sources import Split
+from diffusionbert.training import Standing, Trainer
+from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+
+
+def default_cache() -> Path:
+    """Where encoded corpora are kept: DIFFUSIONBERT_CACHE, or the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("DIFFUSIONBERT_CACHE") or Path(base) / "diffusionbert")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A corpus as a network sees it."""
+
+    vocabulary: Vocabulary
+    rows: Encoded
+    validation: Encoded
+
+    @property
+    def lexicon(self) -> Lexicon:
+        """What a method must know of it."""
+        words = self.vocabulary
+        forbidden = tuple(words.forbidden.nonzero()[:, 0].tolist())
+        return Lexicon(words.mask_id, words.pad_id, words.writable, forbidden, self.rows.counts)
+
+
+def open_corpus(data: Data, split: Split) -> Corpus:
+    """One split of an experiment's data."""
+    fields = [field for field in (data.field, data.target_field) if field]
+    cleaning = Cleaning(lower=data.lower, detokenise=data.detokenise)
+    return parse_corpus(data.corpus, split, validation=data.validation, fields=fields, cleaning=cleaning)
+
+
+def prepare(data: Data, cache: Path) -> Prepared:
+    """Reads, tokenises and encodes what an experiment asks for; what was done before is opened at once."""
+    vocabulary = _vocabulary(data, cache)
+    rows, validation = (
+        encode_corpus(open_corpus(data, split), vocabulary, cache, max_length=data.max_length)
+        for split in (Split.TRAIN, Split.VALIDATION)
+    )
+    return Prepared(vocabulary, rows, validation)
+
+
+def _vocabulary(data: Data, cache: Path) -> Vocabulary:
+    if isinstance(data.vocabulary, str):
+        return Vocabulary.load(data.vocabulary)
+    corpus = open_corpus(data, Split.TRAIN)
+    key = hashlib.sha256(f"wordpiece {corpus.fingerprint} {data.vocabulary} {data.lower}".encode()).hexdigest()
+    folder = cache / f"vocabulary-{key[:32]}"
+    if not folder.exists():
+        with written_folder(folder) as unfinished:
+            train_wordpiece(corpus, data.vocabulary, lower=data.lower).save(unfinished)
+    return Vocabulary.load(folder)
+
+
+def started_from(experiment: Experiment, start: str) -> Experiment:
+    """The experiment with another start: a run or model folder, a masked LM by name, or an original `.th` file.
+
+    The start brings its own vocabulary.
+    """
+    folder = Path(start)
+    inner = RunFolder(folder).model
+    if RunFolder(folder).experiment.exists():
+        if not inner.exists():
+            raise ValueError(f"{start!r} is a run that has not left a model yet; let it finish, or --resume it")
+        start = str(inner)
+    vocabulary = "bert-base-uncased" if start.endswith(".th") else start
+    return replace(experiment, network=Pretrained(start), data=replace(experiment.data, vocabulary=vocabulary))
+
+
+def train(
+    experiment: Experiment | None, output: Path, cache: Path, resume: bool = False, measured: bool = False
+) -> Standing:
+    """Runs an experiment, or goes on with the one in the folder; `measured` measures the machine first."""
+    run = RunFolder(output)
+    if resume:
+        stored: Experiment = from_json(read_json(run.experiment))
+        experiment = stored if experiment is None else replace(stored, training=experiment.training)
+    elif experiment is None:
+        raise ValueError("a new run needs an experiment")
+    elif run.experiment.exists():
+        raise ValueError(f"{str(output)!r} holds a run already; go on with it by --resume, or choose another --output")
+    settings = experiment.training
+    accelerator = Accelerator(
+        mixed_precision=settings.precision,
+        log_with=list(settings.trackers) or None,
+        project_config=ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers")),
+    )
+    with accelerator.main_process_first():  # the others then find everything in the cache
+        prepared = prepare(experiment.data, cache)
+    if accelerator.is_main_process:
+        for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
+            print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
+    if measured:
+        experiment = _measured(experiment, prepared, accelerator)
+        settings = experiment.training
+    method = _method(experiment, prepared)
+    if accelerator.is_main_process:
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_json(run.experiment, to_json(experiment))
+    origin = Origin(
+        experiment, prepared.vocabulary, prepared.lexicon, prepared.rows.length_histogram, prepared.rows.fingerprint
+    )
+
+    def export(weights: dict[str, Tensor], folder: Path) -> None:
+        write_model(folder, method, weights, origin, trainer.standing)
+
+    trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator)
+    if resume and run.named("last"):
+        trainer.resume()
+    return trainer.train()
+
+
+def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerator) -> Experiment:
+    """Measures this machine, says what it found, and takes the micro-batch that suits it."""
+    settings = experiment.training
+    plan = BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).epoch(0)
+    places = int(np.mean([len(batch) * int(prepared.rows.lengths[batch].max()) for batch in plan]))
+    limit = max(1024, places // accelerator.num_processes)
+    found = measure(_method(experiment, prepared), prepared.rows, settings, accelerator.device, limit)
+    settings, seconds = proposed(settings, found, places, accelerator.num_processes)
+    if accelerator.is_main_process:
+        print(
+            f"this machine: {found.tokens_per_second:,.0f} tokens/s on {accelerator.device} at {found.micro_tokens:,} "
+            f"at once, {accelerator.num_processes} process(es); {settings.steps:,} steps of {places:,} tokens will "
+            f"take about {datetime.timedelta(seconds=round(seconds))}, validation not counted",
+            file=sys.stderr,
+        )
+    return replace(experiment, training=settings)
+
+
+def _method(experiment: Experiment, prepared: Prepared) -> Method:
+    torch.manual_seed(experiment.training.seed)
+    method = build(experiment, prepared.lexicon)
+    if isinstance(experiment.network, Pretrained):
+        folder = Path(experiment.network.name)
+        if time_of(folder) is experiment.time:
+            add_conditioning(method, folder)
+    return method

@@ -1,0 +1,499 @@
+"""The training loop, on Accelerate: any `Method` on any rows, on one device or many, never losing a run.
+
+A step takes one *global* batch, whose rows are dealt out to processes and micro-batches. Noise is keyed by example
+and step and losses are divided by the tokens of the global batch, so the split changes nothing but speed. All that
+a step depends on is the settings, the step's number, the position in the plan of batches, the weights with their
+optimiser; dropout draws from torch's generator, which is seeded anew from the step. A checkpoint holds these, and
+resuming is exact.
+
+Knows the contract of `method.py` and no concrete method; rows come from anything with `lengths` and `batch`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel, get_scheduler
+
+from diffusionbert.averaging import AveragedWeights
+from diffusionbert.batches import BatchPlan, Indices, Position, parts
+from diffusionbert.checkpoints import (
+    RunFolder,
+    load_tensors,
+    optimiser_state,
+    read_json,
+    save_tensors,
+    set_optimiser_state,
+    set_weights,
+    weights_of,
+    write_json,
+    written_folder,
+)
+from diffusionbert.method import Likelihood, Method
+from diffusionbert.noise import Noise
+from diffusionbert.progress import ProgressLine
+from diffusionbert.settings import Training
+from diffusionbert.shapes import Batch
+
+_VALIDATION_SEED = 2**40  # far from the seeds of training, and the same for every run
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Encoded sentences."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.integer]:
+        """The number of places of each row."""
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The rows of these numbers, padded."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a validation found."""
+
+    nats_per_token: float
+    standard_error: float
+    kind: Likelihood
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats per token)."""
+        return math.exp(min(self.nats_per_token, 700.0))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands, beside its tensors."""
+
+    step: int = 0
+    position: Position = Position()
+    tokens: int = 0
+    best: float | None = None
+    """The best validation so far, in nats per token."""
+    best_step: int = 0
+    validations_since_best: int = 0
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Standing:
+        """Reads what `asdict` gave."""
+        return cls(**plain | {"position": Position(**plain["position"])})
+
+
+class Trainer:
+    """Trains a method and keeps a run folder."""
+
+    def __init__(
+        self,
+        method: Method,
+        rows: Rows,
+        validation: Rows,
+        settings: Training,
+        run: RunFolder,
+        export: Callable[[dict[str, Tensor], Path], None],
+        accelerator: Accelerator,
+    ):
+        """`export` writes a method's weights as a model to use; it is called on the main process alone."""
+        self.settings, self.run, self.export, self.accelerator = settings, run, export, accelerator
+        self.rows, self.validation = rows, validation
+        self.plan = BatchPlan(np.asarray(rows.lengths), settings.batching, settings.seed)
+        self.method = method.to(accelerator.device).train()
+        if settings.compile:
+            self.method.network.compile()
+        self.wrapped = self._distributed()
+        self.optimiser = torch.optim.AdamW(
+            _parameter_groups(self.method, settings.weight_decay),
+            lr=settings.learning_rate,
+            fused=accelerator.device.type == "cuda",
+        )
+        self.stepper = accelerator.prepare_optimizer(self.optimiser)
+        self.learning_rate = _learning_rate(settings)
+        self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
+        self.standing = Standing()
+        self.signalled = False
+
+    # ---- the loop ---------------------------------------------------------------------------------------------------
+
+    def train(self) -> Standing:
+        """Goes on from where the run stands to its end, or until it is told to stop."""
+        settings = self.settings
+        if settings.trackers:
+            self.accelerator.init_trackers("diffusionbert")
+        with self._listening(), ProgressLine(settings.steps, self.accelerator.is_main_process) as line:
+            if self.standing.best is None:
+                self._validate(line)
+                self.save()
+            window = _Window()
+            for position, indices in self.plan.following(self.standing.position):
+                if self._is_over():
+                    break
+                loss, norm, tokens = self._step(indices)
+                step = self.standing.step + 1
+                self.standing = replace(
+                    self.standing, step=step, position=position, tokens=self.standing.tokens + tokens
+                )
+                window.add(loss, tokens)
+                if step % settings.log_every == 0:
+                    self._log_window(window, norm, line)
+                    window = _Window()
+                validated = step % settings.validate_every == 0 or step == settings.steps
+                if validated:
+                    self._validate(line)
+                if validated or step % settings.save_every == 0 or self.signalled:
+                    self.save()
+            if self.signalled:
+                line.say(f"stopped at step {self.standing.step}; --resume goes on from there")
+        self._export_best()
+        if settings.trackers:
+            self.accelerator.end_training()
+        return self.standing
+
+    def _is_over(self) -> bool:
+        patience = self.settings.patience
+        is_patient = patience is None or self.standing.validations_since_best < patience
+        return self.standing.step >= self.settings.steps or self.signalled or not is_patient
+
+    def _step(self, indices: Indices) -> tuple[Tensor, Tensor, int]:
+        """One update on one global batch: the mean loss of a token, the gradient's norm, the number of tokens."""
+        accelerator, settings = self.accelerator, self.settings
+        noise = Noise(settings.seed, self.standing.step)
+        whole_batch = noise.stratify(self.rows.batch(indices.tolist()))
+        num_tokens = int(whole_batch.num_tokens)
+        micro_batches = self._micro_batches(whole_batch)
+        torch.manual_seed(_dropout_seed(settings.seed, self.standing.step, accelerator.process_index))
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate(self.standing.step)
+        total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        for index, batch in enumerate(micro_batches):
+            with self._synchronised(index == len(micro_batches) - 1), accelerator.autocast():
+                # Gradients are averaged over processes, but parts of a batch are to be added up.
+                loss = self.wrapped(batch, noise, num_tokens / accelerator.num_processes)
+            accelerator.backward(loss)
+            total += loss.detach()
+        self.accelerator.unscale_gradients(self.stepper)
+        norm = nn.utils.clip_grad_norm_(self.method.parameters(), settings.clip)
+        self.stepper.step()
+        self.stepper.zero_grad()
+        if self.averages:
+            self.averages.update(self.method)
+        return total, norm, num_tokens
+
+    def _micro_batches(self, batch: Batch) -> list[Batch]:
+        """This process's share of a global batch, in parts that fit the device."""
+        processes = self.accelerator.num_processes
+        limit = self.settings.micro_tokens
+        per_process = math.ceil(batch.tokens.numel() / processes)
+        count = max(1, math.ceil(per_process / limit)) if limit else 1
+        shares = parts(np.arange(len(batch.tokens)), processes * count)
+        mine = shares[self.accelerator.process_index :: processes]
+        device = self.accelerator.device
+        # A process without rows must still take part in the exchange of gradients: one row, nothing editable.
+        return [
+            batch.rows(torch.from_numpy(rows)).to(device)
+            if len(rows)
+            else _inert(batch.rows(torch.tensor([0]))).to(device)
+            for rows in mine
+        ]
+
+    @contextmanager
+    def _synchronised(self, is_last: bool) -> Iterator[None]:
+        """Exchanges gradients after the last micro-batch alone."""
+        if isinstance(self.wrapped, FSDPModule):
+            self.wrapped.set_requires_gradient_sync(is_last)
+            yield
+        elif isinstance(self.wrapped, DistributedDataParallel) and not is_last:
+            with self.wrapped.no_sync():
+                yield
+        else:
+            yield
+
+    def _distributed(self) -> nn.Module:
+        """The method as several processes train it: copied (DDP) or sharded (FSDP)."""
+        accelerator = self.accelerator
+        if accelerator.num_processes == 1:
+            return self.method
+        if self.settings.sharded:
+            for block in _blocks(self.method):
+                fully_shard(block)
+            # The root, too, goes back to shards after each forward: averages and checkpoints expect shards.
+            fully_shard(self.method, reshard_after_forward=True)
+            register_fsdp_forward_method(self.method, "nats")  # sharded weights are gathered in forwards alone
+            return self.method
+        devices = [accelerator.device] if accelerator.device.type == "cuda" else None
+        return DistributedDataParallel(self.method, device_ids=devices)
+
+    # ---- validation -------------------------------------------------------------------------------------------------
+
+    def _validate(self, line: ProgressLine) -> None:
+        """Scores the held-out sentences, notes the figure, and remembers whether it is the best."""
+        score = self.validate()
+        is_better = self.standing.best is None or score.nats_per_token < self.standing.best
+        if is_better:
+            self.standing = replace(
+                self.standing, best=score.nats_per_token, best_step=self.standing.step, validations_since_best=0
+            )
+        else:
+            self.standing = replace(self.standing, validations_since_best=self.standing.validations_since_best + 1)
+        self._log(
+            {
+                "validation_nats_per_token": score.nats_per_token,
+                "validation_standard_error": score.standard_error,
+                "validation_perplexity_per_token": score.perplexity,
+                "likelihood": score.kind.value,
+            }
+        )
+        line.say(
+            f"step {self.standing.step}: {score.kind.value} on held-out text {score.nats_per_token:.4f} "
+            f"± {1.96 * score.standard_error:.4f} nats a token (perplexity {score.perplexity:.1f})"
+        )
+
+    @torch.no_grad()
+    def validate(self) -> Score:
+        """The method's nats on the held-out sentences, with averaged weights if there are any."""
+        settings, accelerator = self.settings, self.accelerator
+        count = min(len(self.validation.lengths), settings.validation_sentences)
+        by_length = np.argsort(np.asarray(self.validation.lengths[:count]), kind="stable")
+        chunks = [by_length[start : start + 32] for start in range(0, count, 32)]
+        nats = torch.zeros(count, dtype=torch.float64, device=accelerator.device)
+        tokens = torch.zeros_like(nats)
+        with self._evaluating():
+            # Under sharding all processes must call the network equally often.
+            rounds = math.ceil(len(chunks) / accelerator.num_processes)
+            for turn in range(rounds):
+                index = turn * accelerator.num_processes + accelerator.process_index
+                is_mine = index < len(chunks)
+                rows = chunks[index if is_mine else 0]
+                batch = self.validation.batch(rows.tolist()).to(accelerator.device)
+                estimate = self._mean_nats(batch)
+                if is_mine:
+                    nats[rows] = estimate
+                    tokens[rows] = batch.editable.sum(dim=1).double()
+        nats, tokens = (accelerator.reduce(value, reduction="sum") for value in (nats, tokens))
+        return _score(nats, tokens, self.method.objective.likelihood)
+
+    def _mean_nats(self, batch: Batch) -> Tensor:
+        """The mean over a few draws, each from its own slice of time."""
+        draws = self.settings.validation_draws
+        total = torch.zeros(len(batch.tokens), dtype=torch.float64, device=batch.tokens.device)
+        for draw in range(draws):
+            slice_ = torch.tensor([draw / draws, (draw + 1) / draws], dtype=torch.float64, device=total.device)
+            stratified = replace(batch, strata=slice_.expand(len(total), 2))
+            with self.accelerator.autocast():
+                total += self.method.nats(stratified, Noise(_VALIDATION_SEED, draw)).double()
+        return total / draws
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Without dropout, and with averaged weights if there are any."""
+        self.method.eval()
+        try:
+            if self.averages:
+                with self.averages.in_place_of(self.method):
+                    yield
+            else:
+                yield
+        finally:
+            self.method.train()
+
+    # ---- what is kept -----------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint; the previous one stays until this one is complete."""
+        weights = weights_of(self.method)
+        state = optimiser_state(self.optimiser, self.method)
+        averages: dict[str, Tensor] | None = None
+        if self.averages:
+            with self.averages.in_place_of(self.method):
+                averages = weights_of(self.method)
+        path = self.run.checkpoint(self.standing.step)
+        if self.accelerator.is_main_process:
+            with written_folder(path) as folder:
+                save_tensors(weights, folder / "weights.safetensors")
+                save_tensors(state, folder / "optimiser.safetensors")
+                if averages is not None:
+                    save_tensors(averages, folder / "averages.safetensors")
+                num_averaged = self.averages.num_updates if self.averages else 0
+                write_json(folder / "standing.json", asdict(self.standing) | {"num_averaged": num_averaged})
+            self.run.name("last", path)
+            if self.standing.best_step == self.standing.step:
+                self.run.name("best", path)
+            self.run.tidy(self.settings.keep)
+        self.accelerator.wait_for_everyone()
+
+    def resume(self) -> None:
+        """Goes back to the last checkpoint."""
+        path = self.run.named("last")
+        if path is None:
+            raise ValueError(f"{str(self.run.path)!r} has no checkpoint to resume from; start it without --resume")
+        plain = read_json(path / "standing.json")
+        num_averaged = plain.pop("num_averaged")
+        self.standing = Standing.from_json(plain)
+        set_weights(self.method, load_tensors(path / "weights.safetensors"))
+        set_optimiser_state(self.optimiser, self.method, load_tensors(path / "optimiser.safetensors"))
+        if self.averages:
+            self.averages.restore(load_tensors(path / "averages.safetensors"), num_averaged)
+        if self.accelerator.is_main_process:
+            _forget_after(self.run.log, self.standing.step)
+
+    def _export_best(self) -> None:
+        path = self.run.named("best") or self.run.named("last")
+        if path is not None and self.accelerator.is_main_process:
+            averages = path / "averages.safetensors"
+            weights = load_tensors(averages if averages.exists() else path / "weights.safetensors")
+            with written_folder(self.run.model) as folder:
+                self.export(weights, folder)
+        self.accelerator.wait_for_everyone()
+
+    # ---- what is said -----------------------------------------------------------------------------------------------
+
+    def _log_window(self, window: _Window, norm: Tensor, line: ProgressLine) -> None:
+        loss = float(self.accelerator.reduce(window.loss, reduction="mean"))
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss is {loss} at step {self.standing.step}; the last checkpoint is good: "
+                "resume with a lower learning rate or in bf16"
+            )
+        rate = self.learning_rate(self.standing.step - 1)
+        self._log(
+            {
+                "loss": loss,
+                "learning_rate": rate,
+                "gradient_norm": float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm),
+                "tokens_per_second": window.speed,
+                "epoch": self.standing.position.epoch,
+                "tokens": self.standing.tokens,
+            }
+        )
+        best = f", best bound {self.standing.best:.3f}" if self.standing.best is not None else ""
+        line.update(self.standing.step, f"loss {loss:.3f}{best}, {window.speed:,.0f} tokens/s")
+
+    def _log(self, event: dict[str, Any]) -> None:
+        if self.accelerator.is_main_process:
+            with self.run.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": self.standing.step, "time": time.time(), **event}) + "\n")
+        numbers = {name: value for name, value in event.items() if isinstance(value, int | float)}
+        if self.settings.trackers:
+            self.accelerator.log(numbers, step=self.standing.step)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Turns Ctrl-C and a polite kill into a checkpoint and an orderly end; a second one ends at once."""
+
+        def note(number: int, _: Any) -> None:
+            self.signalled = True
+            signal.signal(number, before[signal.Signals(number)])
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Window:
+    """What happened since the last line of the log."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.steps = 0
+        self.tokens = 0
+        self.started = time.perf_counter()
+
+    def add(self, loss: Tensor, tokens: int) -> None:
+        self.total = loss if self.total is None else self.total + loss
+        self.steps += 1
+        self.tokens += tokens
+
+    @property
+    def loss(self) -> Tensor:
+        assert self.total is not None
+        return self.total / self.steps
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / (time.perf_counter() - self.started)
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """The parts of a Hugging Face model that are never split, less those that share weights with others."""
+    names = {
+        name
+        for model in module.modules()
+        if isinstance(model, PreTrainedModel)
+        for name in model._no_split_modules or ()
+    }
+    uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+    return [
+        block
+        for block in module.modules()
+        if type(block).__name__ in names and all(uses[id(parameter)] == 1 for parameter in block.parameters())
+    ]
+
+
+def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Biases and norms are not decayed."""
+    matrices = [parameter for parameter in module.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _learning_rate(settings: Training) -> Callable[[int], float]:
+    """The learning rate at a step, as transformers' schedules have it, with no state to save."""
+    stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = get_scheduler(
+        settings.decay, stand_in, num_warmup_steps=settings.warmup, num_training_steps=settings.steps
+    )
+    factor = schedule.lr_lambdas[0]
+    return lambda step: settings.learning_rate * float(factor(step + 1))
+
+
+def _dropout_seed(seed: int, step: int, process: int) -> int:
+    return ((seed * 1_000_003 + step) * 65_536 + process) % 2**63
+
+
+def _inert(batch: Batch) -> Batch:
+    return replace(batch, editable=torch.zeros_like(batch.editable))
+
+
+def _score(nats: Tensor, tokens: Tensor, kind: Likelihood) -> Score:
+    """Nats a token over all sentences, with the standard error of that ratio."""
+    mean = float(nats.sum() / tokens.sum())
+    residual = nats - mean * tokens
+    error = math.sqrt(float(residual.square().sum())) / float(tokens.sum())
+    return Score(mean, error, kind)
+
+
+def _forget_after(log: Path, step: int) -> None:
+    """Drops what a run logged after the checkpoint it goes back to."""
+    if not log.exists():
+        return
+    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+    temporary = log.with_name(log.name + ".unfinished")
+    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    temporary.replace(log)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # cut off by a kill
+        return math.inf

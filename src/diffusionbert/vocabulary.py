@@ -1,0 +1,221 @@
+"""Vocabularies: sentences become tokens, and tokens sentences again; strings stop here.
+
+`Vocabulary` wraps any fast tokenizer of transformers that has a mask token; `train_wordpiece` makes a new one from
+texts. A row is the tokenizer's own template around a text, `[CLS] text [SEP]`, or around a pair, `[CLS] source
+[SEP] target [SEP]`: what may be edited is always what stands between the last two special tokens. This module
+knows nothing of networks or noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
+
+from diffusionbert.reading import Pair
+from diffusionbert.shapes import TokenSet
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+"""The special tokens of a trained WordPiece, in the order of their ids."""
+SMALLEST = 512
+"""A WordPiece below this size has no room for words beside its alphabet."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The tokens of one tokenizer, and which of them may be written."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def __post_init__(self) -> None:
+        name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
+        if not self.tokenizer.is_fast:
+            raise ValueError(
+                f"tokenizer {name!r} exists in slow Python only: use one with a tokenizer.json (a fast tokenizer)"
+            )
+        for token in ("mask_token", "pad_token"):
+            if getattr(self.tokenizer, token) is None:
+                raise ValueError(
+                    f"tokenizer {name!r} has no {token}: use that of a masked language model, such as bert-base-uncased"
+                )
+        if int(self.writable.sum()) < 2:
+            raise ValueError(f"tokenizer {name!r} has no tokens besides special ones: its vocabulary file is missing")
+        if not self._frames_its_text():
+            raise ValueError(
+                f"tokenizer {name!r} does not put special tokens around a text, as in [CLS] … [SEP]: "
+                "use that of a BERT-like model"
+            )
+
+    @classmethod
+    def load(cls, name_or_folder: str | Path) -> Vocabulary:
+        """Opens the tokenizer in a folder, or by its name on the Hub."""
+        if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
+            raise ValueError(f"no folder {str(name_or_folder)!r}: give a tokenizer's folder, or its Hub name")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False)
+        except Exception as error:  # whatever the library stumbles over, the user gets one line
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"no tokenizer at {str(name_or_folder)!r}: expected a folder with tokenizer.json, or a name on the "
+                f"Hub and a connection to it ({reason})"
+            ) from error
+        return cls(tokenizer)
+
+    def save(self, folder: Path) -> None:
+        """Writes the files that `load` and transformers' `AutoTokenizer` open."""
+        self.tokenizer.save_pretrained(folder)
+
+    @property
+    def mask_id(self) -> int:
+        """The id that hides a token."""
+        return int(self.tokenizer.mask_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills up short rows."""
+        return int(self.tokenizer.pad_token_id)
+
+    @property
+    def unk_id(self) -> int | None:
+        """The id of what the vocabulary has no token for, unless it has a token for everything."""
+        return None if self.tokenizer.unk_token_id is None else int(self.tokenizer.unk_token_id)
+
+    @cached_property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.tokenizer.get_vocab().values()) + 1
+
+    @cached_property
+    def special(self) -> TokenSet:
+        """The ids that no text contains: `[MASK]`, `[PAD]`, `[CLS]`, … but not `[UNK]`."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        ids = {*self.tokenizer.all_special_ids, *(index for index, token in added if token.special)}
+        return self._marked(ids - {self.unk_id})
+
+    @cached_property
+    def writable(self) -> TokenSet:
+        """The ids over which a likelihood sums to one: all that a text can contain, so `[UNK]` too."""
+        return self._marked(self.tokenizer.get_vocab().values()) & ~self.special
+
+    @cached_property
+    def forbidden(self) -> TokenSet:
+        """The writable ids that a sampler must never write: `[UNK]` is no word."""
+        return self._marked([] if self.unk_id is None else [self.unk_id])
+
+    def num_special(self, *, paired: bool) -> int:
+        """The number of special tokens in a row."""
+        return int(self._plain.num_special_tokens_to_add(paired))
+
+    def encode(self, sentences: Sequence[str], *, marked: bool = False) -> list[list[int]]:
+        """Rows `[CLS] sentence [SEP]`. A `[MASK]` written in a text is made of characters, unless `marked`.
+
+        All cores work: the tokenizer spreads the sentences of one call over threads of its own.
+        """
+        backend = self._marking if marked else self._plain
+        return [row.ids for row in backend.encode_batch_fast(list(sentences))]
+
+    def encode_pairs(self, pairs: Sequence[Pair], *, marked: bool = False) -> list[list[int]]:
+        """Rows `[CLS] source [SEP] target [SEP]`, or what the tokenizer's template for pairs is."""
+        backend = self._marking if marked else self._plain
+        return [row.ids for row in backend.encode_batch_fast([(source, target) for source, target in pairs])]
+
+    def decode(self, tokens: Sequence[int] | Tensor) -> str:
+        """The text of a row, without its special tokens."""
+        ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
+        return str(self.tokenizer.decode(ids[~self.special[ids]].tolist()))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names this vocabulary in cache keys: another token, id or rule gives another one."""
+        description = f"{self._plain.to_str()} {self.special.nonzero().tolist()}"
+        return hashlib.sha256(description.encode()).hexdigest()
+
+    @cached_property
+    def _plain(self) -> Any:
+        """To this copy, special tokens written in a text are characters, so that no corpus can forge them."""
+        backend = self._backend_copy()
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def _marking(self) -> Any:
+        """To this copy, special tokens written in a text are those tokens."""
+        return self._backend_copy()
+
+    def _backend_copy(self) -> Any:
+        """A tokenizer of its own, because transformers leaves its last padding and truncation in the shared one."""
+        backend: Any = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        return backend
+
+    def _marked(self, ids: Iterable[int]) -> Tensor:
+        marked = torch.zeros(self.size, dtype=torch.bool)
+        marked[list(ids)] = True
+        return marked
+
+    def _frames_its_text(self) -> bool:
+        rows = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
+        flags = [self.special[row].tolist() for row in rows]
+        return all(len(row) > 2 and row[0] and row[-1] and not row[-2] for row in flags)
+
+
+def train_wordpiece(
+    sentences: Iterable[str], size: int, *, lower: bool = True, min_frequency: int = 2, max_alphabet: int = 1000
+) -> Vocabulary:
+    """Trains a WordPiece of at most `size` tokens; the same texts give the same vocabulary, in whatever order.
+
+    The texts are read twice, first for the alphabet: an iterator that can be read only once is held in memory.
+    Characters that are neither ASCII nor among the `max_alphabet` most frequent ones become `[UNK]`.
+    """
+    if size < SMALLEST:
+        raise ValueError(f"a vocabulary of {size} tokens is too small: ask for at least {SMALLEST}, usually thousands")
+    sentences = list(sentences) if isinstance(sentences, Iterator) else sentences
+    tokenizer: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    alphabet = _alphabet(sentences, tokenizer.normalizer, min(max_alphabet, size // 4))
+    # The trainer numbers the pieces ##x as it meets words, in random order, and breaks ties between equally frequent
+    # merges by these numbers. As "special" tokens they have theirs beforehand, and training becomes deterministic.
+    inner = [f"##{character}" for character in alphabet if _joins_words(character, tokenizer)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        special_tokens=SPECIAL + inner,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return Vocabulary(BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=lower))
+
+
+def _alphabet(sentences: Iterable[str], normalizer: Any, limit: int) -> list[str]:
+    """The most frequent characters and those of every keyboard; among equally frequent ones, by their code."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    remaining = iter(sentences)
+    while chunk := list(islice(remaining, 10_000)):
+        codes = np.frombuffer(normalizer.normalize_str("\n".join(chunk)).encode("utf-32-le"), dtype=np.uint32)
+        counts += np.bincount(codes, minlength=len(counts))
+    if not counts.any():
+        raise ValueError("there is no text to train a vocabulary on: give at least some sentences")
+    by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    keyboard = normalizer.normalize_str(string.ascii_letters + string.digits + string.punctuation)
+    return sorted({*map(chr, by_frequency[:limit].tolist()), *keyboard} - set(string.whitespace))
+
+
+def _joins_words(character: str, tokenizer: Any) -> bool:
+    """Whether a character can stand inside a word, unlike punctuation and Chinese."""
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1

@@ -1,0 +1,244 @@
+"""Whole runs from the command line: pydoc in, a model folder out; every start; every wrong word."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from backbones import backbone_of
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from diffusionbert.cli import main
+from diffusionbert.experiments import Bell, Diffusion, Experiment, Pretrained, Time, from_json, to_json
+from diffusionbert.methods.discrete import Quantity
+from diffusionbert.original import load_original
+from diffusionbert.presets import PRESETS, masked
+from diffusionbert.schedules import Mean, Spindle
+from diffusionbert.settings import Training
+
+QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
+SHORT = ["--max-length=48"]
+SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", *SHORT]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def masked_run(tmp_path_factory, cache) -> Path:
+    """A network pretrained (hardly) by masking."""
+    output = tmp_path_factory.mktemp("runs") / "masked"
+    main(["pretrain", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
+    return output
+
+
+def log(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+
+
+def test_pretraining_leaves_a_folder_that_transformers_opens(masked_run):
+    model, report = AutoModelForMaskedLM.from_pretrained(masked_run / "model", output_loading_info=True)
+    assert not report["missing_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(masked_run / "model")
+    logits = model(**tokenizer("the value of the [MASK] .", return_tensors="pt")).logits
+    assert logits.shape[-1] == len(tokenizer) == model.config.vocab_size
+    assert (masked_run / "model" / "README.md").read_text().count("pseudo") == 1
+    about = json.loads((masked_run / "model" / "diffusionbert.json").read_text())
+    assert about["experiment"]["objective"]["kind"] == "Masking"
+    assert set(load_file(masked_run / "model" / "token_counts.safetensors")) == {"counts", "length_histogram"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--schedule=spindle", "--time=layers"],
+        ["--schedule=spindle-sentence", "--time=prefix"],
+        ["--schedule=spindle-sentence", "--quantity=paper"],
+        ["--noise=uniform", "--hybrid=0.01", "--time=layers-learned"],
+        ["--method=continuous", "--schedule=cosine", "--bell=0.8", "--averaging=0.9"],
+        ["--method=any-order", "--batch-rows=8"],
+    ],
+    ids=" ".join,
+)
+def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path, options):
+    quick = [option for option in QUICK if not (option.startswith("--batch-tokens") and "--batch-rows=8" in options)]
+    output = tmp_path / "run"
+    main(
+        [
+            "train",
+            "--data=pydoc",
+            f"--output={output}",
+            f"--cache={cache}",
+            f"--start={masked_run}",
+            *SHORT,
+            *quick,
+            *options,
+        ]
+    )
+    validations = [event for event in log(output) if "validation_nats_per_token" in event]
+    assert [event["step"] for event in validations] == [0, 3, 6]
+    assert validations[0]["likelihood"] == ("pseudo" if "--quantity=paper" in options else "bound")
+    assert (output / "model" / "conditioning.safetensors").exists() == any("--time" in option for option in options)
+
+
+def test_a_start_brings_its_weights(masked_run, cache, tmp_path):
+    output = tmp_path / "run"
+    start = ["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", f"--start={masked_run}", *SHORT]
+    main([*start, "--steps=1", "--learning-rate=1e-12", "--time=layers"])
+    before, after = (load_file(run / "model" / "model.safetensors") for run in (masked_run, output))
+    assert all(torch.allclose(tensor, after[name], atol=1e-6) for name, tensor in before.items())
+    # …and the time embeddings too, if it has any of the kind asked for
+    again = tmp_path / "again"
+    weights = {name: tensor + 1 for name, tensor in load_file(output / "model" / "conditioning.safetensors").items()}
+    save_file(weights, output / "model" / "conditioning.safetensors")
+    main(["train", "--data=pydoc", f"--output={again}", f"--cache={cache}", f"--start={output}", "--time=layers",
+          "--steps=1", "--learning-rate=1e-12", *SHORT])  # fmt: skip
+    kept = load_file(again / "model" / "conditioning.safetensors")
+    assert all(torch.allclose(tensor, kept[name], atol=1e-6) for name, tensor in weights.items())
+
+
+def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
+    """As a user would have it: the command itself killed at an arbitrary time, then run with --resume."""
+    common = ["--data=pydoc", f"--cache={cache}", "--steps=30", "--validate-every=15", "--save-every=4", *SMALL]
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    main(["train", f"--output={straight}", *common])
+    command = [sys.executable, "-m", "diffusionbert.cli", "train", f"--output={killed}"]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: sums in another order differ in the last bit
+    process = subprocess.Popen([*command, *common], env=one_thread, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (killed / "checkpoints" / "step-00000004").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "model").exists()
+    main(["train", f"--output={killed}", "--resume"])
+    for name in ("weights", "optimiser"):
+        first, second = (
+            load_file(run / "checkpoints" / "step-00000030" / f"{name}.safetensors") for run in (straight, killed)
+        )
+        assert first.keys() == second.keys()
+        assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+
+
+def test_auto_measures_and_predicts(cache, tmp_path, capsys):
+    main(["train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--auto", *QUICK, *SMALL])
+    assert "tokens/s" in (said := capsys.readouterr().err)
+    assert "will take about" in said
+
+
+def test_an_original_checkpoint_is_imported(masked_run, cache, tmp_path):
+    """The release's `.th` files: weights under `model`, names as in transformers, pickled by torch.save."""
+    donor = backbone_of("bert")
+    weights = {f"module.{name}": tensor for name, tensor in donor.state_dict().items()}
+    torch.save({"model": weights, "optimizer": {"state": {}, "param_groups": []}}, tmp_path / "best.th")
+    model = load_original(tmp_path / "best.th")
+    assert torch.equal(model.get_input_embeddings().weight, donor.get_input_embeddings().weight)
+    assert torch.equal(model.get_output_embeddings().weight, donor.get_output_embeddings().weight)
+
+
+class Malicious:
+    """What a pickle can do."""
+
+    def __reduce__(self):
+        return print, ("this must never be printed",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model": Malicious()}, "not opened"),
+        ({"optimizer": {}}, "no weights"),
+        ({"model": {"gpt.weight": torch.zeros(2)}}, "no BERT"),
+    ],
+)
+def test_bad_original_checkpoints_are_refused(tmp_path, capsys, content, message):
+    torch.save(content, tmp_path / "bad.th")
+    with pytest.raises(ValueError, match=message):
+        load_original(tmp_path / "bad.th")
+    assert "never be printed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_experiments_survive_json(preset):
+    experiment = preset("pydoc")
+    varied = Experiment(
+        experiment.data,
+        Pretrained("some/model"),
+        Time.LAYERS,
+        Diffusion(Spindle(0.2, Mean.SENTENCE, 0.1), 64, Quantity.PAPER, 0.01, Bell(0.5), uniform_noise=False),
+        Training(steps=3, patience=2, trackers=("tensorboard",)),
+    )
+    for each in (experiment, masked(experiment), varied):
+        assert from_json(json.loads(json.dumps(to_json(each)))) == each
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "Nonsense"}, {"wrong_name": 1}, {"time": "sometimes"}, {"data": {"kind": "Data", "corpus": 3}}],
+    ids=str,
+)
+def test_damaged_settings_are_refused(change):
+    with pytest.raises(ValueError, match=r"unknown kind|no setting|not a valid|must be"):
+        from_json(to_json(PRESETS["tiny"]("pydoc")) | change)
+
+
+def wrong(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert said
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data=no-such-file.txt"], "no-such-file"),
+        ([], "--data"),
+        (["--data=pydoc", "--batch-tokens=9", "--batch-rows=9"], "exclude"),
+        (["--data=pydoc", "--steps=0"], "steps"),
+        (["--data=pydoc", "--start=no/such/model"], "no/such/model"),
+        (["--data=pydoc", "--resume"], "experiment.json"),
+        (["--data=pydoc", "--schedule=spindle-sentence", "--floor=0"], "floor"),
+        (["--data=pydoc", "--bell=2"], "depth"),
+    ],
+    ids=str,
+)
+def test_wrong_use_is_one_line_and_exit_code_2(capsys, cache, tmp_path, options, message):
+    said = wrong(capsys, "train", f"--output={tmp_path / 'run'}", f"--cache={cache}", *options)
+    errors = [line for line in said.splitlines() if line.startswith("diffusionbert: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_network_that_is_too_short_is_refused_before_anything_is_written(capsys, cache, masked_run, tmp_path):
+    output = tmp_path / "run"
+    said = wrong(capsys, "train", "--data=pydoc", f"--output={output}", f"--cache={cache}", f"--start={masked_run}")
+    assert "--max-length" in said
+    assert not output.exists()
+
+
+def test_an_existing_run_is_never_overwritten(capsys, cache, masked_run):
+    said = wrong(capsys, "train", "--data=pydoc", f"--output={masked_run}", f"--cache={cache}")
+    assert "--resume" in said
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_help_has_an_example(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "Example: diffusionbert" in capsys.readouterr().out

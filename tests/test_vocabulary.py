@@ -1,0 +1,433 @@
+"""Vocabularies and encoded corpora: text survives the way there and back, and a cache is right or not there."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+
+from diffusionbert import encoded as encoded_module
+from diffusionbert.corpus import Corpus, parse_corpus
+from diffusionbert.encoded import Overlong, encode_corpus, open_encoded
+from diffusionbert.reading import Pair
+from diffusionbert.schedules import TokenInformation
+from diffusionbert.sources import Split
+from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+
+SENTENCES = list(parse_corpus("pydoc"))[:300]
+
+
+def bert_like() -> Vocabulary:
+    return train_wordpiece(SENTENCES, 600)
+
+
+def roberta_like() -> Vocabulary:
+    """Byte-level BPE in RoBERTa's frame: no [UNK] is ever needed, and pairs have two separators."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return Vocabulary(framed(tokenizer))
+
+
+def xlmr_like() -> Vocabulary:
+    """A Unigram model, whose pieces include the special tokens' own spelling."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    pieces = [(token, 0.0) for token in special] + [(piece, -2.0) for piece in ("▁", "a", "b", "c", "▁a", "ab")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return Vocabulary(framed(tokenizer))
+
+
+def framed(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in names.items()}
+    )
+
+
+KINDS = {"bert": bert_like, "roberta": roberta_like, "xlmr": xlmr_like}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def vocabulary(request) -> Vocabulary:
+    return KINDS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def wordpiece() -> Vocabulary:
+    return bert_like()
+
+
+def corpus_of(path: Path, lines: list[str]) -> Corpus:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return parse_corpus(str(path), Split.ALL)
+
+
+# Vocabularies
+
+
+def test_special_and_writable_tokens_share_out_the_ids(vocabulary):
+    special = set(vocabulary.special.nonzero()[:, 0].tolist())
+    assert {vocabulary.mask_id, vocabulary.pad_id} <= special
+    assert vocabulary.unk_id not in special
+    assert vocabulary.size == len(vocabulary.tokenizer)
+    assert (vocabulary.special ^ vocabulary.writable).all()
+    assert vocabulary.forbidden.nonzero()[:, 0].tolist() == [vocabulary.unk_id]
+    assert (vocabulary.forbidden <= vocabulary.writable).all()
+
+
+def test_rows_are_framed_as_transformers_frames_them(vocabulary):
+    text = "a b the value of an object"
+    assert vocabulary.encode([text])[0] == vocabulary.tokenizer(text)["input_ids"]
+    pair = Pair("a the value", "b an object")
+    assert vocabulary.encode_pairs([pair])[0] == vocabulary.tokenizer(*pair)["input_ids"]
+    row = torch.tensor(vocabulary.encode([text])[0])
+    assert int(vocabulary.special[row].sum()) == vocabulary.num_special(paired=False) == 2
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_text_survives_the_round_trip(kind):
+    vocabulary = KINDS[kind]()
+    text = "the value of an object, if any, isn't known (yet)."
+    row = vocabulary.encode([text])[0]
+    assert vocabulary.decode(row).replace(" ", "") == text.replace(" ", "")
+    assert vocabulary.decode(torch.tensor(row)) == vocabulary.decode(row)
+    assert vocabulary.encode([vocabulary.decode(row)])[0] == row
+    assert vocabulary.decode([vocabulary.pad_id, vocabulary.mask_id]) == vocabulary.decode([]) == ""
+
+
+def test_a_mask_written_in_a_text_is_a_mask_only_on_request(wordpiece):
+    text = "the [MASK] of [SEP] an object [UNK]"
+    plain, marked = wordpiece.encode([text])[0], wordpiece.encode([text], marked=True)[0]
+    assert int(wordpiece.special[plain].sum()) == 2
+    assert wordpiece.mask_id not in plain
+    assert marked.count(wordpiece.mask_id) == 1
+    assert wordpiece.decode(plain) == "the [ mask ] of [ sep ] an object [ unk ]"
+
+
+def test_padding_by_others_does_no_harm(wordpiece):
+    vocabulary = Vocabulary(wordpiece.tokenizer)
+    wordpiece.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=3)
+    assert vocabulary.fingerprint == wordpiece.fingerprint
+    assert [len(row) for row in vocabulary.encode(["a", "a b c"], marked=True)] == [3, 5]
+
+
+def test_saved_vocabularies_reopen(vocabulary, tmp_path):
+    vocabulary.save(tmp_path)
+    reopened = Vocabulary.load(tmp_path)
+    assert reopened.fingerprint == vocabulary.fingerprint
+    texts = SENTENCES[:20]
+    assert reopened.encode(texts) == vocabulary.encode(texts)
+    assert AutoTokenizer.from_pretrained(str(tmp_path))(texts)["input_ids"] == vocabulary.encode(texts)
+
+
+def test_what_is_no_masked_vocabulary_is_refused_in_one_line(tmp_path, wordpiece):
+    with pytest.raises(ValueError, match=r"^no folder '.*none': give a tokenizer's folder, or its Hub name$"):
+        Vocabulary.load(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"^no tokenizer at 'no/such': expected a folder with tokenizer\.json.*$"):
+        Vocabulary.load("no/such")
+    bare = PreTrainedTokenizerFast(tokenizer_object=wordpiece.tokenizer.backend_tokenizer, pad_token="[PAD]")
+    with pytest.raises(ValueError, match="has no mask_token: use that of a masked language model"):
+        Vocabulary(bare)
+    # Without its files, transformers silently makes up a tokenizer of five special tokens.
+    wordpiece.save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="has no tokens besides special ones: its vocabulary file is missing"):
+        Vocabulary.load(tmp_path)
+    unframed = Tokenizer(models.WordLevel({"<pad>": 0, "<mask>": 1, "a": 2, "b": 3}, unk_token="b"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=unframed, pad_token="<pad>", mask_token="<mask>")
+    with pytest.raises(ValueError, match="does not put special tokens around a text"):
+        Vocabulary(tokenizer)
+
+
+class SlowTokenizer(BertTokenizer):
+    """A tokenizer as the few that transformers has in Python alone."""
+
+    is_fast = False
+
+
+def test_slow_tokenizers_are_refused(wordpiece):
+    with pytest.raises(ValueError, match=r"exists in slow Python only: use one with a tokenizer\.json"):
+        Vocabulary(SlowTokenizer(vocab=wordpiece.tokenizer.get_vocab()))
+
+
+# Training a WordPiece
+
+
+def fingerprint_elsewhere(order: int) -> str:
+    return train_wordpiece(SENTENCES[::order], 600).fingerprint
+
+
+def test_wordpiece_training_is_deterministic_whatever_the_order(wordpiece):
+    # The library alone gives another vocabulary each time, also within one process.
+    assert {fingerprint_elsewhere(order) for order in (1, -1, 1)} == {wordpiece.fingerprint}
+    assert train_wordpiece(iter(SENTENCES), 600).fingerprint == wordpiece.fingerprint
+
+
+def test_wordpiece_sizes_and_case(wordpiece):
+    assert wordpiece.size == 600
+    assert wordpiece.tokenizer.convert_ids_to_tokens(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    cased = train_wordpiece(SENTENCES, 700, lower=False)
+    assert cased.decode(cased.encode(["The Object"])[0]) == "The Object"
+    assert wordpiece.decode(wordpiece.encode(["The Object"])[0]) == "the object"
+    assert wordpiece.unk_id not in wordpiece.encode(['zz\'q "x" 3-4!'])[0]
+    assert train_wordpiece(["a tiny text"], 600).size < 600
+    rare = [chr(0x4E00 + number) for number in range(900)]
+    assert train_wordpiece([*SENTENCES, *rare], 600).size == 600
+    with pytest.raises(ValueError, match="a vocabulary of 50 tokens is too small: ask for at least 512"):
+        train_wordpiece(SENTENCES, 50)
+    with pytest.raises(ValueError, match="there is no text to train a vocabulary on"):
+        train_wordpiece([], 600)
+
+
+# Encoded corpora
+
+TEXTS = ["a b the value of an object", "a", "a b c", "the object itself is an object", "a b a b"]
+
+
+def test_rows_come_back_and_counts_are_right(tmp_path, vocabulary):
+    encoded = encode_corpus(corpus_of(tmp_path / "a.txt", TEXTS), vocabulary, tmp_path / "cache", max_length=64)
+    rows = vocabulary.encode(TEXTS)
+    assert len(encoded) == len(TEXTS)
+    assert [encoded.row(index).tolist() for index in range(len(TEXTS))] == rows
+    assert encoded.lengths.tolist() == [len(row) for row in rows]
+    inner = Counter(token for row in rows for token in row[1:-1])
+    assert {token: count for token, count in enumerate(encoded.counts.tolist()) if count} == inner
+    histogram = Counter(len(row) - 2 for row in rows)
+    assert {length: count for length, count in enumerate(encoded.length_histogram.tolist()) if count} == histogram
+    assert encoded.report.summary() == "5 kept"
+    information = TokenInformation.from_counts(encoded.counts, writable=vocabulary.writable)
+    assert information.values.shape == (vocabulary.size,)
+    with pytest.raises(IndexError, match="row 5 of 5"):
+        encoded.row(5)
+
+
+def test_batches_are_padded_and_edit_the_sentence_alone(tmp_path, vocabulary):
+    encoded = encode_corpus(corpus_of(tmp_path / "a.txt", TEXTS), vocabulary, tmp_path / "cache")
+    indices = [3, 1, 3]
+    batch = encoded.batch(indices)
+    rows = [vocabulary.encode(TEXTS)[index] for index in indices]
+    assert batch.tokens.shape == (3, max(map(len, rows)))
+    for place, row in enumerate(rows):
+        tail = batch.tokens.shape[1] - len(row)
+        assert batch.tokens[place].tolist() == row + [vocabulary.pad_id] * tail
+        assert batch.attend[place].tolist() == [True] * len(row) + [False] * tail
+        assert batch.editable[place].tolist() == [False] + [True] * (len(row) - 2) + [False] * (tail + 1)
+    assert batch.example.tolist() == indices
+    assert batch.strata.tolist() == [[0.0, 1.0]] * 3
+    for wrong in ([], [-1], [5]):
+        with pytest.raises(IndexError, match="give at least one, each from 0 to 4"):
+            encoded.batch(wrong)
+
+
+def test_an_unknown_word_is_editable(tmp_path, wordpiece):
+    encoded = encode_corpus(corpus_of(tmp_path / "a.txt", ["the 中 object"]), wordpiece, tmp_path)
+    batch = encoded.batch([0])
+    assert batch.editable[batch.tokens == wordpiece.unk_id].tolist() == [True]
+    assert encoded.counts[wordpiece.unk_id] == 1
+
+
+def test_pairs_freeze_their_source(tmp_path, vocabulary):
+    (tmp_path / "pairs.tsv").write_text("a b c\ta b\na\tb a b the object\n", encoding="utf-8")
+    corpus = parse_corpus(str(tmp_path / "pairs.tsv"), Split.ALL)
+    encoded = encode_corpus(corpus, vocabulary, tmp_path / "cache")
+    targets = [row[1:-1] for row in vocabulary.encode(["a b", "b a b the object"])]
+    batch = encoded.batch([0, 1])
+    for row, target in enumerate(targets):
+        assert batch.tokens[row][batch.editable[row]].tolist() == target
+        last = int(batch.attend[row].sum()) - 1
+        assert batch.editable[row].nonzero()[:, 0].tolist() == list(range(last - len(target), last))
+    assert int(encoded.counts.sum()) == sum(map(len, targets))
+
+
+def test_rows_that_cannot_be_used_are_counted(tmp_path, wordpiece):
+    path = tmp_path / "a.txt"
+    corpus = corpus_of(path, ["the object", "the " * 7, "\u200b", "the " * 6])  # BERT drops the third's only character
+    encoded = encode_corpus(corpus, wordpiece, tmp_path, max_length=8)
+    assert len(encoded) == 2
+    assert encoded.report.summary() == (
+        f"2 kept; 2 skipped: 1 of more than 8 tokens (first at {path}:2), 1 without a token (first at {path}:3)"
+    )
+    cut = encode_corpus(corpus, wordpiece, tmp_path, max_length=8, overlong=Overlong.CUT)
+    assert cut.report.summary().startswith(f"3 kept; 1 of them cut (first at {path}:2); 1 skipped")
+    assert cut.row(1).tolist() == encoded.row(1).tolist()
+    assert cut.length_histogram.tolist() == [0, 0, 1, 0, 0, 0, 2, 0, 0]
+
+
+def test_of_a_pair_the_target_is_cut(tmp_path, wordpiece):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(f"the\t{'the ' * 9}\n{'the ' * 9}\tthe\n", encoding="utf-8")
+    corpus = parse_corpus(str(path), Split.ALL)
+    encoded = encode_corpus(corpus, wordpiece, tmp_path, max_length=8, overlong=Overlong.CUT)
+    assert encoded.batch([0]).editable[0].tolist() == [False] * 3 + [True] * 4 + [False]
+    assert "1 of them cut" in encoded.report.summary()
+    assert f"1 of more than 8 tokens (first at {path}:2)" in encoded.report.summary()
+
+
+def test_a_forged_special_token_is_not_let_in(tmp_path):
+    corpus = corpus_of(tmp_path / "a.txt", ["ab c", "a <mask> b"])
+    encoded = encode_corpus(corpus, xlmr_like(), tmp_path)
+    assert len(encoded) == 1
+    assert "1 with a special token in the text" in encoded.report.summary()
+
+
+def test_nothing_left_is_an_error_and_leaves_nothing(tmp_path, wordpiece):
+    corpus = corpus_of(tmp_path / "a.txt", ["the object is an object"])
+    with pytest.raises(ValueError, match=r"no row is left \(0 kept; 1 skipped: .*: raise max_length from 4"):
+        encode_corpus(corpus, wordpiece, tmp_path / "cache", max_length=4)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    with pytest.raises(ValueError, match="max_length is 2, but a row with one word has 3 tokens"):
+        encode_corpus(corpus, wordpiece, tmp_path / "cache", max_length=2)
+
+
+def test_chunks_do_not_matter(tmp_path, wordpiece, monkeypatch):
+    corpus = corpus_of(tmp_path / "a.txt", [*SENTENCES[:50], "\u200b"])
+    whole = encode_corpus(corpus, wordpiece, tmp_path / "one", max_length=40)
+    monkeypatch.setattr(encoded_module, "CHUNK", 7)
+    pieces = encode_corpus(corpus, wordpiece, tmp_path / "two", max_length=40)
+    assert pieces.fingerprint == whole.fingerprint
+    assert np.array_equal(pieces.tokens, whole.tokens)
+    assert np.array_equal(pieces.offsets, whole.offsets)
+    assert torch.equal(pieces.counts, whole.counts)
+    assert torch.equal(pieces.length_histogram, whole.length_histogram)
+    assert pieces.report == whole.report
+
+
+def test_large_vocabularies_have_room(tmp_path):
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4} | {f"w{n}": n for n in range(5, 70_000)}
+    vocabulary = Vocabulary(BertTokenizer(vocab=words))
+    encoded = encode_corpus(corpus_of(tmp_path / "a.txt", ["w69999 w5"]), vocabulary, tmp_path)
+    assert encoded.tokens.dtype == np.uint32
+    assert encoded.row(0).tolist() == [2, 69_999, 5, 3]
+
+
+# The cache
+
+
+def test_the_second_time_nothing_is_read(tmp_path, wordpiece):
+    corpus = corpus_of(tmp_path / "a.txt", TEXTS)
+    first = encode_corpus(corpus, wordpiece, tmp_path / "cache")
+    (tmp_path / "a.txt").unlink()
+    second = encode_corpus(corpus, wordpiece, tmp_path / "cache")
+    assert second.folder == first.folder
+    assert second.fingerprint == first.fingerprint
+    assert open_encoded(first.folder).row(2).tolist() == first.row(2).tolist()
+
+
+def test_other_settings_have_other_folders(tmp_path, wordpiece):
+    corpus, cache = corpus_of(tmp_path / "a.txt", TEXTS), tmp_path / "cache"
+    other_corpus = corpus_of(tmp_path / "b.txt", TEXTS)
+    folders = [
+        encode_corpus(corpus, wordpiece, cache).folder,
+        encode_corpus(corpus, wordpiece, cache, max_length=64).folder,
+        encode_corpus(corpus, wordpiece, cache, overlong=Overlong.CUT).folder,
+        encode_corpus(corpus, roberta_like(), cache).folder,
+        encode_corpus(other_corpus, wordpiece, cache).folder,
+    ]
+    assert len(set(folders)) == len(folders)
+    assert open_encoded(folders[0]).fingerprint == open_encoded(folders[4]).fingerprint
+
+
+def test_an_interrupted_run_leaves_nothing_to_trust(tmp_path, wordpiece, monkeypatch):
+    corpus, cache = corpus_of(tmp_path / "a.txt", SENTENCES[:60]), tmp_path / "cache"
+    monkeypatch.setattr(encoded_module, "CHUNK", 10)
+    encode, calls = Vocabulary.encode, iter(range(3))
+
+    def interrupted(self, sentences, **options):
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return encode(self, sentences, **options)
+
+    monkeypatch.setattr(Vocabulary, "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(corpus, wordpiece, cache)
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+    monkeypatch.setattr(Vocabulary, "encode", encode)
+    assert len(encode_corpus(corpus, wordpiece, cache)) == 60
+
+
+def test_a_killed_run_leaves_only_litter_that_the_next_one_removes(tmp_path, wordpiece, monkeypatch):
+    corpus, cache = corpus_of(tmp_path / "a.txt", SENTENCES), tmp_path / "cache"
+    with monkeypatch.context() as killed:  # what is on disk after SIGKILL: everything written, nothing tidied up
+        killed.setattr(encoded_module, "_sync", lambda file: 1 / 0)
+        killed.setattr(encoded_module.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(ZeroDivisionError):
+            encode_corpus(corpus, wordpiece, cache)
+    (litter,) = (path for path in cache.iterdir() if path.is_dir())
+    assert {"tokens.bin", "offsets.bin", "counts.npy", "encoded.json"} == {path.name for path in litter.iterdir()}
+    with FileLock(cache / f".{litter.name.split('.')[1]}.lock"):  # as long as somebody is at work there, it stays
+        encode_corpus(corpus, wordpiece, cache, max_length=100)
+        assert litter.is_dir()
+    shutil.rmtree(encode_corpus(corpus, wordpiece, cache, max_length=100).folder)
+    encoded = encode_corpus(corpus, wordpiece, cache, max_length=90)  # whatever is encoded next
+    assert [path for path in cache.iterdir() if path.is_dir()] == [encoded.folder]
+    assert len(encoded) == len(SENTENCES)
+
+
+def test_of_two_at_once_one_works_and_one_waits(tmp_path, wordpiece, monkeypatch):
+    corpus, written = corpus_of(tmp_path / "a.txt", SENTENCES), []
+    write = encoded_module._write
+    monkeypatch.setattr(encoded_module, "_write", lambda folder, *rest: (written.append(folder), write(folder, *rest)))
+    with ThreadPoolExecutor(4) as threads:
+        both = list(threads.map(lambda _: encode_corpus(corpus, wordpiece, tmp_path / "cache"), range(4)))
+    assert len(written) == 1
+    assert {len(encoded) for encoded in both} == {len(SENTENCES)}
+
+
+def test_a_damaged_folder_is_refused(tmp_path, wordpiece):
+    folder = encode_corpus(corpus_of(tmp_path / "a.txt", TEXTS), wordpiece, tmp_path / "cache").folder
+    with pytest.raises(ValueError, match=r"none' is no encoded corpus \(.*\): delete that folder and encode again"):
+        open_encoded(tmp_path / "none")
+    tokens = folder / "tokens.bin"
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    with pytest.raises(ValueError, match="is incomplete or of another version: delete that folder and encode again"):
+        open_encoded(folder)
+    (folder / "encoded.json").write_text("[]")
+    with pytest.raises(ValueError, match="is no encoded corpus"):
+        open_encoded(folder)
+
+
+def test_a_worker_is_sent_the_folder_and_not_the_rows(tmp_path, wordpiece):
+    encoded = encode_corpus(corpus_of(tmp_path / "a.txt", SENTENCES), wordpiece, tmp_path / "cache")
+    sent = pickle.dumps(encoded)
+    assert len(sent) < 1000
+    assert pickle.loads(sent).row(7).tolist() == encoded.row(7).tolist()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_alone(tmp_path, wordpiece, monkeypatch, capsys):
+    corpus = corpus_of(tmp_path / "a.txt", TEXTS)
+    encode_corpus(corpus, wordpiece, tmp_path / "one")
+    assert capsys.readouterr() == ("", "")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    encode_corpus(corpus, wordpiece, tmp_path / "two")
+    assert "5/?" in terminal.getvalue()
+    assert capsys.readouterr().out == ""

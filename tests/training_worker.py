@@ -1,0 +1,140 @@
+"""Trains a tiny network on made-up sentences; run by test_training.py in processes of its own.
+
+python tests/training_worker.py FOLDER --steps 30 [--resume] [--kill-at 17] [--sharded] [--dropout 0.1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from transformers import AutoModelForMaskedLM, BertConfig
+
+from diffusionbert.batches import FixedRows
+from diffusionbert.checkpoints import RunFolder
+from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime
+from diffusionbert.method import Method
+from diffusionbert.methods.discrete import DiscreteTime
+from diffusionbert.networks import Denoiser
+from diffusionbert.processes import Absorbing
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.schedules import Spindle, TokenInformation, uniform_grid
+from diffusionbert.settings import Training
+from diffusionbert.shapes import Batch
+from diffusionbert.training import Trainer
+
+VOCABULARY, MASK = 30, 4
+
+
+class MadeUpRows:
+    """Sentences of a few words that are far from equally frequent."""
+
+    def __init__(self, count: int, seed: int):
+        generator = np.random.default_rng(seed)
+        self.lengths = generator.integers(4, 12, count)
+        self.words = 5 + generator.geometric(0.4, (count, 12)).clip(1, VOCABULARY - 6)
+
+    def batch(self, indices: list[int]) -> Batch:
+        longest = int(self.lengths[indices].max())
+        place = np.arange(longest)
+        tokens = self.words[indices, :longest]
+        attend = place < self.lengths[indices][:, None]
+        seen = torch.from_numpy(attend)
+        batch = Batch.of(torch.from_numpy(np.where(attend, tokens, 0)), editable=seen, attend=seen)
+        return Batch(batch.tokens, batch.attend, batch.editable, torch.as_tensor(indices), batch.strata)
+
+
+def method(dropout: float) -> Method:
+    torch.manual_seed(7)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    backbone = AutoModelForMaskedLM.from_config(config)
+    writable = torch.arange(VOCABULARY) > MASK
+    information = TokenInformation.from_counts(torch.arange(VOCABULARY), writable=writable)
+    process = Absorbing(Spindle(0.3), MASK, information)
+    network = Denoiser(backbone, LayerwiseTime(backbone, SinusoidalTime(16)), writable)
+    return Method(network, DiscreteTime(process, uniform_grid(16)), Ancestral(process, uniform_grid(16)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--kill-while-saving", action="store_true")
+    parser.add_argument("--terminate-at", type=int)
+    parser.add_argument("--sharded", action="store_true")
+    parser.add_argument("--micro-tokens", type=int)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = Training(
+        steps=options.steps,
+        batching=FixedRows(16),
+        micro_tokens=options.micro_tokens,
+        learning_rate=1e-2,
+        warmup=5,
+        averaging=0.9,
+        log_every=1,
+        validate_every=10,
+        validation_sentences=70,
+        validation_draws=2,
+        save_every=5,
+        sharded=options.sharded,
+    )
+    options.folder.mkdir(parents=True, exist_ok=True)
+    run = RunFolder(options.folder)
+    run.checkpoints.mkdir(exist_ok=True)
+    trainer = Trainer(
+        method(options.dropout),
+        MadeUpRows(100, seed=1),
+        MadeUpRows(80, seed=2),
+        settings,
+        run,
+        export=lambda weights, folder: save_file(weights, folder / "weights.safetensors"),
+        accelerator=Accelerator(cpu=True),
+    )
+    if options.resume:
+        trainer.resume()
+    taken = trainer._step
+
+    def step(indices):
+        if trainer.standing.step == options.kill_at and not options.kill_while_saving:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.standing.step == options.terminate_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return taken(indices)
+
+    trainer._step = step
+    if options.kill_while_saving:
+        import diffusionbert.training as training
+
+        written = training.save_tensors
+
+        def save(tensors, path):
+            if trainer.standing.step >= options.kill_at and path.name == "optimiser.safetensors":
+                path.write_bytes(b"half a file")
+                os.kill(os.getpid(), signal.SIGKILL)
+            written(tensors, path)
+
+        training.save_tensors = save
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
