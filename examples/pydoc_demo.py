@@ -4,7 +4,7 @@ Everything is the package's own: no corpus to download, no GPU, no checkpoint. T
 with every Python. A model this small, trained on a thousand sentences for a minute, learns which words stand near
 each other in that text, and no more.
 
-    python examples/pydoc_demo.py --steps 400 --sentences 3
+    python examples/pydoc_demo.py --steps 800 --sentences 3
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def write(method: Method, vocabulary: Vocabulary, length: int, seed: int, consol
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="how long to train")
+    parser.add_argument("--steps", type=int, default=800, help="how long to train")
     parser.add_argument("--sentences", type=int, default=3, help="how many sentences to write")
     options = parser.parse_args()
     console = Console(highlight=False)

@@ -273,3 +273,29 @@ def test_a_half_precision_backbone_answers_in_float32(way: str):
     rounded = answer(denoiser, batch, t)
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded.exp(), exact.exp(), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("way", LAYERWISE)
+@pytest.mark.parametrize("architecture", UNSHARED)
+def test_the_features_of_time_learn_too(architecture: str, way: str):
+    """Through projections that are zero no gradient passes; once they are not, it must reach every weight of e(t)."""
+    denoiser = stirred(denoiser_of(architecture, way))
+    loss(denoiser, sentences(denoiser.backbone), times(0.0, 0.31, 1.0)).backward()
+    features = denoiser.conditioning.features
+    gradients = {name: parameter.grad for name, parameter in features.named_parameters()}
+    assert all(gradient is not None and gradient.abs().max() > 1e-5 for gradient in gradients.values()), gradients
+    if isinstance(features, LearnedTime):
+        learning = features.table.weight.grad.abs().amax(dim=1) > 0
+        assert learning.nonzero().flatten().tolist() == [0, 3, NUM_STEPS]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("architecture", "way"), TIMED)
+def test_padding_changes_nothing_under_any_time(architecture: str, way: str):
+    """Time is added to padding, too: it must stay unseen, or a row's answer would depend on its neighbours."""
+    denoiser = stirred(denoiser_of(architecture, way))
+    batch, t = sentences(denoiser.backbone, (12, 6, 4)), times(0.1, 0.5, 0.9)
+    together = answer(denoiser, batch, t).split(batch.editable.sum(dim=1).tolist())
+    for row, expected in enumerate(together):
+        alone = answer(denoiser, batch.rows(torch.tensor([row])), t[row : row + 1])
+        torch.testing.assert_close(alone, expected, atol=1e-4, rtol=1e-4)

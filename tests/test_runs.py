@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 from backbones import backbone_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from diffusionbert.cli import main
+from diffusionbert.cli import Command, main
 from diffusionbert.experiments import Bell, Diffusion, Experiment, Pretrained, Time, from_json, to_json
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.original import load_original
@@ -242,3 +245,19 @@ def test_help_has_an_example(capsys, command):
         main([command, "--help"])
     assert caught.value.code == 0
     assert "Example: diffusionbert" in capsys.readouterr().out
+
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_readme_snippet_runs(masked_run, capsys):
+    [snippet] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    exec(snippet.replace("runs/tiny/model", str(masked_run / "model")), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_commands_in_the_readme_are_understood():
+    commands = re.findall(r"^diffusionbert (.*?)(?:  +#.*)?$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        tyro.cli(Command, args=shlex.split(command))

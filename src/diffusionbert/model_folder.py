@@ -19,7 +19,7 @@ from diffusionbert import __version__
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.experiments import Experiment, Lexicon, Time, to_json
 from diffusionbert.method import Method
-from diffusionbert.networks import Denoiser
+from diffusionbert.networks import Denoiser, quiet
 from diffusionbert.vocabulary import Vocabulary
 
 _BACKBONE, _CONDITIONING = "network.backbone.", "network.conditioning."
@@ -39,11 +39,9 @@ class Origin:
 def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], origin: Origin, standing: Any) -> None:
     """Writes weights, which may be averaged ones, as a model folder."""
     assert isinstance(method.network, Denoiser)
-    state = {name.removeprefix(_BACKBONE): w for name, w in weights.items() if name.startswith(_BACKBONE)}
-    method.network.backbone.save_pretrained(folder, state_dict=state)
-    conditioning = {
-        name.removeprefix(_CONDITIONING): w for name, w in weights.items() if name.startswith(_CONDITIONING)
-    }
+    with quiet():
+        method.network.backbone.save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
+    conditioning = _below(_CONDITIONING, weights)
     if conditioning:
         save_tensors(conditioning, folder / "conditioning.safetensors")
     origin.vocabulary.save(folder)
