@@ -102,7 +102,6 @@ def test_what_a_kill_left_of_a_folder_does_not_mix_with_the_next(old):
     assert content(old.parent) == {"model/weights": "new"}
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the old folder is left under another name")
 def test_a_rename_that_fails_leaves_the_old_folder(old, monkeypatch):
     rename = Path.rename
 
@@ -190,7 +189,6 @@ def test_tidying_without_names_keeps_the_newest(tmp_path):
     assert run.named("best") is None
 
 
-@pytest.mark.xfail(strict=True, reason="bug: whatever else lies among the checkpoints is removed, or breaks the run")
 @pytest.mark.parametrize("name", ["step-00000000-before-surgery", ".DS_Store"])
 def test_tidying_leaves_what_is_not_ours(tmp_path, name):
     run = run_of(tmp_path, range(3))
@@ -243,7 +241,6 @@ def test_a_missing_file_is_named_in_one_line(tmp_path):
         load_tensors(tmp_path / "weights.safetensors")
 
 
-@pytest.mark.xfail(strict=True, reason="bug: SafetensorError is no OSError, and the command line lets it through")
 def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path):
     with pytest.raises(OSError, match=r"weights\.safetensors"):
         save_tensors({"weight": torch.zeros(3)}, tmp_path / "no such folder" / "weights.safetensors")

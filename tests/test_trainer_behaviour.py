@@ -166,7 +166,6 @@ def test_validation_changes_neither_weights_nor_what_follows(tmp_path, straight)
     assert_same_end(tmp_path, straight)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: nothing is better than NaN, not even a number")
 def test_any_number_is_better_than_none(tmp_path):
     trainer = trainer_of(tmp_path)
     scores(trainer, math.nan, 3.0, 4.0)
@@ -237,7 +236,6 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_good_checkpoint(tmp_
     assert_same_end(tmp_path, straight)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: between two lines of the log, NaN weights are saved as the last good ones")
 @pytest.mark.parametrize("changes", [{"log_every": 3}, {"log_every": 100}], ids=str)
 def test_weights_that_are_no_numbers_are_never_saved(tmp_path, changes):
     trainer = trainer_of(tmp_path, replace(QUICK, validate_every=100, **changes))
@@ -247,7 +245,6 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path, changes):
     assert all_finite(checkpoint(tmp_path, "last"))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a finite loss with an infinite gradient leaves NaN weights in `last`")
 def test_an_infinite_gradient_is_noticed_before_it_is_saved(tmp_path):
     trainer = trainer_of(tmp_path)
     taken = trainer._step
@@ -303,7 +300,6 @@ def test_a_disk_that_fills_up_while_the_model_is_exported_leaves_the_old_model(t
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a kill between naming `last` and naming `best` loses the best checkpoint")
 def test_a_kill_between_the_two_names_of_a_checkpoint_loses_neither(tmp_path, monkeypatch):
     settings = replace(QUICK, validate_every=2)
     trainer = trainer_of(tmp_path, settings)
@@ -447,7 +443,6 @@ def test_the_papers_warm_up_starts_at_almost_nothing():
     assert _learning_rate(Training(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the last step of a linear or cosine decay is taken at a rate of 0")
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_no_step_is_wasted(decay):
     assert _learning_rate(Training(steps=10, warmup=0, decay=decay))(9) > 0
@@ -511,9 +506,6 @@ def test_every_process_has_equally_many_parts(tmp_path):
         assert sorted(found) == list(range(rows))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: places are divided by the limit, rows are not: 3 rows of 10 under 16 → 2 + 1"
-)
 @pytest.mark.parametrize("rows", [3, 5, 16])
 def test_no_part_is_larger_than_it_may_be(tmp_path, rows):
     trainer = trainer_of(tmp_path)
@@ -589,7 +581,6 @@ def test_impossible_settings_are_refused(name, value):
         Training(**{name: value})
 
 
-@pytest.mark.xfail(strict=True, reason="bug: these are taken, and mean nothing, or a run that ends at step 0")
 @pytest.mark.parametrize(
     ("name", "value"),
     [("patience", 0), ("micro_tokens", -5), ("micro_tokens", 0), ("averaging", 0.0), ("weight_decay", -1.0)],
@@ -630,7 +621,6 @@ def command(folder: Path, *options: str) -> None:
     main(["train", f"--output={folder / 'run'}", f"--cache={folder / 'cache'}", *options])
 
 
-@pytest.mark.xfail(strict=True, reason="bug: with --resume every other option is dropped without a word")
 def test_a_resumed_run_takes_other_settings(short_run):
     """The error on a loss that is no number says: resume with a lower learning rate."""
     command(short_run, "--resume", "--steps=3", "--learning-rate=1e-5")
@@ -639,7 +629,6 @@ def test_a_resumed_run_takes_other_settings(short_run):
     assert (stored["steps"], stored["learning_rate"]) == (3, 1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: Accelerate drops it with a warning, and the run goes on untracked")
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
 @pytest.mark.filterwarnings("ignore:`log_with")
 def test_a_tracker_that_is_not_installed_is_named_at_once(short_run, tmp_path, capsys, tracker):

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-_TEMPORARY = ".unfinished"
+_TEMPORARY, _REPLACED = ".unfinished", ".replaced"
 
 
 class RunFolder:
@@ -58,7 +58,8 @@ class RunFolder:
         """Removes all but the latest checkpoints, the best one, and what a kill left behind."""
         kept = {path for path in (self.named("last"), self.named("best")) if path}
         complete = sorted(self.checkpoints.glob("step-????????"))
-        for path in {*self.checkpoints.iterdir()} - kept - {*complete[-keep:]}:
+        litter = (path for ending in (_TEMPORARY, _REPLACED) for path in self.checkpoints.glob(f"step-*{ending}"))
+        for path in {*complete, *litter} - kept - {*complete[-keep:]}:
             shutil.rmtree(path)
 
 
@@ -95,15 +96,25 @@ def written_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
-        replaced = path.with_name(path.name + ".replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if path.exists():
-            path.rename(replaced)
-        temporary.rename(path)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _exchange(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Lets one folder take another's place; if it cannot, the old one stays."""
+    replaced = old.with_name(old.name + _REPLACED)
+    if old.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        old.rename(replaced)
+    try:
+        new.rename(old)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(old)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 # ---- tensors ----------------------------------------------------------------------------------------------------
@@ -111,7 +122,10 @@ def written_folder(path: Path) -> Iterator[Path]:
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes tensors as safetensors."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(f"{str(path)!r} cannot be written ({error})") from None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -163,8 +177,10 @@ def set_optimiser_state(optimiser: torch.optim.Optimizer, module: nn.Module, sta
     for name, parameter in module.named_parameters():
         mine = {key.rpartition("/")[2]: value for key, value in state.items() if key.rpartition("/")[0] == _plain(name)}
         for kind, value in mine.items():
-            # Counters are single numbers and stay where the optimiser keeps them; moments lie as the parameter does.
-            optimiser.state[parameter][kind] = like(value, parameter) if value.shape else value
+            # Counters are single numbers: on the parameter's device if the optimiser is fused, else on the CPU.
+            is_fused = optimiser.defaults.get("fused") or optimiser.defaults.get("capturable")
+            counter = value.to(parameter.device) if is_fused else value
+            optimiser.state[parameter][kind] = like(value, parameter) if value.shape else counter
 
 
 def _plain(name: str) -> str:

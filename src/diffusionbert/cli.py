@@ -26,7 +26,7 @@ from diffusionbert.experiments import (
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.presets import PRESETS, masked
 from diffusionbert.proposals import Bell, Even
-from diffusionbert.runs import default_cache, started_from, train
+from diffusionbert.runs import default_cache, started_from, stored_experiment, train
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle
 
 
@@ -143,15 +143,7 @@ def _experiment(options: _Run) -> Experiment:
     if isinstance(options, Train) and options.start:
         experiment = started_from(experiment, options.start)
     data: Data = _given(options, experiment.data)
-    training = _given(options, experiment.training)
-    if options.batch_tokens and options.batch_rows:
-        raise ValueError("--batch-tokens and --batch-rows exclude each other; give one of them")
-    batching: Batching = training.batching
-    if options.batch_tokens:
-        batching = TokenBudget(options.batch_tokens)
-    if options.batch_rows:
-        batching = FixedRows(options.batch_rows)
-    experiment = replace(experiment, data=data, training=replace(training, batching=batching))
+    experiment = _with_training(options, replace(experiment, data=data))
     if isinstance(experiment.network, NewBert):
         experiment = replace(experiment, network=_given(options, experiment.network))
     elif options.layers or options.width or options.heads:
@@ -199,8 +191,21 @@ def _schedule(options: Train) -> NoiseSchedule | None:
             return None
 
 
+def _with_training(options: _Run, experiment: Experiment) -> Experiment:
+    """The experiment with those settings of training replaced that the command line names."""
+    training = _given(options, experiment.training)
+    if options.batch_tokens and options.batch_rows:
+        raise ValueError("--batch-tokens and --batch-rows exclude each other; give one of them")
+    batching: Batching = training.batching
+    if options.batch_tokens:
+        batching = TokenBudget(options.batch_tokens)
+    if options.batch_rows:
+        batching = FixedRows(options.batch_rows)
+    return replace(experiment, training=replace(training, batching=batching))
+
+
 def _run(options: _Run) -> None:
-    experiment = None if options.resume else _experiment(options)
+    experiment = _with_training(options, stored_experiment(options.output)) if options.resume else _experiment(options)
     standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
     best = f"{standing.best:.4f} nats a token at step {standing.best_step}" if standing.best is not None else "none"
     print(f"{options.output}: step {standing.step}, best validation {best}; model in {options.output / 'model'}")

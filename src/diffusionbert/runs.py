@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor
 
@@ -95,19 +96,29 @@ def started_from(experiment: Experiment, start: str) -> Experiment:
     return replace(experiment, network=Pretrained(start), data=replace(experiment.data, vocabulary=vocabulary))
 
 
+def stored_experiment(output: Path) -> Experiment:
+    """The experiment of a run folder."""
+    stored: Experiment = from_json(read_json(RunFolder(output).experiment))
+    return stored
+
+
 def train(
     experiment: Experiment | None, output: Path, cache: Path, resume: bool = False, measured: bool = False
 ) -> Standing:
     """Runs an experiment, or goes on with the one in the folder; `measured` measures the machine first."""
     run = RunFolder(output)
     if resume:
-        stored: Experiment = from_json(read_json(run.experiment))
+        stored = stored_experiment(output)
         experiment = stored if experiment is None else replace(stored, training=experiment.training)
     elif experiment is None:
         raise ValueError("a new run needs an experiment")
     elif run.experiment.exists():
         raise ValueError(f"{str(output)!r} holds a run already; go on with it by --resume, or choose another --output")
     settings = experiment.training
+    missing = set(settings.trackers) - {str(tracker) for tracker in get_available_trackers()}
+    if missing:
+        name = min(missing)
+        raise ValueError(f"the tracker {name!r} is not installed; pip install {name}, or leave out --trackers")
     accelerator = Accelerator(
         mixed_precision=settings.precision,
         log_with=list(settings.trackers) or None,
@@ -135,6 +146,8 @@ def train(
     trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator)
     if resume and run.named("last"):
         trainer.resume()
+    elif accelerator.is_main_process:
+        run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
     return trainer.train()
 
 

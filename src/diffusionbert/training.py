@@ -137,7 +137,7 @@ class Trainer:
         settings = self.settings
         if settings.trackers:
             self.accelerator.init_trackers("diffusionbert")
-        with self._listening(), ProgressLine(settings.steps, self.accelerator.is_main_process) as line:
+        with self._listening(), self._progress() as line:
             if self.standing.best is None:
                 self._validate(line)
                 self.save()
@@ -165,6 +165,9 @@ class Trainer:
         if settings.trackers:
             self.accelerator.end_training()
         return self.standing
+
+    def _progress(self) -> ProgressLine:
+        return ProgressLine(self.settings.steps, self.accelerator.is_main_process, self.standing.step)
 
     def _is_over(self) -> bool:
         patience = self.settings.patience
@@ -199,9 +202,9 @@ class Trainer:
     def _micro_batches(self, batch: Batch) -> list[Batch]:
         """This process's share of a global batch, in parts that fit the device."""
         processes = self.accelerator.num_processes
-        limit = self.settings.micro_tokens
-        per_process = math.ceil(batch.tokens.numel() / processes)
-        count = max(1, math.ceil(per_process / limit)) if limit else 1
+        num_rows, length = batch.tokens.shape
+        rows_at_once = max(1, (self.settings.micro_tokens or batch.tokens.numel()) // max(1, length))
+        count = max(1, math.ceil(num_rows / (processes * rows_at_once)))
         shares = parts(np.arange(len(batch.tokens)), processes * count)
         mine = shares[self.accelerator.process_index :: processes]
         device = self.accelerator.device
@@ -245,7 +248,8 @@ class Trainer:
     def _validate(self, line: ProgressLine) -> None:
         """Scores the held-out sentences, notes the figure, and remembers whether it is the best."""
         score = self.validate()
-        is_better = self.standing.best is None or score.nats_per_token < self.standing.best
+        best = self.standing.best
+        is_better = best is None or math.isnan(best) or score.nats_per_token < best
         if is_better:
             self.standing = replace(
                 self.standing, best=score.nats_per_token, best_step=self.standing.step, validations_since_best=0
@@ -318,6 +322,11 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint; the previous one stays until this one is complete."""
         weights = weights_of(self.method)
+        if not all(bool(weight.isfinite().all()) for weight in weights.values()):
+            raise FloatingPointError(
+                f"the weights are no numbers any more at step {self.standing.step}; the last checkpoint is good: "
+                "resume with a lower learning rate or in bf16"
+            )
         state = optimiser_state(self.optimiser, self.method)
         averages: dict[str, Tensor] | None = None
         if self.averages:
@@ -332,11 +341,14 @@ class Trainer:
                     save_tensors(averages, folder / "averages.safetensors")
                 num_averaged = self.averages.num_updates if self.averages else 0
                 write_json(folder / "standing.json", asdict(self.standing) | {"num_averaged": num_averaged})
-            self.run.name("last", path)
-            if self.standing.best_step == self.standing.step:
-                self.run.name("best", path)
+            self._name(path)
             self.run.tidy(self.settings.keep)
         self.accelerator.wait_for_everyone()
+
+    def _name(self, checkpoint: Path) -> None:
+        self.run.name("last", checkpoint)
+        if self.standing.best_step == self.standing.step:
+            self.run.name("best", checkpoint)
 
     def resume(self) -> None:
         """Goes back to the last checkpoint."""
@@ -351,6 +363,7 @@ class Trainer:
         if self.averages:
             self.averages.restore(load_tensors(path / "averages.safetensors"), num_averaged)
         if self.accelerator.is_main_process:
+            self._name(path)  # a kill may have come between the two names
             _forget_after(self.run.log, self.standing.step)
 
     def _export_best(self) -> None:
@@ -460,7 +473,7 @@ def _learning_rate(settings: Training) -> Callable[[int], float]:
     """The learning rate at a step, as transformers' schedules have it, with no state to save."""
     stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = get_scheduler(
-        settings.decay, stand_in, num_warmup_steps=settings.warmup, num_training_steps=settings.steps
+        settings.decay, stand_in, num_warmup_steps=settings.warmup, num_training_steps=settings.steps + 1
     )
     factor = schedule.lr_lambdas[0]
     return lambda step: settings.learning_rate * float(factor(step + 1))
