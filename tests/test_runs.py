@@ -133,6 +133,17 @@ def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
 
 
+def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
+    """torchrun of the command itself: two processes that did not find each other would log everything twice."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    command = ["diffusionbert.cli", "train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}"]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*launcher, *command, "--auto", "--sharded", *QUICK, *SMALL], env=one_thread, check=True, timeout=200
+    )
+    assert [event["step"] for event in log(tmp_path / "run") if "loss" in event] == [1, 2, 3, 4, 5, 6]
+
+
 def test_auto_measures_and_predicts(cache, tmp_path, capsys):
     main(["train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--auto", *QUICK, *SMALL])
     assert "tokens/s" in (said := capsys.readouterr().err)
@@ -216,6 +227,7 @@ def wrong(capsys, *arguments: str) -> str:
         (["--data=pydoc", "--resume"], "experiment.json"),
         (["--data=pydoc", "--schedule=spindle-sentence", "--floor=0"], "floor"),
         (["--data=pydoc", "--bell=2"], "depth"),
+        (["--data=pydoc", "--preset=paper", "--dropout=0.5"], "dropout"),
     ],
     ids=str,
 )

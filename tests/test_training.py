@@ -112,7 +112,8 @@ def test_the_split_of_a_batch_changes_nothing(alone, tmp_path, processes, option
         torch.testing.assert_close(tensor, expected[name], atol=2e-3, rtol=1e-2)
 
 
-def test_a_sharded_run_resumes_on_one_process(alone, tmp_path):
-    work(tmp_path, "--dropout=0", "--sharded", "--terminate-at=12", processes=2)
+def test_a_sharded_run_stops_by_a_signal_to_one_process_and_resumes_alone(alone, tmp_path):
+    work(tmp_path, "--dropout=0", "--sharded", "--terminate-at=12", "--terminate-rank=1", processes=2)
+    assert json.loads((tmp_path / "last.json").read_text())["checkpoint"] == "step-00000013"
     work(tmp_path, "--dropout=0", "--resume")
     torch.testing.assert_close(losses(tmp_path), losses(alone), atol=1e-4, rtol=1e-4)

@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-while-saving", action="store_true")
     parser.add_argument("--terminate-at", type=int)
+    parser.add_argument("--terminate-rank", type=int)
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--micro-tokens", type=int)
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -116,7 +117,8 @@ def main() -> None:
     def step(indices):
         if trainer.standing.step == options.kill_at and not options.kill_while_saving:
             os.kill(os.getpid(), signal.SIGKILL)
-        if trainer.standing.step == options.terminate_at:
+        is_mine = options.terminate_rank in (None, trainer.accelerator.process_index)
+        if trainer.standing.step == options.terminate_at and is_mine:
             os.kill(os.getpid(), signal.SIGTERM)
         return taken(indices)
 
@@ -134,6 +136,7 @@ def main() -> None:
 
         training.save_tensors = save
     trainer.train()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

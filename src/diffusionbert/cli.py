@@ -43,7 +43,8 @@ class _Run:
     auto: bool = False
     """Measure this machine first: choose the micro-batch that fits, and say how long the run will take."""
     resume: bool = False
-    """Go on with the run in the output folder, exactly where its last checkpoint was."""
+    """Go on with the run in the output folder, exactly where its last checkpoint was. Settings of training may be
+    given anew; data, network and method stay what they were."""
     validation: str | None = None
     """A corpus to validate on; else a share of the data is held out."""
     field: str | None = None
@@ -54,9 +55,9 @@ class _Run:
     """The size of a WordPiece to be trained on the data, or a tokenizer's folder or name."""
     max_length: int | None = None
     """Sentences of more tokens are left out, and counted."""
-    lower: bool | None = None
-    """Put everything in lower case."""
-    detokenise: bool | None = None
+    cased: bool = False
+    """Keep upper case; else everything is put in lower case."""
+    detokenise: bool = False
     """Undo tokenised text such as LM1B's: "it 's" becomes "it's"."""
     layers: int | None = None
     width: int | None = None
@@ -76,8 +77,8 @@ class _Run:
     averaging: float | None = None
     """Keep averaged weights with this decay, such as 0.9999, and validate and export them."""
     precision: Literal["no", "bf16", "fp16"] | None = None
-    compile: bool | None = None
-    sharded: bool | None = None
+    compile: bool = False
+    sharded: bool = False
     """Over several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: int | None = None
     """End after so many validations without a better one."""
@@ -131,7 +132,8 @@ def _given(options: _Run, settings: Any, renamed: dict[str, str] | None = None) 
     names = {field.name for field in fields(settings)}
     values = {name: getattr(options, name) for name in vars(options) if name in names}
     values |= {name: getattr(options, option) for name, option in (renamed or {}).items()}
-    return replace(settings, **{name: value for name, value in values.items() if value not in (None, ())})
+    given = {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
+    return replace(settings, **given)
 
 
 def _experiment(options: _Run) -> Experiment:
@@ -143,12 +145,14 @@ def _experiment(options: _Run) -> Experiment:
     if isinstance(options, Train) and options.start:
         experiment = started_from(experiment, options.start)
     data: Data = _given(options, experiment.data)
+    if options.cased:
+        data = replace(data, lower=False)
     experiment = _with_training(options, replace(experiment, data=data))
     if isinstance(experiment.network, NewBert):
         experiment = replace(experiment, network=_given(options, experiment.network))
-    elif options.layers or options.width or options.heads:
+    elif options.layers or options.width or options.heads or options.dropout is not None:
         raise ValueError(
-            f"the preset {options.preset} starts from a trained network, which has its own layers and width"
+            "a trained network has its own layers, width, heads and dropout; leave them away, or start from scratch"
         )
     return _diffusion(options, experiment) if isinstance(options, Train) else experiment
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from dataclasses import dataclass, replace
 
@@ -21,26 +22,26 @@ class Measurement:
 
     micro_tokens: int
     tokens_per_second: float
+    is_whole: bool
+    """Whether a process's whole share of a batch was fastest at once."""
 
 
-def measure(method: Method, rows: Rows, settings: Training, device: torch.device, limit: int) -> Measurement:
-    """Doubles the micro-batch until it does not fit, gains no more speed, or reaches `limit` tokens."""
+def measure(method: Method, rows: Rows, settings: Training, device: torch.device, share: int) -> Measurement:
+    """Doubles the micro-batch until it does not fit, gains no more speed, or is a process's whole share of a batch."""
     method = method.to(device).train()
     best: Measurement | None = None
-    micro_tokens = min(1024, limit)
-    while micro_tokens <= limit:
+    for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
         try:
             speed = _speed(method, rows, micro_tokens, settings, device)
         except torch.OutOfMemoryError:
             break
         if best is not None and speed < 1.05 * best.tokens_per_second:
             break
-        best = Measurement(micro_tokens, speed)
-        micro_tokens *= 2
+        best = Measurement(micro_tokens, speed, is_whole=micro_tokens == share)
     method.zero_grad(set_to_none=True)
     gc.collect()
     if best is None:
-        raise ValueError(f"not even {min(1024, limit)} tokens fit on {device}; take a smaller network")
+        raise ValueError(f"not even {min(1024, share)} tokens fit on {device}; take a smaller network")
     return best
 
 
@@ -49,7 +50,7 @@ def proposed(
 ) -> tuple[Training, float]:
     """The settings with the micro-batch that fits, and the seconds that the run will take with them."""
     seconds = settings.steps * tokens_per_step / (measurement.tokens_per_second * processes)
-    return replace(settings, micro_tokens=measurement.micro_tokens), seconds
+    return replace(settings, micro_tokens=None if measurement.is_whole else measurement.micro_tokens), seconds
 
 
 def _speed(method: Method, rows: Rows, micro_tokens: int, settings: Training, device: torch.device) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import ProjectConfiguration, broadcast_object_list
 from torch import Tensor
 
 from diffusionbert.batches import BatchPlan
@@ -120,6 +120,7 @@ def train(
         name = min(missing)
         raise ValueError(f"the tracker {name!r} is not installed; pip install {name}, or leave out --trackers")
     accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),  # said aloud, or several processes on CPUs would not find each other
         mixed_precision=settings.precision,
         log_with=list(settings.trackers) or None,
         project_config=ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers")),
@@ -148,7 +149,10 @@ def train(
         trainer.resume()
     elif accelerator.is_main_process:
         run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-    return trainer.train()
+    standing = trainer.train()
+    # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
+    accelerator.end_training()
+    return standing
 
 
 def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerator) -> Experiment:
@@ -156,8 +160,9 @@ def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerat
     settings = experiment.training
     plan = BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).epoch(0)
     places = int(np.mean([len(batch) * int(prepared.rows.lengths[batch].max()) for batch in plan]))
-    limit = max(1024, places // accelerator.num_processes)
-    found = measure(_method(experiment, prepared), prepared.rows, settings, accelerator.device, limit)
+    share = max(1, places // accelerator.num_processes)
+    found = measure(_method(experiment, prepared), prepared.rows, settings, accelerator.device, share)
+    found = broadcast_object_list([found])[0]  # processes must split their batches alike
     settings, seconds = proposed(settings, found, places, accelerator.num_processes)
     if accelerator.is_main_process:
         print(

@@ -128,7 +128,7 @@ class Trainer:
         self.learning_rate = _learning_rate(settings)
         self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
         self.standing = Standing()
-        self.signalled = False
+        self.signalled = self.stopping = False
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -154,16 +154,15 @@ class Trainer:
                 if step % settings.log_every == 0:
                     self._log_window(window, norm, line)
                     window = _Window()
+                self._agree_to_stop()
                 validated = step % settings.validate_every == 0 or step == settings.steps
                 if validated:
                     self._validate(line)
-                if validated or step % settings.save_every == 0 or self.signalled:
+                if validated or step % settings.save_every == 0 or self.stopping:
                     self.save()
-            if self.signalled:
+            if self.stopping:
                 line.say(f"stopped at step {self.standing.step}; --resume goes on from there")
         self._export_best()
-        if settings.trackers:
-            self.accelerator.end_training()
         return self.standing
 
     def _progress(self) -> ProgressLine:
@@ -172,7 +171,15 @@ class Trainer:
     def _is_over(self) -> bool:
         patience = self.settings.patience
         is_patient = patience is None or self.standing.validations_since_best < patience
-        return self.standing.step >= self.settings.steps or self.signalled or not is_patient
+        return self.standing.step >= self.settings.steps or self.stopping or not is_patient
+
+    def _agree_to_stop(self) -> None:
+        """A signal may reach one process alone, but all must stop at the same step; asking costs a little time."""
+        if self.accelerator.num_processes == 1:
+            self.stopping = self.signalled
+        elif self.standing.step % self.settings.log_every == 0:
+            votes = torch.tensor(float(self.signalled), device=self.accelerator.device)
+            self.stopping = float(self.accelerator.reduce(votes, reduction="sum")) > 0
 
     def _step(self, indices: Indices) -> tuple[Tensor, Tensor, int]:
         """One update on one global batch: the mean loss of a token, the gradient's norm, the number of tokens."""
