@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "model_folder": "networks method vocabulary checkpoints experiments",
     "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments "
     "model_folder",
-    "cli": "schedules proposals methods batches experiments presets runs",
+    "cli": "schedules proposals methods batches checkpoints experiments presets model_folder runs",
 }
 
 

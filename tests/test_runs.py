@@ -16,12 +16,14 @@ import pytest
 import torch
 import tyro
 from backbones import backbone_of
+from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from diffusionbert.cli import Command, main
 from diffusionbert.experiments import Bell, Diffusion, Experiment, Pretrained, Time, from_json, to_json
 from diffusionbert.methods.discrete import Quantity
+from diffusionbert.model_folder import push_model
 from diffusionbert.original import load_original
 from diffusionbert.presets import PRESETS, masked
 from diffusionbert.schedules import Mean, Spindle
@@ -142,6 +144,21 @@ def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
         [*launcher, *command, "--auto", "--sharded", *QUICK, *SMALL], env=one_thread, check=True, timeout=200
     )
     assert [event["step"] for event in log(tmp_path / "run") if "loss" in event] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_model_is_pushed_whole_and_privately(masked_run, monkeypatch):
+    """The Hub cannot be reached from here: what would be sent is recorded."""
+    sent: dict[str, object] = {}
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **options: sent.update(options) or f"hub/{name}")
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **options: sent.update(options))
+    assert push_model(masked_run / "model", "me/mine") == "hub/me/mine"
+    assert sent["private"] is True
+    assert sent["folder_path"] == masked_run / "model"
+
+
+def test_a_push_that_fails_says_where_the_model_is(masked_run):
+    with pytest.raises(OSError, match="not pushed"):
+        push_model(masked_run / "model", "me/mine")
 
 
 def test_auto_measures_and_predicts(cache, tmp_path, capsys):

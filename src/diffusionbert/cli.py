@@ -14,6 +14,7 @@ import tyro
 from tyro.conf import subcommand
 
 from diffusionbert.batches import Batching, FixedRows, TokenBudget
+from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import (
     AnyOrderWriting,
     ContinuousDiffusion,
@@ -24,6 +25,7 @@ from diffusionbert.experiments import (
     Time,
 )
 from diffusionbert.methods.discrete import Quantity
+from diffusionbert.model_folder import push_model
 from diffusionbert.presets import PRESETS, masked
 from diffusionbert.proposals import Bell, Even
 from diffusionbert.runs import default_cache, started_from, stored_experiment, train
@@ -87,6 +89,8 @@ class _Run:
     log_every: int | None = None
     seed: int | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    push: str | None = None
+    """In the end, push the model to the Hub under this name; a new repository is private."""
     cache: Path | None = None
     """Where encoded corpora are kept."""
 
@@ -212,7 +216,10 @@ def _run(options: _Run) -> None:
     experiment = _with_training(options, stored_experiment(options.output)) if options.resume else _experiment(options)
     standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
     best = f"{standing.best:.4f} nats a token at step {standing.best_step}" if standing.best is not None else "none"
-    print(f"{options.output}: step {standing.step}, best validation {best}; model in {options.output / 'model'}")
+    model = RunFolder(options.output).model
+    print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
+    if options.push:
+        print(f"pushed to {push_model(model, options.push)}")
 
 
 Command = Annotated[Train, subcommand(name="train")] | Annotated[Pretrain, subcommand(name="pretrain")]

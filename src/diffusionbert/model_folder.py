@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
 from torch import Tensor
 
 from diffusionbert import __version__
@@ -61,6 +62,20 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
         },
     )
     (folder / "README.md").write_text(_card(method, origin, standing), encoding="utf-8")
+
+
+def push_model(folder: Path, name: str) -> str:
+    """Uploads a model folder to the Hub, into a private repository if it is a new one, and gives its address."""
+    try:
+        api = HfApi()
+        address = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a DiffusionBERT model")
+    except Exception as error:  # no connection, no token, no such name: the model itself is safe
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OSError(
+            f"{name!r} was not pushed ({reason}); the model is in {str(folder)!r}, log in and try again"
+        ) from None
+    return str(address)
 
 
 def add_conditioning(method: Method, folder: Path) -> None:
