@@ -227,9 +227,11 @@ Command = Annotated[Train, subcommand(name="train")] | Annotated[Pretrain, subco
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command."""
-    options: Any = tyro.cli(Command, prog="diffusionbert", args=arguments)
     try:
+        options: Any = tyro.cli(Command, prog="diffusionbert", args=arguments)
         _run(options)
+    except BrokenPipeError:  # whoever read our output has read enough
+        sys.exit(0)
     except ValueError as error:
         sys.exit(_say(error, code=2))
     except (OSError, RuntimeError, FloatingPointError) as error:

@@ -116,7 +116,7 @@ A masked language model of {weights / 1e6:.1f}M weights, trained with diffusionb
 | network | `{experiment.network}`, time: {experiment.time.value} |
 | data | `{experiment.data.corpus}` (fingerprint {origin.data_fingerprint[:16]}) |
 | training | {standing.best_step} of {training.steps} steps, {standing.tokens:,} tokens seen in all |
-| held-out text | {standing.best:.4f} nats a token, kind: {kind}; {training.validation_sentences} sentences, \
+| held-out text | {standing.best:.4f} nats a token, kind: {kind}; at most {training.validation_sentences} sentences, \
 {training.validation_draws} stratified draws each, special tokens not counted, length given |
 
 It writes what its corpus was like, with that corpus's errors and biases, and knows nothing of truth.

@@ -90,7 +90,7 @@ def load_masked_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.flo
     Weights are safetensors alone, because a pickle can run code, and become `dtype` whatever the file holds.
     """
     model: PreTrainedModel
-    with quiet():
+    with quiet(bars=sys.stderr.isatty()):
         config = _masked_lm_config(name_or_folder)
         try:
             model, report = AutoModelForMaskedLM.from_pretrained(
@@ -151,11 +151,11 @@ def _unreadable(name_or_folder: str | Path, error: Exception) -> ValueError:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps away transformers' table of missing weights, which we say in one line, and its bars in a pipe."""
+def quiet(*, bars: bool = False) -> Iterator[None]:
+    """Keeps away transformers' table of missing weights, which we say in one line, and its progress bars."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.ERROR)
-    if not sys.stderr.isatty():
+    if not bars:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield

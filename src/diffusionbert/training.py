@@ -402,7 +402,7 @@ class Trainer:
                 "tokens": self.standing.tokens,
             }
         )
-        best = f", best bound {self.standing.best:.3f}" if self.standing.best is not None else ""
+        best = f", best validation {self.standing.best:.3f}" if self.standing.best is not None else ""
         line.update(self.standing.step, f"loss {loss:.3f}{best}, {window.speed:,.0f} tokens/s")
 
     def _log(self, event: dict[str, Any]) -> None:
