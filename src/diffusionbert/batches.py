@@ -103,11 +103,13 @@ class BatchPlan:
                 yield Position(epoch, index + 1), batches[index]
             epoch, skip = epoch + 1, 0
 
+    def places(self, epoch: int = 0) -> list[int]:
+        """The number of places of each batch of an epoch, padding counted."""
+        return [len(batch) * int(self.lengths[batch].max()) for batch in self.epoch(epoch)]
+
     def padding(self, epoch: int = 0) -> float:
         """The share of places in an epoch's batches that are padding."""
-        batches = self.epoch(epoch)
-        places = sum(len(batch) * int(self.lengths[batch].max()) for batch in batches)
-        return 1 - float(self.lengths.sum()) / places
+        return 1 - float(self.lengths.sum()) / sum(self.places(epoch))
 
 
 def parts(rows: Sequence[int] | Indices, count: int) -> list[Indices]:

@@ -131,11 +131,10 @@ class Train(_Run):
     """Draw times from a bell of this depth (0.8), not evenly."""
 
 
-def _given(options: _Run, settings: Any, renamed: dict[str, str] | None = None) -> Any:
+def _given(options: _Run, settings: Any) -> Any:
     """Settings with those replaced that the command line names."""
     names = {field.name for field in fields(settings)}
     values = {name: getattr(options, name) for name in vars(options) if name in names}
-    values |= {name: getattr(options, option) for name, option in (renamed or {}).items()}
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
     return replace(settings, **given)
 

@@ -158,8 +158,7 @@ def train(
 def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerator) -> Experiment:
     """Measures this machine, says what it found, and takes the micro-batch that suits it."""
     settings = experiment.training
-    plan = BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).epoch(0)
-    places = int(np.mean([len(batch) * int(prepared.rows.lengths[batch].max()) for batch in plan]))
+    places = int(np.mean(BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).places()))
     share = max(1, places // accelerator.num_processes)
     found = measure(_method(experiment, prepared), prepared.rows, settings, accelerator.device, share)
     found = broadcast_object_list([found])[0]  # processes must split their batches alike

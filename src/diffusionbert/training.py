@@ -212,7 +212,7 @@ class Trainer:
         num_rows, length = batch.tokens.shape
         rows_at_once = max(1, (self.settings.micro_tokens or batch.tokens.numel()) // max(1, length))
         count = max(1, math.ceil(num_rows / (processes * rows_at_once)))
-        shares = parts(np.arange(len(batch.tokens)), processes * count)
+        shares = parts(np.arange(num_rows), processes * count)
         mine = shares[self.accelerator.process_index :: processes]
         device = self.accelerator.device
         # A process without rows must still take part in the exchange of gradients: one row, nothing editable.
