@@ -57,7 +57,7 @@ def trained(folder: Path, steps: int, console: Console) -> tuple[Method, Prepare
 
 def shown(vocabulary: Vocabulary, state: State) -> Text:
     """One line: hidden places as dim bars, written words plain."""
-    line = Text(f"t = {state.time:4.2f} ", style="dim")
+    line = Text(f"t = {float(state.time[0]):4.2f} ", style="dim")
     for token in state.tokens[0].tolist()[1:-1]:
         word = str(vocabulary.tokenizer.convert_ids_to_tokens(token))
         is_hidden = token == vocabulary.mask_id

@@ -146,13 +146,13 @@ def exact_nats(objective: Objective, network: nn.Module, x0: Batch, per_panel: i
     if isinstance(objective, DiscreteTime):
         low, high = objective.grid[:-1], objective.grid[1:]
         x_t, clean, row, s, t, weight = _all_noise(objective.process, x0, low, high)
-        nats = objective.step_nats(network, clean, x_t, s, t)
+        nats = objective.step_nats(network, clean, x_t, s, t).sum(dim=1)
     else:
         assert isinstance(objective, ContinuousTime)
         nodes, lengths = quadrature(objective.process, x0, per_panel)
         x_t, clean, row, _, t, weight = _all_noise(objective.process, x0, nodes, nodes)
         weight = weight * lengths[torch.searchsorted(nodes, t)]
-        nats = objective.rate_nats(network, clean, x_t, t)
+        nats = objective.rate_nats(network, clean, x_t, t).sum(dim=1)
     return torch.zeros(len(x0.tokens), dtype=torch.float64).index_add(0, row, weight * nats)
 
 
@@ -214,7 +214,7 @@ def _any_order_nats(objective: AnyOrder, network: nn.Module, x0: Batch) -> Tenso
     for num_hidden in range(1, len(places) + 1):
         for chosen in itertools.combinations(places, num_hidden):
             tokens = x0.tokens.index_fill(1, torch.tensor(chosen), objective.mask_id)
-            nats = objective.next_nats(network, x0.tokens, replace(x0, tokens=tokens))
+            nats = objective.next_nats(network, x0.tokens, replace(x0, tokens=tokens)).sum(dim=1)
             total = total + nats / math.comb(len(places), num_hidden)
     return total
 

@@ -75,7 +75,7 @@ def test_states_go_from_noise_to_text_and_keep_what_is_frozen(bert):
     canvas = replace(batch, editable=frozen)
     process = Absorbing(Linear(), MASK)
     states = list(Ancestral(process, uniform_grid(7)).sample(bert, canvas, seed=0))
-    assert [state.time for state in states] == pytest.approx([i / 7 for i in range(7, -1, -1)])
+    assert [float(state.time[0]) for state in states] == pytest.approx([i / 7 for i in range(7, -1, -1)])
     assert bool((states[0].tokens[canvas.editable] == MASK).all())
     assert not bool((states[-1].tokens[canvas.editable] == MASK).any())
     for before, after in itertools.pairwise(states):
@@ -129,7 +129,7 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert):
     assert not calls
 
 
-@pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 0.9], [1.0, 0.5, 0.0]], ids=str)
+@pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
 def test_a_grid_that_does_not_rise_from_0_to_1_is_refused(grid):
     with pytest.raises(ValueError, match="rise from 0 to 1"):
         Ancestral(Absorbing(Linear(), MASK), torch.tensor(grid))
@@ -140,3 +140,13 @@ def test_sampling_leaves_no_graph_and_needs_no_context(bert):
     next(states)
     assert torch.is_grad_enabled()  # a suspended sampler must not switch gradients off for its caller
     assert all(not state.tokens.requires_grad for state in states)
+
+
+def test_a_grid_that_ends_before_1_starts_there(bert):
+    told = []
+    bert.register_forward_pre_hook(lambda _, inputs: told.append(float(inputs[2][0])))
+    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(4, end=0.5))
+    states = list(sampler.sample(bert, sentences(bert.backbone), seed=0))
+    assert [float(state.time[0]) for state in states] == [0.5, 0.375, 0.25, 0.125, 0.0]
+    assert told == [0.5, 0.375, 0.25, 0.125]
+    assert not bool((states[-1].tokens == MASK).any())

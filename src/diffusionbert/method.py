@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, RowCounts, RowValues, Tokens
+from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowTimes, RowValues, Tokens
 
 NetworkT = TypeVar("NetworkT")
 """What an objective and a sampler ask for answers; for methods on tokens, a `networks.Network`."""
@@ -47,8 +47,8 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
         """What training lowers: for each row, one draw of its loss, summed over the row's tokens."""
 
     @abstractmethod
-    def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> RowValues:
-        """For each row, one draw of an unbiased estimate of its nats, summed over the row's tokens."""
+    def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPlace:
+        """One draw of an unbiased estimate of each row's nats, told apart by place; a row's nats are their sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,8 @@ class State:
     """What a sampler has written so far."""
 
     tokens: Tokens
-    time: float
+    time: RowTimes
+    """Where each row is on its way from 1, or where it began, to 0; rows may be at different times."""
     calls: RowCounts
     """How often the network was asked about each row up to here."""
 
@@ -89,8 +90,8 @@ class Method(nn.Module):
         """
         return self.objective.loss(self.network, x0, noise).sum() / num_tokens
 
-    def nats(self, x0: Batch, noise: Noise) -> RowValues:
-        """One estimate of each row's nats."""
+    def nats(self, x0: Batch, noise: Noise) -> PerPlace:
+        """One estimate of each row's nats, told apart by place."""
         return self.objective.nats(self.network, x0, noise)
 
     def sample(self, canvas: Batch, seed: int) -> Iterator[State]:

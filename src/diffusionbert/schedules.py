@@ -159,16 +159,17 @@ class Spindle(NoiseSchedule):
         return (1 - self.floor) * torch.where(inside, slope, 0.0).clamp(min=0) + self.floor
 
 
-def uniform_grid(num_steps: int) -> Grid:
-    """The times 0, 1/T, …, 1, between which T steps are made."""
-    if num_steps < 1:
-        raise ValueError(f"a grid needs at least one step, given {num_steps}")
-    return torch.arange(num_steps + 1, dtype=torch.float64) / num_steps
+def uniform_grid(num_steps: int, end: float = 1.0) -> Grid:
+    """The times 0, 1/T, …, 1 (or up to another end), between which T steps are made."""
+    if num_steps < 1 or not 0 < end <= 1:
+        raise ValueError(f"a grid needs at least one step and an end in (0, 1], given {num_steps} and {end}")
+    return torch.arange(num_steps + 1, dtype=torch.float64) / num_steps * end
 
 
-def require_grid(grid: Grid) -> None:
-    """Raises ValueError unless times rise from 0 to 1."""
-    if len(grid) < 2 or float(grid[0]) != 0 or float(grid[-1]) != 1 or not bool((grid.diff() > 0).all()):
+def require_grid(grid: Grid, *, partial: bool = False) -> None:
+    """Raises ValueError unless times rise from 0 to 1; a partial grid, on which a sampler goes, may end before."""
+    rises = len(grid) > 1 and float(grid[0]) == 0 and bool((grid.diff() > 0).all())
+    if not rises or not (float(grid[-1]) == 1 or (partial and float(grid[-1]) < 1)):
         raise ValueError(f"a grid must rise from 0 to 1, given {grid.tolist()}; see uniform_grid(num_steps)")
 
 

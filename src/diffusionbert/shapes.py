@@ -127,6 +127,6 @@ def rows_of(places: Places) -> AskedRows:
     return places.nonzero()[:, 0]
 
 
-def per_row(values: PerAsked, places: Places) -> RowValues:
-    """Adds up values of marked places row by row."""
-    return values.new_zeros(len(places)).index_add(0, rows_of(places), values)
+def per_place(values: PerAsked, places: Places) -> PerPlace:
+    """Puts values of the N marked places where they belong, and 0 elsewhere."""
+    return values.new_zeros(places.shape).masked_scatter(places, values)

@@ -308,7 +308,7 @@ class Trainer:
             slice_ = torch.tensor([draw / draws, (draw + 1) / draws], dtype=torch.float64, device=total.device)
             stratified = replace(batch, strata=slice_.expand(len(total), 2))
             with self.accelerator.autocast():
-                total += self.method.nats(stratified, Noise(_VALIDATION_SEED, draw)).double()
+                total += self.method.nats(stratified, Noise(_VALIDATION_SEED, draw)).double().sum(dim=1)
         return total / draws
 
     @contextmanager

@@ -17,7 +17,7 @@ from diffusionbert.categorical import log_prob_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.shapes import Batch, RowTimes, RowValues, Tokens, per_row
+from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
 
 
 class AnyOrder(Objective[Network]):
@@ -34,9 +34,9 @@ class AnyOrder(Objective[Network]):
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """n/k times the cross-entropy of k hidden places, k and the places drawn."""
-        return self.nats(network, x0, noise)
+        return self.nats(network, x0, noise).sum(dim=1)
 
-    def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
         """n/k times the cross-entropy of k hidden places, k and the places drawn."""
         length = x0.editable.sum(dim=1)
         num_hidden = 1 + (noise.position(x0) * length).long()
@@ -44,12 +44,12 @@ class AnyOrder(Objective[Network]):
         rank = order.argsort(dim=1).argsort(dim=1)
         hidden = x0.editable & (rank < num_hidden[:, None])
         x_t = replace(x0, tokens=x0.tokens.masked_fill(hidden, self.mask_id))
-        return length * self.next_nats(network, x0.tokens, x_t)
+        return length[:, None] * self.next_nats(network, x0.tokens, x_t)
 
-    def next_nats(self, network: Network, x0: Tokens, x_t: Batch) -> RowValues:
-        """The mean over the hidden places of x_t of the nats to write the next token there."""
+    def next_nats(self, network: Network, x0: Tokens, x_t: Batch) -> PerPlace:
+        """The nats to write the next token at each of the k hidden places of x_t, over k."""
         asked = x_t.editable & (x_t.tokens == self.mask_id)
         num_hidden = asked.sum(dim=1)
         t: RowTimes = num_hidden.double() / x_t.editable.sum(dim=1).clamp(min=1)
         log_f = network(x_t.tokens, x_t.attend, t, asked)
-        return per_row(-log_prob_of(log_f, x0[asked]), asked) / num_hidden.clamp(min=1)
+        return per_place(-log_prob_of(log_f, x0[asked]), asked) / num_hidden.clamp(min=1)[:, None]

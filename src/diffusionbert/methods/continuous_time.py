@@ -14,7 +14,7 @@ from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
 from diffusionbert.proposals import Even, TimeProposal
-from diffusionbert.shapes import Batch, RowTimes, RowValues, Tokens, per_row
+from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
 
 
 class ContinuousTime(Objective[Network]):
@@ -35,18 +35,18 @@ class ContinuousTime(Objective[Network]):
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """The bound's integrand at one drawn time."""
-        return self._estimate(network, x0, noise, self.proposal)
+        return self._estimate(network, x0, noise, self.proposal).sum(dim=1)
 
-    def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
         """The bound's integrand at one evenly drawn time."""
         return self._estimate(network, x0, noise, Even())
 
-    def rate_nats(self, network: Network, x0: Tokens, x_t: Batch, t: RowTimes) -> RowValues:
-        """The integrand at time t for a given x_t, summed over each row's tokens."""
+    def rate_nats(self, network: Network, x0: Tokens, x_t: Batch, t: RowTimes) -> PerPlace:
+        """The integrand at time t for a given x_t."""
         asked = self.process.asked(x_t)
         log_f = network(x_t.tokens, x_t.attend, t, asked)
-        return per_row(self.process.rate(x0, x_t, log_f, t), asked)
+        return per_place(self.process.rate(x0, x_t, log_f, t), asked)
 
-    def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal) -> RowValues:
+    def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal) -> PerPlace:
         t, weight = proposal.times(noise.position(x0))
-        return weight * self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)
+        return weight[:, None] * self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)

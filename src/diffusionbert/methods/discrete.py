@@ -23,7 +23,7 @@ from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing, Process
 from diffusionbert.proposals import Even, TimeProposal
 from diffusionbert.schedules import require_grid
-from diffusionbert.shapes import Batch, Grid, RowTimes, RowValues, Tokens, exact_bits, from_bits, per_row
+from diffusionbert.shapes import Batch, Grid, PerPlace, RowTimes, RowValues, Tokens, exact_bits, from_bits, per_place
 
 
 class Quantity(Enum):
@@ -82,16 +82,16 @@ class DiscreteTime(Objective[Network]):
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """The bound and the hybrid term at one drawn step."""
-        return self._estimate(network, x0, noise, self.proposal, self.hybrid)
+        return self._estimate(network, x0, noise, self.proposal, self.hybrid).sum(dim=1)
 
-    def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
         """The bound at one drawn step."""
         return self._estimate(network, x0, noise, Even(), hybrid=0.0)
 
     def step_nats(
         self, network: Network, x0: Tokens, x_t: Batch, s: RowTimes, t: RowTimes, hybrid: float = 0.0
-    ) -> RowValues:
-        """The term of step (s, t) for a given x_t, summed over each row's tokens."""
+    ) -> PerPlace:
+        """The term of step (s, t) for a given x_t."""
         asked = self.process.asked(x_t)
         log_f = network(x_t.tokens, x_t.attend, t, asked)
         if self.quantity is Quantity.STRICT:
@@ -101,12 +101,12 @@ class DiscreteTime(Objective[Network]):
             nats = -self.process.reveal(x0, x_t, s, t) * log_prob_of(log_f, x0[asked])
         if hybrid:
             nats = nats - hybrid * self.process.log_clean(x0, x_t, log_f, t)
-        return per_row(nats, asked)
+        return per_place(nats, asked)
 
-    def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal, hybrid: float) -> RowValues:
+    def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal, hybrid: float) -> PerPlace:
         num_steps = len(self.grid) - 1
         position, weight = proposal.times(noise.position(x0))
         index = (position * num_steps).long()
         s, t = self.grid[index], self.grid[index + 1]
         x_t = self.process.corrupt(x0, t, noise)
-        return weight * num_steps * self.step_nats(network, x0.tokens, x_t, s, t, hybrid)
+        return (weight * num_steps)[:, None] * self.step_nats(network, x0.tokens, x_t, s, t, hybrid)

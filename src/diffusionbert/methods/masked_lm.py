@@ -18,7 +18,7 @@ from diffusionbert.categorical import log_prob_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.shapes import Batch, RowValues, TokenSet, per_row
+from diffusionbert.shapes import Batch, PerPlace, RowValues, TokenSet, per_place
 
 
 class MaskedLM(Objective[Network]):
@@ -47,14 +47,14 @@ class MaskedLM(Objective[Network]):
         other = (noise.uniform(x0.example, Purpose.REPLACE, length) * len(self.writable_ids)).long()
         hidden = x0.tokens.masked_fill(chosen & (fate < 0.8), self.mask_id)
         replaced = torch.where(chosen & (fate >= 0.9), self.writable_ids[other], hidden)
-        return self._cost(network, x0, replace(x0, tokens=replaced), chosen)
+        return self._cost(network, x0, replace(x0, tokens=replaced), chosen).sum(dim=1)
 
-    def nats(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
         """The cross-entropy at the chosen places over the rate, all of them hidden."""
         chosen = x0.editable & (noise.uniform(x0.example, Purpose.CORRUPT, x0.tokens.shape[1]) < self.rate)
         return self._cost(network, x0, replace(x0, tokens=x0.tokens.masked_fill(chosen, self.mask_id)), chosen)
 
-    def _cost(self, network: Network, x0: Batch, x: Batch, chosen: Tensor) -> RowValues:
+    def _cost(self, network: Network, x0: Batch, x: Batch, chosen: Tensor) -> PerPlace:
         t = torch.full((len(x0.tokens),), self.rate, dtype=torch.float64, device=x0.tokens.device)
         log_f = network(x.tokens, x.attend, t, chosen)
-        return per_row(-log_prob_of(log_f, x0.tokens[chosen]), chosen) / self.rate
+        return per_place(-log_prob_of(log_f, x0.tokens[chosen]), chosen) / self.rate

@@ -18,15 +18,18 @@ from diffusionbert.networks import Network
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Process
 from diffusionbert.schedules import require_grid
-from diffusionbert.shapes import Batch, Grid
+from diffusionbert.shapes import Batch, Grid, RowTimes
 
 
 class Ancestral(Sampler[Network]):
-    """Walks down the grid, drawing every asked place anew."""
+    """Walks down the grid, drawing every asked place anew.
+
+    A grid that ends before 1 goes on from there: all that is editable was hidden at that time.
+    """
 
     def __init__(self, process: Process, grid: Grid, shaping: Shaping | None = None):
         super().__init__()
-        require_grid(grid)
+        require_grid(grid, partial=True)
         self.process = process
         self.shaping = shaping
         self.times: list[float] = grid.tolist()
@@ -36,22 +39,22 @@ class Ancestral(Sampler[Network]):
         num_steps = len(self.times) - 1
         x = self.process.prior(canvas, Noise(seed, step=num_steps))
         calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, 1.0, calls)
+        yield State(x.tokens, self._time(num_steps, canvas), calls)
         for index in reversed(range(num_steps)):
             x, calls = self._step(network, x, calls, Noise(seed, step=index))
-            yield State(x.tokens, self.times[index], calls)
+            yield State(x.tokens, self._time(index, canvas), calls)
 
     @torch.no_grad()
     def _step(self, network: Network, x_t: Batch, calls: torch.Tensor, noise: Noise) -> tuple[Batch, torch.Tensor]:
         asked = self.process.asked(x_t)
         if not bool(asked.any()):
             return x_t, calls
-        s, t = (
-            torch.full((len(asked),), time, dtype=torch.float64, device=asked.device)
-            for time in self.times[noise.step : noise.step + 2]
-        )
+        s, t = self._time(noise.step, x_t), self._time(noise.step + 1, x_t)
         log_f = network(x_t.tokens, x_t.attend, t, asked)
         log_p = self.process.reverse(x_t, log_f, s, t, self.shaping)
         uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
         tokens = x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked]))
         return replace(x_t, tokens=tokens), calls + asked.any(dim=1)
+
+    def _time(self, index: int, canvas: Batch) -> RowTimes:
+        return torch.full((len(canvas.tokens),), self.times[index], dtype=torch.float64, device=canvas.tokens.device)
