@@ -9,8 +9,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/core  ## Train a tiny model for a minute and watch it write
-	$(BIN)/python examples/pydoc_demo.py
+demo: $(VENV)/core  ## Watch the model inside the package write, fill and score
+	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev  ## Run the tests
 	$(BIN)/python -m pytest -n auto

@@ -31,12 +31,17 @@ MAY_IMPORT = {
     "method": "shapes noise",
     "methods": "shapes noise schedules proposals categorical processes networks method",
     "samplers": "shapes noise schedules categorical processes networks method",
+    "sampling": "schedules categorical processes networks method samplers",
+    "constraints": "shapes noise networks",
+    "filling": "shapes noise categorical networks constraints",
+    "blanks": "shapes categorical networks filling",
     # text
     "reading": "",
     "sources": "reading",
     "corpus": "reading sources",
     "vocabulary": "shapes reading",
     "encoded": "shapes reading corpus vocabulary",
+    "canvas": "shapes noise reading vocabulary",
     # training
     "batches": "",
     "settings": "batches",
@@ -45,14 +50,25 @@ MAY_IMPORT = {
     "averaging": "checkpoints",
     "training": "shapes noise method batches settings progress checkpoints averaging",
     "recipe": "noise method settings training",
+    # what numbers mean
+    "metrics": "",
+    "intervals": "",
+    "protocol": "intervals",
+    "scores": "shapes method intervals protocol",
+    "evaluation": "shapes noise method batches protocol scores",
     # everything together
-    "experiments": "shapes schedules proposals categorical processes conditioning networks original method methods "
-    "samplers batches settings",
-    "presets": "batches settings experiments",
+    "experiments": "shapes schedules proposals processes conditioning networks original method methods sampling "
+    "batches settings",
+    "presets": "proposals batches settings experiments",
     "model_folder": "networks method vocabulary checkpoints experiments",
     "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments "
     "model_folder",
-    "cli": "schedules proposals methods batches checkpoints experiments presets model_folder runs",
+    "model": "shapes categorical networks method sampling constraints filling blanks canvas checkpoints metrics "
+    "protocol scores evaluation experiments model_folder",
+    "terminal": "model",
+    "commands": "schedules proposals methods sampling batches checkpoints experiments presets model_folder runs model "
+    "terminal",
+    "cli": "commands",
 }
 
 

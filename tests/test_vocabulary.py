@@ -431,3 +431,70 @@ def test_progress_is_shown_on_a_terminal_alone(tmp_path, wordpiece, monkeypatch,
     encode_corpus(corpus, wordpiece, tmp_path / "two")
     assert "5/?" in terminal.getvalue()
     assert capsys.readouterr().out == ""
+
+
+# Words and their pieces
+
+
+def test_continuation_pieces_are_those_that_lengthen_a_word(vocabulary):
+    names = vocabulary.tokenizer.convert_ids_to_tokens(list(range(vocabulary.size)))
+    found = {name for name, marked in zip(names, vocabulary.continuation.tolist(), strict=True) if marked}
+    if names[0] == "[PAD]":
+        assert found == {name for name in names if name.startswith("##")}
+    elif "▁" in names:
+        assert found == {"a", "b", "c", "ab"}
+    else:
+        ascii_names = {name for name in names if name.isascii() and vocabulary.writable[names.index(name)]}
+        assert {"s", "sing", "9"} <= found
+        assert not {"Ġlist", "Ġ", "<unk>"} & found
+        assert found & ascii_names == {name for name in ascii_names if name[0].isalnum()}
+        assert "Ã" in found  # the first half of é, which a following piece completes
+    assert not (vocabulary.continuation & vocabulary.special).any()
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_continuation_piece_is_what_glues(kind):
+    """Decoding a word and one more piece: it stays two words exactly if the piece is no continuation."""
+    vocabulary = KINDS[kind]()
+    word = vocabulary.pieces("value")
+    for piece in vocabulary.writable.nonzero()[:, 0].tolist():
+        text = vocabulary.decode([*vocabulary.pieces("the"), *word, piece])
+        if "\ufffd" not in text:
+            after = text.strip().removeprefix("the").strip().removeprefix("value")
+            assert bool(vocabulary.continuation[piece]) == after[:1].isalnum(), (text, piece)
+
+
+def test_half_letters_marks_and_bytes_count_as_continuation():
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    pieces = ["▁", "▁a", "a", "\u093e", "'", "—", "<0xC3>", "<0x2E>", "7", "x-", "-x"]
+    model = models.Unigram([(piece, -1.0) for piece in special + pieces], unk_id=3, byte_fallback=False)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    vocabulary = Vocabulary(framed(tokenizer))
+    names = vocabulary.tokenizer.convert_ids_to_tokens(vocabulary.continuation.nonzero()[:, 0].tolist())
+    assert set(names) == {"a", "\u093e", "<0xC3>", "7", "x-"}  # a letter, a vowel sign, half a character, …
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_pieces_are_those_of_the_word_inside_a_sentence(kind):
+    vocabulary = KINDS[kind]()
+    for word in ("the", "object", "zebras", "isn't", "an object"):
+        row, pieces = vocabulary.encode([f"is {word} ("])[0], vocabulary.pieces(word)
+        assert any(row[start : start + len(pieces)] == pieces for start in range(len(row)))
+        assert not vocabulary.special[pieces].any()
+        assert not vocabulary.continuation[pieces[0]]
+        assert vocabulary.decode(pieces).strip() == word.replace("'", " ' " if kind == "bert" else "'")
+    assert len(vocabulary.pieces("zebras")) > 1
+
+
+def test_a_word_that_cannot_be_written_is_refused(wordpiece):
+    for word in ("", " ", "☃"):
+        with pytest.raises(ValueError, match="cannot be written in this vocabulary: give a word"):
+            wordpiece.pieces(word)
+    assert wordpiece.mask_id not in wordpiece.pieces("[MASK]")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from diffusionbert.checkpoints import like
 
@@ -29,8 +30,11 @@ class AveragedWeights:
         """Takes in the weights after a step."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
-        for name, parameter in module.named_parameters():
-            self.averages[name].lerp_(parameter.detach(), 1 - decay)
+        weights = dict(module.named_parameters())
+        averages = [self.averages[name] for name in weights]
+        # All tensors in one launch; torch's rule is ours: average ← average + (1 - decay) · (weight - average).
+        update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        update(averages, list(weights.values()), torch.tensor(self.num_updates))
 
     @contextmanager
     def in_place_of(self, module: nn.Module) -> Iterator[None]:

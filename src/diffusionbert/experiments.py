@@ -19,7 +19,6 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
 
 from diffusionbert.batches import FixedRows, TokenBudget
-from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import (
     LayerwiseTime,
     LearnedTime,
@@ -28,7 +27,7 @@ from diffusionbert.conditioning import (
     TimeAgnostic,
     TimeConditioning,
 )
-from diffusionbert.method import Method, Objective
+from diffusionbert.method import Method, Objective, Sampler
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
@@ -37,7 +36,7 @@ from diffusionbert.networks import Denoiser, Network, load_masked_lm
 from diffusionbert.original import load_original
 from diffusionbert.processes import Absorbing, Process, Uniform
 from diffusionbert.proposals import Bell, Even, TimeProposal
-from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Cosine, Linear, NoiseSchedule, Spindle, TokenInformation, uniform_grid
 from diffusionbert.settings import Training
 from diffusionbert.shapes import TokenSet
@@ -159,19 +158,49 @@ class Lexicon:
         )
 
 
-def build(experiment: Experiment, lexicon: Lexicon) -> Method:
+def build(experiment: Experiment, lexicon: Lexicon, sampling: Sampling | None = None) -> Method:
     """Makes the method of an experiment; new weights come from torch's global generator."""
     backbone = _backbone(experiment, lexicon)
     lexicon = lexicon.padded(backbone.config.vocab_size)
-    objective, process = _objective(experiment.objective, lexicon)
+    objective, _ = _objective(experiment.objective, lexicon)
     network = Denoiser(backbone, _conditioning(experiment, backbone), lexicon.writable)
     if network.max_length < experiment.data.max_length:
         raise ValueError(
             f"sentences may have {experiment.data.max_length} tokens, but this network reads at most "
             f"{network.max_length}; set max_length (--max-length) to {network.max_length} or less"
         )
-    grid = uniform_grid(_num_steps(experiment.objective))
-    return Method(network, objective, Ancestral(process, grid, Shaping(forbidden=lexicon.forbidden)))
+    sampling = sampling or Sampling(steps=_num_steps(experiment.objective))
+    return Method(network, objective, build_sampler(experiment, lexicon, sampling))
+
+
+def build_sampler(
+    experiment: Experiment, lexicon: Lexicon, sampling: Sampling, end: float = 1.0, window: int | None = None
+) -> Sampler[Network]:
+    """Makes a sampler for the method of an experiment; the lexicon is padded to the network's vocabulary."""
+    _, process = _objective(experiment.objective, lexicon)
+    return sampling.sampler(
+        process,
+        forbidden=lexicon.forbidden,
+        time_agnostic=experiment.time is Time.NONE,
+        end=end,
+        window=window,
+    )
+
+
+def scoring(experiment: Experiment, lexicon: Lexicon) -> tuple[Objective[Network], str]:
+    """The objective by which sentences are scored, and what it is called.
+
+    Under a schedule that treats all tokens alike a time-agnostic network has the same continuous-time bound as the
+    order-agnostic one, whose estimate scatters least. All others are scored by what they are trained by.
+    """
+    settings = experiment.objective
+    alike = not isinstance(settings, Diffusion | ContinuousDiffusion) or not settings.schedule.by_token
+    absorbing = not (isinstance(settings, Diffusion) and settings.uniform_noise)
+    if experiment.time is Time.NONE and alike and absorbing:
+        return AnyOrder(lexicon.mask_id), "continuous time, estimated in any order"
+    objective, _ = _objective(settings, lexicon)
+    steps = f"{settings.num_steps} steps" if isinstance(settings, Diffusion) else "continuous time"
+    return objective, f"{steps}, {getattr(settings, 'schedule', Linear())}"
 
 
 def _backbone(experiment: Experiment, lexicon: Lexicon) -> PreTrainedModel:

@@ -8,17 +8,28 @@ README.md                                            the model card
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi
 from torch import Tensor
 
 from diffusionbert import __version__
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
-from diffusionbert.experiments import Experiment, Lexicon, Time, to_json
+from diffusionbert.experiments import (
+    AnyOrderWriting,
+    Data,
+    Experiment,
+    Lexicon,
+    Pretrained,
+    Time,
+    from_json,
+    to_json,
+)
 from diffusionbert.method import Method
 from diffusionbert.networks import Denoiser, quiet
 from diffusionbert.vocabulary import Vocabulary
@@ -62,6 +73,39 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
         },
     )
     (folder / "README.md").write_text(_card(method, origin, standing), encoding="utf-8")
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What a model folder holds, but for the weights."""
+
+    folder: Path
+    experiment: Experiment
+    vocabulary: Vocabulary
+    lexicon: Lexicon
+    length_histogram: Tensor | None
+    """How many sentences of the training corpus had n tokens; None if the model does not say."""
+
+
+def read_model(folder: Path) -> Opened:
+    """Reads a folder that `write_model` wrote, or that of any masked language model.
+
+    Such a plain one writes without having been trained for it: in any order, one token at a time.
+    """
+    vocabulary = Vocabulary.load(folder)
+    settings = folder / "diffusionbert.json"
+    network = Pretrained(str(folder))
+    counts = torch.zeros(vocabulary.size, dtype=torch.long)
+    histogram = None
+    if settings.exists():
+        experiment: Experiment = replace(from_json(read_json(settings)["experiment"]), network=network)
+        frequencies = load_tensors(folder / "token_counts.safetensors")
+        counts, histogram = frequencies["counts"], frequencies["length_histogram"]
+    else:
+        experiment = Experiment(Data("unknown", max_length=sys.maxsize), network, objective=AnyOrderWriting())
+    forbidden = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
+    lexicon = Lexicon(vocabulary.mask_id, vocabulary.pad_id, vocabulary.writable, forbidden, counts)
+    return Opened(folder, experiment, vocabulary, lexicon, histogram)
 
 
 def push_model(folder: Path, name: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
@@ -30,6 +31,9 @@ from diffusionbert.conditioning import TimeConditioning, after_first, rerouted
 from diffusionbert.shapes import AskedLogProbs, Places, RowTimes, Tokens, TokenSet
 
 logger = logging.getLogger(__name__)
+
+# Not cuDNN's: it makes a plan for each new shape, a tenth of a second long, and nearly every batch has its own shape.
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @runtime_checkable
@@ -75,12 +79,13 @@ class Denoiser(nn.Module):
         prefix = asked.new_zeros(len(asked), self.conditioning.num_prefix)
         keep = partial(_at_places, after_first(asked, prefix).flatten().nonzero().squeeze(1))
         with (
+            sdpa_kernel(_ATTENTION),
             self.conditioning.applied(self.backbone, tokens, attend, t) as inputs,
             rerouted(self.backbone, {self.backbone.base_model_prefix: keep}),
         ):
             logits: Tensor = self.backbone(**inputs, return_dict=True).logits.squeeze(0)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits.masked_fill(~self.writable, -torch.inf).log_softmax(dim=-1)
+        return logits.masked_fill_(~self.writable, -torch.inf).log_softmax(dim=-1)
 
 
 def load_masked_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -50,6 +50,10 @@ class Purpose(IntEnum):
     GAUSS = 5
     KEEP = 6
     TURN = 7
+    REVEAL = 8
+    REMASK = 9
+    PLACE = 11
+    LENGTH = 12
 
 
 @dataclass(frozen=True)
@@ -57,18 +61,20 @@ class Noise:
     """The random numbers of one step (of training, of a sampler, of an estimate) under one seed."""
 
     seed: int
-    step: int = 0
+    step: int | RowKeys = 0
+    """One for all examples, or one for each: then one call draws for many steps."""
 
     def uniform(self, example: RowKeys, purpose: Purpose, *shape: int) -> Values:
         """Draws float64 numbers from the open interval (0, 1), a block of the given shape for each example."""
         count = math.prod(shape)
         blocks = torch.arange((count + 1) // 2, device=example.device)
         example = example.long()[:, None]
+        steps = torch.as_tensor(self.step, device=example.device).reshape(-1, 1)
         words = philox(
             (
                 blocks,
                 example & _MASK32,
-                torch.tensor(self.step & _MASK32, device=example.device),
+                steps & _MASK32,
                 ((example >> 32) << 8) | int(purpose),
             ),
             (self.seed & _MASK32, (self.seed >> 32) & _MASK32),

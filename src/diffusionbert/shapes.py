@@ -15,7 +15,7 @@ This module knows nothing of noise, networks or text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,13 +103,13 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Moves every tensor to a device."""
-        return Batch(
-            self.tokens.to(device),
-            self.attend.to(device),
-            self.editable.to(device),
-            self.example.to(device),
-            self.strata.to(device),
-        )
+        return Batch(*(_moved(getattr(self, field.name), torch.device(device)) for field in fields(self)))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    # From pageable memory a copy to a GPU would wait for all the work that the GPU has been given before.
+    is_upload = device.type == "cuda" and tensor.device.type == "cpu"
+    return (tensor.contiguous().pin_memory() if is_upload else tensor).to(device, non_blocking=is_upload)
 
 
 def exact_bits(values: Tensor) -> Tensor:

@@ -117,7 +117,8 @@ class Trainer:
         self.plan = BatchPlan(np.asarray(rows.lengths), settings.batching, settings.seed)
         self.method = method.to(accelerator.device).train()
         if settings.compile:
-            self.method.network.compile()
+            for block in _blocks(self.method):  # one short compilation serves all layers; shapes change with each batch
+                block.compile(dynamic=True)
         self.wrapped = self._distributed()
         self.optimiser = torch.optim.AdamW(
             _parameter_groups(self.method, settings.weight_decay),

@@ -9,7 +9,9 @@ knows nothing of networks or noise.
 from __future__ import annotations
 
 import hashlib
+import re
 import string
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,13 +25,22 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from diffusionbert.reading import Pair
+from diffusionbert.reading import Pair, detokenise
 from diffusionbert.shapes import TokenSet
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
 SMALLEST = 512
 """A WordPiece below this size has no room for words beside its alphabet."""
+
+
+_INNER = [
+    (re.compile(r"(?<=\w) (['’]) (?=(?:s|t|re|ve|ll|d|m)\b)"), r"\1"),
+    (re.compile(r"(?<=\b[odl]) (['’]) (?=\w)"), r"\1"),  # o'neill
+    (re.compile(r"(?<=\w) - (?=\w)"), "-"),
+    (re.compile(r"\b(\d+) ?\. (?=\d)"), r"\1."),
+    (re.compile(r"\b(\d{1,3}) ?, (?=\d{3}\b)"), r"\1,"),
+]
 
 
 @final
@@ -114,6 +125,24 @@ class Vocabulary:
         """The writable ids that a sampler must never write: `[UNK]` is no word."""
         return self._marked([] if self.unk_id is None else [self.unk_id])
 
+    @cached_property
+    def continuation(self) -> TokenSet:
+        """The ids of pieces that make the word before them longer: `##ist`, or `ist` where a word begins with `Ġ`, `▁`.
+
+        Half a character, as byte-level pieces may be, counts: it can become a letter.
+        """
+        backend = self._plain
+        prefix = getattr(backend.model, "continuing_subword_prefix", None)
+
+        def continues(piece: str) -> bool:
+            if prefix:
+                return piece.startswith(prefix) and piece != prefix
+            character = backend.decoder.decode(["a", piece])[1:2]
+            return character == "\ufffd" or unicodedata.category(character or " ")[0] in "LMN"
+
+        ids = [index for piece, index in self.tokenizer.get_vocab().items() if continues(piece)]
+        return self._marked(ids) & ~self.special & ~self.forbidden
+
     def num_special(self, *, paired: bool) -> int:
         """The number of special tokens in a row."""
         return int(self._plain.num_special_tokens_to_add(paired))
@@ -131,16 +160,30 @@ class Vocabulary:
         backend = self._marking if marked else self._plain
         return [row.ids for row in backend.encode_batch_fast([(source, target) for source, target in pairs])]
 
+    def pieces(self, word: str) -> list[int]:
+        """The ids of a word as it stands inside a sentence, after a space and without special tokens."""
+        before, both = (self._plain.encode(text, add_special_tokens=False).ids for text in ("a", f"a {word}"))
+        pieces: list[int] = both[len(before) :]
+        if not pieces or self.unk_id in pieces:
+            raise ValueError(f"{word!r} cannot be written in this vocabulary: give a word made of characters it knows")
+        return pieces
+
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
         """The text of a row, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
-        return str(self.tokenizer.decode(ids[~self.special[ids]].tolist()))
+        text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist()))
+        return _joined(text) if self._splits_punctuation else text
 
     @cached_property
     def fingerprint(self) -> str:
         """Names this vocabulary in cache keys: another token, id or rule gives another one."""
         description = f"{self._plain.to_str()} {self.special.nonzero().tolist()}"
         return hashlib.sha256(description.encode()).hexdigest()
+
+    @cached_property
+    def _splits_punctuation(self) -> bool:
+        """Whether blanks around punctuation are lost, as in BERT's WordPiece: `it's` and `it ' s` are the same."""
+        return len({tuple(row) for row in self.encode(["it's-a", "it ' s - a"])}) == 1
 
     @cached_property
     def _plain(self) -> Any:
@@ -170,6 +213,13 @@ class Vocabulary:
         rows = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
         flags = [self.special[row].tolist() for row in rows]
         return all(len(row) > 2 and row[0] and row[-1] and not row[-2] for row in flags)
+
+
+def _joined(text: str) -> str:
+    """Takes away blanks that a tokenizer put around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
+    for pattern, replacement in _INNER:
+        text = pattern.sub(replacement, text)
+    return detokenise(text)
 
 
 def train_wordpiece(

@@ -13,6 +13,7 @@ from diffusionbert.processes.base import Process, Shape
 from diffusionbert.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
 from diffusionbert.shapes import (
     AskedLogProbs,
+    AskedRows,
     AskedTokens,
     Batch,
     PerAsked,
@@ -97,9 +98,7 @@ class Absorbing(Process):
         """log p(x_s | x_t) at the hidden places; the probability to stay hidden stands at `mask_id`."""
         hiding, reveal = self._of_vocabulary(x_t, log_f, s, t)
         rows = rows_of(self.asked(x_t))
-        log_p0 = (log_f + hiding.log().to(log_f.dtype)[rows]).log_softmax(dim=-1)
-        if shape is not None:
-            log_p0 = shape(log_p0)
+        log_p0 = _weighted(log_f, hiding, rows, shape)
         log_stay = (log_p0 + torch.log1p(-reveal).to(log_f.dtype)[rows]).logsumexp(dim=-1)
         log_p = log_p0 + reveal.log().to(log_f.dtype)[rows]
         return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
@@ -133,7 +132,7 @@ class Absorbing(Process):
         self.require_finite_rate()
         asked = self.asked(x_t)
         rows, hidden_tokens = rows_of(asked), x0[asked]
-        clean, center = replace(x_t, tokens=x0), self._guessed_center(x_t, log_f)
+        clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, log_f)
         own_decay = self._decay(t, self._information_of(x0), self._center(clean))[asked]
         w = own_decay / (1 - self.survival(clean, t)[asked])
         decay = self._decay(t, self.information, center)
@@ -150,6 +149,42 @@ class Absorbing(Process):
         log_total = self._log_sum(log_f, hiding, rows)
         log_own = self._pick(hiding, rows, hidden_tokens).log()
         return log_prob_of(log_f, hidden_tokens) + log_own - log_total
+
+    def guessed_center(self, x_t: Batch, log_f: AskedLogProbs) -> RowValues:
+        """The ĉ of the reverse process: visible tokens count their information, hidden ones the expected one.
+
+        It does not depend on the time, and so stands as long as x_t and the network's answer do.
+        """
+        if self.schedule.by_token and len(self.information) != log_f.shape[-1]:
+            raise ValueError(
+                f"the network knows {log_f.shape[-1]} tokens, the token information {len(self.information)}; "
+                "count tokens over the network's whole vocabulary"
+            )
+        if not self._guesses_center:
+            return self._center(x_t)
+        expected = (log_f.detach().exp() @ self.information.to(log_f.dtype)).double()
+        known = self._information_of(x_t.tokens)
+        return _mean_over(known.masked_scatter(self.asked(x_t), expected), x_t.editable)
+
+    _guessed_center = guessed_center
+
+    def log_words(
+        self, log_f: AskedLogProbs, rows: AskedRows, t: RowTimes, center: RowValues, shape: Shape | None = None
+    ) -> AskedLogProbs:
+        """log p(v | x_t, t) of every word v at hidden places, each with the time and the center of its row."""
+        return _weighted(log_f, self._hiding(self._survival(t, self.information, center)), rows, shape)
+
+    def reveal_of(self, words: AskedTokens, s: PerAsked, t: PerAsked, center: PerAsked) -> PerAsked:
+        """r_{s|t} of one word at each hidden place, as the reverse process has it."""
+        relative = self._information_of(words) / center
+        return self._reverse_reveal(self.schedule.survival(s, relative), self.schedule.survival(t, relative))
+
+    def fastest_reveal(self, s: RowTimes, t: RowTimes, center: RowValues) -> RowValues:
+        """The largest r_{s|t}(v) of the words v that can hide at t: no place is revealed with more than that."""
+        alpha_s = self._survival(s, self.information, center)
+        alpha_t = self._survival(t, self.information, center)
+        reveal = self._reverse_reveal(alpha_s, alpha_t)
+        return torch.where(self._hiding(alpha_t) > 0, reveal, 0.0).amax(dim=1)
 
     def require_finite_divergence(self) -> None:
         """Refuses a guessed sentence mean without a floor."""
@@ -173,12 +208,18 @@ class Absorbing(Process):
 
     def _of_vocabulary(self, x_t: Batch, log_f: AskedLogProbs, s: RowTimes, t: RowTimes) -> tuple[Tensor, Tensor]:
         """For each row and each word (or the one word that stands for all): its weight under a mask, and r_{s|t}."""
-        center = self._guessed_center(x_t, log_f)
+        center = self.guessed_center(x_t, log_f)
         alpha_s = self._survival(s, self.information, center)
         alpha_t = self._survival(t, self.information, center)
-        # A word that cannot be hidden at t and yet is believed in (no reweighting) is revealed at once.
-        reveal = torch.where(alpha_t < 1, _reveal(alpha_s, alpha_t), 1.0)
-        return (1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)), reveal
+        return self._hiding(alpha_t), self._reverse_reveal(alpha_s, alpha_t)
+
+    def _hiding(self, alpha_t: Tensor) -> Tensor:
+        """The factor that turns f(v) into p(v | x_t, t), up to a constant."""
+        return 1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)
+
+    def _reverse_reveal(self, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+        """r_{s|t}; a word that cannot be hidden at t and yet is believed in (no reweighting) is revealed at once."""
+        return torch.where(alpha_t < 1, _reveal(alpha_s, alpha_t), 1.0)
 
     def _survival(self, t: RowTimes, information: Tensor, center: RowValues) -> Tensor:
         return self.schedule.survival(t[:, None], information / center[:, None])
@@ -186,7 +227,7 @@ class Absorbing(Process):
     def _decay(self, t: RowTimes, information: Tensor, center: RowValues) -> Tensor:
         return self.schedule.decay(t[:, None], information / center[:, None])
 
-    def _information_of(self, tokens: Tokens) -> PerPlace:
+    def _information_of(self, tokens: Tensor) -> Tensor:
         return self.information[tokens] if self.schedule.by_token else self.information.expand(tokens.shape)
 
     @property
@@ -198,19 +239,6 @@ class Absorbing(Process):
         if not self._guesses_center:
             return self.information.new_full((len(x0.tokens),), self.corpus_mean)
         return _mean_over(self._information_of(x0.tokens), x0.editable)
-
-    def _guessed_center(self, x_t: Batch, log_f: AskedLogProbs) -> RowValues:
-        """The ĉ of the reverse process: visible tokens count their information, hidden ones the expected one."""
-        if self.schedule.by_token and len(self.information) != log_f.shape[-1]:
-            raise ValueError(
-                f"the network knows {log_f.shape[-1]} tokens, the token information {len(self.information)}; "
-                "count tokens over the network's whole vocabulary"
-            )
-        if not self._guesses_center:
-            return self._center(x_t)
-        expected = (log_f.detach().exp() @ self.information.to(log_f.dtype)).double()
-        known = self._information_of(x_t.tokens)
-        return _mean_over(known.masked_scatter(self.asked(x_t), expected), x_t.editable)
 
     def _log_sum(self, log_f: AskedLogProbs, weights: Tensor, rows: Tensor) -> PerAsked:
         """log Σ_v f(v)·weight(v), with each row's own weights."""
@@ -227,6 +255,12 @@ class Absorbing(Process):
 def _reveal(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
     """r_{s|t}: the probability that a token hidden at t is visible at s; rounding must not make it negative."""
     return ((alpha_s - alpha_t) / (1 - alpha_t)).clamp(min=0)
+
+
+def _weighted(log_f: AskedLogProbs, hiding: Tensor, rows: AskedRows, shape: Shape | None) -> AskedLogProbs:
+    """log p(v | x_t, t): f(v) times its row's weights, normalised and shaped."""
+    log_p0 = (log_f + hiding.log().to(log_f.dtype)[rows]).log_softmax(dim=-1)
+    return log_p0 if shape is None else shape(log_p0)
 
 
 def _mean_over(values: PerPlace, places: Places) -> RowValues:

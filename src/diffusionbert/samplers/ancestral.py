@@ -41,18 +41,20 @@ class Ancestral(Sampler[Network]):
         calls = torch.zeros_like(canvas.example)
         yield State(x.tokens, self._time(num_steps, canvas), calls)
         for index in reversed(range(num_steps)):
-            x, calls = self._step(network, x, calls, Noise(seed, step=index))
+            x, calls = self._step(network, x, calls, index, seed)
             yield State(x.tokens, self._time(index, canvas), calls)
 
     @torch.no_grad()
-    def _step(self, network: Network, x_t: Batch, calls: torch.Tensor, noise: Noise) -> tuple[Batch, torch.Tensor]:
+    def _step(
+        self, network: Network, x_t: Batch, calls: torch.Tensor, index: int, seed: int
+    ) -> tuple[Batch, torch.Tensor]:
         asked = self.process.asked(x_t)
         if not bool(asked.any()):
             return x_t, calls
-        s, t = self._time(noise.step, x_t), self._time(noise.step + 1, x_t)
+        s, t = self._time(index, x_t), self._time(index + 1, x_t)
         log_f = network(x_t.tokens, x_t.attend, t, asked)
         log_p = self.process.reverse(x_t, log_f, s, t, self.shaping)
-        uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
+        uniform = Noise(seed, step=index).uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
         tokens = x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked]))
         return replace(x_t, tokens=tokens), calls + asked.any(dim=1)
 

@@ -1,0 +1,44 @@
+"""The model inside the package at work: it writes, fills blanks, rewrites and scores. `make demo` runs this."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+import diffusionbert
+from diffusionbert.terminal import coloured, show_writing
+
+
+def main() -> None:
+    console = Console(highlight=False)
+
+    def title(text: str) -> None:
+        console.print(f"\n{text}", style="bold")
+
+    model = diffusionbert.load()
+
+    title("Three sentences, written from nothing")
+    for seed in (1, 2, 3):
+        show_writing(model.stream(length=18, seed=seed), console, num_lines=5)
+
+    title("Blanks, filled jointly: the [MASK] of the [MASK] was born in [MASK] .")
+    for filled in model.fillings("the [MASK] of the [MASK] was born in [MASK] .", 3):
+        console.print(f"{filled.nats:6.2f} nats  {filled.text}")
+
+    title("A blank of unknown length: paris is [BLANK] of france .")
+    for filled in model.fillings("paris is [BLANK] of france .", 3, longest=3):
+        console.print(f"{filled.nats:6.2f} nats  {filled.text}")
+
+    title("Around two words: castle, dragon")
+    for text in model.generate(2, length=16, include=["castle", "dragon"]):
+        console.print(f"    {text}")
+
+    title("A sentence and its words shuffled, scored")
+    texts = ["the capital of france is paris .", "paris the is france capital of ."]
+    for text, score in zip(texts, model.score(texts), strict=True):
+        console.print(coloured(model.surprise(text)))
+        low, high = score.ci95
+        console.print(f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], {score.likelihood.value}", markup=False)
+
+
+if __name__ == "__main__":
+    main()

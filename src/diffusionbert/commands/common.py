@@ -1,0 +1,73 @@
+"""What several commands share: options for a model, lines of text, lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffusionbert.model import Model
+
+LONGEST_LINE = 100_000
+MOST_LINES = 1_000_000
+
+
+@dataclass(frozen=True)
+class WithModel:
+    """Options of commands that use a model."""
+
+    model: str | None = None
+    """A run folder, a model's folder, or any masked language model on the Hub; else the model inside the package."""
+    device: str | None = None
+    """cpu, cuda, cuda:1 …; else a GPU if there is one."""
+    json: bool = False
+    """Print one JSON object a line, and nothing else."""
+
+    def loaded(self) -> Model:
+        """Opens the model."""
+        import torch
+
+        from diffusionbert.model import load
+
+        try:
+            device = torch.device(self.device) if self.device else None
+            if device is not None:
+                torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"--device {self.device} is not to be had ({reason}); leave it out, or try cpu") from None
+        return load(self.model, device)
+
+
+def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
+    """The texts given as words of the command line, or the lines of a file; `-` is the standard input."""
+    if texts and file is not None:
+        raise ValueError(f"{what} came as arguments and by --file; give one of the two")
+    if file is None:
+        if not texts:
+            raise ValueError(f"there is no text; give {what} in quotes, or --file NAME (- is the standard input)")
+        return list(texts)
+    try:
+        read = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
+    except OSError as error:
+        raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); give a text file") from None
+    lines = [line.strip() for line in read.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{str(file)!r} is empty; give {what}, one a line")
+    longest = max(map(len, lines))
+    if longest > LONGEST_LINE or len(lines) > MOST_LINES:
+        raise ValueError(
+            f"{str(file)!r} has {len(lines)} lines of up to {longest} characters; at most {MOST_LINES} lines of "
+            f"{LONGEST_LINE} characters are read at a time, split it"
+        )
+    return lines
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One line, at once: whoever reads need not wait for the next."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)

@@ -1,0 +1,115 @@
+"""What `train` and `pretrain` do: words become an experiment, and the experiment a run."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from diffusionbert.batches import Batching, FixedRows, TokenBudget
+from diffusionbert.checkpoints import RunFolder
+from diffusionbert.commands.training import Pretrain, Run, Train
+from diffusionbert.experiments import (
+    AnyOrderWriting,
+    ContinuousDiffusion,
+    Data,
+    Diffusion,
+    Experiment,
+    NewBert,
+    Time,
+)
+from diffusionbert.methods.discrete import Quantity
+from diffusionbert.model_folder import push_model
+from diffusionbert.presets import by_name, pretraining
+from diffusionbert.proposals import Bell
+from diffusionbert.runs import default_cache, started_from, stored_experiment, train
+from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle
+
+
+def _given(options: Run, settings: Any) -> Any:
+    """Settings with those replaced that the command line names."""
+    names = {field.name for field in fields(settings)}
+    values = {name: getattr(options, name) for name in vars(options) if name in names}
+    given = {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
+    return replace(settings, **given)
+
+
+def _experiment(options: Run) -> Experiment:
+    if options.data is None:
+        raise ValueError("there is no --data; give a text file, or pydoc for the English that ships with Python")
+    is_pretraining = isinstance(options, Pretrain)
+    experiment = (pretraining if is_pretraining else by_name)(options.preset, options.data)
+    if isinstance(options, Train) and options.start:
+        experiment = started_from(experiment, options.start)
+    data: Data = _given(options, experiment.data)
+    if options.cased:
+        data = replace(data, lower=False)
+    experiment = _with_training(options, replace(experiment, data=data))
+    if isinstance(experiment.network, NewBert):
+        experiment = replace(experiment, network=_given(options, experiment.network))
+    elif options.layers or options.width or options.heads or options.dropout is not None:
+        raise ValueError(
+            "a trained network has its own layers, width, heads and dropout; leave them away, or start from scratch"
+        )
+    return _diffusion(options, experiment) if isinstance(options, Train) else experiment
+
+
+def _diffusion(options: Train, experiment: Experiment) -> Experiment:
+    """Adds what only `train` can say."""
+    if options.time:
+        experiment = replace(experiment, time=Time(options.time))
+    preset = experiment.objective
+    assert isinstance(preset, Diffusion)
+    schedule = _schedule(options) or preset.schedule
+    proposal = preset.proposal if options.bell is None else Bell(options.bell, weighted=not options.bell_unweighted)
+    match options.method:
+        case "continuous":
+            return replace(experiment, objective=ContinuousDiffusion(schedule, proposal))
+        case "any-order":
+            return replace(experiment, objective=AnyOrderWriting())
+    objective = replace(preset, schedule=schedule, proposal=proposal)
+    if options.diffusion_steps is not None:
+        objective = replace(objective, num_steps=options.diffusion_steps)
+    if options.quantity is not None:
+        objective = replace(objective, quantity=Quantity(options.quantity))
+    if options.hybrid is not None:
+        objective = replace(objective, hybrid=options.hybrid)
+    return replace(experiment, objective=replace(objective, uniform_noise=options.noise == "uniform"))
+
+
+def _schedule(options: Train) -> NoiseSchedule | None:
+    match options.schedule:
+        case "linear":
+            return Linear()
+        case "cosine":
+            return Cosine()
+        case "spindle":
+            return Spindle(options.strength, Mean.CORPUS, options.floor or 0.0)
+        case "spindle-sentence":
+            floor = 0.05 if options.floor is None and options.quantity != "paper" else options.floor or 0.0
+            return Spindle(options.strength, Mean.SENTENCE, floor)
+        case _:
+            return None
+
+
+def _with_training(options: Run, experiment: Experiment) -> Experiment:
+    """The experiment with those settings of training replaced that the command line names."""
+    training = _given(options, experiment.training)
+    if options.batch_tokens and options.batch_rows:
+        raise ValueError("--batch-tokens and --batch-rows exclude each other; give one of them")
+    batching: Batching = training.batching
+    if options.batch_tokens:
+        batching = TokenBudget(options.batch_tokens)
+    if options.batch_rows:
+        batching = FixedRows(options.batch_rows)
+    return replace(experiment, training=replace(training, batching=batching))
+
+
+def start(options: Run) -> None:
+    """Trains by what the command line says, and says where the model is."""
+    experiment = _with_training(options, stored_experiment(options.output)) if options.resume else _experiment(options)
+    standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
+    best = f"{standing.best:.4f} nats a token at step {standing.best_step}" if standing.best is not None else "none"
+    model = RunFolder(options.output).model
+    print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
+    if options.push:
+        print(f"pushed to {push_model(model, options.push)}")

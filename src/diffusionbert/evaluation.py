@@ -1,0 +1,307 @@
+"""Likelihoods that people can trust: how many nats a method needs for a corpus, and how sure that is.
+
+A method draws its nats: E[nats(x0, u, noise)] over a position u in (0, 1), often its time, is what is to be known. In
+one *round* a sentence gets m draws, draw j with its u from the slice [j/m, (j+1)/m]. The mean over a round,
+
+    y = 1/m · Σ_j nats(x0, (j + uniform) / m, noise_j),        E[y] = 1/m · Σ_j m · ∫_{slice j} E[nats | u] du = E[nats]
+
+is unbiased, slices turned or not, and scatters less than m free draws do. How far it scatters cannot be seen from
+*within* a round, whose draws have different means; but rounds are independent and alike, so s²/R over R ≥ 2 rounds is
+an unbiased estimate of the variance of their mean. `estimate` makes rounds until its interval is narrow enough, or
+until draws matter no more beside the choice of sentences (`intervals`).
+
+Noise is keyed by seed, draw and `Batch.example`: the same call gives the same number, whatever the batches are.
+Knows the contract of `method.py` and no concrete method; strings are counted here and never kept.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from diffusionbert.batches import TokenBudget
+from diffusionbert.method import Likelihood, Method
+from diffusionbert.noise import Noise
+from diffusionbert.protocol import GIVEN_INTERVAL, SAMPLED_INTERVAL, Length, Limit, Protocol
+from diffusionbert.scores import Estimate, Rate, Scores, Unit
+from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowValues
+
+_SEED = 2**40  # added to the seed: far from the seeds of training
+_ENOUGH_DEGREES = 8  # of freedom: before, a variance that happens to look small could end the drawing
+_LITTLE = 0.1  # of the variance: where draws have no more, only sentences help
+
+
+@typing.runtime_checkable
+class Rows(typing.Protocol):
+    """Encoded sentences."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.integer]:
+        """The number of places of each row."""
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The rows of these numbers, padded."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How precise an estimate is to be, and how much it may cost."""
+
+    precision: float | None = 0.005
+    """Half the width of the 95 % interval of *perplexity per token*, relative to it: 0.005 is 0.5 %, which is
+    log 1.005 nats a token, however many nats there are. None makes all draws."""
+    max_draws: int = 256
+    """For each sentence."""
+    strata: int = 16
+    """Draws of one round, each from its own slice of time."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.strata < 1 or self.max_draws < 2 * self.strata:
+            raise ValueError(
+                f"max_draws={self.max_draws}, strata={self.strata}: only two rounds of draws tell how far they "
+                "scatter, so give at least one stratum and twice as many draws"
+            )
+        if self.precision is not None and not self.precision > 0:
+            raise ValueError(f"the precision must be above 0, given {self.precision}; 0.005 is half a per cent")
+
+    @property
+    def max_rounds(self) -> int:
+        """Whole rounds alone are unbiased."""
+        return self.max_draws // self.strata
+
+    @property
+    def half_width(self) -> float:
+        """The asked precision in nats a token."""
+        return math.inf if self.precision is None else math.log1p(self.precision)
+
+
+USUAL = Effort()
+UNSAID = Protocol()
+
+
+def estimate(
+    method: Method,
+    rows: Rows | Iterable[Batch],
+    effort: Effort = USUAL,
+    *,
+    words: RowCounts | None = None,
+    bytes: RowCounts | None = None,
+    length_histogram: Tensor | None = None,
+    given: bool = False,
+    protocol: Protocol = UNSAID,
+    batch_tokens: int = 16_384,
+    autocast: torch.dtype | None = None,
+    advance: Callable[[int], None] = lambda num_sentences: None,
+) -> Estimate:
+    """A method's likelihood on sentences, with an interval, by as many draws as that takes.
+
+    By default sentences are a sample and the interval is about the language; with `given` it is about these very
+    sentences, of which one is enough. `words` and `bytes` count each sentence's units; with a `length_histogram`
+    lengths are paid for, too. `advance` is told of sentences as they are done, once in each round.
+    """
+    kind = _require_likelihood(method)
+    strata, max_rounds = (1, 1) if kind is Likelihood.EXACT else (effort.strata, effort.max_rounds)
+    chunks = _chunks(rows, batch_tokens)
+    _require_sentences(sum(len(index) for index, _ in chunks), words, bytes, smallest=1 if given else 2)
+    rounds: list[Tensor] = []
+    with _evaluating(method):
+        for number in range(max_rounds):
+            draws = partial(round_nats, method, number=number, strata=strata, seed=effort.seed, autocast=autocast)
+            example, tokens, nats = _round(chunks, draws, advance)
+            rounds.append(nats if length_histogram is None else nats + length_nats(length_histogram, tokens))
+            if len(rounds) < min(2, max_rounds):
+                continue
+            scores = Scores.from_rounds(kind, example, rounds, tokens, words, bytes)
+            # An infinite sentence makes the corpus's nats infinite; the others' are still worth knowing.
+            is_over, limit = _verdict(scores.finite, effort, given=given)
+            if is_over:
+                break
+    card = replace(
+        protocol,
+        length=Length.GIVEN if length_histogram is None else Length.MODELLED,
+        interval=GIVEN_INTERVAL if given else SAMPLED_INTERVAL,
+        num_draws=strata * len(rounds),
+        strata=strata,
+        seed=effort.seed,
+        precision=effort.precision,
+        arithmetic=_arithmetic(method, autocast),
+    )
+    limit = Limit.INFINITE if scores.num_infinite else limit
+    return Estimate(scores, _rates(scores, effort, given=given), limit, card)
+
+
+@torch.no_grad()
+def round_nats(
+    method: Method, batch: Batch, *, number: int, strata: int, seed: int, autocast: torch.dtype | None = None
+) -> RowValues:
+    """One round of draws: an unbiased estimate of each row's nats, independent of every other number's.
+
+    For those who deal batches out themselves; `Scores.from_rounds` takes what they gather.
+    """
+    return _mean_draw(method, batch, range(number * strata, (number + 1) * strata), seed, autocast).sum(dim=1)
+
+
+@torch.no_grad()
+def surprise(
+    method: Method, batch: Batch, draws: int = 16, seed: int = 0, *, autocast: torch.dtype | None = None
+) -> PerPlace:
+    """The nats of each place: their mean over draws that share out (0, 1) among them."""
+    if draws < 1:
+        raise ValueError(f"surprise needs at least one draw, given {draws}; 16 and more show little noise")
+    draws = 1 if _require_likelihood(method) is Likelihood.EXACT else draws
+    with _evaluating(method):
+        return _mean_draw(method, batch, range(draws), seed, autocast).to(batch.tokens.device)
+
+
+def length_nats(histogram: Tensor, lengths: RowCounts) -> RowValues:
+    """-log p(length), with p(n) = (histogram[n] + 1) / (Σ_k histogram[k] + N) for 1 ≤ n ≤ N, the histogram's last.
+
+    One is added to each count (Laplace), so that a length that training never saw is possible and p sums to 1.
+    """
+    longest = len(histogram) - 1
+    if bool((lengths < 1).any()) or bool((lengths > longest).any()):
+        raise ValueError(
+            f"lengths from {int(lengths.min())} to {int(lengths.max())}: the length model knows 1 to {longest} tokens; "
+            "leave out other sentences, or let the length be given"
+        )
+    counts = histogram[1:].double() + 1
+    nats: RowValues = (counts.sum() / counts).log()[lengths - 1]
+    return nats
+
+
+def count_words(text: str) -> int:
+    """Words stand between white space: punctuation glued to a word belongs to it.
+
+    In a tokenised corpus such as LM1B, where a space stands before each full stop, that is a word of its own.
+    """
+    return len(text.split())
+
+
+def count_bytes(text: str) -> int:
+    """Bytes in UTF-8 of the text as it is given: cleaned and lower-cased before, if the model reads it so."""
+    return len(text.encode("utf-8"))
+
+
+_Chunk = tuple[Tensor, Callable[[], Batch]]
+"""The numbers of some sentences, and how to get them."""
+
+
+def _chunks(rows: Rows | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
+    """Batches as they are given, or rows of like length together; long ones first, so that memory fails at once."""
+    chunks: list[_Chunk]
+    if isinstance(rows, Rows):
+        lengths = np.asarray(rows.lengths)
+        order = np.argsort(-lengths, kind="stable")
+        edges = np.cumsum(TokenBudget(batch_tokens).cut(lengths[order]))[:-1]
+        chunks = [(torch.from_numpy(index), partial(rows.batch, index.tolist())) for index in np.split(order, edges)]
+    else:
+        batches = list(rows)
+        ends = np.cumsum([0, *(len(batch.tokens) for batch in batches)]).tolist()
+        numbers = [torch.arange(start, end) for start, end in pairwise(ends)]
+        chunks = [(index, partial(replace, batch)) for index, batch in zip(numbers, batches, strict=True)]
+    return chunks
+
+
+def _require_sentences(num: int, words: Tensor | None, bytes: Tensor | None, *, smallest: int) -> None:
+    """Raises ValueError before anything is drawn, and not after."""
+    if num < smallest:
+        raise ValueError(
+            f"{num} sentences, but an interval needs at least {smallest}: give more of them or, if one is meant for "
+            "itself and not as a sample, given=True"
+        )
+    for name, counts in (("words", words), ("bytes", bytes)):
+        if counts is not None and len(counts) != num:
+            raise ValueError(f"{num} sentences, but {len(counts)} numbers of {name}: give one for each sentence")
+
+
+def _round(
+    chunks: list[_Chunk], draws: Callable[[Batch], Tensor], advance: Callable[[int], None]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The names, tokens and drawn nats of all sentences, in their own order."""
+    numbers, found = [], []
+    for index, get in chunks:
+        batch = get()
+        numbers.append(index)
+        found.append((batch.example.cpu(), batch.editable.sum(dim=1).cpu(), draws(batch).cpu()))
+        advance(len(index))
+    order = torch.cat(numbers).argsort()
+    example, tokens, nats = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
+    return example, tokens, nats
+
+
+def _mean_draw(method: Method, batch: Batch, draws: range, seed: int, autocast: torch.dtype | None) -> PerPlace:
+    """The mean over draws, each from its own slice of (0, 1); a draw is named by its number."""
+    device = _device(method)
+    batch = batch.to(device)
+    total = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=device)
+    for stratum, draw in enumerate(draws):
+        edges = torch.tensor([stratum, stratum + 1], dtype=torch.float64, device=device) / len(draws)
+        stratified = replace(batch, strata=edges.expand(len(batch.tokens), 2))
+        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            total += method.nats(stratified, Noise(_SEED + seed, draw)).double()
+    return total / len(draws)
+
+
+def _verdict(scores: Scores, effort: Effort, *, given: bool) -> tuple[bool, Limit | None]:
+    """Whether to stop drawing for sentences of finite nats, and what then keeps the interval wide."""
+    is_last = scores.num_rounds == effort.max_rounds
+    if len(scores) < (1 if given else 2):
+        return True, None  # nothing is left to be known
+    if effort.precision is None:
+        return is_last, None
+    is_known = is_last or scores.degrees_of_freedom >= _ENOUGH_DEGREES
+    rate = _rates(scores, effort, given=given)[Unit.TOKEN]
+    if (rate.high - rate.low) / 2 <= effort.half_width:
+        return is_known, None
+    variance = scores.spread
+    needs_sentences = not given and 1.96 * math.sqrt(variance.sentences) > effort.half_width
+    if needs_sentences and variance.draws <= _LITTLE * variance.total:
+        return is_known, Limit.SENTENCES
+    return is_last, Limit.DRAWS
+
+
+def _rates(scores: Scores, effort: Effort, *, given: bool) -> dict[Unit, Rate]:
+    return scores.given_rates() if given else scores.rates(effort.seed)
+
+
+def _require_likelihood(method: Method) -> Likelihood:
+    kind = method.objective.likelihood
+    if kind is Likelihood.NONE:
+        raise ValueError(
+            f"{type(method.objective).__name__} has no likelihood, nor a bound on one: judge it by its samples"
+        )
+    return kind
+
+
+@contextmanager
+def _evaluating(method: Method) -> Iterator[None]:
+    """Without dropout; afterwards every part is as it was, also those that were kept from training."""
+    were_training = [module for module in method.modules() if module.training]
+    method.eval()
+    try:
+        yield
+    finally:
+        for module in were_training:
+            module.training = True
+
+
+def _device(method: Method) -> torch.device:
+    tensor = next(chain(method.parameters(), method.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _arithmetic(method: Method, autocast: torch.dtype | None) -> str:
+    weight = next(method.parameters(), None)
+    dtype = autocast or (torch.float32 if weight is None else weight.dtype)
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,255 @@
+"""Hoogeboom et al. 2022, "Autoregressive diffusion models", eq. 7, on the blanks of a row: filling them jointly.
+
+The nats of a filling x of n blanks are the mean, over all n! orders σ of writing it, of its chain rule:
+
+    nats(x | context) = 1/n! · Σ_σ Σ_j -log f(x_σj | context, x_σ1 … x_σ(j-1)) ≥ -log (1/n! · Σ_σ p_σ(x | context))
+
+which is -log p(x | context) itself if all orders agree. Blank i is written while exactly the set S ∋ i of k blanks is
+hidden in (n - k)!·(k - 1)! of the orders: those before in any order, i, those after in any order. Hence the sum over
+all subsets, exact in 2^n - 1 answers of the network,
+
+    nats(x | context) = Σ_S Σ_{i ∈ S} (k - 1)!·(n - k)! / n! · -log f(x_i | context, x outside S)
+
+Beyond a few blanks, some whole orders are drawn. Those of all fillings of a row are the same, so that ranks compare
+fillings and not draws; and the better a network's conditionals agree with each other, the less a draw matters, which
+is not so of single steps of many orders.
+
+Any masked language model will do. A network that wants a time is told the share of hidden places among the row's
+words, special tokens not counted: in training, that is where it would see so much hidden. This module knows no
+strings, no processes and no schedules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diffusionbert.categorical import Shaping, draw, log_prob_of
+from diffusionbert.constraints import Constrained
+from diffusionbert.networks import Network
+from diffusionbert.noise import Noise, Purpose
+from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowTimes, RowValues, Tokens, TokenSet
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to look for fillings, and how closely to look at each."""
+
+    beams: int = 16
+    """The partial fillings that are followed at a time; never fewer than the alternatives asked for."""
+    draws: int = 16
+    """The fillings drawn at random besides."""
+    exact_up_to: int = 5
+    """The most blanks for which nats are exact."""
+    orders: int = 4
+    """The orders of writing that are drawn for more blanks than that."""
+    rows_per_call: int = 64
+
+    def __post_init__(self) -> None:
+        if min(self.beams, self.orders, self.rows_per_call) < 1 or min(self.draws, self.exact_up_to) < 0:
+            raise ValueError(f"{self}: beams, orders and rows_per_call must be at least 1, the others at least 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Filling:
+    """A row with its blanks filled."""
+
+    tokens: Tensor
+    """The row's L tokens, without padding."""
+    nats: float
+    """-log p(filling | context), as the module says it; less is better."""
+
+
+@torch.no_grad()
+def filling_nats(
+    network: Network,
+    x0: Batch,
+    mask_id: int,
+    seed: int = 0,
+    *,
+    special: TokenSet | None = None,
+    effort: Effort | None = None,
+) -> RowValues:
+    """The nats of what stands at the editable places of each row, given the other places, `[MASK]`s among them.
+
+    Exact for at most `effort.exact_up_to` places, else an unbiased estimate, by the same orders for all rows of one
+    `example` and one number of places. Of a `Constrained` network, the network inside is asked: given that no rule is
+    broken, all nats are less by the same number.
+    """
+    effort = effort or Effort()
+    asker = _Asker(network.network if isinstance(network, Constrained) else network, mask_id, special)
+    count = x0.editable.sum(dim=1)
+    nats = torch.zeros(len(count), dtype=torch.float64, device=count.device)
+    for num_places in sorted(set(count.tolist())):
+        rows = (count == num_places).nonzero()[:, 0]
+        if num_places:
+            nats[rows] = _nats_of_equal_count(asker, x0.rows(rows), num_places, seed, effort)
+    return nats
+
+
+def fill(
+    network: Network,
+    canvas: Batch,
+    mask_id: int,
+    alternatives: int,
+    seed: int,
+    shaping: Shaping | None = None,
+    *,
+    special: TokenSet | None = None,
+    effort: Effort | None = None,
+) -> list[list[Filling]]:
+    """For each row, the `alternatives` best ways to fill all its editable places, best first.
+
+    They are the best of those found: by a beam search that fills each partial filling's surest place next; by the same
+    with one beam, which is plain greedy filling, so that the best is never worse than that; and by some random draws.
+    There are fewer if fewer fillings are possible. Shaping and the rules of a `Constrained` network limit what may be
+    written, temperature only sharpens the random draws; nats are the network's own.
+    """
+    if alternatives < 1:
+        raise ValueError(f"alternatives must be at least 1, given {alternatives}")
+    empty = (~canvas.editable.any(dim=1)).nonzero()[:, 0].tolist()
+    if empty:
+        raise ValueError(f"row {empty[0]} has nothing to fill: mark at least one editable place in each row")
+    effort = effort or Effort()
+    effort = replace(effort, beams=max(effort.beams, alternatives))
+    search = _Search(network, mask_id, special, shaping or Shaping(), effort)
+    rows = [canvas.rows(torch.tensor([row], device=canvas.tokens.device)) for row in range(len(canvas.tokens))]
+    return [search.ranked(row, seed)[:alternatives] for row in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _Asker:
+    """A network that is told the time by what is hidden."""
+
+    network: Network
+    mask_id: int
+    special: Tensor | None
+
+    def __call__(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
+        hidden = attend & (tokens == self.mask_id)
+        words = attend if self.special is None else attend & (hidden | ~self.special.to(tokens.device)[tokens])
+        t: RowTimes = hidden.sum(dim=1).double() / words.sum(dim=1).clamp(min=1)
+        return self.network(tokens, attend, t, asked)
+
+
+def _nats_of_equal_count(ask: _Asker, x0: Batch, num_places: int, seed: int, effort: Effort) -> RowValues:
+    """The nats of rows that have equally many editable places."""
+    hidden, weight = _stages(x0, num_places, seed, effort)
+    shape = (len(x0.tokens), hidden.shape[1])
+    places = x0.editable.nonzero()[:, 1].view(-1, 1, num_places).expand(*shape, -1)
+    nowhere = torch.zeros(*shape, x0.tokens.shape[1], dtype=torch.bool, device=places.device)
+    all_hidden = nowhere.scatter(2, places, hidden.expand(*shape, -1)).flatten(0, 1)
+    all_weight = weight.new_zeros(nowhere.shape).scatter(2, places, weight.expand(*shape, -1)).flatten(0, 1)
+    x0 = x0.rows(torch.arange(shape[0], device=places.device).repeat_interleave(shape[1]))
+    x_t = replace(x0, tokens=x0.tokens.masked_fill(all_hidden, ask.mask_id))
+    asked = all_weight > 0
+    log_f = _log_prob_of_places(ask, x0.tokens, x_t, asked, effort.rows_per_call)
+    nats = torch.zeros(len(asked), dtype=torch.float64, device=places.device)
+    nats.index_add_(0, asked.nonzero()[:, 0], -log_f * all_weight[asked])
+    return nats.view(shape).sum(dim=1)
+
+
+def _stages(x0: Batch, num_places: int, seed: int, effort: Effort) -> tuple[Tensor, Tensor]:
+    """What is hidden, and the weight of each place's -log f then: both [rows or 1, stages, places]."""
+    device = x0.tokens.device
+    if num_places <= effort.exact_up_to:
+        subsets = list(itertools.product([False, True], repeat=num_places))[1:]
+        weights = [1 / (sum(subset) * math.comb(num_places, sum(subset))) for subset in subsets]
+        hidden = torch.tensor([subsets], device=device)
+        return hidden, hidden * torch.tensor(weights, dtype=torch.float64, device=device)[:, None]
+    uniform = Noise(seed).uniform(x0.example, Purpose.ORDER, effort.orders, 1, num_places)
+    turn, stage = uniform.argsort(dim=-1).argsort(dim=-1), torch.arange(num_places, device=device)[:, None]
+    return (turn >= stage).flatten(1, 2), (turn == stage).double().flatten(1, 2) / effort.orders
+
+
+def _log_prob_of_places(ask: _Asker, x0: Tokens, x_t: Batch, asked: Places, rows_per_call: int) -> Tensor:
+    """log f(x0 | x_t) at all asked places, each different question asked once: fillings share many words."""
+    questions, question = torch.unique(torch.cat([x_t.tokens, x_t.attend, asked], dim=1), dim=0, return_inverse=True)
+    length = asked.shape[1]
+    row = asked.nonzero()[:, 0]
+    log_f = torch.zeros(len(row), dtype=torch.float64, device=x0.device)
+    for first in range(0, len(questions), rows_per_call):
+        tokens, attend, places = questions[first : first + rows_per_call].split(length, dim=1)
+        places = places.bool()
+        answers = ask(tokens, attend.bool(), places)
+        number = (places.flatten().cumsum(0) - 1).view(places.shape)  # of a place among those asked
+        here = (question >= first) & (question < first + rows_per_call)
+        mine = asked & here[:, None]
+        log_f[here[row]] = log_prob_of(answers[number[question[here] - first][mine[here]]], x0[mine])
+    return log_f
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Looks for fillings of one row at a time."""
+
+    network: Network
+    mask_id: int
+    special: Tensor | None
+    shaping: Shaping
+    effort: Effort
+
+    def ranked(self, row: Batch, seed: int) -> list[Filling]:
+        """All fillings found, best first."""
+        found = torch.cat([self.beam(row, self.effort.beams), self.beam(row, 1), self.drawn(row, seed)])
+        if not len(found):
+            raise ValueError(f"no filling of {row.tokens[0].tolist()} is possible: forbid fewer words")
+        found = torch.unique(found, dim=0)
+        x0 = replace(row.rows(torch.zeros(len(found), dtype=torch.long, device=found.device)), tokens=found)
+        nats = filling_nats(self.network, x0, self.mask_id, seed, special=self.special, effort=self.effort)
+        return [Filling(found[best], float(nats[best])) for best in nats.argsort(stable=True).tolist()]
+
+    @torch.no_grad()
+    def beam(self, row: Batch, width: int) -> Tokens:
+        """The `width` likeliest fillings, as far as one sees that fills the surest place first."""
+        tokens = row.tokens.masked_fill(row.editable, self.mask_id)
+        scores = torch.zeros(1, dtype=torch.float64, device=tokens.device)
+        for _ in range(int(row.editable.sum())):
+            if not len(tokens):
+                break
+            chosen, log_f, log_p = self.surest(row, tokens)
+            best = log_f.double().masked_fill(~(log_p > -torch.inf), -torch.inf).topk(min(width, log_f.shape[-1]))
+            extended = (scores[:, None] + best.values).flatten()
+            scores, kept = extended.topk(min(width, int((extended > -torch.inf).sum())))
+            parent = kept // best.values.shape[1]
+            tokens = tokens[parent].masked_scatter(chosen[parent], best.indices.flatten()[kept])
+        return tokens
+
+    @torch.no_grad()
+    def drawn(self, row: Batch, seed: int) -> Tokens:
+        """Random fillings, the surest place first; dead ends are left out."""
+        tokens = row.tokens.masked_fill(row.editable, self.mask_id).expand(self.effort.draws, -1)
+        number = torch.arange(len(tokens), device=tokens.device)
+        for step in range(int(row.editable.sum())):
+            if not len(tokens):
+                break
+            chosen, _, log_p = self.surest(row, tokens)
+            alive = (log_p > -torch.inf).any(dim=-1)
+            tokens, chosen, log_p, number = tokens[alive], chosen[alive], log_p[alive], number[alive]
+            uniform = Noise(seed, step).uniform(row.example, Purpose.WRITE, self.effort.draws)[0, number]
+            tokens = tokens.masked_scatter(chosen, draw(log_p, uniform))
+        return tokens
+
+    def surest(self, row: Batch, tokens: Tokens) -> tuple[Places, AskedLogProbs, AskedLogProbs]:
+        """The hidden place of each partial filling at which the network is surest of a word that may be written.
+
+        Also log f there, and the same shaped and without what would break a rule if this place alone were written.
+        """
+        parts = [self._surest(row, part) for part in torch.split(tokens, self.effort.rows_per_call)]
+        chosen, log_f, log_p = (torch.cat(part) for part in zip(*parts, strict=True))
+        return chosen, log_f, log_p
+
+    def _surest(self, row: Batch, tokens: Tokens) -> tuple[Places, AskedLogProbs, AskedLogProbs]:
+        rules = self.network if isinstance(self.network, Constrained) else None
+        ask = _Asker(rules.network if rules else self.network, self.mask_id, self.special)
+        hidden = row.editable & (tokens == self.mask_id)
+        log_f = ask(tokens, row.attend.expand_as(hidden), hidden)
+        sureness = Shaping(forbidden=self.shaping.forbidden)(log_f).amax(dim=-1)
+        surest = sureness.new_full(hidden.shape, -torch.inf).masked_scatter(hidden, sureness).argmax(dim=1)
+        chosen = hidden & (torch.arange(hidden.shape[1], device=hidden.device) == surest[:, None])
+        log_f = log_f[chosen[hidden]]
+        return chosen, log_f, self.shaping(rules.forbid(tokens, chosen, log_f) if rules else log_f)

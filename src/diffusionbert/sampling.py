@@ -1,0 +1,121 @@
+"""How to write, as data: which algorithm, how many steps, which words; and the sampler that does it.
+
+Names an algorithm and its knobs. `sampler` is where they become a concrete `Sampler`, as `experiments.build` is for
+methods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from diffusionbert.categorical import Shaping
+from diffusionbert.method import Sampler
+from diffusionbert.networks import Network
+from diffusionbert.processes import Absorbing, Process
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.blocks import Blocks
+from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
+from diffusionbert.samplers.first_hitting import FirstHitting
+from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.samplers.remasking import Remasking, Strategy
+from diffusionbert.samplers.renoising import Renoising
+from diffusionbert.samplers.skip_exact import SkipExact
+from diffusionbert.schedules import uniform_grid
+
+
+class Algorithm(Enum):
+    """Ways from noise to text."""
+
+    EXACT = "exact"
+    """The model's own distribution with as few calls of the network as can be: first-hitting, skip-exact or ancestral,
+    whichever is right for the schedule and the network."""
+    ANCESTRAL = "ancestral"
+    """One reverse step after another, one call a step."""
+    CONFIDENCE = "confidence"
+    """The likeliest words first; quick, and apt to repeat itself where nothing is given."""
+    MARGIN = "margin"
+    """Places first where one word is far ahead of the next."""
+    ENTROPY = "entropy"
+    """Places first where the least is in doubt."""
+    MASK_PREDICT = "mask-predict"
+    """All words at once, then the least confident ones again."""
+    REMASKING = "remasking"
+    """Written words may be hidden and corrected again, the schedule's law kept (ReMDM)."""
+    RENOISING = "renoising"
+    """Each step guesses the whole text and hides some of it anew, as the paper's text describes."""
+
+
+_BY_CONFIDENCE = {
+    Algorithm.CONFIDENCE: Criterion.PROBABILITY,
+    Algorithm.MARGIN: Criterion.MARGIN,
+    Algorithm.ENTROPY: Criterion.ENTROPY,
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """An algorithm and its knobs."""
+
+    algorithm: Algorithm = Algorithm.EXACT
+    steps: int = 128
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    threshold: float | None = None
+    """By confidence alone: write all places that reach it at once."""
+    remasking: float = 0.1
+    """By remasking alone: the highest probability, in one step, that a written word is hidden again."""
+    block: int | None = None
+    """Write so many places at a time, from left to right."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"writing needs at least one step, given {self.steps}; 64 is usual")
+        if self.threshold is not None and self.algorithm not in _BY_CONFIDENCE:
+            known = ", ".join(algorithm.value for algorithm in _BY_CONFIDENCE)
+            raise ValueError(f"a threshold is for sampling by confidence ({known}), not for {self.algorithm.value}")
+        self.shaping()  # refuses temperatures, top-k and top-p that make no sense
+
+    def shaping(self, forbidden: tuple[int, ...] = ()) -> Shaping:
+        """What is done to the distribution over words."""
+        return Shaping(self.temperature, self.top_k, self.top_p, forbidden)
+
+    def sampler(
+        self,
+        process: Process,
+        *,
+        forbidden: tuple[int, ...] = (),
+        time_agnostic: bool,
+        end: float = 1.0,
+        window: int | None = None,
+    ) -> Sampler[Network]:
+        """The sampler; it starts at the time `end`, and a network that reads at most `window` places sees no more."""
+        inner = self._inner(process, self.shaping(forbidden), time_agnostic, end)
+        if self.block is None:
+            return inner
+        return Blocks(inner, self.block, _absorbing(process, "writing block by block").mask_id, window)
+
+    def _inner(self, process: Process, shaping: Shaping, time_agnostic: bool, end: float) -> Sampler[Network]:
+        grid = uniform_grid(self.steps, end)
+        if self.algorithm is Algorithm.EXACT and isinstance(process, Absorbing):
+            if not process.schedule.by_token:
+                return FirstHitting(process, grid, shaping)
+            if time_agnostic:
+                return SkipExact(process, grid, shaping)
+        if self.algorithm in (Algorithm.EXACT, Algorithm.ANCESTRAL):
+            return Ancestral(process, grid, shaping)
+        if self.algorithm is Algorithm.RENOISING:
+            return Renoising(process, grid, shaping)
+        absorbing = _absorbing(process, f"the sampler {self.algorithm.value!r}")
+        if self.algorithm is Algorithm.REMASKING:
+            return Remasking(absorbing, grid, self.remasking, Strategy.CAP, shaping=shaping)
+        if self.algorithm is Algorithm.MASK_PREDICT:
+            return MaskPredict(absorbing, self.steps, shaping, end)
+        return ConfidenceOrder(absorbing, self.steps, _BY_CONFIDENCE[self.algorithm], self.threshold, shaping, end)
+
+
+def _absorbing(process: Process, what: str) -> Absorbing:
+    if not isinstance(process, Absorbing):
+        raise ValueError(f"{what} needs a model whose noise is [MASK]; use 'exact' or 'ancestral' with this one")
+    return process

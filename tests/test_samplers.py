@@ -1,0 +1,817 @@
+"""Samplers beyond the ancestral one: one contract for all, and for each what it alone promises."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, backbone_of, sentences, writable
+from languages import Bayes, Language, Table, exact_log_likelihood, log_forward
+from scipy import stats
+from torch import Tensor, nn
+
+from diffusionbert.categorical import Shaping
+from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
+from diffusionbert.method import Sampler, State
+from diffusionbert.networks import Denoiser
+from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.blocks import Blocks
+from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
+from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.samplers.remasking import Loop, Remasking, Strategy
+from diffusionbert.samplers.renoising import Renoising
+from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, TokenInformation, uniform_grid
+from diffusionbert.shapes import Batch
+
+LINEAR = Absorbing(Linear(), MASK)
+GRID = uniform_grid(5)
+
+
+def by_token(mean: Mean = Mean.CORPUS, floor: float = 0.0) -> Absorbing:
+    counts = torch.arange(50.0).square()
+    return Absorbing(Spindle(0.4, mean, floor), MASK, TokenInformation.from_counts(counts))
+
+
+Factory = Callable[[Shaping | None], Sampler]
+SAMPLERS: dict[str, Factory] = {
+    "probability": lambda shaping: ConfidenceOrder(LINEAR, 4, Criterion.PROBABILITY, shaping=shaping),
+    "margin": lambda shaping: ConfidenceOrder(LINEAR, 30, Criterion.MARGIN, shaping=shaping),
+    "entropy, threshold": lambda shaping: ConfidenceOrder(by_token(), 6, Criterion.ENTROPY, -1.0, shaping, end=0.7),
+    "mask-predict": lambda shaping: MaskPredict(LINEAR, 4, shaping),
+    "mask-predict, many rounds": lambda shaping: MaskPredict(by_token(), 12, shaping, end=0.7),
+    "remasking, cap": lambda shaping: Remasking(LINEAR, GRID, 0.3, Strategy.CAP, shaping=shaping),
+    "remasking, rescale": lambda shaping: Remasking(by_token(), GRID, 0.8, Strategy.RESCALE, shaping=shaping),
+    "remasking, loop": lambda shaping: Remasking(LINEAR, GRID, 0.5, loop=Loop(0.5, 3), shaping=shaping),
+    "renoising": lambda shaping: Renoising(LINEAR, GRID, shaping),
+    "renoising, by token": lambda shaping: Renoising(by_token(), uniform_grid(5, end=0.6), shaping),
+    "renoising, by sentence": lambda shaping: Renoising(by_token(Mean.SENTENCE, floor=0.05), GRID, shaping),
+    "blocks": lambda shaping: Blocks(Renoising(LINEAR, uniform_grid(3), shaping), 3, MASK),
+    "blocks, window": lambda shaping: Blocks(ConfidenceOrder(LINEAR, 2, Criterion.MARGIN, shaping=shaping), 3, MASK, 7),
+}
+parametrize_samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
+
+
+class Spy(nn.Module):
+    """Passes questions on and keeps them."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+        self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        self.questions.append((tokens, attend, t, asked))
+        return self.network(tokens, attend, t, asked)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(tokens) for tokens, *_ in self.questions)
+
+
+@pytest.fixture(scope="module")
+def bert() -> Denoiser:
+    """A network on which the time has an effect."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        backbone = backbone_of("bert")
+        conditioning = LayerwiseTime(backbone, SinusoidalTime(16))
+        for parameter in conditioning.projections.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        return Denoiser(backbone, conditioning, writable()).eval()
+
+
+@pytest.fixture
+def canvas(bert) -> Batch:
+    """A row all frozen, and rows of 5, 9, 2 and 6 words to write with a frozen word and a frozen mask among them."""
+    batch = sentences(bert.backbone, (6, 7, 12, 4, 9))
+    editable = batch.editable.clone()
+    editable[2, 4] = editable[4, 3] = False
+    editable[0] = False
+    return replace(batch, editable=editable, example=torch.tensor([17, 5, 2**40 + 1, 3, 8]))
+
+
+@parametrize_samplers
+def test_states_go_from_the_prior_to_text_and_keep_what_is_frozen(make, bert, canvas):
+    states = list(make(None).sample(bert, canvas, seed=0))
+    assert bool((states[0].tokens[canvas.editable] == MASK).all())
+    assert bool(writable()[states[-1].tokens[canvas.editable]].all())
+    for state in states:
+        assert torch.equal(state.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
+        words = state.tokens[canvas.editable]
+        assert bool((writable()[words] | (words == MASK)).all())
+
+
+@parametrize_samplers
+def test_time_falls_to_0(make, bert, canvas):
+    times = torch.stack([state.time for state in make(None).sample(bert, canvas, seed=0)])
+    assert times.dtype == torch.float64
+    assert bool((times.diff(dim=0) <= 0).all())
+    assert bool((times[0, 1:] > 0.5).all())
+    assert times[-1].tolist() == [0] * 5
+
+
+@parametrize_samplers
+def test_calls_count_how_often_a_row_was_sent(make, bert, canvas):
+    spy = Spy(bert)
+    before = 0
+    for state in make(None).sample(spy, canvas, seed=0):
+        assert int(state.calls.sum()) == spy.num_rows
+        assert spy.num_rows - before <= 4
+        before = spy.num_rows
+    assert state.calls[0] == 0
+    assert bool((state.calls[1:] > 0).all())
+    for row in range(5):
+        alone = Spy(bert)
+        *_, last = make(None).sample(alone, canvas.rows(torch.tensor([row])), seed=0)
+        assert len(alone.questions) == alone.num_rows == int(last.calls) == int(state.calls[row])
+
+
+@parametrize_samplers
+def test_nobody_is_asked_about_nothing_and_all_is_asked_at_a_time_it_knows(make, bert, canvas):
+    spy = Spy(bert)
+    list(make(None).sample(spy, canvas, seed=0))
+    for tokens, attend, t, asked in spy.questions:
+        assert bool(asked.any(dim=1).all())
+        assert bool((tokens[asked] == MASK).all())
+        assert not bool((asked & ~attend).any())
+        assert bool(((t > 0) & (t <= 1)).all())
+
+
+def history(states: list[State], row: int) -> list[tuple[list[int], float, int]]:
+    """What happened to a row; a batch goes on as long as any of its rows, and the others repeat themselves."""
+    events = [(state.tokens[row].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
+    return [event for event, _ in itertools.groupby(events)]
+
+
+@parametrize_samplers
+def test_a_batch_equals_its_rows_one_by_one(make, bert, canvas):
+    together = list(make(None).sample(bert, canvas, seed=3))
+    for row in range(5):
+        alone = canvas.rows(torch.tensor([row]))
+        length = alone.tokens.shape[1]
+        in_batch = [(tokens[:length], time, calls) for tokens, time, calls in history(together, row)]
+        assert in_batch == history(list(make(None).sample(bert, alone, seed=3)), 0)
+
+
+@parametrize_samplers
+def test_the_same_seed_gives_the_same_text_and_another_another(make, bert, canvas):
+    sampler = make(None)
+    first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not bool((first == other).all(dim=1)[[1, 2, 4]].any())
+
+
+@parametrize_samplers
+def test_what_stood_at_editable_places_does_not_matter(make, bert, canvas):
+    other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
+    first, again = (list(make(None).sample(bert, batch, seed=0)) for batch in (canvas, other))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
+
+
+@parametrize_samplers
+def test_forbidden_words_are_never_written(make, bert, canvas):
+    forbidden = tuple(token for token in range(50) if token not in (7, 8))
+    *_, last = make(Shaping(0.8, top_k=10, top_p=0.9, forbidden=forbidden)).sample(bert, canvas, seed=0)
+    assert set(last.tokens[canvas.editable].tolist()) <= {7, 8}
+
+
+@parametrize_samplers
+def test_gradients_stay_as_the_caller_has_them(make, bert, canvas):
+    states = make(None).sample(bert, canvas, seed=0)
+    for _ in range(3):
+        state = next(states)
+        assert torch.is_grad_enabled()
+        assert not state.time.requires_grad
+    asked_with_gradients = []
+    spy = Spy(bert)
+    spy.register_forward_hook(lambda *_: asked_with_gradients.append(torch.is_grad_enabled()))
+    list(make(None).sample(spy, canvas, seed=0))
+    assert not any(asked_with_gradients)
+
+
+@parametrize_samplers
+def test_states_that_were_yielded_do_not_change(make, bert, canvas):
+    kept = [
+        (state, state.tokens.clone(), state.time.clone(), state.calls.clone())
+        for state in make(None).sample(bert, canvas, seed=0)
+    ]
+    for state, tokens, time, calls in kept:
+        assert torch.equal(state.tokens, tokens)
+        assert torch.equal(state.time, time)
+        assert torch.equal(state.calls, calls)
+
+
+@parametrize_samplers
+def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(make, bert, canvas):
+    frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
+    spy = Spy(bert)
+    *_, last = make(None).sample(spy, frozen, seed=0)
+    assert torch.equal(last.tokens, canvas.tokens)
+    assert last.calls.tolist() == last.time.tolist() == [0] * 5
+    assert not spy.questions
+
+
+LOW_TEMPERATURE = {
+    "remasking": Remasking(LINEAR, uniform_grid(8), 0.2, shaping=Shaping(0.1)),
+    "renoising": Renoising(LINEAR, uniform_grid(8), Shaping(0.1)),
+}
+
+
+@pytest.mark.parametrize("sampler", LOW_TEMPERATURE.values(), ids=LOW_TEMPERATURE.keys())
+def test_low_temperature_still_reveals_throughout_the_steps(sampler):
+    network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
+    tokens = torch.full((64, 16), MASK)
+    canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    hidden = [int((state.tokens == MASK).sum()) / 1024 for state in sampler.sample(network, canvas, seed=0)]
+    assert hidden == pytest.approx([i / 8 for i in range(8, -1, -1)], abs=0.05)
+
+
+# Networks that know nothing but how sure they are of each place.
+
+
+class Certain(nn.Module):
+    """Believes in word 5 + i at place i, as strongly as the number of the call and the place say."""
+
+    def __init__(self, *certainties: list[float]):
+        super().__init__()
+        self.certainties = certainties
+        self.told: list[float] = []
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        certainty = torch.tensor(self.certainties[min(len(self.told), len(self.certainties) - 1)]).double()
+        self.told.append(float(t[0]))
+        p = ((1 - certainty) / (NUM_TOKENIZER_IDS - NUM_SPECIAL - 1))[:, None] * writable()
+        place = torch.arange(len(certainty))
+        p[place, NUM_SPECIAL + place] = certainty
+        return p.log().expand(len(tokens), *p.shape)[asked]
+
+
+class Fixed(nn.Module):
+    """Answers with one distribution for each place, whatever it is asked."""
+
+    def __init__(self, *distributions: dict[int, float]):
+        super().__init__()
+        self.p = torch.zeros(len(distributions), 50, dtype=torch.float64)
+        for place, distribution in enumerate(distributions):
+            self.p[place, list(distribution)] = torch.tensor(list(distribution.values()), dtype=torch.float64)
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        return self.p.log().expand(len(tokens), *self.p.shape)[asked]
+
+
+def row_of(length: int) -> Batch:
+    tokens = torch.full((1, length), MASK)
+    return Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+
+def hidden_places(states: list[State]) -> list[list[int]]:
+    return [(state.tokens[0] == MASK).nonzero()[:, 0].tolist() for state in states]
+
+
+LIKELIEST = Shaping(top_k=1)
+
+
+@pytest.mark.parametrize("criterion", Criterion)
+def test_the_surest_place_is_written_first(criterion):
+    network = Certain([0.5, 0.9, 0.3, 0.8, 0.6])
+    sampler = ConfidenceOrder(LINEAR, 5, criterion, shaping=LIKELIEST, end=0.5)
+    states = list(sampler.sample(network, row_of(5), seed=0))
+    assert hidden_places(states) == [[0, 1, 2, 3, 4], [0, 2, 3, 4], [0, 2, 4], [0, 2], [2], []]
+    assert states[-1].tokens.tolist() == [[5, 6, 7, 8, 9]]
+    assert [float(state.time) for state in states] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
+    assert network.told == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+ORDERS = {Criterion.PROBABILITY: [2, 0, 1], Criterion.MARGIN: [2, 1, 0], Criterion.ENTROPY: [0, 2, 1]}
+
+
+@pytest.mark.parametrize("criterion", Criterion)
+def test_criteria_measure_what_they_say(criterion):
+    network = Fixed(
+        {10: 0.5, 11: 0.5},
+        {10: 0.45, **dict.fromkeys(range(11, 22), 0.05)},
+        {10: 0.55, **dict.fromkeys(range(11, 20), 0.05)},
+    )
+    states = list(ConfidenceOrder(LINEAR, 3, criterion, shaping=LIKELIEST).sample(network, row_of(3), seed=0))
+    order = [set(before) - set(after) for before, after in itertools.pairwise(hidden_places(states))]
+    assert order == [{place} for place in ORDERS[criterion]]
+
+
+# Word 6 is forbidden; of the others, the second place is surer in the first pair, and the first in the second pair.
+FORBIDDING = Shaping(top_k=1, forbidden=(6,))
+PAIRS = {
+    "second": Fixed({6: 0.9, 7: 0.05, 8: 0.05}, {6: 0.1, 7: 0.6, 8: 0.3}),
+    "first": Fixed({6: 0.9, 7: 0.08, 8: 0.02}, {6: 0.1, 7: 0.6, 8: 0.3}),
+}
+
+
+@pytest.mark.parametrize(("surer", "network"), PAIRS.items(), ids=PAIRS.keys())
+@pytest.mark.parametrize("criterion", Criterion)
+def test_confidence_is_that_among_words_that_may_be_written(criterion, surer, network):
+    states = list(ConfidenceOrder(LINEAR, 2, criterion, shaping=FORBIDDING).sample(network, row_of(2), seed=0))
+    assert hidden_places(states) == [[0, 1], [0 if surer == "second" else 1], []]
+
+
+@pytest.mark.parametrize(("surer", "network"), PAIRS.items(), ids=PAIRS.keys())
+def test_mask_predict_ranks_among_words_that_may_be_written(surer, network):
+    states = list(MaskPredict(LINEAR, 2, FORBIDDING).sample(network, row_of(2), seed=0))
+    assert hidden_places(states) == [[0, 1], [0 if surer == "second" else 1], []]
+
+
+RANKING: dict[str, Callable[[Absorbing], Sampler]] = {
+    "confidence": lambda process: ConfidenceOrder(process, 2, Criterion.PROBABILITY),
+    "mask-predict": lambda process: MaskPredict(process, 2),
+}
+parametrize_ranking = pytest.mark.parametrize("make", RANKING.values(), ids=RANKING.keys())
+
+
+@parametrize_ranking
+def test_a_rare_draw_is_not_confident_and_is_drawn_anew(make):
+    """The probability is that of the word that was drawn, not of the likeliest, and each round has its own numbers."""
+    network = Fixed({6: 0.9, 7: 0.1}, {6: 0.55, 7: 0.45})
+    canvas = Batch.of(torch.full((400, 2), MASK), torch.ones(400, 2, dtype=torch.bool))
+    _, state, last = make(LINEAR).sample(network, canvas, seed=0)
+    first = state.tokens[:, 0]
+    assert bool((first == 6).any())
+    assert not bool((first == 7).any())
+    assert 0 < int((last.tokens[:, 0] == 7).sum()) < 15  # rare twice: one in a hundred
+
+
+@parametrize_ranking
+def test_where_the_sampler_chooses_what_is_hidden_the_schedule_does_not_matter(make, bert, canvas):
+    first, again = (list(make(process).sample(bert, canvas, seed=0)) for process in (LINEAR, by_token()))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
+
+
+def test_places_are_spread_evenly_over_the_rounds():
+    tokens = torch.full((3, 7), MASK)
+    editable = torch.arange(7) < torch.tensor([7, 2, 3])[:, None]
+    sampler = ConfidenceOrder(LINEAR, 3, Criterion.PROBABILITY)
+    states = list(sampler.sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0))
+    hidden = [((state.tokens == MASK) & editable).sum(dim=1).tolist() for state in states]
+    assert hidden == [[7, 2, 3], [5, 1, 2], [3, 0, 1], [0, 0, 0]]
+    assert states[-1].calls.tolist() == [3, 2, 3]
+
+
+def test_a_threshold_writes_all_that_is_sure_and_at_least_what_is_due():
+    certainty = [0.95, 0.3, 0.91, 0.92, 0.2]
+
+    def rounds(threshold: float | None, num_steps: int) -> list[int]:
+        sampler = ConfidenceOrder(LINEAR, num_steps, Criterion.PROBABILITY, threshold, LIKELIEST)
+        return [len(hidden) for hidden in hidden_places(list(sampler.sample(Certain(certainty), row_of(5), seed=0)))]
+
+    assert rounds(None, 5) == [5, 4, 3, 2, 1, 0]
+    assert rounds(0.9, 5) == [5, 2, 1, 0]
+    assert rounds(0.99, 5) == [5, 4, 3, 2, 1, 0]
+    assert rounds(0.99, 2) == [5, 3, 0]
+    assert rounds(0.1, 5) == [5, 0]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "threshold"),
+    [
+        (Criterion.PROBABILITY, 1.1),
+        (Criterion.MARGIN, -0.1),
+        (Criterion.ENTROPY, 0.5),
+        (Criterion.ENTROPY, float("nan")),
+    ],
+)
+def test_a_threshold_out_of_reach_is_refused(criterion, threshold):
+    with pytest.raises(ValueError, match="out of reach"):
+        ConfidenceOrder(LINEAR, 3, criterion, threshold)
+
+
+@pytest.mark.parametrize("make", [lambda n, end: ConfidenceOrder(LINEAR, n, Criterion.MARGIN, end=end), None])
+@pytest.mark.parametrize(("num_steps", "end"), [(0, 1.0), (3, 0.0), (3, 1.5)])
+def test_a_grid_that_is_none_is_refused(make, num_steps, end):
+    make = make or (lambda n, end: MaskPredict(LINEAR, n, end=end))
+    with pytest.raises(ValueError, match="a grid needs"):
+        make(num_steps, end)
+
+
+def test_mask_predict_hides_the_least_confident_again_also_of_those_written_before():
+    network = Certain([0.9, 0.8, 0.3, 0.2, 0.6, 0.5], [0.1, 0.1, 0.95, 0.97, 0.85, 0.99], [0.4] * 6)
+    states = list(MaskPredict(LINEAR, 3, LIKELIEST, end=0.6).sample(network, row_of(6), seed=0))
+    # After the first round 0 and 1 stay; after the second their old 0.9 and 0.8 stand beside the others' new ones.
+    assert hidden_places(states) == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [1, 4], []]
+    assert network.told == pytest.approx([0.6, 0.4, 0.2])
+    assert states[-1].calls.tolist() == [3]
+    assert states[-1].tokens.tolist() == [[5, 6, 7, 8, 9, 10]]
+
+
+def test_mask_predict_hides_whole_places_and_ends_when_none_is_left():
+    tokens = torch.full((3, 7), MASK)
+    editable = torch.arange(7) < torch.tensor([7, 2, 3])[:, None]
+    states = list(MaskPredict(LINEAR, 4).sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0))
+    hidden = [((state.tokens == MASK) & editable).sum(dim=1).tolist() for state in states]
+    assert hidden == [[7, 2, 3], [5, 1, 2], [3, 1, 1], [1, 0, 0], [0, 0, 0]]
+    assert states[-1].calls.tolist() == [4, 3, 3]
+
+
+# Languages of which every probability is known.
+
+LANGUAGE = Language.random(3, 2, seed=6)
+UNEVEN = torch.tensor([0.0, 0.1, 0.3, 0.7, 1.0], dtype=torch.float64)
+
+
+def processes(language: Language = LANGUAGE) -> list[Absorbing]:
+    schedules = (Linear(), Cosine(), Spindle(1.0))  # so strong that common words cannot be hidden at first
+    return [Absorbing(schedule, language.mask_id, language.information()) for schedule in schedules]
+
+
+parametrize_processes = pytest.mark.parametrize("process", processes(), ids=str)
+
+
+def frequencies(language: Language, tokens: Tensor) -> Tensor:
+    """How often each state occurs, in the order of `language.states`."""
+    powers = language.vocabulary ** torch.arange(language.length - 1, -1, -1)
+    return torch.bincount(tokens @ powers, minlength=len(language.states))
+
+
+def agrees(counts: Tensor, mass: Tensor) -> bool:
+    possible = mass > 1e-12
+    assert int(counts[~possible].sum()) == 0
+    expected = mass[possible] / mass[possible].sum() * counts.sum()
+    return len(expected) == 1 or bool(stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue > 1e-3)
+
+
+@pytest.mark.parametrize("criterion", [Criterion.MARGIN, Criterion.ENTROPY])
+@parametrize_processes
+def test_one_place_a_round_in_order_of_certainty_is_exact(criterion, process):
+    """The order depends on what is visible alone, so it is a factorisation, under every schedule."""
+    conditionals = Bayes(LANGUAGE, Absorbing(Linear(), LANGUAGE.mask_id))
+    canvas = LANGUAGE.batch(torch.full((20000, 2), LANGUAGE.mask_id))
+    *_, last = ConfidenceOrder(process, 2, criterion).sample(conditionals, canvas, seed=2)
+    mass = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
+    mass[(LANGUAGE.states < 3).all(dim=1)] = LANGUAGE.probabilities
+    assert agrees(frequencies(LANGUAGE, last.tokens), mass)
+
+
+Sigma = Callable[[Tensor, Tensor], Tensor]
+
+
+def highest(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    return ((1 - alpha_s) / alpha_t.clamp(min=1e-300)).clamp(max=1)
+
+
+SIGMAS: dict[str, tuple[float, Strategy, Sigma]] = {
+    "cap": (0.3, Strategy.CAP, lambda alpha_s, alpha_t: highest(alpha_s, alpha_t).clamp(max=0.3)),
+    "rescale": (0.6, Strategy.RESCALE, lambda alpha_s, alpha_t: 0.6 * highest(alpha_s, alpha_t)),
+    "maximum": (1.0, Strategy.CAP, highest),
+}
+parametrize_sigmas = pytest.mark.parametrize(("eta", "strategy", "sigma"), SIGMAS.values(), ids=SIGMAS.keys())
+
+
+def transition(process: Absorbing, network: nn.Module, language: Language, s: float, t: float, sigma: Sigma) -> Tensor:
+    """p(state at s | state at t), a row for each state at t, from the definition of ReMDM."""
+    states, vocabulary = language.states, language.vocabulary
+    relative = (process.information / process.corpus_mean).expand(vocabulary)
+    times = [torch.full((1,), time, dtype=torch.float64) for time in (s, t)]
+    alpha_s, alpha_t = (process.schedule.survival(time, relative) for time in times)
+    again = sigma(alpha_s, alpha_t)
+    batch = language.batch(states)
+    everywhere = torch.ones_like(batch.editable)
+    p = network(states, batch.attend, times[1].expand(len(states)), everywhere).detach().exp() * (1 - alpha_t)
+    p = (p / p.sum(dim=-1, keepdim=True)).view(*states.shape, vocabulary)
+    fraction = (alpha_s - (1 - again) * alpha_t) / (1 - alpha_t).clamp(min=1e-300)
+    written = p * fraction
+    written[..., language.mask_id] = 1 - written[..., : language.num_words].sum(dim=-1)
+    kept = nn.functional.one_hot(states, vocabulary) * (1 - again)[states][..., None]
+    kept[..., language.mask_id] = again[states]
+    step = torch.where((states == language.mask_id)[..., None], written, kept)
+    return torch.stack([step[:, place, states[:, place]] for place in range(language.length)]).prod(dim=0)
+
+
+def chain(
+    process: Absorbing, network: nn.Module, language: Language, steps: list[tuple[float, float]], sigma: Sigma
+) -> list[Tensor]:
+    """The distribution over all states after each step, from everything hidden."""
+    mass = [(language.states == language.mask_id).all(dim=1).double()]
+    for s, t in steps:
+        mass.append(mass[-1] @ transition(process, network, language, s, t, sigma))
+    return mass
+
+
+def downwards(grid: Tensor) -> list[tuple[float, float]]:
+    return list(itertools.pairwise(grid.tolist()))[::-1]
+
+
+def forward_mass(process: Absorbing, language: Language, t: float) -> Tensor:
+    """Σ p(x0) q(x_t | x0) for each state x_t."""
+    rows, columns = len(language.sentences), len(language.states)
+    x0 = language.batch(language.sentences.repeat_interleave(columns, dim=0))
+    x_t, times = language.states.repeat(rows, 1), torch.full((rows * columns,), t, dtype=torch.float64)
+    return language.probabilities @ log_forward(process, x0, x_t, times).exp().view(rows, columns)
+
+
+def of_places(language: Language, mass: Tensor) -> Tensor:
+    """The distribution of each place by itself, [L, V]."""
+    return torch.einsum("n,nlv->lv", mass, nn.functional.one_hot(language.states, language.vocabulary).double())
+
+
+def sampled(sampler: Sampler, network: nn.Module, language: Language, rows: int = 20000, seed: int = 5) -> list[Tensor]:
+    canvas = language.batch(torch.full((rows, language.length), language.mask_id))
+    return [frequencies(language, state.tokens) for state in sampler.sample(network, canvas, seed)]
+
+
+@parametrize_sigmas
+@parametrize_processes
+def test_remasking_follows_its_chain_at_every_time(process, eta, strategy, sigma):
+    """Chi-square over all sixteen states after each step, for a network that is told the time."""
+    network = Table(LANGUAGE, num_steps=10, seed=2)
+    expected = chain(process, network, LANGUAGE, downwards(UNEVEN), sigma)
+    counts = sampled(Remasking(process, UNEVEN, eta, strategy), network, LANGUAGE)
+    assert all(agrees(*pair) for pair in zip(counts, expected, strict=True))
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@parametrize_processes
+def test_remasking_nothing_is_ancestral_sampling(process, strategy):
+    network = Table(LANGUAGE, num_steps=10, seed=2)
+    expected = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
+    words = (LANGUAGE.states < 3).all(dim=1)
+    expected[words] = exact_log_likelihood(process, network, LANGUAGE, UNEVEN).exp().detach()
+    *_, counts = sampled(Remasking(process, UNEVEN, 0.0, strategy), network, LANGUAGE)
+    assert agrees(counts, expected)
+
+
+def test_remasking_without_reweighting_reveals_at_once_what_cannot_be_hidden():
+    process = Absorbing(Spindle(1.0), LANGUAGE.mask_id, LANGUAGE.information(), reweighted=False)
+    relative = process.information / process.corpus_mean
+    assert bool((process.schedule.survival(UNEVEN[1:2], relative) == 1).any())
+    network = Table(LANGUAGE, num_steps=10, seed=2)
+    *_, counts = sampled(Remasking(process, UNEVEN, 0.0), network, LANGUAGE)
+    expected = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
+    expected[(LANGUAGE.states < 3).all(dim=1)] = exact_log_likelihood(process, network, LANGUAGE, UNEVEN).exp().detach()
+    assert agrees(counts, expected)
+
+
+@parametrize_sigmas
+@parametrize_processes
+def test_a_step_keeps_the_marginals_of_the_schedule(process, eta, strategy, sigma):
+    """From Σ p(x0) q(x_t | x0), the best network comes to Σ p(x0) q(x_s | x0) at every place, to the last digit."""
+    network = Bayes(LANGUAGE, process)
+    for s, t in [*downwards(UNEVEN), (0.3, 0.3)]:
+        step = transition(process, network, LANGUAGE, s, t, sigma)
+        after = of_places(LANGUAGE, forward_mass(process, LANGUAGE, t) @ step)
+        torch.testing.assert_close(after, of_places(LANGUAGE, forward_mass(process, LANGUAGE, s)))
+
+
+@parametrize_sigmas
+@pytest.mark.parametrize("index", range(3), ids=["linear", "cosine", "spindle"])
+def test_one_word_keeps_its_marginals_all_the_way(index, eta, strategy, sigma):
+    language = Language(3, 1, [0.6, 0.3, 0.1])
+    process = processes(language)[index]
+    counts = sampled(Remasking(process, UNEVEN, eta, strategy), Bayes(language, process), language)
+    for count, t in zip(counts, UNEVEN.flip(0).tolist(), strict=True):
+        assert agrees(count, forward_mass(process, language, t))
+
+
+@parametrize_processes
+def test_two_words_keep_their_marginals_in_the_limit(process):
+    """Words written in one step do not know of each other, so the error falls as steps are added."""
+    network = Bayes(LANGUAGE, process)
+    eta, strategy, sigma = SIGMAS["cap"]
+
+    def error(num_steps: int) -> float:
+        steps = downwards(uniform_grid(num_steps))
+        masses = chain(process, network, LANGUAGE, steps, lambda *alphas: sigma(*alphas) / num_steps)
+        times = [1.0, *(s for s, _ in steps)]
+        return max(
+            float((mass - forward_mass(process, LANGUAGE, t)).abs().sum())
+            for mass, t in zip(masses, times, strict=True)
+        )
+
+    assert error(64) < 0.02 < error(4)
+    *_, counts = sampled(Remasking(process, uniform_grid(64), eta / 64, strategy), network, LANGUAGE, rows=4000)
+    assert agrees(counts, forward_mass(process, LANGUAGE, 0.0))
+
+
+@parametrize_processes
+def test_a_loop_stays_at_its_time_and_remasks_there_alone(process):
+    network = Table(LANGUAGE, num_steps=10, seed=2)
+    eta, strategy, sigma = SIGMAS["rescale"]
+    before, stay, after = [(0.7, 1.0), (0.4, 0.7)], [(0.4, 0.4)] * 3, [(0.3, 0.4), (0.1, 0.3), (0.0, 0.1)]
+    mass = chain(process, network, LANGUAGE, before, lambda s, t: torch.zeros_like(s))
+    for steps, rule in ((stay, sigma), (after, lambda s, t: torch.zeros_like(s))):
+        for s, t in steps:
+            mass.append(mass[-1] @ transition(process, network, LANGUAGE, s, t, rule))
+    sampler = Remasking(process, UNEVEN, eta, strategy, Loop(0.4, 3))
+    assert all(agrees(*pair) for pair in zip(sampled(sampler, network, LANGUAGE), mass, strict=True))
+    times = [float(state.time[0]) for state in sampler.sample(network, LANGUAGE.batch(), seed=0)]
+    assert times == [1.0, 0.7, 0.4, 0.4, 0.4, 0.4, 0.3, 0.1, 0.0]
+
+
+def test_a_loop_at_a_time_of_the_grid_adds_its_own_steps_alone():
+    network = Table(LANGUAGE, num_steps=10, seed=2)
+    sampler = Remasking(Absorbing(Linear(), LANGUAGE.mask_id), UNEVEN, 0.5, loop=Loop(0.7, 2))
+    states = list(sampler.sample(network, LANGUAGE.batch(), seed=0))
+    assert [float(state.time[0]) for state in states] == [1.0, 0.7, 0.7, 0.7, 0.3, 0.1, 0.0]
+
+
+def test_at_the_maximum_everything_hidden_is_written_as_soon_as_it_may():
+    """Where 1 - ᾱ_s ≤ ᾱ_t; renoising writes only ᾱ_s of it."""
+    canvas = LANGUAGE.batch(torch.full((500, 2), LANGUAGE.mask_id))
+    network, process = Table(LANGUAGE, seed=2), Absorbing(Linear(), LANGUAGE.mask_id)
+    grid = torch.tensor([0.0, 0.3, 0.6, 1.0], dtype=torch.float64)
+
+    def still_hidden(sampler: Sampler) -> int:
+        _, first, second, _ = sampler.sample(network, canvas, seed=0)
+        return int(((first.tokens == 3) & (second.tokens == 3)).sum())
+
+    assert still_hidden(Remasking(process, grid, 1.0, Strategy.RESCALE)) == 0
+    assert still_hidden(Renoising(process, grid)) == pytest.approx(1000 * 0.6 * 0.3, rel=0.2)
+
+
+@pytest.mark.parametrize("eta", [-0.1, 1.1, float("nan")])
+def test_an_eta_that_is_no_share_is_refused(eta):
+    with pytest.raises(ValueError, match="eta must lie in"):
+        Remasking(LINEAR, GRID, eta)
+
+
+@pytest.mark.parametrize("loop", [Loop(0.0, 3), Loop(0.6, 3), Loop(0.3, 0)])
+def test_a_loop_that_is_none_is_refused(loop):
+    with pytest.raises(ValueError, match="must have steps"):
+        Remasking(LINEAR, uniform_grid(4, end=0.5), 0.5, loop=loop)
+
+
+def test_remasking_refuses_a_sentence_mean():
+    with pytest.raises(ValueError, match=r"use Mean\.CORPUS"):
+        Remasking(by_token(Mean.SENTENCE, floor=0.05), GRID, 0.5)
+
+
+@pytest.mark.parametrize("make", [lambda grid: Remasking(LINEAR, grid, 0.5), lambda grid: Renoising(LINEAR, grid)])
+def test_a_grid_that_does_not_begin_at_0_is_refused(make):
+    with pytest.raises(ValueError, match="rise from 0 to 1"):
+        make(torch.tensor([0.1, 1.0]))
+
+
+@parametrize_processes
+def test_renoising_is_remasking_with_the_complement_of_survival(process):
+    """σ = 1 - ᾱ_s: the chain of ReMDM with it is what renoising draws, at every time."""
+    network = Table(LANGUAGE, num_steps=10, seed=2)
+    expected = chain(process, network, LANGUAGE, downwards(UNEVEN), lambda alpha_s, alpha_t: 1 - alpha_s)
+    counts = sampled(Renoising(process, UNEVEN), network, LANGUAGE)
+    assert all(agrees(*pair) for pair in zip(counts, expected, strict=True))
+
+
+def test_what_renoising_takes_back_lies_below_the_maximum():
+    alpha_s, alpha_t = torch.rand(2, 1000, dtype=torch.float64).sort(dim=0, descending=True).values
+    most, ours = highest(alpha_s, alpha_t), 1 - alpha_s
+    assert bool((ours <= most).all())
+    torch.testing.assert_close(ours[most < 1], (alpha_t * most)[most < 1])
+
+
+def test_renoising_works_for_uniform_noise():
+    """With the best network for one word, every x_s is that of the forward process."""
+    word = torch.tensor([0.6, 0.3, 0.1, 0.0], dtype=torch.float64)
+    language = Language(3, 1, word[:3])
+
+    class BestUnderUniform(nn.Module):
+        def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+            same = nn.functional.one_hot(tokens[asked], 4).double()
+            return (word * ((1 - t)[:, None] * same + t[:, None] / 3)).log().log_softmax(dim=-1)
+
+    counts = sampled(Renoising(Uniform(Linear(), language.writable), UNEVEN), BestUnderUniform(), language)
+    for count, t in zip(counts, UNEVEN.flip(0).tolist(), strict=True):
+        assert agrees(count, (1 - t) * word + t * language.writable / 3)
+
+
+# Blocks.
+
+
+def test_one_block_is_the_inner_samplers_own_text(bert, canvas):
+    inner = Renoising(LINEAR, GRID)
+    together = list(Blocks(inner, 20, MASK, window=24).sample(bert, canvas, seed=4))
+    plain = list(inner.sample(bert, canvas, seed=4))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(together, plain, strict=True))
+
+
+def test_blocks_share_the_time_between_them(bert):
+    batch = sentences(bert.backbone, (9, 5))  # 7 and 3 words: 3 blocks and 1
+    sampler = Blocks(Ancestral(LINEAR, uniform_grid(2)), 3, MASK)
+    times = torch.stack([state.time for state in sampler.sample(bert, batch, seed=0)], dim=1)
+    assert times[0].tolist() == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
+    assert times[1].tolist() == pytest.approx([1, 1 / 2, 0, 0, 0, 0, 0])
+
+
+class Words(nn.Module):
+    """Knows 200 words and believes in all alike."""
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        return torch.full((int(asked.sum()), 200), -torch.inf).index_fill(1, torch.arange(100, 200), 0.0).log_softmax(1)
+
+
+def long_canvas(length: int, editable: Callable[[int], bool]) -> Batch:
+    """`[CLS] 5 6 7 … [SEP]`: a frozen word says where it stands."""
+    marked = torch.tensor([[0 < place < length - 1 and editable(place) for place in range(length)]])
+    tokens = torch.arange(4, length + 4)[None].clone()
+    tokens[0, 0], tokens[0, -1] = CLS, SEP
+    return Batch.of(tokens.masked_fill(marked, MASK), marked)
+
+
+def test_a_block_sees_what_is_written_before_it_and_masks_after_it():
+    canvas = long_canvas(30, lambda place: place % 5 != 0)
+    places = canvas.editable[0].nonzero()[:, 0]
+    spy = Spy(Words())
+    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(3)), 3, MASK).sample(spy, canvas, seed=0)
+    blocks = [set(block.tolist()) for block in places.split(3)]
+    written = []
+    for tokens, *_, asked in spy.questions:
+        (number,) = (i for i, block in enumerate(blocks) if set(asked[0].nonzero()[:, 0].tolist()) <= block)
+        before, after = places[: 3 * number], places[3 * number + 3 :]
+        assert torch.equal(tokens[0, before], last.tokens[0, before])
+        assert bool((tokens[0, after] == MASK).all())
+        assert torch.equal(tokens[~canvas.editable], canvas.tokens[~canvas.editable])
+        written.append(number)
+    assert sorted(set(written)) == list(range(len(blocks)))
+    assert written == sorted(written)
+
+
+CANVASES = {
+    "every place": (long_canvas(60, lambda place: True), 4),
+    "every third": (long_canvas(60, lambda place: place % 3 == 0), 4),
+    "far apart": (long_canvas(60, lambda place: place in (2, 30, 31, 55, 58)), 4),
+    "single": (long_canvas(60, lambda place: place == 40), 1),
+}
+
+
+@pytest.mark.parametrize("window", [6, 7, 20, 59, 60, 100])
+@pytest.mark.parametrize(("canvas", "size"), CANVASES.values(), ids=CANVASES.keys())
+def test_a_window_shows_the_row_around_the_block_and_never_more(canvas, size, window):
+    spy = Spy(Words())
+    states = list(Blocks(Ancestral(LINEAR, uniform_grid(2)), size, MASK, window).sample(spy, canvas, seed=0))
+    assert not bool((states[-1].tokens == MASK).any())
+    assert bool((states[-1].tokens[canvas.editable] >= 100).all())
+    assert torch.equal(states[-1].tokens[~canvas.editable], canvas.tokens[~canvas.editable])
+    for tokens, attend, _, asked in spy.questions:
+        assert tokens.shape == (1, min(window, 60))
+        assert bool(attend.all())
+        assert int(asked.sum()) <= size
+        assert tokens[0, [0, -1]].tolist() == [CLS, SEP]
+        assert int((tokens[0] == MASK).nonzero().min()) == int(asked[0].nonzero().min())  # before it all is written
+        middle = tokens[0, 1:-1]
+        standing = ((middle > 4) & (middle < 100)).nonzero()[:, 0]
+        assert len((middle[standing] - standing).unique()) <= 1  # frozen words stand as in the row: one run
+
+
+def test_most_of_the_room_is_given_to_what_comes_before():
+    spy = Spy(Words())
+    canvas = long_canvas(90, lambda place: place in (5, 45, 85))
+    list(Blocks(Ancestral(LINEAR, uniform_grid(1)), 1, MASK, 15).sample(spy, canvas, seed=0))
+    # Thirteen places between the ends, one of them the block: nine before it and three after, where the row has them.
+    assert [int(asked[0].nonzero()) for *_, asked in spy.questions] == [5, 10, 10]
+    runs = [tokens[0, 1:-1].tolist() for tokens, *_ in spy.questions]
+    assert [(run[0], run[-1]) for run in runs] == [(5, 17), (40, 52), (80, 92)]
+
+
+def test_a_window_lets_a_network_write_longer_rows_than_it_reads(bert):
+    batch = sentences(bert.backbone, (70, 40, 20))
+    inner = ConfidenceOrder(LINEAR, 4, Criterion.PROBABILITY)
+    with pytest.raises(ValueError, match="reads at most"):
+        list(inner.sample(bert, batch, seed=0))
+    spy = Spy(bert)
+    sampler = Blocks(inner, 8, MASK, bert.max_length)
+    *_, last = sampler.sample(spy, batch, seed=0)
+    assert bool(writable()[last.tokens[batch.editable]].all())
+    assert last.calls.tolist() == [36, 20, 10]  # 9, 5 and 3 blocks; the last of each has 4, 6 and 2 places
+    for tokens, attend, *_ in spy.questions:
+        assert tokens.shape[1] <= 24
+        ends = tokens.gather(1, attend.sum(dim=1, keepdim=True) - 1)
+        assert set(ends.flatten().tolist()) == {SEP}
+        assert set(tokens[:, 0].tolist()) == {CLS}
+    for row in range(3):
+        *_, alone = sampler.sample(bert, batch.rows(torch.tensor([row])), seed=0)
+        assert torch.equal(alone.tokens[0], last.tokens[row, : alone.tokens.shape[1]])
+
+
+def test_blocks_at_the_same_places_of_the_window_draw_different_words():
+    canvas = long_canvas(90, lambda place: True)
+    spy = Spy(Words())
+    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(1)), 8, MASK, 20).sample(spy, canvas, seed=0)
+    places = [tuple(asked[0].nonzero()[:, 0].tolist()) for *_, asked in spy.questions]
+    assert len(places) - len(set(places)) >= 5  # in the middle of the row the window moves with the block
+    texts = {tuple(block.tolist()) for block in last.tokens[0, 1:-1].split(8)}
+    assert len(texts) == len(places)
+    *_, next_seed = Blocks(Ancestral(LINEAR, uniform_grid(1)), 8, MASK, 20).sample(Words(), canvas, seed=1)
+    assert not texts & {tuple(block.tolist()) for block in next_seed.tokens[0, 1:-1].split(8)}
+
+
+def test_rows_without_special_tokens_may_be_written_to_their_ends():
+    tokens = torch.full((2, 30), MASK)
+    editable = torch.arange(30) < torch.tensor([30, 11])[:, None]
+    canvas = Batch.of(tokens, editable, attend=editable)
+    spy = Spy(Words())
+    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(2)), 5, MASK, 8).sample(spy, canvas, seed=0)
+    assert bool((last.tokens[editable] >= 100).all())
+    assert max(tokens.shape[1] for tokens, *_ in spy.questions) == 8
+
+
+@pytest.mark.parametrize(("size", "window", "message"), [(0, None, "at least 1 place"), (4, 5, "cannot hold a block")])
+def test_blocks_that_do_not_fit_are_refused(size, window, message):
+    with pytest.raises(ValueError, match=message):
+        Blocks(Ancestral(LINEAR, GRID), size, MASK, window)
