@@ -7,9 +7,13 @@ be rewritten and a source to be answered differ only in which places those are. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionbert.noise import Noise, Purpose
@@ -58,7 +62,7 @@ def rewriting(vocabulary: Vocabulary, text: str, strength: float, num_rows: int,
     """Rows of one sentence, in each of which another share of the tokens, drawn at random, is to be written anew."""
     if not 0 < strength <= 1:
         raise ValueError(f"the strength of a rewriting must lie in (0, 1], given {strength}; 0.4 hides 40 %")
-    canvas = sentences(vocabulary, [text] * num_rows)
+    canvas = Sentences(vocabulary, (text,) * num_rows).batch(range(num_rows))
     count = int(canvas.editable[0].sum())
     if not count:
         raise ValueError(f"there is nothing to rewrite in {text!r}; give a sentence")
@@ -67,10 +71,29 @@ def rewriting(vocabulary: Vocabulary, text: str, strength: float, num_rows: int,
     return replace(canvas, editable=canvas.editable & (rank < max(1, round(strength * count))))
 
 
-def sentences(vocabulary: Vocabulary, texts: Sequence[str]) -> Batch:
-    """Rows of whole sentences, all of whose own tokens are editable."""
-    canvas = batch_of(vocabulary, vocabulary.encode(texts))
-    return replace(canvas, editable=canvas.attend & ~vocabulary.special[canvas.tokens])
+@final
+@dataclass(frozen=True)
+class Sentences:
+    """Whole sentences in memory, of which any may be picked; each is named by its number."""
+
+    vocabulary: Vocabulary
+    texts: tuple[str, ...]
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """The tokens of each."""
+        return self.vocabulary.encode(self.texts)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """The number of tokens in each, special ones included."""
+        return np.fromiter(map(len, self.rows), np.int64, len(self.rows))
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Puts sentences side by side; their own tokens are editable."""
+        picked = batch_of(self.vocabulary, [self.rows[index] for index in indices])
+        editable = picked.attend & ~self.vocabulary.special[picked.tokens]
+        return replace(picked, editable=editable, example=torch.tensor(indices))
 
 
 def batch_of(vocabulary: Vocabulary, rows: Sequence[Sequence[int]]) -> Batch:

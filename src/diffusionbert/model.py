@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from diffusionbert import filling
 from diffusionbert.blanks import Gap, fill_gaps
-from diffusionbert.canvas import BLANK, blank, blanks, drawn_lengths, rewriting, sentences
+from diffusionbert.canvas import BLANK, Sentences, blank, blanks, drawn_lengths, rewriting
 from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
@@ -33,7 +33,7 @@ from diffusionbert.model_folder import Opened, add_conditioning, read_model
 from diffusionbert.networks import Denoiser, Network, quiet
 from diffusionbert.protocol import Protocol
 from diffusionbert.sampling import Sampling
-from diffusionbert.scores import Unit
+from diffusionbert.scores import Estimate, Unit
 from diffusionbert.shapes import Batch
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -332,27 +332,13 @@ class Model:
 
     # ---- score ------------------------------------------------------------------------------------------------------
 
-    def score(self, texts: Sequence[str], *, precision: float = 0.02, seed: int = 0) -> list[SentenceScore]:
+    def score(self, texts: Sequence[str], *, precision: float = 0.05, seed: int = 0) -> list[SentenceScore]:
         """How much each sentence surprises the model, each with an interval over draws.
 
         Draws go on until the perplexity of all sentences together is as precise as asked.
         """
-        batch = self._sentences(texts)
-        order = batch.attend.sum(dim=1).argsort(stable=True)
-        chunks = [order[start : start + ROWS_AT_ONCE] for start in range(0, len(order), ROWS_AT_ONCE)]
-        words, lengths = (
-            torch.tensor([count(texts[index]) for index in order.tolist()]) for count in (count_words, count_bytes)
-        )
-        found = estimate(
-            self._scored,
-            [batch.rows(rows).to(self.device) for rows in chunks],
-            Effort(precision=precision, max_draws=256, seed=seed),
-            words=words,
-            bytes=lengths,
-            given=True,
-            protocol=Protocol(steps=self._scored_by[1]),
-        )
-        by_sentence = [found.scores.rows(index[None]).given_rates() for index in order.argsort()]
+        found = self.likelihood(texts, Effort(precision=precision, seed=seed), given=True)
+        by_sentence = [found.scores.rows(torch.tensor([index])).given_rates() for index in range(len(texts))]
         return [
             SentenceScore(
                 text,
@@ -367,23 +353,44 @@ class Model:
             for text, rates in zip(texts, by_sentence, strict=True)
         ]
 
+    def likelihood(
+        self,
+        texts: Sequence[str],
+        effort: Effort,
+        *,
+        given: bool = False,
+        advance: Callable[[int], None] = lambda num_sentences: None,
+    ) -> Estimate:
+        """The likelihood of sentences: of these very ones if they are `given`, else of what they are a sample of."""
+        rows = self._sentences(texts)
+        return estimate(
+            self._scored,
+            rows,
+            effort,
+            words=torch.tensor([count_words(text) for text in texts]),
+            bytes=torch.tensor([count_bytes(text) for text in texts]),
+            given=given,
+            protocol=Protocol(steps=self._scored_by[1]),
+            advance=advance,
+        )
+
     def surprise(self, text: str, *, draws: int = 64, seed: int = 0) -> list[tuple[str, float]]:
         """Each token of a sentence and the nats that it costs."""
-        batch = self._sentences([text]).to(self.device)
+        batch = self._sentences([text]).batch([0]).to(self.device)
         nats = surprise(self._scored, batch, draws, seed)[0]
         places = batch.editable[0]
         pieces = self.vocabulary.tokenizer.convert_ids_to_tokens(batch.tokens[0][places].tolist())
         return list(zip(map(str, pieces), nats[places].tolist(), strict=True))
 
-    def _sentences(self, texts: Sequence[str]) -> Batch:
+    def _sentences(self, texts: Sequence[str]) -> Sentences:
         if not texts:
             raise ValueError("there are no sentences; give at least one")
-        batch = sentences(self.vocabulary, texts)
-        empty = (~batch.editable.any(dim=1)).nonzero()[:, 0].tolist()
+        rows = Sentences(self.vocabulary, tuple(texts))
+        empty = (rows.lengths <= self.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
         if empty:
             raise ValueError(f"sentence {empty[0] + 1} has no words ({texts[empty[0]]!r}); leave it out")
-        self._require_room(batch.tokens.shape[1])
-        return batch
+        self._require_room(int(rows.lengths.max()))
+        return rows
 
     @cached_property
     def _scored_by(self) -> tuple[Objective[Network], str]:

@@ -13,7 +13,7 @@ from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
-from diffusionbert.proposals import Even, TimeProposal
+from diffusionbert.proposals import Early, Even, TimeProposal
 from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
 
 
@@ -38,8 +38,8 @@ class ContinuousTime(Objective[Network]):
         return self._estimate(network, x0, noise, self.proposal).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
-        """The bound's integrand at one evenly drawn time."""
-        return self._estimate(network, x0, noise, Even())
+        """The bound's integrand at one drawn time."""
+        return self._estimate(network, x0, noise, Early())
 
     def rate_nats(self, network: Network, x0: Tokens, x_t: Batch, t: RowTimes) -> PerPlace:
         """The integrand at time t for a given x_t."""

@@ -88,7 +88,7 @@ class Blocks(Sampler[Network]):
     def _shown(self, x: Batch) -> Tensor:
         """The places that the network sees of each row, from left to right; rows that fit are shown whole."""
         width, length = x.tokens.shape[1], x.attend.sum(dim=1)
-        window = width if self.window is None else min(self.window, width)
+        window = width if self.window is None else self.window
         room = window - 2
         place = torch.arange(width, device=length.device).expand_as(x.tokens)
         first = torch.where(x.editable, place, width).amin(dim=1)
