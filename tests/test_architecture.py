@@ -63,11 +63,12 @@ MAY_IMPORT = {
     "model_folder": "networks method vocabulary checkpoints experiments",
     "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments "
     "model_folder",
-    "model": "shapes categorical networks method sampling constraints filling blanks canvas checkpoints metrics "
+    "texts": "method protocol",
+    "model": "shapes texts categorical networks method sampling constraints filling blanks canvas checkpoints metrics "
     "protocol scores evaluation experiments model_folder",
-    "terminal": "model",
-    "commands": "schedules proposals methods sampling batches checkpoints experiments presets model_folder runs model "
-    "terminal",
+    "terminal": "texts",
+    "commands": "schedules proposals methods sampling batches checkpoints experiments presets model_folder runs texts "
+    "model terminal",
     "cli": "commands",
 }
 

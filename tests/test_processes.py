@@ -123,7 +123,7 @@ def test_the_reverse_step_is_the_mixture_of_posteriors(process):
         log_p = process.reverse(x_t, log_f, *at)
         torch.testing.assert_close(log_p.exp().sum(dim=-1), torch.ones(len(log_p), dtype=torch.float64))
         if isinstance(process.schedule, Spindle) and process.schedule.mean is Mean.SENTENCE:
-            continue  # its c is a guess: see test_the_guessed_center
+            continue  # its c is a guess: see test_theguessed_center
         mixture = torch.zeros_like(log_p)
         for word in range(LANGUAGE.num_words):
             alpha_t = 1 - transition(process, torch.tensor([word, word]), 0.0, t)[0, word, LANGUAGE.mask_id]
@@ -258,7 +258,7 @@ def test_float32_networks_give_the_divergence_of_float64_ones():
         torch.testing.assert_close(single, double, rtol=1e-5, atol=1e-9)
 
 
-def test_the_guessed_center_counts_visible_words_and_expected_hidden_ones():
+def test_theguessed_center_counts_visible_words_and_expected_hidden_ones():
     process = absorbing(Spindle(0.4, Mean.SENTENCE, floor=0.05))
     x_t = LANGUAGE.batch(torch.tensor([[1, LANGUAGE.mask_id]]))
     log_f = torch.tensor([[0.2, 0.3, 0.5, 0.0]], dtype=torch.float64).log()
@@ -309,12 +309,12 @@ def test_shaping_reaches_uniform_noise():
     torch.testing.assert_close(greedy.argmax(dim=-1), log_f.argmax(dim=-1))
 
 
-def test_no_gradient_flows_through_the_guessed_center():
+def test_no_gradient_flows_through_theguessed_center():
     process = absorbing(Spindle(0.4, Mean.SENTENCE, floor=0.05))
     x_t = LANGUAGE.batch(torch.full((1, 2), LANGUAGE.mask_id))
     logits = torch.zeros(2, LANGUAGE.num_words, dtype=torch.float64, requires_grad=True)
     log_f = torch.nn.functional.pad(logits.log_softmax(dim=-1), (0, 1), value=-torch.inf)
-    assert not process._guessed_center(x_t, log_f).requires_grad
+    assert not process.guessed_center(x_t, log_f).requires_grad
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -325,7 +325,7 @@ def test_log_clean_is_the_reweighted_answer(schedule):
     asked = process.asked(masked)
     t = torch.full((9,), 0.7, dtype=torch.float64)
     log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attend, t, asked)
-    center = process._guessed_center(masked, log_f)[rows_of(asked)]
+    center = process.guessed_center(masked, log_f)[rows_of(asked)]
     information = LANGUAGE.information().values / center[:, None] if schedule.by_token else torch.ones(18, 4).double()
     weight = log_f.exp() * (1 - schedule.survival(t[:1, None], information))
     expected = (weight / weight.sum(dim=-1, keepdim=True)).gather(-1, LANGUAGE.sentences[asked][:, None])[:, 0].log()

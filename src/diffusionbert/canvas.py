@@ -6,6 +6,7 @@ be rewritten and a source to be answered differ only in which places those are. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ def blank(vocabulary: Vocabulary, lengths: Sequence[int], prompt: str = "", sour
     With a source, the sentence is a pair's target.
     """
     frame = _encoded(vocabulary, prompt, source)
-    num_given = len(frame) - len(_encoded(vocabulary, "", source))
+    num_given = num_tokens(vocabulary, prompt)
     short = min(lengths, default=num_given + 1)
     if short <= num_given:
         raise ValueError(
@@ -46,20 +47,68 @@ def blank(vocabulary: Vocabulary, lengths: Sequence[int], prompt: str = "", sour
     return replace(canvas, editable=canvas.attend & (canvas.tokens == vocabulary.mask_id))
 
 
-def blanks(vocabulary: Vocabulary, text: str, gap: int = 0) -> Batch:
-    """One row in which the mask tokens of a text are to be written; each `[BLANK]` becomes so many of them."""
-    mask = str(vocabulary.tokenizer.mask_token)
-    text = text.replace(BLANK, " ".join([mask] * gap))
-    [row] = vocabulary.encode([text], marked=True)
-    canvas = batch_of(vocabulary, [row])
-    forged = int(vocabulary.special[row].sum()) - vocabulary.num_special(paired=False) - row.count(vocabulary.mask_id)
-    if forged:
-        raise ValueError(f"{text!r} contains special tokens other than {mask}; write them in another way")
-    return replace(canvas, editable=canvas.tokens == vocabulary.mask_id)
+@final
+@dataclass(frozen=True)
+class Blanks:
+    """A text with blanks: `[MASK]` for one token, `[BLANK]` for any number of them."""
+
+    vocabulary: Vocabulary
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.marks:
+            raise ValueError(
+                f"there is nothing to fill in {self.text!r}; write {self.mask} for one token, {BLANK} for any number"
+            )
+
+    @property
+    def mask(self) -> str:
+        """How this vocabulary writes its mask token."""
+        return str(self.vocabulary.tokenizer.mask_token)
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The text between blanks and the blanks, in turn; the first and the last are text."""
+        return re.split(f"({re.escape(self.mask)}|{re.escape(BLANK)})", self.text)
+
+    @property
+    def marks(self) -> list[str]:
+        """The blanks."""
+        return self.parts[1::2]
+
+    def canvas(self, gap: int = 1) -> Batch:
+        """One row in which the blanks are to be written, each `[BLANK]` having so many tokens."""
+        written = " ".join([self.mask] * gap)
+        [row] = self.vocabulary.encode([self.text.replace(BLANK, written)], marked=True)
+        num_hidden = sum(self._widths(gap))
+        if int(self.vocabulary.special[row].sum()) != self.vocabulary.num_special(paired=False) + num_hidden:
+            raise ValueError(f"{self.text!r} contains special tokens besides {self.mask}; write them in another way")
+        canvas = batch_of(self.vocabulary, [row])
+        return replace(canvas, editable=canvas.tokens == self.vocabulary.mask_id)
+
+    def filled(self, tokens: Sequence[int], gap: int = 1) -> tuple[str, tuple[str, ...]]:
+        """The given text with the blanks replaced by these tokens, one after another, and what stands in each."""
+        text, fillings, start = self.parts[0], [], 0
+        for width, after in zip(self._widths(gap), self.parts[2::2], strict=True):
+            run = tokens[start : start + width]
+            start += width
+            filling = self.vocabulary.decode(run).strip().removeprefix("##")
+            joins = len(run) > 0 and bool(self.vocabulary.continuation[run[0]])
+            text = (text.rstrip() if joins else text) + filling + after
+            fillings.append(filling)
+        return text, tuple(fillings)
+
+    def _widths(self, gap: int) -> list[int]:
+        return [gap if mark == BLANK else 1 for mark in self.marks]
 
 
-def rewriting(vocabulary: Vocabulary, text: str, strength: float, num_rows: int, seed: int) -> Batch:
-    """Rows of one sentence, in each of which another share of the tokens, drawn at random, is to be written anew."""
+def rewriting(
+    vocabulary: Vocabulary, text: str, strength: float, num_rows: int, seed: int, unwanted: Sequence[str] = ()
+) -> Batch:
+    """Rows of one sentence, in each of which another share of the tokens, drawn at random, is to be written anew.
+
+    Unwanted words are always among them.
+    """
     if not 0 < strength <= 1:
         raise ValueError(f"the strength of a rewriting must lie in (0, 1], given {strength}; 0.4 hides 40 %")
     canvas = Sentences(vocabulary, (text,) * num_rows).batch(range(num_rows))
@@ -68,7 +117,13 @@ def rewriting(vocabulary: Vocabulary, text: str, strength: float, num_rows: int,
         raise ValueError(f"there is nothing to rewrite in {text!r}; give a sentence")
     order = Noise(seed).uniform(canvas.example, Purpose.ORDER, canvas.tokens.shape[1])
     rank = order.masked_fill(~canvas.editable, torch.inf).argsort(dim=1).argsort(dim=1)
-    return replace(canvas, editable=canvas.editable & (rank < max(1, round(strength * count))))
+    chosen = rank < max(1, round(strength * count))
+    for word in unwanted:
+        pieces = torch.tensor(vocabulary.pieces(word))
+        starts = (canvas.tokens.unfold(1, len(pieces), 1) == pieces).all(dim=2).nonzero()
+        for offset in range(len(pieces)):
+            chosen[starts[:, 0], starts[:, 1] + offset] = True
+    return replace(canvas, editable=canvas.editable & chosen)
 
 
 @final
@@ -116,6 +171,11 @@ def drawn_lengths(histogram: Tensor, num_rows: int, seed: int, shortest: int = 1
     uniform = Noise(seed).uniform(torch.arange(num_rows), Purpose.LENGTH)
     lengths: list[int] = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True).tolist()
     return lengths
+
+
+def num_tokens(vocabulary: Vocabulary, text: str) -> int:
+    """The tokens of a text, without special ones."""
+    return len(vocabulary.encode([text])[0]) - vocabulary.num_special(paired=False)
 
 
 def _encoded(vocabulary: Vocabulary, text: str, source: str | None) -> list[int]:

@@ -55,7 +55,9 @@ class Shaping:
         if self.forbidden:
             log_p = log_p.index_fill(-1, torch.tensor(self.forbidden, device=log_p.device), -torch.inf)
         if self.temperature != 1:
-            log_p = log_p / self.temperature
+            # Below the likeliest word, so that a tiny temperature leaves that one and does not overflow.
+            below = (log_p - log_p.amax(dim=-1, keepdim=True)).double()
+            log_p = (below / self.temperature).log_softmax(dim=-1).to(log_p.dtype)
         log_p = log_p.log_softmax(dim=-1)
         if self.top_k is not None and self.top_k < log_p.shape[-1]:
             best = log_p.topk(self.top_k, dim=-1)

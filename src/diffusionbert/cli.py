@@ -5,7 +5,10 @@ Exit code 0 on success, 2 on wrong use, 1 on failure. Names in strings end in `c
 
 from __future__ import annotations
 
+import io
+import itertools
 import sys
+from contextlib import redirect_stderr
 from typing import Annotated, Any
 
 import tyro
@@ -28,9 +31,10 @@ Command = (
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 loses nothing
     try:
-        command: Any = tyro.cli(Command, prog="diffusionbert", args=arguments)
-        command.run()
+        _parsed(arguments).run()
     except BrokenPipeError:  # whoever read our output has read enough
         sys.stderr.close()  # the interpreter would complain once more
         sys.exit(0)
@@ -38,8 +42,24 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except ValueError as error:
         sys.exit(_say(error, code=2))
-    except (OSError, RuntimeError, FloatingPointError) as error:
+    except (OSError, RuntimeError, FloatingPointError, MemoryError) as error:
         sys.exit(_say(error, code=1))
+
+
+def _parsed(arguments: list[str] | None) -> Any:
+    """The command with its options; what tyro says of wrong ones in a box is said in one line."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            command: Any = tyro.cli(Command, prog="diffusionbert", args=arguments)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        lines = [line.strip("│ ") for line in said.getvalue().splitlines()]
+        # Up to the rule below which tyro shows the help of the command.
+        told = itertools.takewhile(lambda line: not line.startswith("─"), lines[1:])
+        raise ValueError(f"{' '.join(told)}; see diffusionbert --help") from None
+    return command
 
 
 def _say(error: Exception, code: int) -> int:

@@ -130,7 +130,7 @@ class _Asker:
     special: Tensor | None
 
     def __call__(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
-        hidden = attend & (tokens == self.mask_id)
+        hidden = tokens == self.mask_id
         words = attend if self.special is None else attend & (hidden | ~self.special.to(tokens.device)[tokens])
         t: RowTimes = hidden.sum(dim=1).double() / words.sum(dim=1).clamp(min=1)
         return self.network(tokens, attend, t, asked)
@@ -162,7 +162,7 @@ def _stages(x0: Batch, num_places: int, seed: int, effort: Effort) -> tuple[Tens
         hidden = torch.tensor([subsets], device=device)
         return hidden, hidden * torch.tensor(weights, dtype=torch.float64, device=device)[:, None]
     uniform = Noise(seed).uniform(x0.example, Purpose.ORDER, effort.orders, 1, num_places)
-    turn, stage = uniform.argsort(dim=-1).argsort(dim=-1), torch.arange(num_places, device=device)[:, None]
+    turn, stage = uniform.argsort(dim=-1), torch.arange(num_places, device=device)[:, None]
     return (turn >= stage).flatten(1, 2), (turn == stage).double().flatten(1, 2) / effort.orders
 
 
@@ -223,15 +223,13 @@ class _Search:
     def drawn(self, row: Batch, seed: int) -> Tokens:
         """Random fillings, the surest place first; dead ends are left out."""
         tokens = row.tokens.masked_fill(row.editable, self.mask_id).expand(self.effort.draws, -1)
-        number = torch.arange(len(tokens), device=tokens.device)
         for step in range(int(row.editable.sum())):
             if not len(tokens):
                 break
             chosen, _, log_p = self.surest(row, tokens)
             alive = (log_p > -torch.inf).any(dim=-1)
-            tokens, chosen, log_p, number = tokens[alive], chosen[alive], log_p[alive], number[alive]
-            uniform = Noise(seed, step).uniform(row.example, Purpose.WRITE, self.effort.draws)[0, number]
-            tokens = tokens.masked_scatter(chosen, draw(log_p, uniform))
+            uniform = Noise(seed, step).uniform(row.example, Purpose.WRITE, int(alive.sum()))[0]
+            tokens = tokens[alive].masked_scatter(chosen[alive], draw(log_p[alive], uniform))
         return tokens
 
     def surest(self, row: Batch, tokens: Tokens) -> tuple[Places, AskedLogProbs, AskedLogProbs]:

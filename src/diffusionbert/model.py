@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from huggingface_hub import snapshot_download
@@ -21,13 +21,13 @@ from torch.nn.functional import pad
 
 from diffusionbert import filling
 from diffusionbert.blanks import Gap, fill_gaps
-from diffusionbert.canvas import BLANK, Sentences, blank, blanks, drawn_lengths, rewriting
+from diffusionbert.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
 from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.evaluation import Effort, count_bytes, count_words, estimate, length_nats, surprise
 from diffusionbert.experiments import build, build_sampler, scoring
-from diffusionbert.method import Likelihood, Method, Objective, State
+from diffusionbert.method import Method, Objective, State
 from diffusionbert.metrics import most_agreed
 from diffusionbert.model_folder import Opened, add_conditioning, read_model
 from diffusionbert.networks import Denoiser, Network, quiet
@@ -35,6 +35,7 @@ from diffusionbert.protocol import Protocol
 from diffusionbert.sampling import Sampling
 from diffusionbert.scores import Estimate, Unit
 from diffusionbert.shapes import Batch
+from diffusionbert.texts import Filled, Moment, SentenceScore, Task, Written
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The model inside the package."""
@@ -44,94 +45,6 @@ ROWS_AT_ONCE = 32
 """Rows written side by side; what is written does not depend on it."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is to be written."""
-
-    number: int = 1
-    length: int | tuple[int, int] | None = None
-    """Tokens of the sentence, or a range to draw from; None draws as the training corpus does."""
-    prompt: str = ""
-    source: str | None = None
-    """For models trained on pairs: the text to be answered."""
-    include: tuple[str, ...] = ()
-    """Words that must occur, wherever."""
-    forbid: tuple[str, ...] = ()
-    """Words that must not."""
-    rewrite: str | None = None
-    """A sentence of which a share is hidden and written anew."""
-    strength: float = 0.4
-    """That share."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ValueError(f"at least one text must be asked for, given {self.number}")
-        if self.rewrite is not None and (self.prompt or self.source or self.length):
-            raise ValueError(
-                "a text that is rewritten keeps its own length and words: leave out length, prompt, source"
-            )
-        both = {word.lower() for word in self.include} & {word.lower() for word in self.forbid}
-        if both:
-            raise ValueError(f"{min(both)!r} is both to be included and forbidden; drop one of the two")
-
-
-@dataclass(frozen=True)
-class Written:
-    """One generated text."""
-
-    text: str
-    length: int
-    """Its number of tokens."""
-    steps: int
-    calls: int
-    """How often the network was asked about it."""
-    seed: int
-
-
-@dataclass(frozen=True)
-class Moment:
-    """One state of a text on its way."""
-
-    time: float
-    calls: int
-    pieces: tuple[str | None, ...]
-    """The tokens as the vocabulary spells them; None where one is hidden."""
-    text: str
-    """What is written so far, hidden places left out."""
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A text with its blanks filled."""
-
-    text: str
-    fillings: tuple[str, ...]
-    """What was written into each blank, from left to right."""
-    nats: float
-    """-log p(fillings | context); where blanks of unknown length are compared, -log p(text)."""
-
-
-@dataclass(frozen=True)
-class SentenceScore:
-    """How much a sentence surprises the model."""
-
-    text: str
-    nats: float
-    perplexity_per_token: float
-    perplexity_per_word: float
-    bits_per_byte: float
-    ci95: tuple[float, float]
-    """Of the nats, over draws."""
-    likelihood: Likelihood
-    protocol: Protocol
-
-    def to_json(self) -> dict[str, Any]:
-        """Gives it as plain data."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("likelihood", "protocol")}
-        return plain | {"likelihood": self.likelihood.value, "protocol": self.protocol.to_json()}
-
-
 @final
 class Model:
     """A masked language model that writes."""
@@ -139,6 +52,7 @@ class Model:
     def __init__(self, opened: Opened, name: str, device: torch.device):
         self.name, self.device = name, device
         self.vocabulary, self.length_histogram = opened.vocabulary, opened.length_histogram
+        self.paired = opened.paired
         method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
         add_conditioning(method, opened.folder)
         self.network: Denoiser = method.network.to(device).eval()  # type: ignore[assignment]
@@ -183,13 +97,13 @@ class Model:
 
     def write(self, task: Task, sampling: Sampling) -> Iterator[Written]:
         """Writes the texts of a task, some at a time."""
-        canvas = self._canvas(task)
+        canvas = self._canvas(task, sampling)
         for start in range(0, len(canvas.tokens), ROWS_AT_ONCE):
             rows = torch.arange(start, min(start + ROWS_AT_ONCE, len(canvas.tokens)))
             *_, last = self._states(task, sampling, canvas.rows(rows))
             for row, calls in zip(last.tokens, last.calls.tolist(), strict=True):
                 own = self._own(row)
-                yield Written(self.vocabulary.decode(own), len(own), sampling.steps, int(calls), task.seed)
+                yield Written(self._text(own, task.prompt), len(own), sampling.steps, int(calls), task.seed)
 
     def answer(self, task: Task, sampling: Sampling, candidates: int) -> list[Written]:
         """Answers a source: of so many candidates, the one with the least expected loss (Kumar & Byrne 2004).
@@ -208,42 +122,51 @@ class Model:
 
     def watch(self, task: Task, sampling: Sampling) -> Iterator[Moment]:
         """Yields every state of a task's first text."""
-        canvas = self._canvas(replace(task, number=1))
+        canvas = self._canvas(replace(task, number=1), sampling)
         for state in self._states(task, sampling, canvas):
             yield self._moment(state)
 
     def _states(self, task: Task, sampling: Sampling, canvas: Batch) -> Iterator[State]:
-        canvas = canvas.to(self.device)
-        network, canvas = self._constrained(task, canvas)
-        words = canvas.attend & ~self.vocabulary.special.to(self.device)[canvas.tokens]
-        hidden = canvas.editable.sum() / (words | canvas.editable).sum()
+        network, canvas = self._constrained(task, canvas.to(self.device))
+        words = canvas.editable | (canvas.attend & ~self.vocabulary.special.to(self.device)[canvas.tokens])
         # A network that is told the time, or a schedule by token, must know how much is hidden at the start.
-        end = float(hidden) if task.rewrite is not None else 1.0
-        window = self.max_places
-        if sampling.block is None:
-            self._require_room(canvas.tokens.shape[1])
-        sampler = build_sampler(self.experiment, self.lexicon, sampling, end, window).to(self.device)
-        return sampler.sample(network, canvas, task.seed)
+        end = 1.0 if task.rewrite is None else float(canvas.editable.sum() / words.sum())
+        sampler = build_sampler(self.experiment, self.lexicon, sampling, end, self.max_places)
+        return sampler.to(self.device).sample(network, canvas, task.seed)
 
-    def _canvas(self, task: Task) -> Batch:
+    def _canvas(self, task: Task, sampling: Sampling) -> Batch:
+        if (task.source is not None) != self.paired:
+            raise ValueError(
+                "this model was trained on pairs: give a source to be answered"
+                if self.paired
+                else "this model was not trained on pairs and answers no source; leave it out, or train on .tsv pairs"
+            )
         if task.rewrite is not None:
-            return rewriting(self.vocabulary, task.rewrite, task.strength, task.number, task.seed)
-        return blank(self.vocabulary, self._lengths(task), task.prompt, task.source)
+            canvas = rewriting(self.vocabulary, task.rewrite, task.strength, task.number, task.seed, task.forbid)
+        else:
+            canvas = blank(self.vocabulary, self._lengths(task), task.prompt, task.source)
+        places = canvas.tokens.shape[1]
+        if sampling.block is None:
+            self._require_room(places, "the text would have", "ask for less, or write in blocks (block=32, --block 32)")
+        elif task.include:
+            self._require_room(places, "with words to be included, the text would have", "ask for less")
+        return canvas
 
     def _lengths(self, task: Task) -> list[int]:
         if isinstance(task.length, int):
             return [task.length] * task.number
-        histogram = self.length_histogram
-        if task.length is None and histogram is None:
-            return [USUAL_LENGTH] * task.number
-        given = len(self.vocabulary.pieces(task.prompt)) if task.prompt.strip() else 0
+        histogram, given = self.length_histogram, num_tokens(self.vocabulary, task.prompt)
         if task.length is not None:
             low, high = task.length
-            if not 1 <= low <= high:
-                raise ValueError(f"a range of lengths must rise from 1 or more, given {low}-{high}")
+            if not 1 <= low <= high or high <= given:
+                raise ValueError(
+                    f"a range of lengths must rise, from 1 or more to more than the prompt's {given} tokens, "
+                    f"given {low}-{high}"
+                )
             histogram = torch.zeros(high + 1)
             histogram[low:] = 1
-        assert histogram is not None
+        if histogram is None or not bool(histogram[given + 1 :].any()):
+            return [max(USUAL_LENGTH, given + USUAL_LENGTH // 2)] * task.number
         return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
 
     def _constrained(self, task: Task, canvas: Batch) -> tuple[Network, Batch]:
@@ -257,14 +180,17 @@ class Model:
         ).to(self.device)
         return network, place_words(network, canvas, self.vocabulary.mask_id, task.seed)
 
-    def _require_room(self, places: int) -> None:
-        most = self.max_places
-        if places > most:
-            special = self.vocabulary.num_special(paired=False)
-            raise ValueError(
-                f"a text of {places - special} tokens is longer than this model reads at once, {most - special}; "
-                "ask for less, or write it in blocks (block=32, --block 32)"
-            )
+    def _require_room(self, places: int, what: str, remedy: str) -> None:
+        """Raises ValueError if a row is longer than the model reads at once."""
+        if places > self.max_places:
+            num = places - self.max_places + self.max_length
+            raise ValueError(f"{what} {num} tokens, more than the {self.max_length} that this model reads; {remedy}")
+
+    def _text(self, own: Tensor, prompt: str) -> str:
+        """The text of a sentence, its prompt as it was given."""
+        text = self.vocabulary.decode(own)
+        begin = self.vocabulary.decode(own[: num_tokens(self.vocabulary, prompt)])
+        return prompt + text[len(begin) :] if text.startswith(begin) else text
 
     def _own(self, row: Tensor) -> Tensor:
         """The sentence of a row: what stands between its last two special tokens, hidden places included."""
@@ -291,44 +217,35 @@ class Model:
         self, text: str, alternatives: int = 5, *, seed: int = 0, forbid: Sequence[str] = (), longest: int = 4
     ) -> list[Filled]:
         """The best whole fillings of a text that were found, best first; a `[BLANK]` has 1 to `longest` tokens."""
-        network, _ = self._constrained(Task(forbid=tuple(forbid)), blanks(self.vocabulary, text, 1).to(self.device))
-        shaping = Shaping(forbidden=self.lexicon.forbidden)
+        if longest < 1 or alternatives < 1:
+            raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
+        task, given = Task(forbid=tuple(forbid)), Blanks(self.vocabulary, text)
+        gaps = [self._gap(given.canvas(width), text) for width in range(1, longest + 1 if BLANK in given.marks else 2)]
+        network, _ = self._constrained(task, gaps[0].canvas)
+        shaping, mask_id = Shaping(forbidden=self.lexicon.forbidden), self.vocabulary.mask_id
         special = pad(self.vocabulary.special, (0, len(self.network.writable) - self.vocabulary.size))
-        mask_id = self.vocabulary.mask_id
-        if BLANK in text:
-            gaps = [self._gap(text, length) for length in range(1, longest + 1)]
+        if len(gaps) > 1:
             found = fill_gaps(network, gaps, mask_id, alternatives, seed, shaping, special=special)[0][:alternatives]
-            return [self._filled(gaps, filled) for filled in found]
-        canvas = blanks(self.vocabulary, text).to(self.device)
-        if not bool(canvas.editable.any()):
-            mask = self.vocabulary.tokenizer.mask_token
-            raise ValueError(f"there is nothing to fill in {text!r}; write {mask} for a token, {BLANK} for any number")
-        self._require_room(canvas.tokens.shape[1])
-        found = filling.fill(network, canvas, mask_id, alternatives, seed, shaping, special=special)[0]
-        return [
-            self._filled([Gap(canvas, canvas.editable, canvas.attend.sum(dim=1).double())], filled) for filled in found
-        ]
-
-    def _gap(self, text: str, length: int) -> Gap:
-        canvas = blanks(self.vocabulary, text, length).to(self.device)
-        self._require_room(canvas.tokens.shape[1])
-        context = ~canvas.editable & ~self.vocabulary.special.to(self.device)[canvas.tokens]
-        num_tokens = (canvas.editable | context).sum(dim=1)
-        if self.length_histogram is None or int(num_tokens) >= len(self.length_histogram):
-            nats = torch.zeros(1, dtype=torch.float64, device=self.device)
         else:
-            nats = length_nats(self.length_histogram, num_tokens.cpu()).to(self.device)
-        return Gap(canvas, context, nats)
+            found = filling.fill(network, gaps[0].canvas, mask_id, alternatives, seed, shaping, special=special)[0]
+        return [self._filled(given, gaps, filled) for filled in found]
 
-    def _filled(self, gaps: Sequence[Gap], found: filling.Filling) -> Filled:
-        [canvas] = [gap.canvas for gap in gaps if gap.canvas.tokens.shape[1] == len(found.tokens)]
-        tokens, editable = found.tokens.cpu(), canvas.editable[0].cpu()
-        # Neighbouring blanks are one filling of several tokens only where they were one [BLANK]; each is told apart.
-        starts = [place for place in editable.nonzero()[:, 0].tolist() if not editable[place - 1]]
-        runs = [tokens[start : start + _run(editable, start)] for start in starts]
-        return Filled(
-            self.vocabulary.decode(self._own(tokens)), tuple(self.vocabulary.decode(run) for run in runs), found.nats
-        )
+    def _gap(self, canvas: Batch, text: str) -> Gap:
+        canvas = canvas.to(self.device)
+        self._require_room(canvas.tokens.shape[1], f"{text!r} has", "shorten it")
+        context = ~canvas.editable & ~self.vocabulary.special.to(self.device)[canvas.tokens]
+        length = (canvas.editable | context).sum(dim=1).cpu()
+        histogram = self.length_histogram
+        knows = histogram is not None and int(length) < len(histogram)
+        nats = length_nats(histogram, length) if histogram is not None and knows else torch.zeros(1).double()
+        return Gap(canvas, context, nats.to(self.device))
+
+    def _filled(self, given: Blanks, gaps: Sequence[Gap], found: filling.Filling) -> Filled:
+        sizes = [gap.canvas.tokens.shape[1] for gap in gaps]
+        width = sizes.index(len(found.tokens)) + 1
+        written = found.tokens[gaps[width - 1].canvas.editable[0]].tolist()
+        text, fillings = given.filled(written, width)
+        return Filled(text, fillings, found.nats)
 
     # ---- score ------------------------------------------------------------------------------------------------------
 
@@ -389,7 +306,12 @@ class Model:
         empty = (rows.lengths <= self.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
         if empty:
             raise ValueError(f"sentence {empty[0] + 1} has no words ({texts[empty[0]]!r}); leave it out")
-        self._require_room(int(rows.lengths.max()))
+        longest = int(rows.lengths.argmax())
+        self._require_room(
+            int(rows.lengths[longest]),
+            f"sentence {longest + 1} ({texts[longest][:40]!r} …) has",
+            "split it, or leave it out",
+        )
         return rows
 
     @cached_property

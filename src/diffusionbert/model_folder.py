@@ -46,6 +46,8 @@ class Origin:
     lexicon: Lexicon
     length_histogram: Tensor
     data_fingerprint: str
+    paired: bool = False
+    """Whether the corpus gave pairs of source and target."""
 
 
 def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], origin: Origin, standing: Any) -> None:
@@ -65,6 +67,7 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
             "version": __version__,
             "experiment": to_json(origin.experiment),
             "data_fingerprint": origin.data_fingerprint,
+            "paired": origin.paired,
             "validation": {
                 "nats_per_token": standing.best,
                 "step": standing.best_step,
@@ -85,6 +88,8 @@ class Opened:
     lexicon: Lexicon
     length_histogram: Tensor | None
     """How many sentences of the training corpus had n tokens; None if the model does not say."""
+    paired: bool
+    """Whether it was trained on pairs of source and target."""
 
 
 def read_model(folder: Path) -> Opened:
@@ -96,16 +101,18 @@ def read_model(folder: Path) -> Opened:
     settings = folder / "diffusionbert.json"
     network = Pretrained(str(folder))
     counts = torch.zeros(vocabulary.size, dtype=torch.long)
-    histogram = None
+    histogram, paired = None, False
     if settings.exists():
-        experiment: Experiment = replace(from_json(read_json(settings)["experiment"]), network=network)
+        said = read_json(settings)
+        experiment: Experiment = replace(from_json(said["experiment"]), network=network)
+        paired = bool(said.get("paired", False))
         frequencies = load_tensors(folder / "token_counts.safetensors")
         counts, histogram = frequencies["counts"], frequencies["length_histogram"]
     else:
         experiment = Experiment(Data("unknown", max_length=sys.maxsize), network, objective=AnyOrderWriting())
     forbidden = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
     lexicon = Lexicon(vocabulary.mask_id, vocabulary.pad_id, vocabulary.writable, forbidden, counts)
-    return Opened(folder, experiment, vocabulary, lexicon, histogram)
+    return Opened(folder, experiment, vocabulary, lexicon, histogram, paired)
 
 
 def push_model(folder: Path, name: str) -> str:

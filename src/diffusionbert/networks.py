@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from diffusionbert.conditioning import TimeConditioning, after_first, rerouted
-from diffusionbert.shapes import AskedLogProbs, Places, RowTimes, Tokens, TokenSet
+from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowTimes, Tokens, TokenSet
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,13 @@ class Network(Protocol):
 
     def __call__(self, tokens: Tokens, attend: Places, t: RowTimes, asked: Places) -> AskedLogProbs:
         """Gives log f(v | x_t) at the N asked places: a distribution over writable tokens, −∞ at all others."""
+
+
+def ask(network: Network, x_t: Batch, t: RowTimes, asked: Places) -> AskedLogProbs:
+    """Asks about marked places; rows without any are not sent."""
+    rows = asked.any(dim=1).nonzero()[:, 0]
+    sent = x_t.rows(rows)
+    return network(sent.tokens, sent.attend, t[rows], asked[rows, : sent.tokens.shape[1]])
 
 
 @final

@@ -138,7 +138,12 @@ def train(
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         write_json(run.experiment, to_json(experiment))
     origin = Origin(
-        experiment, prepared.vocabulary, prepared.lexicon, prepared.rows.length_histogram, prepared.rows.fingerprint
+        experiment,
+        prepared.vocabulary,
+        prepared.lexicon,
+        prepared.rows.length_histogram,
+        prepared.rows.fingerprint,
+        open_corpus(experiment.data, Split.TRAIN).paired,
     )
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:

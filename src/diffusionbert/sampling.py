@@ -23,6 +23,8 @@ from diffusionbert.samplers.renoising import Renoising
 from diffusionbert.samplers.skip_exact import SkipExact
 from diffusionbert.schedules import uniform_grid
 
+MOST_STEPS = 1_000_000
+
 
 class Algorithm(Enum):
     """Ways from noise to text."""
@@ -70,8 +72,8 @@ class Sampling:
     """Write so many places at a time, from left to right."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"writing needs at least one step, given {self.steps}; 64 is usual")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise ValueError(f"writing takes 1 to {MOST_STEPS} steps, given {self.steps}; 128 is usual")
         if self.threshold is not None and self.algorithm not in _BY_CONFIDENCE:
             known = ", ".join(algorithm.value for algorithm in _BY_CONFIDENCE)
             raise ValueError(f"a threshold is for sampling by confidence ({known}), not for {self.algorithm.value}")

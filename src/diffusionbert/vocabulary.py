@@ -153,15 +153,17 @@ class Vocabulary:
         All cores work: the tokenizer spreads the sentences of one call over threads of its own.
         """
         backend = self._marking if marked else self._plain
-        return [row.ids for row in backend.encode_batch_fast(list(sentences))]
+        return [row.ids for row in backend.encode_batch_fast([_require_utf8(sentence) for sentence in sentences])]
 
     def encode_pairs(self, pairs: Sequence[Pair], *, marked: bool = False) -> list[list[int]]:
         """Rows `[CLS] source [SEP] target [SEP]`, or what the tokenizer's template for pairs is."""
         backend = self._marking if marked else self._plain
-        return [row.ids for row in backend.encode_batch_fast([(source, target) for source, target in pairs])]
+        texts = [(_require_utf8(source), _require_utf8(target)) for source, target in pairs]
+        return [row.ids for row in backend.encode_batch_fast(texts)]
 
     def pieces(self, word: str) -> list[int]:
         """The ids of a word as it stands inside a sentence, after a space and without special tokens."""
+        _require_utf8(word)
         before, both = (self._plain.encode(text, add_special_tokens=False).ids for text in ("a", f"a {word}"))
         pieces: list[int] = both[len(before) :]
         if not pieces or self.unk_id in pieces:
@@ -213,6 +215,15 @@ class Vocabulary:
         rows = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
         flags = [self.special[row].tolist() for row in rows]
         return all(len(row) > 2 and row[0] and row[-1] and not row[-2] for row in flags)
+
+
+def _require_utf8(text: str) -> str:
+    """Refuses half characters, as the command line makes of bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is not UTF-8; convert it") from None
+    return text
 
 
 def _joined(text: str) -> str:

@@ -35,8 +35,8 @@ class WithModel:
         try:
             device = torch.device(self.device) if self.device else None
             if device is not None:
-                torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
+                torch.zeros(1, device=device).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"--device {self.device} is not to be had ({reason}); leave it out, or try cpu") from None
         return load(self.model, device)
@@ -51,7 +51,7 @@ def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
             raise ValueError(f"there is no text; give {what} in quotes, or --file NAME (- is the standard input)")
         return list(texts)
     try:
-        read = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        read = _standard_input() if str(file) == "-" else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     except OSError as error:
@@ -66,6 +66,12 @@ def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
             f"{LONGEST_LINE} characters are read at a time, split it"
         )
     return lines
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:  # it was closed
+        return ""
+    return sys.stdin.buffer.read().decode("utf-8") if hasattr(sys.stdin, "buffer") else sys.stdin.read()
 
 
 def print_json(value: dict[str, Any]) -> None:

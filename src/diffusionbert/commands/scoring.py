@@ -11,7 +11,7 @@ import tyro
 from diffusionbert.commands.common import WithModel, lines_of, print_json
 
 if TYPE_CHECKING:
-    from diffusionbert.model import SentenceScore
+    from diffusionbert.texts import SentenceScore
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ import tyro
 from diffusionbert.commands.common import WithModel, lines_of, print_json
 
 if TYPE_CHECKING:
-    from diffusionbert.model import Task
     from diffusionbert.sampling import Sampling
+    from diffusionbert.texts import Task
 
 
 @dataclass(frozen=True)
 class Generate(WithModel):
     """Write texts: from nothing, after a prompt, around words, or anew from a sentence.
 
-    Example: diffusionbert generate -n 4 --length 24 --watch
+    Example: diffusionbert generate -n 4 --length 24
     """
 
     number: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
@@ -39,7 +39,7 @@ class Generate(WithModel):
     """Choose among the likeliest words that together reach this probability."""
     threshold: float | None = None
     """By confidence: write all places that reach it at once."""
-    remasking: float = 0.1
+    remasking: float | None = None
     """By remasking: the highest probability, in one step, that a written word is hidden again."""
     block: int | None = None
     """Write so many tokens at a time, from left to right: for texts longer than the model reads at once."""
@@ -51,8 +51,8 @@ class Generate(WithModel):
     """Words that must not occur, nor words that begin with their pieces."""
     rewrite: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """A sentence of which a share is hidden and written anew."""
-    strength: float = 0.4
-    """That share."""
+    strength: float | None = None
+    """That share; 0.4 if it is not said."""
     source: str | None = None
     """For models trained on pairs: the text to be answered."""
     candidates: int = 1
@@ -64,8 +64,12 @@ class Generate(WithModel):
     def run(self) -> None:
         """Prints one text a line."""
         task, sampling = self.task(), self.sampling()
+        if self.strength is not None and self.rewrite is None:
+            raise ValueError(f"--strength {self.strength} is the share that --from hides; give a sentence by --from")
         if self.candidates < 1 or (self.candidates > 1 and self.source is None):
             raise ValueError(f"--candidates {self.candidates} is for --source; at least 1, and 1 without a source")
+        if self.watch and (self.json or self.number > 1 or self.source is not None):
+            raise ValueError("--watch shows one text being written; leave out --json, -n and --source")
         model = self.loaded()
         if self.watch:
             from rich.console import Console
@@ -74,7 +78,9 @@ class Generate(WithModel):
 
             show_writing(model.watch(task, sampling), Console(highlight=False))
             return
-        written = model.answer(task, sampling, self.candidates) if self.source else model.write(task, sampling)
+        written = (
+            model.answer(task, sampling, self.candidates) if self.source is not None else model.write(task, sampling)
+        )
         for text in written:
             if self.json:
                 print_json(asdict(text))
@@ -83,7 +89,7 @@ class Generate(WithModel):
 
     def task(self) -> Task:
         """What is to be written."""
-        from diffusionbert.model import Task
+        from diffusionbert.texts import Task
 
         return Task(
             self.number,
@@ -93,7 +99,7 @@ class Generate(WithModel):
             self.include,
             self.forbid,
             self.rewrite,
-            self.strength,
+            0.4 if self.strength is None else self.strength,
             self.seed,
         )
 
@@ -104,6 +110,8 @@ class Generate(WithModel):
         known = [algorithm.value for algorithm in Algorithm]
         if self.sampler not in known:
             raise ValueError(f"there is no sampler {self.sampler!r}; use one of {', '.join(known)}")
+        if self.remasking is not None and self.sampler != "remasking":
+            raise ValueError(f"--remasking {self.remasking} is for --sampler remasking, not for {self.sampler}")
         top_k = None if self.top_k == 0 else self.top_k
         return Sampling(
             Algorithm(self.sampler),
@@ -112,7 +120,7 @@ class Generate(WithModel):
             top_k,
             self.top_p,
             self.threshold,
-            self.remasking,
+            0.1 if self.remasking is None else self.remasking,
             self.block,
         )
 

@@ -166,8 +166,6 @@ class Absorbing(Process):
         known = self._information_of(x_t.tokens)
         return _mean_over(known.masked_scatter(self.asked(x_t), expected), x_t.editable)
 
-    _guessed_center = guessed_center
-
     def log_words(
         self, log_f: AskedLogProbs, rows: AskedRows, t: RowTimes, center: RowValues, shape: Shape | None = None
     ) -> AskedLogProbs:

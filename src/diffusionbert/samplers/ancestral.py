@@ -14,7 +14,7 @@ import torch
 
 from diffusionbert.categorical import Shaping, draw
 from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network
+from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Process
 from diffusionbert.schedules import require_grid
@@ -52,7 +52,7 @@ class Ancestral(Sampler[Network]):
         if not bool(asked.any()):
             return x_t, calls
         s, t = self._time(index, x_t), self._time(index + 1, x_t)
-        log_f = network(x_t.tokens, x_t.attend, t, asked)
+        log_f = ask(network, x_t, t, asked)
         log_p = self.process.reverse(x_t, log_f, s, t, self.shaping)
         uniform = Noise(seed, step=index).uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
         tokens = x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked]))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from diffusionbert.categorical import Shaping, draw, log_prob_of
 from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network
+from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.schedules import uniform_grid
@@ -88,10 +88,7 @@ class ConfidenceOrder(Sampler[Network]):
 
     @torch.no_grad()
     def _round(self, network: Network, x: Batch, hidden: Places, seed: int, number: int) -> Batch:
-        rows = hidden.any(dim=1).nonzero()[:, 0]
-        open_rows = x.rows(rows)  # finished rows are not sent
-        asked = hidden[rows, : open_rows.tokens.shape[1]]
-        log_f = network(open_rows.tokens, open_rows.attend, self._time(x)[rows], asked)
+        log_f = ask(network, x, self._time(x), hidden)
         # Confidence is that of the network among the words that may be written: after top_k=1 every place were certain.
         log_p = Shaping(forbidden=self.shaping.forbidden)(log_f)
         uniform = Noise(seed, step=number).uniform(x.example, Purpose.WRITE, x.tokens.shape[1])

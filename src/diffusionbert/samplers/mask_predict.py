@@ -17,7 +17,7 @@ import torch
 
 from diffusionbert.categorical import Shaping, draw, log_prob_of
 from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network
+from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.schedules import uniform_grid
@@ -58,10 +58,7 @@ class MaskPredict(Sampler[Network]):
         self, network: Network, x: Batch, hidden: Places, probability: PerPlace, noise: Noise
     ) -> tuple[Batch, PerPlace]:
         """A word at every hidden place, and how probable it was."""
-        rows = hidden.any(dim=1).nonzero()[:, 0]
-        open_rows = x.rows(rows)  # finished rows are not sent
-        asked = hidden[rows, : open_rows.tokens.shape[1]]
-        log_f = network(open_rows.tokens, open_rows.attend, self._time(x)[rows], asked)
+        log_f = ask(network, x, self._time(x), hidden)
         # The network's own probability among the words that may be written: after top_k=1 every word were certain.
         log_p = Shaping(forbidden=self.shaping.forbidden)(log_f)
         uniform = noise.uniform(x.example, Purpose.WRITE, x.tokens.shape[1])

@@ -22,7 +22,7 @@ import torch
 
 from diffusionbert.categorical import Shaping, draw
 from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network
+from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.schedules import Mean, Spindle, require_grid
@@ -110,13 +110,10 @@ class Remasking(Sampler[Network]):
         """x_t with a word drawn from p(v | x_t, t) at every hidden place; whether it is revealed is decided after."""
         if not bool(hidden.any()):
             return x_t
-        rows = hidden.any(dim=1).nonzero()[:, 0]
-        open_rows = x_t.rows(rows)  # finished rows are not sent
-        asked = hidden[rows, : open_rows.tokens.shape[1]]
-        time = _filled(t, open_rows)
-        log_f = network(open_rows.tokens, open_rows.attend, time, asked)
+        time = _filled(t, x_t)
+        log_f = ask(network, x_t, time, hidden)
         # A step down to 0 reveals everything: it is p(v | x_t, t) itself.
-        log_p = self.process.reverse(open_rows, log_f, torch.zeros_like(time), time, self.shaping)
+        log_p = self.process.reverse(x_t, log_f, torch.zeros_like(time), time, self.shaping)
         uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
         return replace(x_t, tokens=x_t.tokens.masked_scatter(hidden, draw(log_p, uniform[hidden])))
 

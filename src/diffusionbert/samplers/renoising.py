@@ -19,7 +19,7 @@ import torch
 
 from diffusionbert.categorical import Shaping, draw
 from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network
+from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Process
 from diffusionbert.schedules import require_grid
@@ -53,11 +53,9 @@ class Renoising(Sampler[Network]):
         """x̂0: a word drawn from p(x0 | x_t, t) at every asked place."""
         if not bool(asked.any()):
             return x_t
-        rows = asked.any(dim=1).nonzero()[:, 0]
-        open_rows = x_t.rows(rows)  # rows with nothing hidden are not sent
-        log_f = network(open_rows.tokens, open_rows.attend, t[rows], asked[rows, : open_rows.tokens.shape[1]])
+        log_f = ask(network, x_t, t, asked)
         # A step down to 0 is p(x0 | x_t, t) itself.
-        log_p = self.process.reverse(open_rows, log_f, torch.zeros_like(t[rows]), t[rows], self.shaping)
+        log_p = self.process.reverse(x_t, log_f, torch.zeros_like(t), t, self.shaping)
         uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
         return replace(x_t, tokens=x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked])))
 

@@ -1,0 +1,300 @@
+"""A model and sentences → everything that can be said of it: likelihoods, samples, judges, conventions.
+
+BLEU-4 and self-BLEU are those of He et al. 2022, §4.3: samples of 64 tokens, top-k 30, 128 steps, a thousand of them
+against all test sentences, and another thousand each against the rest. All other figures of samples have those of as
+many real sentences beside them, because none means anything by itself. Every draw follows from one seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from diffusionbert.assessment import Assessment, Figures, Samples, Speed
+from diffusionbert.conventions import PLACES, Basis, Convention, conventions
+from diffusionbert.evaluation import Effort, length_nats
+from diffusionbert.experiments import Pretrained
+from diffusionbert.judges import Judge, Judgement, Mauve, Reading, compute_mauve
+from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, score_texts, ways_to_score
+from diffusionbert.material import Material
+from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
+from diffusionbert.model import ROWS_AT_ONCE, Model
+from diffusionbert.protocol import Length, Protocol
+from diffusionbert.sampling import Sampling
+from diffusionbert.scores import Estimate
+from diffusionbert.texts import Task
+
+USUAL_LENGTH = 64
+"""Tokens of a sample in the paper."""
+
+Watch = Callable[[str, int, int], None]
+"""Is told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked about a model."""
+
+    sampling: Sampling = Sampling(top_k=30)
+    samples: int = 1000
+    """Of each of the two sets."""
+    length: int | tuple[int, int] | None = USUAL_LENGTH
+    """Tokens of a sample; None draws as the training corpus does."""
+    effort: Effort = Effort()
+    modelled_length: bool = False
+    """Whether lengths are paid for in the likelihood."""
+    conventions: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise ValueError(f"self-BLEU compares samples with each other: ask for at least 2, not {self.samples}")
+
+    def require(self, model: Model) -> None:
+        """Refuses, before anything is done, what this model cannot do."""
+        if model.paired:
+            raise ValueError(
+                f"{model.name!r} was trained on pairs, but single sentences are assessed; give another model"
+            )
+        longest = self.length[1] if isinstance(self.length, tuple) else self.length
+        if longest is not None and self.sampling.block is None and not 1 <= longest <= model.max_length:
+            raise ValueError(
+                f"samples of {longest} tokens are asked for, but this model writes 1 to {model.max_length}; give "
+                "another length, or corpus"
+            )
+        if self.modelled_length and model.length_histogram is None:
+            raise ValueError("this model does not know the lengths of its corpus; let lengths be given")
+
+
+def assess(
+    model: Model,
+    material: Material,
+    plan: Plan,
+    judge: Judge | None = None,
+    featuriser: Judge | None = None,
+    watch: Watch = lambda what, done, total: None,
+) -> Assessment:
+    """Says of a model what the plan asks; with a featuriser, also MAUVE."""
+    plan.require(model)
+    notes = [*material.origin.notes]
+    files = weight_hashes(model)
+    digest = _together(files)
+    protocol = Protocol(data=material.to_json()["sha256"], weights=digest)
+    ways = ways_to_score(model.experiment, model.lexicon)
+    likelihoods = {name: _likelihood(model, material, plan, ways, name, protocol, watch) for name in ways.by_name}
+    samples = write_samples(model, plan, watch)
+    real = material.some(plan.samples)
+    judgement, mauve = _judged(samples, [material.decoded[number] for number in real], judge, featuriser, plan, watch)
+    rows = _conventions(model, material, plan, ways, likelihoods, protocol, watch) if plan.conventions else None
+    figures, real_figures = compare_texts(samples, material, real)
+    return Assessment(
+        model.name,
+        files,
+        digest,
+        material,
+        likelihoods,
+        samples,
+        figures,
+        real_figures,
+        judgement,
+        mauve,
+        rows,
+        (*notes, *ways.notes, *_cautions(material, plan, len(real), figures, real_figures)),
+    )
+
+
+# ---- likelihoods --------------------------------------------------------------------------------------------------
+
+
+def _likelihood(
+    model: Model, material: Material, plan: Plan, ways: Ways, name: str, protocol: Protocol, watch: Watch
+) -> Estimate:
+    found = score_texts(
+        model,
+        ways.by_name[name],
+        material.scored,
+        plan.effort,
+        length_histogram=model.length_histogram if plan.modelled_length else None,
+        protocol=protocol,
+        advance=_counting(watch, f"likelihood, {name}", len(material.numbers) * plan.effort.max_rounds),
+    )
+    return replace(found, scores=replace(found.scores, example=torch.tensor(material.numbers)))
+
+
+def _conventions(
+    model: Model,
+    material: Material,
+    plan: Plan,
+    ways: Ways,
+    likelihoods: dict[str, Estimate],
+    protocol: Protocol,
+    watch: Watch,
+) -> tuple[Convention, ...]:
+    if not likelihoods or ways.primary is None:
+        return ()
+    given = {name: _length_given(model, estimate) for name, estimate in likelihoods.items()}
+    own, limit = given[ways.primary], CONTINUOUS if CONTINUOUS in given else ways.primary
+    packed = PackedRows(model.vocabulary, material.scored, min(PLACES, model.max_places))
+    num_rows = len(packed.rows)
+    advance = _counting(watch, "likelihood, packed", num_rows * plan.effort.max_rounds)
+    card = replace(protocol, packed=True)
+    return conventions(
+        Basis(
+            own,
+            given.get(GRID, own),
+            given[limit],
+            score_rows(model, ways.by_name[limit], packed, plan.effort, protocol=card, advance=advance)
+            if num_rows > 1
+            else None,
+            None if model.length_histogram is None else length_nats(model.length_histogram, own.scores.tokens),
+            model.vocabulary.num_special(paired=False),
+            model.vocabulary.size,
+        ),
+        plan.seed,
+    )
+
+
+def _length_given(model: Model, estimate: Estimate) -> Estimate:
+    """The same likelihood without what lengths cost."""
+    if estimate.protocol.length is Length.GIVEN:
+        return estimate
+    assert model.length_histogram is not None
+    scores = estimate.scores
+    given = replace(scores, nats=scores.nats - length_nats(model.length_histogram, scores.tokens))
+    return replace(estimate, scores=given, protocol=replace(estimate.protocol, length=Length.GIVEN))
+
+
+# ---- texts --------------------------------------------------------------------------------------------------------
+
+
+def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, total: None) -> Samples:
+    """Two sets of samples, all different draws of one seed, and what they cost."""
+    task = Task(2 * plan.samples, plan.length, seed=plan.seed)
+    advance = _counting(watch, "samples", task.number)
+    texts, num_tokens, num_calls, start = [], 0, 0, time.perf_counter()
+    for written in model.write(task, plan.sampling):
+        texts.append(written.text)
+        num_tokens, num_calls = num_tokens + written.length, num_calls + written.calls
+        advance(1)
+    seconds = time.perf_counter() - start
+    speed = Speed(
+        seconds / len(texts),
+        num_tokens / seconds,
+        num_calls / len(texts),
+        _device_name(model.device),
+        min(ROWS_AT_ONCE, len(texts)),
+    )
+    first, second = tuple(texts[: plan.samples]), tuple(texts[plan.samples :])
+    return Samples(first, second, plan.sampling, plan.length, plan.seed, speed)
+
+
+def compare_texts(samples: Samples, material: Material, real: Sequence[int]) -> tuple[Figures, Figures]:
+    """The figures of samples, and those of real sentences, by their numbers."""
+    references = _lower(material.decoded)
+    first, second = _lower(samples.first), _lower(samples.second)
+    sentences = [references[number] for number in real]
+    against_others = PerSample(self_bleu4(references).values[np.asarray(real)])
+    return (
+        _figures(first, Bleu(references).scores(first), self_bleu4(second)),
+        _figures(sentences, against_others, self_bleu4(sentences)),
+    )
+
+
+def _figures(texts: Sequence[str], bleu: PerSample, self_bleu: PerSample) -> Figures:
+    lengths = [len(text.split()) for text in texts]
+    return Figures(
+        bleu,
+        self_bleu,
+        tuple(distinct_n(texts, n) if max(lengths) >= n else None for n in range(1, ORDER + 1)),
+        repetition(texts),
+        token_entropy(texts),
+        sum(lengths) / len(lengths),
+    )
+
+
+def _lower(texts: Sequence[str]) -> list[str]:
+    return [text.lower() for text in texts]
+
+
+def _judged(
+    samples: Samples, real: Sequence[str], judge: Judge | None, featuriser: Judge | None, plan: Plan, watch: Watch
+) -> tuple[Judgement | None, Mauve | None]:
+    readings: dict[str, tuple[Reading, Reading]] = {}
+    for reader in (judge, featuriser):
+        if reader is not None and reader.name not in readings:
+            advance = _counting(watch, f"judge {reader.name}", len(samples.first) + len(real))
+            readings[reader.name] = reader.read(samples.first, advance), reader.read(real, advance)
+    judgement = mauve = None
+    if judge is not None:
+        written, read = (reading.judged(plan.seed) for reading in readings[judge.name])
+        judgement = Judgement(judge.name, judge.convention, written, read)
+    if featuriser is not None:
+        vectors = [reading.features for reading in readings[featuriser.name]]
+        mauve = compute_mauve(vectors[0], vectors[1], featuriser.name, plan.seed)
+    return judgement, mauve
+
+
+def _cautions(material: Material, plan: Plan, num_real: int, figures: Figures, real: Figures) -> list[str]:
+    """What a reader of the figures must know."""
+    found = []
+    if material.num_overlong:
+        found.append(f"{material.num_overlong:,} sentences are longer than the model reads and were not scored")
+    if num_real < plan.samples:
+        found.append(f"only {num_real:,} real sentences stand beside {plan.samples:,} samples")
+    if not 0.8 < figures.words_per_text / max(real.words_per_text, 1e-9) < 1.25:
+        found.append(
+            f"samples have {figures.words_per_text:.1f} words, real sentences {real.words_per_text:.1f}: BLEU, "
+            "distinct-n and entropies depend on length; --length corpus makes them alike"
+        )
+    return found
+
+
+# ---- weights, devices, progress -----------------------------------------------------------------------------------
+
+
+def weight_hashes(model: Model) -> dict[str, str]:
+    """The SHA-256 of each file of weights of a model, as `sha256sum` gives it."""
+    network = model.experiment.network
+    folder = Path(network.name) if isinstance(network, Pretrained) else Path()
+    if not folder.is_dir() or not isinstance(network, Pretrained):
+        return {}
+    return {path.name: _file_hash(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _together(hashes: dict[str, str]) -> str | None:
+    """One name for all files; None where there are none."""
+    if not hashes:
+        return None
+    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in hashes.items()).encode()).hexdigest()
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"{device}, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name(device)
+
+
+def _counting(watch: Watch, what: str, total: int) -> Callable[[int], None]:
+    """Adds up what is done."""
+    done = 0
+
+    def advance(number: int) -> None:
+        nonlocal done
+        done += number
+        watch(what, done, total)
+
+    return advance

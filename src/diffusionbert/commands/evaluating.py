@@ -1,0 +1,182 @@
+"""`evaluate`: everything that can be said of a model on a corpus, with the protocol on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from diffusionbert.commands.common import WithModel, print_json
+from diffusionbert.commands.writing import Generate
+
+if TYPE_CHECKING:
+    from diffusionbert.assessing import Plan, Watch
+    from diffusionbert.material import Material
+    from diffusionbert.model import Model
+
+
+@dataclass(frozen=True)
+class Evaluate(WithModel):
+    """Evaluate a model on a corpus: likelihood, BLEU, diversity, judges, speed, each with its protocol and interval.
+
+    Example: diffusionbert evaluate --model runs/tiny --data test.txt --samples 100
+    """
+
+    data: str | None = None
+    """A corpus as for train: of a source with a test split that split, of the model's own training text what was held
+    out, else all of it."""
+    split: Literal["validation", "test", "all"] | None = None
+    """Another split of it."""
+    field: str | None = None
+    """The field of JSON lines that holds the text."""
+    cased: bool = False
+    """Keep upper case; else as the model was trained."""
+    detokenise: bool = False
+    """Undo tokenised text such as LM1B's, also if the model's training did not."""
+    sentences: int | None = None
+    """Score so many sentences, always the same ones; else all. BLEU is against all in any case."""
+    samples: int = 1000
+    """Samples for BLEU and all else; as many again are written for self-BLEU."""
+    length: str | None = None
+    """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has;
+    else 64, as in the paper, or as many as the model writes."""
+    steps: int = 128
+    """Steps from noise to text."""
+    top_k: int | None = 30
+    """Choose among so many likeliest words; 0 is all."""
+    sampler: str = "exact"
+    """As for generate."""
+    precision: str = "0.5%"
+    """Draw until the 95 % interval of the perplexity is this narrow on either side, relative to it: 0.5% or 0.005."""
+    max_draws: int = 256
+    """The most draws for each sentence."""
+    judge: str | None = None
+    """A causal language model (folder, .gguf file or Hub name) for generative perplexity."""
+    mauve: bool = False
+    """Compare samples with real sentences by MAUVE, on features of GPT-2 or, where that is not to be had, the judge."""
+    conventions: bool = False
+    """Give the likelihood in every convention of the LM1B literature."""
+    modelled_length: bool = False
+    """Add -log p(length) to each sentence's nats; else its length is given."""
+    seed: int = 0
+    output: Path | None = None
+    """Write evaluation.json, scores.safetensors and samples.txt here; else into a run folder's evaluation/."""
+
+    def run(self) -> None:
+        """Prints a table, or JSON."""
+        from diffusionbert.assessing import assess
+        from diffusionbert.assessment import write_evaluation
+        from diffusionbert.judges import featuriser, load_judge, require_mauve
+
+        if self.data is None:
+            raise ValueError("there is no --data; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
+        plan = self.plan()
+        if self.mauve:
+            require_mauve()
+        model = self.loaded()
+        plan = self._fitted(plan, model)
+        plan.require(model)
+        output = self._output()
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is an error now, not after the work
+        material = self._material(model)
+        judge = load_judge(self.judge, model.device) if self.judge else None
+        features = featuriser(judge, model.device) if self.mauve else None
+        with _watching() as watch:
+            found = assess(model, material, plan, judge, features, watch)
+        if output is not None:
+            write_evaluation(output, found)
+        if self.json:
+            print_json(found.to_json())
+            return
+        from diffusionbert.commands.evaluation_table import show
+
+        show(found)
+        if output is not None:
+            print(f"written to {output}")
+
+    def plan(self) -> Plan:
+        """What is asked."""
+        from diffusionbert.assessing import USUAL_LENGTH, Plan
+        from diffusionbert.evaluation import Effort
+
+        length = str(USUAL_LENGTH) if self.length is None else self.length
+        writing = Generate(sampler=self.sampler, steps=self.steps, top_k=self.top_k, length=length)
+        precision = _share(self.precision)
+        effort = Effort(precision, self.max_draws, strata=max(1, min(16, self.max_draws // 2)), seed=self.seed)
+        return Plan(
+            writing.sampling(),
+            self.samples,
+            writing.task().length,
+            effort,
+            self.modelled_length,
+            self.conventions,
+            self.seed,
+        )
+
+    def _fitted(self, plan: Plan, model: Model) -> Plan:
+        """The usual length, cut to what the model writes, unless one was asked for."""
+        if self.length is None and isinstance(plan.length, int):
+            return replace(plan, length=min(plan.length, model.max_length))
+        return plan
+
+    def _output(self) -> Path | None:
+        from diffusionbert.checkpoints import RunFolder
+
+        if self.output is not None or self.model is None:
+            return self.output
+        run = RunFolder(Path(self.model))
+        return run.path / "evaluation" if run.experiment.exists() else None
+
+    def _material(self, model: Model) -> Material:
+        from diffusionbert.corpus import parse_corpus
+        from diffusionbert.material import gather, held_out
+        from diffusionbert.reading import Cleaning
+        from diffusionbert.sources import Split
+
+        assert self.data is not None
+        trained = model.experiment.data
+        cleaning = Cleaning(trained.lower and not self.cased, trained.detokenise or self.detokenise)
+        fields = [self.field] if self.field else []
+        if self.split is None:
+            corpus = held_out(self.data, trained, cleaning, fields)
+        else:
+            corpus = parse_corpus(self.data, Split(self.split), fields=fields, cleaning=cleaning)
+        return gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences)
+
+
+def _share(given: str) -> float:
+    """0.5% or 0.005."""
+    number, percent = given.removesuffix("%"), given.endswith("%")
+    try:
+        return float(number) / (100 if percent else 1)
+    except ValueError:
+        raise ValueError(f"--precision {given!r} is no number; give a share such as 0.5% or 0.005") from None
+
+
+@contextmanager
+def _watching() -> Iterator[Watch]:
+    """A bar for each kind of work, on a terminal alone."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = *Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                for task in tasks.values():  # what stopped early is done, too
+                    progress.remove_task(task)
+                tasks.clear()
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done)
+
+        yield watch

@@ -1,0 +1,161 @@
+"""Every likelihood that a trained model has: over its own grid of steps, and in the limit of ever finer ones.
+
+    grid          Σ over the T steps of training: what D3PM and DiffusionBERT report; it falls as T grows
+    continuous    T → ∞: what MDLM reports, and the least that any grid can reach with this network
+
+They are different numbers of one model and never share a column. Which one is the model's own, `experiments.scoring`
+says. Knows models and objectives by their contract; estimation itself is in `evaluation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffusionbert.canvas import Sentences, batch_of
+from diffusionbert.evaluation import Effort, Rows, count_bytes, count_words, estimate
+from diffusionbert.experiments import ContinuousDiffusion, Diffusion, Experiment, Lexicon, Time, build_sampler, scoring
+from diffusionbert.method import Likelihood, Method, Objective
+from diffusionbert.methods.discrete import Quantity
+from diffusionbert.model import Model
+from diffusionbert.networks import Network
+from diffusionbert.protocol import Protocol
+from diffusionbert.sampling import Sampling
+from diffusionbert.scores import Estimate
+from diffusionbert.shapes import Batch
+from diffusionbert.vocabulary import Vocabulary
+
+GRID, CONTINUOUS, OWN = "grid", "continuous", "own"
+
+Way = tuple[Objective[Network], str]
+"""An objective by which sentences are scored, and what it is called."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """How a model's sentences can be scored; its own way first."""
+
+    by_name: dict[str, Way]
+    notes: tuple[str, ...] = ()
+    """Why others are missing."""
+
+    @property
+    def primary(self) -> str | None:
+        """The model's own way; None if it has no likelihood."""
+        return next(iter(self.by_name), None)
+
+
+def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
+    """All ways that are right for a model."""
+    own = scoring(experiment, lexicon)
+    settings = experiment.objective
+    if own[0].likelihood is Likelihood.NONE:
+        return Ways({}, (f"{type(own[0]).__name__} has no likelihood, nor a bound on one: judge it by its samples",))
+    if not isinstance(settings, Diffusion):
+        return Ways({CONTINUOUS if own[1].startswith(CONTINUOUS) else OWN: own})
+    # An objective does not depend on how the network is told the time; told so, `scoring` keeps to the grid.
+    grid = scoring(replace(experiment, time=Time.LAYERS), lexicon)
+    if own[1] != grid[1]:
+        return Ways({CONTINUOUS: own, GRID: grid})
+    if settings.uniform_noise:
+        return Ways({GRID: own}, ("there is no continuous limit: it is known for noise that is [MASK] alone",))
+    if settings.quantity is Quantity.PAPER and settings.schedule.by_token:
+        return Ways({GRID: own}, ("there is no bound: the network learnt by the paper's quantity, which is none",))
+    limit = scoring(replace(experiment, objective=ContinuousDiffusion(settings.schedule)), lexicon)
+    return Ways({GRID: own, CONTINUOUS: limit})
+
+
+def score_texts(
+    model: Model,
+    way: Way,
+    texts: Sequence[str],
+    effort: Effort,
+    *,
+    length_histogram: Tensor | None = None,
+    protocol: Protocol,
+    advance: Callable[[int], None] = lambda num_sentences: None,
+) -> Estimate:
+    """The likelihood of sentences, each by itself; with a histogram, their lengths are paid for, too."""
+    return score_rows(
+        model,
+        way,
+        Sentences(model.vocabulary, tuple(texts)),
+        effort,
+        words=torch.tensor([count_words(text) for text in texts]),
+        bytes=torch.tensor([count_bytes(text) for text in texts]),
+        length_histogram=length_histogram,
+        protocol=protocol,
+        advance=advance,
+    )
+
+
+def score_rows(
+    model: Model,
+    way: Way,
+    rows: Rows,
+    effort: Effort,
+    *,
+    words: Tensor | None = None,
+    bytes: Tensor | None = None,
+    length_histogram: Tensor | None = None,
+    protocol: Protocol,
+    advance: Callable[[int], None] = lambda num_sentences: None,
+) -> Estimate:
+    """The likelihood of rows, whatever they are made of."""
+    objective, steps = way
+    sampler = build_sampler(model.experiment, model.lexicon, Sampling())
+    return estimate(
+        Method(model.network, objective.to(model.device), sampler),
+        rows,
+        effort,
+        words=words,
+        bytes=bytes,
+        length_histogram=length_histogram,
+        protocol=replace(protocol, steps=steps),
+        advance=advance,
+    )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Full rows of running text: sentences one after another, cut wherever a row is full; the rest is not used.
+
+    Between sentences stands nothing, because a model of single sentences cannot write `[SEP]`.
+    """
+
+    vocabulary: Vocabulary
+    texts: Sequence[str]
+    places: int
+    """Of a row, special tokens included."""
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """The tokens of each row, in the tokenizer's frame."""
+        special = self.vocabulary.special
+        framed = self.vocabulary.encode(self.texts)
+        running = [token for row in framed for token in row if not special[token]]
+        room = self.places - self.vocabulary.num_special(paired=False)
+        own = [place for place, token in enumerate(framed[0]) if not special[token]]
+        before, after = framed[0][: own[0]], framed[0][own[-1] + 1 :]
+        starts = range(0, len(running) - room + 1, room)
+        return [[*before, *running[start : start + room], *after] for start in starts]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """All the same."""
+        return np.full(len(self.rows), self.places, np.int64)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Rows side by side; all but the frame is editable."""
+        picked = batch_of(self.vocabulary, [self.rows[index] for index in indices])
+        editable = ~self.vocabulary.special[picked.tokens]
+        return replace(picked, editable=editable, example=torch.tensor(indices))

@@ -1,0 +1,100 @@
+"""What is asked of a model, and what it answers, in strings and plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from diffusionbert.method import Likelihood
+from diffusionbert.protocol import Protocol
+
+MOST_TEXTS = 100_000
+"""In one task: all their canvases are in memory."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be written."""
+
+    number: int = 1
+    length: int | tuple[int, int] | None = None
+    """Tokens of the sentence, or a range to draw from; None draws as the training corpus does."""
+    prompt: str = ""
+    source: str | None = None
+    """For models trained on pairs: the text to be answered."""
+    include: tuple[str, ...] = ()
+    """Words that must occur, wherever."""
+    forbid: tuple[str, ...] = ()
+    """Words that must not."""
+    rewrite: str | None = None
+    """A sentence of which a share is hidden and written anew."""
+    strength: float = 0.4
+    """That share."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= MOST_TEXTS:
+            raise ValueError(f"1 to {MOST_TEXTS} texts can be asked for at a time, given {self.number}")
+        if self.rewrite is not None and (self.prompt or self.source or self.length):
+            raise ValueError(
+                "a text that is rewritten keeps its own length and words: leave out length, prompt, source"
+            )
+        both = {word.lower() for word in self.include} & {word.lower() for word in self.forbid}
+        if both:
+            raise ValueError(f"{min(both)!r} is both to be included and forbidden; drop one of the two")
+
+
+@dataclass(frozen=True)
+class Written:
+    """One generated text."""
+
+    text: str
+    length: int
+    """Its number of tokens."""
+    steps: int
+    calls: int
+    """How often the network was asked about it."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One state of a text on its way."""
+
+    time: float
+    calls: int
+    pieces: tuple[str | None, ...]
+    """The tokens as the vocabulary spells them; None where one is hidden."""
+    text: str
+    """What is written so far, hidden places left out."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text with its blanks filled."""
+
+    text: str
+    fillings: tuple[str, ...]
+    """What was written into each blank, from left to right."""
+    nats: float
+    """-log p(fillings | context); where blanks of unknown length are compared, -log p(text)."""
+
+
+@dataclass(frozen=True)
+class SentenceScore:
+    """How much a sentence surprises the model."""
+
+    text: str
+    nats: float
+    perplexity_per_token: float
+    perplexity_per_word: float
+    bits_per_byte: float
+    ci95: tuple[float, float]
+    """Of the nats, over draws."""
+    likelihood: Likelihood
+    protocol: Protocol
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives it as plain data."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("likelihood", "protocol")}
+        return plain | {"likelihood": self.likelihood.value, "protocol": self.protocol.to_json()}

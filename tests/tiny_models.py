@@ -1,0 +1,212 @@
+"""Model folders that a test makes in a second: a toy English, trained runs of every kind, plain masked models."""
+
+from __future__ import annotations
+
+import atexit
+import random
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
+
+from diffusionbert.batches import TokenBudget
+from diffusionbert.experiments import (
+    AnyOrderWriting,
+    ContinuousDiffusion,
+    Data,
+    Diffusion,
+    Experiment,
+    Masking,
+    NewBert,
+    Time,
+)
+from diffusionbert.methods.discrete import Quantity
+from diffusionbert.model import Model, load
+from diffusionbert.runs import train
+from diffusionbert.schedules import Cosine, Mean, Spindle
+from diffusionbert.settings import Training
+from diffusionbert.vocabulary import train_wordpiece
+
+MAX_LENGTH = 24
+"""The places of a row, special tokens included, of every run here."""
+SUBJECTS = "the king,the old king,a queen,the young queen,my brother,her sister,nobody,the artist".split(",")
+VERBS = "saw,met,painted,praised,followed".split(",")
+OBJECTS = "a river,the white castle,an art museum,the sea,two red houses,the city of paris".split(",")
+TIMES = "today,in winter,last year,again,on monday morning,after the long war".split(",")
+
+
+def toy_sentences(number: int, seed: int = 0) -> list[str]:
+    """Sentences of a small English: a subject, a verb, an object, a time, a full stop."""
+    chance = random.Random(seed)
+    parts = (SUBJECTS, VERBS, OBJECTS, TIMES)
+    return [" ".join([*map(chance.choice, parts), "."]) for _ in range(number)]
+
+
+EXPERIMENTS: dict[str, tuple[Time, object]] = {
+    "linear": (Time.NONE, Diffusion(num_steps=16)),
+    "cosine": (Time.NONE, ContinuousDiffusion(Cosine())),
+    "any-order": (Time.NONE, AnyOrderWriting()),
+    "masking": (Time.NONE, Masking()),
+    "spindle": (Time.NONE, Diffusion(Spindle(0.3, Mean.CORPUS), num_steps=16)),
+    "spindle-sentence": (Time.NONE, Diffusion(Spindle(0.3, Mean.SENTENCE, 0.05), num_steps=16)),
+    "spindle-paper": (Time.NONE, Diffusion(Spindle(0.3, Mean.SENTENCE), num_steps=16, quantity=Quantity.PAPER)),
+    "spindle-layers": (Time.LAYERS, Diffusion(Spindle(0.3, Mean.CORPUS), num_steps=16)),
+    "prefix": (Time.PREFIX, Diffusion(num_steps=16)),
+    "layers": (Time.LAYERS, Diffusion(num_steps=16)),
+    "layers-learned": (Time.LAYERS_LEARNED, Diffusion(num_steps=16)),
+    "uniform": (Time.NONE, Diffusion(num_steps=16, uniform_noise=True)),
+    "uniform-layers": (Time.LAYERS, Diffusion(num_steps=16, uniform_noise=True)),
+}
+"""Runs by what is particular to them."""
+
+
+@cache
+def folder() -> Path:
+    """Where everything here lies until the process ends."""
+    path = Path(tempfile.mkdtemp(prefix="diffusionbert-tests-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@cache
+def corpus() -> Path:
+    """A file of toy sentences."""
+    file = folder() / "toy.txt"
+    file.write_text("\n".join(toy_sentences(400)) + "\n", encoding="utf-8")
+    return file
+
+
+@cache
+def pairs() -> Path:
+    """A file of pairs: a sentence, and the same without its time."""
+    file = folder() / "toy.tsv"
+    lines = []
+    for sentence in toy_sentences(300, seed=1):
+        time = next(time for time in TIMES if sentence.endswith(f"{time} ."))
+        lines.append(f"{sentence}\t{sentence.removesuffix(f' {time} .')} .")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def experiment_of(kind: str, *, steps: int, data: Path | None = None) -> Experiment:
+    time, objective = EXPERIMENTS[kind]
+    return Experiment(
+        Data(str(data or corpus()), vocabulary=512, max_length=MAX_LENGTH),
+        NewBert(layers=1, width=32, heads=2, dropout=0.0),
+        time,
+        objective,  # type: ignore[arg-type]
+        Training(
+            steps=steps,
+            batching=TokenBudget(512),
+            learning_rate=1e-2,
+            warmup=2,
+            validate_every=steps,
+            validation_sentences=8,
+            validation_draws=1,
+            save_every=steps,
+        ),
+    )
+
+
+@cache
+def run_of(kind: str, *, steps: int = 2) -> Path:
+    """The folder of a run of this kind, hardly trained; `pairs` is linear on pairs."""
+    output = folder() / f"{kind}-{steps}"
+    paired = kind == "pairs"
+    experiment = experiment_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
+    train(experiment, output, folder() / "cache")
+    return output
+
+
+@cache
+def model_of(kind: str, *, steps: int = 2) -> Model:
+    """The model of such a run."""
+    return load(run_of(kind, steps=steps), "cpu")
+
+
+@cache
+def trained() -> Model:
+    """A linear model that has learnt the toy English."""
+    return model_of("linear", steps=150)
+
+
+def trained_run() -> Path:
+    """Its run folder."""
+    return run_of("linear", steps=150)
+
+
+@cache
+def plain_bert() -> Path:
+    """The folder of a BERT as `save_pretrained` leaves it: cased, and its vocabulary larger than its tokenizer's."""
+    output = folder() / "plain-bert"
+    vocabulary = train_wordpiece([sentence.capitalize() for sentence in toy_sentences(400)], 512, lower=False)
+    config = BertConfig(
+        vocab_size=vocabulary.size + 5,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForMaskedLM(config).save_pretrained(output)
+    vocabulary.save(output)
+    return output
+
+
+@cache
+def plain_roberta() -> Path:
+    """The folder of a RoBERTa: byte-level pieces, another mask token, positions that begin after the padding's."""
+    output = folder() / "plain-roberta"
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(toy_sentences(400), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>", "cls_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "sep_token": "</s>"}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **names)
+    wrapped.add_special_tokens({"mask_token": AddedToken("<mask>", lstrip=True, special=True)})
+    wrapped.save_pretrained(output)
+    config = RobertaConfig(
+        vocab_size=len(wrapped),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=34,
+        initializer_range=0.3,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        RobertaForMaskedLM(config).save_pretrained(output)
+    return output
+
+
+def damaged(source: Path, name: str, change: dict[str, bytes | None]) -> Path:
+    """A copy of a model folder in which files have other contents, or are gone."""
+    output = folder() / name
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.copytree(source, output)
+    for file, content in change.items():
+        (output / file).unlink(missing_ok=True)
+        if content is not None:
+            (output / file).write_bytes(content)
+    return output
