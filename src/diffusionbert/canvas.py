@@ -6,6 +6,7 @@ be rewritten and a source to be answered differ only in which places those are. 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from diffusionbert.reading import Pair
 from diffusionbert.shapes import Batch
 from diffusionbert.vocabulary import Vocabulary
 
+MASK = "[MASK]"
+"""Stands for one token, however a vocabulary writes its own."""
 BLANK = "[BLANK]"
 """Stands for a gap of unknown length, as the mask token stands for one token."""
 
@@ -58,7 +61,7 @@ class Blanks:
     def __post_init__(self) -> None:
         if not self.marks:
             raise ValueError(
-                f"there is nothing to fill in {self.text!r}; write {self.mask} for one token, {BLANK} for any number"
+                f"there is nothing to fill in {self.text!r}; write {MASK} for one token, {BLANK} for any number"
             )
 
     @property
@@ -69,7 +72,7 @@ class Blanks:
     @cached_property
     def parts(self) -> list[str]:
         """The text between blanks and the blanks, in turn; the first and the last are text."""
-        return re.split(f"({re.escape(self.mask)}|{re.escape(BLANK)})", self.text)
+        return re.split(f"({re.escape(self.mask)}|{re.escape(MASK)}|{re.escape(BLANK)})", self.text)
 
     @property
     def marks(self) -> list[str]:
@@ -78,8 +81,9 @@ class Blanks:
 
     def canvas(self, gap: int = 1) -> Batch:
         """One row in which the blanks are to be written, each `[BLANK]` having so many tokens."""
-        written = " ".join([self.mask] * gap)
-        [row] = self.vocabulary.encode([self.text.replace(BLANK, written)], marked=True)
+        marks = [" ".join([self.mask] * width) for width in self._widths(gap)]
+        parts = [*itertools.chain(*zip(self.parts[::2], marks, strict=False)), self.parts[-1]]
+        [row] = self.vocabulary.encode(["".join(parts)], marked=True)
         num_hidden = sum(self._widths(gap))
         if int(self.vocabulary.special[row].sum()) != self.vocabulary.num_special(paired=False) + num_hidden:
             raise ValueError(f"{self.text!r} contains special tokens besides {self.mask}; write them in another way")
@@ -93,8 +97,11 @@ class Blanks:
             run = tokens[start : start + width]
             start += width
             filling = self.vocabulary.decode(run).strip().removeprefix("##")
-            joins = len(run) > 0 and bool(self.vocabulary.continuation[run[0]])
-            text = (text.rstrip() if joins else text) + filling + after
+            if self.vocabulary.continuation[run[0]]:
+                text = text.rstrip()
+            elif text[-1:].isalnum():  # no blank stands around the mark
+                text += " "
+            text += filling + (" " if filling[-1:].isalnum() and after[:1].isalnum() else "") + after
             fillings.append(filling)
         return text, tuple(fillings)
 

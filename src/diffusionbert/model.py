@@ -26,7 +26,7 @@ from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.evaluation import Effort, count_bytes, count_words, estimate, length_nats, surprise
-from diffusionbert.experiments import build, build_sampler, scoring
+from diffusionbert.experiments import Diffusion, build, build_sampler, scoring
 from diffusionbert.method import Method, Objective, State
 from diffusionbert.metrics import most_agreed
 from diffusionbert.model_folder import Opened, add_conditioning, read_model
@@ -170,15 +170,19 @@ class Model:
         return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
 
     def _constrained(self, task: Task, canvas: Batch) -> tuple[Network, Batch]:
-        if not task.include and not task.forbid:
-            return self.network, canvas
-        network = Constrained(
-            self.network,
-            forbidden=[self.vocabulary.pieces(word) for word in task.forbid],
-            included=[self.vocabulary.pieces(word) for word in task.include],
-            continuation=self.vocabulary.continuation,
-        ).to(self.device)
-        return network, place_words(network, canvas, self.vocabulary.mask_id, task.seed)
+        network: Network = self.network
+        prompt = [token for token in self.vocabulary.encode([task.prompt])[0] if not self.vocabulary.special[token]]
+        if prompt:  # its last word is whole
+            network = Constrained(network, included=[prompt], continuation=self.vocabulary.continuation)
+        if task.include or task.forbid:
+            network = Constrained(
+                network,
+                forbidden=[self.vocabulary.pieces(word) for word in task.forbid],
+                included=[self.vocabulary.pieces(word) for word in task.include],
+                continuation=self.vocabulary.continuation,
+            ).to(self.device)
+            canvas = place_words(network, canvas, self.vocabulary.mask_id, task.seed)
+        return network.to(self.device) if isinstance(network, Constrained) else network, canvas
 
     def _require_room(self, places: int, what: str, remedy: str) -> None:
         """Raises ValueError if a row is longer than the model reads at once."""
@@ -203,8 +207,8 @@ class Model:
     def _moment(self, state: State) -> Moment:
         own = self._own(state.tokens[0]).tolist()
         mask = self.vocabulary.mask_id
-        pieces = self.vocabulary.tokenizer.convert_ids_to_tokens(own)
-        shown = tuple(None if token == mask else str(piece) for token, piece in zip(own, pieces, strict=True))
+        spelled = self.vocabulary.spelled(own)
+        shown = tuple(None if token == mask else piece for token, piece in zip(own, spelled, strict=True))
         return Moment(float(state.time[0]), int(state.calls[0]), shown, self.vocabulary.decode(own))
 
     # ---- fill -------------------------------------------------------------------------------------------------------
@@ -219,6 +223,8 @@ class Model:
         """The best whole fillings of a text that were found, best first; a `[BLANK]` has 1 to `longest` tokens."""
         if longest < 1 or alternatives < 1:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
+        if isinstance(self.experiment.objective, Diffusion) and self.experiment.objective.uniform_noise:
+            raise ValueError("this model's noise is other words, not [MASK], so it fills no blanks; use another model")
         task, given = Task(forbid=tuple(forbid)), Blanks(self.vocabulary, text)
         gaps = [self._gap(given.canvas(width), text) for width in range(1, longest + 1 if BLANK in given.marks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
@@ -296,8 +302,8 @@ class Model:
         batch = self._sentences([text]).batch([0]).to(self.device)
         nats = surprise(self._scored, batch, draws, seed)[0]
         places = batch.editable[0]
-        pieces = self.vocabulary.tokenizer.convert_ids_to_tokens(batch.tokens[0][places].tolist())
-        return list(zip(map(str, pieces), nats[places].tolist(), strict=True))
+        spelled = self.vocabulary.spelled(batch.tokens[0][places].tolist())
+        return list(zip(spelled, nats[places].tolist(), strict=True))
 
     def _sentences(self, texts: Sequence[str]) -> Sentences:
         if not texts:

@@ -96,7 +96,7 @@ class Sampling:
         inner = self._inner(process, self.shaping(forbidden), time_agnostic, end)
         if self.block is None:
             return inner
-        return Blocks(inner, self.block, _absorbing(process, "writing block by block").mask_id, window)
+        return Blocks(inner, self.block, _absorbing(process, "writing in blocks (--block)").mask_id, window)
 
     def _inner(self, process: Process, shaping: Shaping, time_agnostic: bool, end: float) -> Sampler[Network]:
         grid = uniform_grid(self.steps, end)
@@ -119,5 +119,5 @@ class Sampling:
 
 def _absorbing(process: Process, what: str) -> Absorbing:
     if not isinstance(process, Absorbing):
-        raise ValueError(f"{what} needs a model whose noise is [MASK]; use 'exact' or 'ancestral' with this one")
+        raise ValueError(f"{what} needs a model whose noise is [MASK], which this one's is not; leave it out")
     return process

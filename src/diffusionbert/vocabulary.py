@@ -173,8 +173,13 @@ class Vocabulary:
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
         """The text of a row, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
-        text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist()))
+        text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist())).removeprefix("##")
         return _joined(text) if self._splits_punctuation else text
+
+    def spelled(self, tokens: Sequence[int]) -> list[str]:
+        """Each token by itself, `##` before those that continue a word, in every kind of vocabulary."""
+        words = [str(self.tokenizer.decode([token])).strip().removeprefix("##") for token in tokens]
+        return ["##" * bool(self.continuation[token]) + word for token, word in zip(tokens, words, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -74,6 +74,11 @@ def _standard_input() -> str:
     return sys.stdin.buffer.read().decode("utf-8") if hasattr(sys.stdin, "buffer") else sys.stdin.read()
 
 
+def printable(text: str) -> str:
+    """A text as one line that cannot steer a terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def print_json(value: dict[str, Any]) -> None:
     """One line, at once: whoever reads need not wait for the next."""
     print(json.dumps(value, ensure_ascii=False), flush=True)

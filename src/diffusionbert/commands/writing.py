@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffusionbert.commands.common import WithModel, lines_of, print_json
+from diffusionbert.commands.common import WithModel, lines_of, print_json, printable
 
 if TYPE_CHECKING:
     from diffusionbert.sampling import Sampling
@@ -85,7 +85,7 @@ class Generate(WithModel):
             if self.json:
                 print_json(asdict(text))
             else:
-                print(text.text, flush=True)
+                print(printable(text.text), flush=True)
 
     def task(self) -> Task:
         """What is to be written."""
@@ -155,9 +155,9 @@ class Fill(WithModel):
                 if self.json:
                     print_json(asdict(filled))
                 elif self.alternatives > 1:
-                    print(f"{filled.nats:7.2f}  {filled.text}", flush=True)
+                    print(f"{filled.nats:7.2f}  {printable(filled.text)}", flush=True)
                 else:
-                    print(filled.text, flush=True)
+                    print(printable(filled.text), flush=True)
 
 
 def _length(given: str) -> int | tuple[int, int] | None:
