@@ -307,6 +307,10 @@ def test_forbidden_words_are_in_no_filling():
     kept = [filling for filling in free if "01" not in word(filling) and "120" not in word(filling)]
     assert 5 < len(kept) < 25
     assert same_ranking(ruled, [(tuple(filling.tokens.tolist()), filling.nats) for filling in kept])
+    # Rules around rules hold, too.
+    twice = Constrained(Constrained(bayes(LANGUAGE), forbidden=[(1, 2, 0)]), forbidden=[(0, 1)])
+    (both,) = fill(twice, canvas, LANGUAGE.mask_id, 100, 0, effort=EVERYTHING)
+    assert same_ranking(both, [(tuple(filling.tokens.tolist()), filling.nats) for filling in kept])
 
 
 def word(filling: Filling) -> str:

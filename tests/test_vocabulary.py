@@ -476,7 +476,10 @@ def test_half_letters_marks_and_bytes_count_as_continuation():
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    vocabulary = Vocabulary(framed(tokenizer))
+    fast = framed(tokenizer)
+    fast.add_special_tokens({"extra_special_tokens": ["zz"]})  # no text contains it, so it continues nothing
+    vocabulary = Vocabulary(fast)
+    assert vocabulary.special[fast.convert_tokens_to_ids("zz")]
     names = vocabulary.tokenizer.convert_ids_to_tokens(vocabulary.continuation.nonzero()[:, 0].tolist())
     assert set(names) == {"a", "\u093e", "<0xC3>", "7", "x-"}  # a letter, a vowel sign, half a character, …
 

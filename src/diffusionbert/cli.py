@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import sys
 from contextlib import redirect_stderr
 from typing import Annotated, Any
@@ -55,7 +56,8 @@ def _parsed(arguments: list[str] | None) -> Any:
     except SystemExit as end:
         if not end.code:
             raise
-        lines = [line.strip("│ ") for line in said.getvalue().splitlines()]
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())  # colours, on a terminal
+        lines = [line.strip("│ ") for line in plain.splitlines()]
         # Up to the rule below which tyro shows the help of the command.
         told = itertools.takewhile(lambda line: not line.startswith("─"), lines[1:])
         raise ValueError(f"{' '.join(told)}; see diffusionbert --help") from None

@@ -81,7 +81,7 @@ def filling_nats(
     broken, all nats are less by the same number.
     """
     effort = effort or Effort()
-    asker = _Asker(network.network if isinstance(network, Constrained) else network, mask_id, special)
+    asker = _Asker(_unruled(network)[0], mask_id, special)
     count = x0.editable.sum(dim=1)
     nats = torch.zeros(len(count), dtype=torch.float64, device=count.device)
     for num_places in sorted(set(count.tolist())):
@@ -134,6 +134,15 @@ class _Asker:
         words = attend if self.special is None else attend & (hidden | ~self.special.to(tokens.device)[tokens])
         t: RowTimes = hidden.sum(dim=1).double() / words.sum(dim=1).clamp(min=1)
         return self.network(tokens, attend, t, asked)
+
+
+def _unruled(network: Network) -> tuple[Network, list[Constrained]]:
+    """The network inside, and the rules around it."""
+    rules = []
+    while isinstance(network, Constrained):
+        rules.append(network)
+        network = network.network
+    return network, rules
 
 
 def _nats_of_equal_count(ask: _Asker, x0: Batch, num_places: int, seed: int, effort: Effort) -> RowValues:
@@ -242,12 +251,14 @@ class _Search:
         return chosen, log_f, log_p
 
     def _surest(self, row: Batch, tokens: Tokens) -> tuple[Places, AskedLogProbs, AskedLogProbs]:
-        rules = self.network if isinstance(self.network, Constrained) else None
-        ask = _Asker(rules.network if rules else self.network, self.mask_id, self.special)
+        network, rules = _unruled(self.network)
+        ask = _Asker(network, self.mask_id, self.special)
         hidden = row.editable & (tokens == self.mask_id)
         log_f = ask(tokens, row.attend.expand_as(hidden), hidden)
         sureness = Shaping(forbidden=self.shaping.forbidden)(log_f).amax(dim=-1)
         surest = sureness.new_full(hidden.shape, -torch.inf).masked_scatter(hidden, sureness).argmax(dim=1)
         chosen = hidden & (torch.arange(hidden.shape[1], device=hidden.device) == surest[:, None])
-        log_f = log_f[chosen[hidden]]
-        return chosen, log_f, self.shaping(rules.forbid(tokens, chosen, log_f) if rules else log_f)
+        log_f = allowed = log_f[chosen[hidden]]
+        for rule in rules:
+            allowed = rule.forbid(tokens, chosen, allowed)
+        return chosen, log_f, self.shaping(allowed)

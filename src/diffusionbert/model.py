@@ -35,7 +35,7 @@ from diffusionbert.protocol import Protocol
 from diffusionbert.sampling import Sampling
 from diffusionbert.scores import Estimate, Unit
 from diffusionbert.shapes import Batch
-from diffusionbert.texts import Filled, Moment, SentenceScore, Task, Written
+from diffusionbert.texts import Filled, Moment, SentenceScore, Task, Written, words_of
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The model inside the package."""
@@ -53,6 +53,7 @@ class Model:
         self.name, self.device = name, device
         self.vocabulary, self.length_histogram = opened.vocabulary, opened.length_histogram
         self.paired = opened.paired
+        # What it reads may be short of what it was trained on: plain models do not say, and `max_places` does.
         method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
         add_conditioning(method, opened.folder)
         self.network: Denoiser = method.network.to(device).eval()  # type: ignore[assignment]
@@ -86,7 +87,7 @@ class Model:
         top_p: float | None = None,
     ) -> list[str]:
         """Writes texts. `write` has all the knobs, and says what each text cost."""
-        task = Task(number, length, prompt, include=tuple(include), forbid=tuple(forbid), seed=seed)
+        task = Task(number, length, prompt, include=words_of(include), forbid=words_of(forbid), seed=seed)
         sampling = Sampling(steps=steps, temperature=temperature, top_k=top_k, top_p=top_p)
         return [written.text for written in self.write(task, sampling)]
 
@@ -111,7 +112,7 @@ class Model:
         The loss is 1 - BLEU, and what the other candidates are stands for what the answer may be.
         """
         everything = list(self.write(replace(task, number=task.number * candidates), sampling))
-        groups = [everything[start :: task.number] for start in range(task.number)]
+        groups = [everything[start : start + candidates] for start in range(0, len(everything), candidates)]
         return [group[most_agreed([written.text for written in group])] for group in groups]
 
     def stream(
@@ -137,7 +138,7 @@ class Model:
     def _canvas(self, task: Task, sampling: Sampling) -> Batch:
         if (task.source is not None) != self.paired:
             raise ValueError(
-                "this model was trained on pairs: give a source to be answered"
+                "this model was trained on pairs: it answers a source and does nothing else; give a source"
                 if self.paired
                 else "this model was not trained on pairs and answers no source; leave it out, or train on .tsv pairs"
             )
@@ -225,7 +226,7 @@ class Model:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
         if isinstance(self.experiment.objective, Diffusion) and self.experiment.objective.uniform_noise:
             raise ValueError("this model's noise is other words, not [MASK], so it fills no blanks; use another model")
-        task, given = Task(forbid=tuple(forbid)), Blanks(self.vocabulary, text)
+        task, given = Task(forbid=words_of(forbid)), Blanks(self.vocabulary, text)
         gaps = [self._gap(given.canvas(width), text) for width in range(1, longest + 1 if BLANK in given.marks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
         shaping, mask_id = Shaping(forbidden=self.lexicon.forbidden), self.vocabulary.mask_id
@@ -306,8 +307,8 @@ class Model:
         return list(zip(spelled, nats[places].tolist(), strict=True))
 
     def _sentences(self, texts: Sequence[str]) -> Sentences:
-        if not texts:
-            raise ValueError("there are no sentences; give at least one")
+        if not texts or isinstance(texts, str):
+            raise ValueError(f"a list of one or more sentences is expected, given {texts!r}")
         rows = Sentences(self.vocabulary, tuple(texts))
         empty = (rows.lengths <= self.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
         if empty:

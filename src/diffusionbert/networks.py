@@ -102,7 +102,8 @@ def load_masked_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.flo
     Weights are safetensors alone, because a pickle can run code, and become `dtype` whatever the file holds.
     """
     model: PreTrainedModel
-    with quiet(bars=sys.stderr.isatty()):
+    is_download = not Path(name_or_folder).is_dir()
+    with quiet(bars=is_download and sys.stderr.isatty()):
         config = _masked_lm_config(name_or_folder)
         try:
             model, report = AutoModelForMaskedLM.from_pretrained(

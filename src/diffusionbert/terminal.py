@@ -37,7 +37,8 @@ def show_writing(moments: Iterable[Moment], console: Console, num_lines: int | N
 
 def line_of(moment: Moment) -> Text:
     """One line: hidden places as dim bars, written words plain."""
-    line = Text(f"t = {moment.time:4.2f} ", style="dim")
+    line = Text()
+    line.append(f"t = {moment.time:4.2f} ", "dim")
     for piece in moment.pieces:
         if piece is None:
             line.append(" ▁▁▁", "dim")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from diffusionbert.method import Likelihood
 from diffusionbert.protocol import Protocol
+
+
+def words_of(words: Sequence[str]) -> tuple[str, ...]:
+    """A list of words; a string is a list of letters, which nobody means."""
+    if isinstance(words, str):
+        raise ValueError(f"a list of words is expected, given the string {words!r}; write [{words!r}]")
+    return tuple(words)
+
 
 MOST_TEXTS = 100_000
 """In one task: all their canvases are in memory."""

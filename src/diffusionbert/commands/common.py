@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,4 +82,13 @@ def printable(text: str) -> str:
 
 def print_json(value: dict[str, Any]) -> None:
     """One line, at once: whoever reads need not wait for the next."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null stands for it."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

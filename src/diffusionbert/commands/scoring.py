@@ -55,8 +55,8 @@ def _show(score: SentenceScore, surprise: list[tuple[str, float]] | None) -> Non
     line = Text(score.text) if surprise is None else coloured(surprise)
     console.print(line, soft_wrap=True)
     console.print(
-        f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.1f} a token, "
-        f"{score.perplexity_per_word:.1f} a word, {score.bits_per_byte:.2f} bits a byte "
+        f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.4g} a token, "
+        f"{score.perplexity_per_word:.4g} a word, {score.bits_per_byte:.2f} bits a byte "
         f"({score.likelihood.value}, {score.protocol.steps}, {score.protocol.num_draws} draws)",
         style="dim",
         soft_wrap=True,
