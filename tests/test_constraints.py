@@ -233,8 +233,11 @@ def test_what_cannot_be_is_refused():
             Constrained(plain, forbidden=[(0,), word])
     with pytest.raises(ValueError, match=r"word \[0, 1, 0\] must be included, but \[1, 0\] in it is forbidden"):
         Constrained(plain, forbidden=[(1, 1), (1, 0)], included=[(0, 1, 0)])
+    # Of byte-level pieces, the first of a sentence looks like a continuation: it may stand there, but not be placed.
+    continued = Constrained(plain, included=[(1,)], continuation=torch.tensor([False, True]))
+    assert answer(continued, [1, 2], [False, True]).tolist() == [[0.0, -torch.inf, -torch.inf]]
     with pytest.raises(ValueError, match=r"word \[1\] begins with a piece that continues another word"):
-        Constrained(plain, included=[(1,)], continuation=torch.tensor([False, True]))
+        place_words(continued, Batch.of(torch.full((1, 2), 2), torch.ones(1, 2, dtype=torch.bool)), 2, seed=0)
 
 
 def test_a_prompt_that_contains_what_is_forbidden_is_refused():

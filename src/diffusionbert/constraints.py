@@ -68,10 +68,7 @@ class Constrained(nn.Module):
         ids = torch.zeros(0, dtype=torch.long) if continuation is None else continuation.nonzero()[:, 0]
         self.register_buffer("continuation", ids, persistent=False)
         self._pieces = {piece for word in self.forbidden + self.included for piece in word}
-        continuing = set(ids.tolist())
         for word in self.included:
-            if word[0] in continuing:
-                raise ValueError(f"word {list(word)} begins with a piece that continues another word: give whole words")
             if broken := next((rule for rule in self.forbidden if _contains(word, rule)), None):
                 raise ValueError(
                     f"word {list(word)} must be included, but {list(broken)} in it is forbidden: give up one of them"
@@ -130,6 +127,8 @@ def place_words(network: Constrained, canvas: Batch, mask_id: int, seed: int) ->
     """
     network.require_possible(canvas)
     words = sorted(network.included, key=len, reverse=True)
+    if glued := [word for word in words if bool((network.continuation == word[0]).any())]:
+        raise ValueError(f"word {list(glued[0])} begins with a piece that continues another word: give whole words")
     canvas = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, mask_id))
     room = _Room(network)
     for number, row in enumerate(_rows(canvas)):

@@ -167,7 +167,7 @@ class Model:
             histogram = torch.zeros(high + 1)
             histogram[low:] = 1
         if histogram is None or not bool(histogram[given + 1 :].any()):
-            return [max(USUAL_LENGTH, given + USUAL_LENGTH // 2)] * task.number
+            return [min(max(USUAL_LENGTH, given + USUAL_LENGTH // 2), self.max_length)] * task.number
         return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
 
     def _constrained(self, task: Task, canvas: Batch) -> tuple[Network, Batch]:
@@ -178,7 +178,7 @@ class Model:
         if task.include or task.forbid:
             network = Constrained(
                 network,
-                forbidden=[self.vocabulary.pieces(word) for word in task.forbid],
+                forbidden=[pieces for word in task.forbid for pieces in self.vocabulary.spellings(word)],
                 included=[self.vocabulary.pieces(word) for word in task.include],
                 continuation=self.vocabulary.continuation,
             ).to(self.device)
@@ -329,12 +329,6 @@ class Model:
     @cached_property
     def _scored(self) -> Method:
         return Method(self.network, self._scored_by[0], build_sampler(self.experiment, self.lexicon, Sampling()))
-
-
-def _run(editable: Tensor, start: int) -> int:
-    """The number of editable places in a row from a start on."""
-    rest = editable[start:]
-    return int(rest.long().cumprod(dim=0).sum())
 
 
 def load(name_or_folder: str | Path | None = None, device: str | torch.device | None = None) -> Model:

@@ -103,16 +103,34 @@ def read_model(folder: Path) -> Opened:
     counts = torch.zeros(vocabulary.size, dtype=torch.long)
     histogram, paired = None, False
     if settings.exists():
-        said = read_json(settings)
-        experiment: Experiment = replace(from_json(said["experiment"]), network=network)
-        paired = bool(said.get("paired", False))
+        said = _described(settings)
+        experiment, paired = replace(said["experiment"], network=network), bool(said.get("paired", False))
         frequencies = load_tensors(folder / "token_counts.safetensors")
+        if frequencies.keys() != {"counts", "length_histogram"}:
+            raise ValueError(
+                f"{str(folder)!r} has no token counts and lengths in token_counts.safetensors; export it anew"
+            )
         counts, histogram = frequencies["counts"], frequencies["length_histogram"]
+        if experiment.time is not Time.NONE and not (folder / "conditioning.safetensors").exists():
+            raise ValueError(f"{str(folder)!r} is told the time, but its conditioning.safetensors is missing")
     else:
         experiment = Experiment(Data("unknown", max_length=sys.maxsize), network, objective=AnyOrderWriting())
     forbidden = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
     lexicon = Lexicon(vocabulary.mask_id, vocabulary.pad_id, vocabulary.writable, forbidden, counts)
     return Opened(folder, experiment, vocabulary, lexicon, histogram, paired)
+
+
+def _described(settings: Path) -> dict[str, Any]:
+    """What diffusionbert.json says, its experiment read."""
+    try:
+        said = dict(read_json(settings))
+        experiment = from_json(said["experiment"])
+        if not isinstance(experiment, Experiment):
+            raise TypeError(f"{type(experiment).__name__} is no experiment")
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{str(settings)!r} does not describe a model ({reason}); export it anew") from error
+    return said | {"experiment": experiment}
 
 
 def push_model(folder: Path, name: str) -> str:

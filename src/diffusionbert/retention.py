@@ -197,7 +197,7 @@ def retention(before: Encoder, after: Encoder, texts: Sequence[str], probe: Prob
     labels = probe.labels[held_out]
     _, group, counts = np.unique(probe.group[held_out].numpy(), return_inverse=True, return_counts=True)
     sizes = counts.astype(np.float64)
-    was, became = (np.bincount(group, weights=flags.numpy()) for flags in right)
+    was, became = (np.bincount(group, weights=flags.double().numpy()).astype(np.float64) for flags in right)
     return Retention(
         sentences=len(texts),
         cka=linear_cka(first, second),

@@ -30,6 +30,8 @@ from diffusionbert.shapes import TokenSet
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
+MOST_SPELLINGS = 1000
+"""Of a word that are looked at; a long one has more, each less likely than the last."""
 SMALLEST = 512
 """A WordPiece below this size has no room for words beside its alphabet."""
 
@@ -170,6 +172,23 @@ class Vocabulary:
             raise ValueError(f"{word!r} cannot be written in this vocabulary: give a word made of characters it knows")
         return pieces
 
+    def spellings(self, word: str) -> list[list[int]]:
+        """All the ways in which a word can be put together from pieces, the usual one first.
+
+        In a WordPiece `value` may be `val ##ue`, too, and reads the same. Where a space is part of a piece, the usual
+        way and that at the beginning of a sentence are given.
+        """
+        usual = [self.pieces(word), self._plain.encode(word, add_special_tokens=False).ids]
+        if not getattr(self._plain.model, "continuing_subword_prefix", None):
+            return usual if usual[0] != usual[1] else usual[:1]
+        known = self.tokenizer.get_vocab()
+        text = self._plain.normalizer.normalize_str(word) if self._plain.normalizer else word
+        found: list[list[int]] = [[]]
+        for start, end in (match.span() for match in re.finditer(r"\w+|[^\w\s]", text)):
+            ways = _ways(text[start:end], known)
+            found = [begin + way for begin in found for way in ways][:MOST_SPELLINGS]
+        return [usual[0], *(way for way in found if way != usual[0])]
+
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
         """The text of a row, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
@@ -220,6 +239,15 @@ class Vocabulary:
         rows = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
         flags = [self.special[row].tolist() for row in rows]
         return all(len(row) > 2 and row[0] and row[-1] and not row[-2] for row in flags)
+
+
+def _ways(word: str, known: dict[str, int], begin: str = "") -> list[list[int]]:
+    """The pieces of a WordPiece that make up a word, in every way."""
+    if not word:
+        return [[]]
+    ends = [end for end in range(len(word), 0, -1) if begin + word[:end] in known]
+    found = ([known[begin + word[:end]], *rest] for end in ends for rest in _ways(word[end:], known, "##"))
+    return list(islice(found, MOST_SPELLINGS))
 
 
 def _require_utf8(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,10 @@ def _standard_input() -> str:
 
 
 def printable(text: str) -> str:
-    """A text as one line that cannot steer a terminal."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    """A text as one line that cannot steer a terminal: control characters, line ends and turns of direction go."""
+    steering = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    kinds = {"Cc", "Zl", "Zp", "Cs"}
+    return "".join(" " if unicodedata.category(one) in kinds or one in steering else one for one in text)
 
 
 def print_json(value: dict[str, Any]) -> None:
