@@ -42,20 +42,20 @@ MAY_IMPORT = {
     "vocabulary": "shapes reading",
     "encoded": "shapes reading corpus vocabulary",
     "canvas": "shapes noise reading vocabulary",
-    # training
-    "batches": "",
-    "settings": "batches",
-    "progress": "",
-    "checkpoints": "",
-    "averaging": "checkpoints",
-    "training": "shapes noise method batches settings progress checkpoints averaging",
-    "recipe": "noise method settings training",
     # what numbers mean
+    "batches": "",
     "metrics": "",
     "intervals": "",
     "protocol": "intervals",
     "scores": "shapes method intervals protocol",
     "evaluation": "shapes noise method batches protocol scores",
+    # training
+    "settings": "batches",
+    "progress": "",
+    "checkpoints": "",
+    "averaging": "checkpoints",
+    "training": "shapes noise method batches evaluation settings progress checkpoints averaging",
+    "recipe": "noise method evaluation settings",
     # everything together
     "experiments": "shapes schedules proposals processes conditioning networks original method methods sampling "
     "batches settings",

@@ -1,4 +1,4 @@
-"""Model folders that a test makes in a second: a toy English, trained runs of every kind, plain masked models."""
+"""Model folders that a test makes in a second: a toy English, runs of every kind on it, plain masked models."""
 
 from __future__ import annotations
 
@@ -126,6 +126,12 @@ def run_of(kind: str, *, steps: int = 2) -> Path:
 def model_of(kind: str, *, steps: int = 2) -> Model:
     """The model of such a run."""
     return load(run_of(kind, steps=steps), "cpu")
+
+
+@cache
+def bundled() -> Model:
+    """The model inside the package."""
+    return load(device="cpu")
 
 
 @cache

@@ -23,7 +23,7 @@ them. Words are sequences of ids here: this module knows no strings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -60,9 +60,11 @@ class Constrained(nn.Module):
         forbidden: Sequence[Sequence[int]] = (),
         included: Sequence[Sequence[int]] = (),
         continuation: TokenSet | None = None,
+        spelled: Callable[[Word], str] = lambda word: str(list(word)),
     ):
+        """`spelled` gives words to the messages of errors, where ids say little."""
         super().__init__()
-        self.network = network
+        self.network, self.spelled = network, spelled
         self.forbidden, self.included = _words(forbidden), _words(included)
         # Ids and not marks, because the network's vocabulary may be larger than the tokenizer's. No weights.
         ids = torch.zeros(0, dtype=torch.long) if continuation is None else continuation.nonzero()[:, 0]
@@ -71,7 +73,7 @@ class Constrained(nn.Module):
         for word in self.included:
             if broken := next((rule for rule in self.forbidden if _contains(word, rule)), None):
                 raise ValueError(
-                    f"word {list(word)} must be included, but {list(broken)} in it is forbidden: give up one of them"
+                    f"word {spelled(word)} must be included, but {spelled(broken)} in it is forbidden: drop one"
                 )
 
     def forward(self, tokens: Tokens, attend: Places, t: RowTimes, asked: Places) -> AskedLogProbs:
@@ -110,7 +112,7 @@ class Constrained(nn.Module):
             if bool(stands.any()):
                 row, place = stands.nonzero()[0].tolist()
                 raise ValueError(
-                    f"row {row} already contains the forbidden {list(word)}, from place {place} on: "
+                    f"row {row} already contains the forbidden {self.spelled(word)}, from place {place} on: "
                     "allow it, or change what is given"
                 )
 

@@ -46,7 +46,7 @@ class Finding:
     what: str
     why: str
     remedy: str
-    evidence: dict[str, float]
+    evidence: dict[str, float | int]
 
     def to_json(self) -> dict[str, Any]:
         """Gives it as plain data."""
@@ -83,7 +83,7 @@ def diagnose(case: Case, retention: Retention | None = None) -> Diagnosis:
 
 
 def _tokenizer(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
-    evidence: dict[str, float] = {}
+    evidence: dict[str, float | int] = {}
     # Corpora of other kinds (news, LM1B, documentation) lie at 0.13 to 0.27 from the bundled model's; another WordPiece
     # at 0.61, permuted ids at 0.99.
     if symptoms.corpus_distance is not None and symptoms.corpus_distance > 0.45:

@@ -181,6 +181,7 @@ class Model:
                 forbidden=[pieces for word in task.forbid for pieces in self.vocabulary.spellings(word)],
                 included=[self.vocabulary.pieces(word) for word in task.include],
                 continuation=self.vocabulary.continuation,
+                spelled=lambda word: repr(self.vocabulary.decode(word)),
             ).to(self.device)
             canvas = place_words(network, canvas, self.vocabulary.mask_id, task.seed)
         return network.to(self.device) if isinstance(network, Constrained) else network, canvas

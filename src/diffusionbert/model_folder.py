@@ -108,7 +108,7 @@ def read_model(folder: Path) -> Opened:
         frequencies = load_tensors(folder / "token_counts.safetensors")
         if frequencies.keys() != {"counts", "length_histogram"}:
             raise ValueError(
-                f"{str(folder)!r} has no token counts and lengths in token_counts.safetensors; export it anew"
+                f"{str(folder)!r} lacks counts in token_counts.safetensors; export it anew"
             )
         counts, histogram = frequencies["counts"], frequencies["length_histogram"]
         if experiment.time is not Time.NONE and not (folder / "conditioning.safetensors").exists():

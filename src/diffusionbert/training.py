@@ -16,14 +16,13 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -45,25 +44,12 @@ from diffusionbert.checkpoints import (
     write_json,
     written_folder,
 )
+from diffusionbert.evaluation import Rows, round_nats
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
 from diffusionbert.progress import ProgressLine
 from diffusionbert.settings import Training
 from diffusionbert.shapes import Batch
-
-_VALIDATION_SEED = 2**40  # far from the seeds of training, and the same for every run
-
-
-@runtime_checkable
-class Rows(Protocol):
-    """Encoded sentences."""
-
-    @property
-    def lengths(self) -> npt.NDArray[np.integer]:
-        """The number of places of each row."""
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """The rows of these numbers, padded."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +272,7 @@ class Trainer:
         chunks = [by_length[start : start + 32] for start in range(0, count, 32)]
         nats = torch.zeros(count, dtype=torch.float64, device=accelerator.device)
         tokens = torch.zeros_like(nats)
+        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
         with self._evaluating():
             # Under sharding all processes must call the network equally often.
             rounds = math.ceil(len(chunks) / accelerator.num_processes)
@@ -294,23 +281,14 @@ class Trainer:
                 is_mine = index < len(chunks)
                 rows = chunks[index if is_mine else 0]
                 batch = self.validation.batch(rows.tolist()).to(accelerator.device)
-                estimate = self._mean_nats(batch)
+                estimate = round_nats(
+                    self.method, batch, number=0, strata=settings.validation_draws, seed=0, autocast=low
+                )
                 if is_mine:
                     nats[rows] = estimate
                     tokens[rows] = batch.editable.sum(dim=1).double()
         nats, tokens = (accelerator.reduce(value, reduction="sum") for value in (nats, tokens))
         return _score(nats, tokens, self.method.objective.likelihood)
-
-    def _mean_nats(self, batch: Batch) -> Tensor:
-        """The mean over a few draws, each from its own slice of time."""
-        draws = self.settings.validation_draws
-        total = torch.zeros(len(batch.tokens), dtype=torch.float64, device=batch.tokens.device)
-        for draw in range(draws):
-            slice_ = torch.tensor([draw / draws, (draw + 1) / draws], dtype=torch.float64, device=total.device)
-            stratified = replace(batch, strata=slice_.expand(len(total), 2))
-            with self.accelerator.autocast():
-                total += self.method.nats(stratified, Noise(_VALIDATION_SEED, draw)).double().sum(dim=1)
-        return total / draws
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from diffusionbert.shapes import TokenSet
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
-MOST_SPELLINGS = 1000
+MOST_SPELLINGS = 100
 """Of a word that are looked at; a long one has more, each less likely than the last."""
 SMALLEST = 512
 """A WordPiece below this size has no room for words beside its alphabet."""

@@ -1,0 +1,189 @@
+"""`doctor`: what is wrong with what a model writes, why, and which flag mends it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from diffusionbert.commands.common import WithModel, lines_of, print_json
+from diffusionbert.commands.writing import Generate
+
+if TYPE_CHECKING:
+    from diffusionbert.doctor import Diagnosis
+    from diffusionbert.model import Model
+    from diffusionbert.retention import Probe, Retention
+    from diffusionbert.symptoms import Case, Symptoms
+
+CORPUS_SENTENCES = 1000
+"""So many of a corpus are read: enough to know its frequencies and lengths."""
+RETENTION_SENTENCES = 500
+
+
+@dataclass(frozen=True)
+class Doctor(WithModel):
+    """Look at samples and at the model: say what is wrong, why, and which flag mends it.
+
+    Example: diffusionbert doctor --model runs/tiny --data corpus.txt --number 32
+    """
+
+    samples: Path | None = None
+    """A file of samples, one a line; - is the standard input. Else the model writes some, by the settings below."""
+    data: str | None = None
+    """A corpus that samples should resemble, as for train; else what the model knows of its training corpus."""
+    field: str | None = None
+    """The field of JSON lines that holds the text."""
+    before: str | None = None
+    """The network before it was tuned: compare what the two understand, on sentences of --data."""
+    labels: Path | None = None
+    """With --before: texts and labels, separated by a tab, to be told apart; else swapped words are to be found."""
+    number: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 64
+    """How many samples the model writes."""
+    length: str = "corpus"
+    """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
+    steps: int = 128
+    sampler: str = "exact"
+    """As for generate, like all that follow: give the flags whose samples you wonder about."""
+    temperature: float = 1.0
+    top_k: int | None = 30
+    top_p: float | None = None
+    threshold: float | None = None
+    remasking: float | None = None
+    block: int | None = None
+    seed: int = 0
+
+    def run(self) -> None:
+        """Prints what was seen and what was found; findings are information, and no failure."""
+        from diffusionbert.doctor import diagnose
+
+        if self.before is not None and self.data is None:
+            raise ValueError("--before compares what two networks understand of sentences; give some with --data")
+        if self.labels is not None and self.before is None:
+            raise ValueError("--labels are for a comparison with the network before tuning; give it with --before")
+        probe = self._probe()
+        model = self.loaded()
+        corpus = self._corpus(model)
+        case = self._case(model, corpus)
+        diagnosis = diagnose(case, self._retention(model, corpus, probe))
+        if self.json:
+            print_json({"model": model.name, **diagnosis.to_json()})
+        else:
+            _show(diagnosis, model.name if self.samples is None else self.samples.name)
+
+    def _case(self, model: Model, corpus: list[str]) -> Case:
+        from diffusionbert.progress import ProgressLine
+        from diffusionbert.symptoms import examine
+
+        writing = Generate(
+            number=self.number,
+            length=self.length,
+            steps=self.steps,
+            sampler=self.sampler,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            threshold=self.threshold,
+            remasking=self.remasking,
+            block=self.block,
+            seed=self.seed,
+        )
+        task, sampling = writing.task(), writing.sampling()
+        samples = [] if self.samples is None else lines_of((), self.samples, "samples")
+        with ProgressLine(self.number, visible=not samples and sys.stderr.isatty()) as line:
+            written = iter(range(1, self.number + 1))
+            return examine(model, task, sampling, samples, corpus, lambda: line.update(next(written), "samples"))
+
+    def _corpus(self, model: Model) -> list[str]:
+        from diffusionbert.corpus import parse_corpus
+        from diffusionbert.reading import Cleaning
+
+        if self.data is None:
+            return []
+        trained = model.experiment.data
+        cleaning = Cleaning(lower=trained.lower, detokenise=trained.detokenise)
+        corpus = parse_corpus(self.data, fields=[self.field] if self.field else [], cleaning=cleaning)
+        return list(islice(corpus, CORPUS_SENTENCES))
+
+    def _probe(self) -> Probe | None:
+        from diffusionbert.retention import Probe
+
+        if self.labels is None:
+            return None
+        rows = [line.split("\t") for line in lines_of((), self.labels, "a text, a tab and a label")]
+        flawed = next((number for number, row in enumerate(rows, start=1) if len(row) != 2), None)
+        if flawed is not None:
+            raise ValueError(f"line {flawed} of {str(self.labels)!r} is not a text, a tab and a label; mend it")
+        return Probe.of_labels(self.labels.stem, [(text, label) for text, label in rows])
+
+    def _retention(self, model: Model, corpus: list[str], probe: Probe | None) -> Retention | None:
+        from diffusionbert.model import load
+        from diffusionbert.retention import Encoder, retention
+
+        if self.before is None:
+            return None
+        earlier = load(self.before, model.device)
+        before, after = (Encoder(one.network, one.vocabulary) for one in (earlier, model))
+        fitting = (text for text in corpus if before.fits(text) and after.fits(text))
+        return retention(before, after, list(islice(fitting, RETENTION_SENTENCES)), probe)
+
+
+def _show(diagnosis: Diagnosis, name: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(_figures(diagnosis.symptoms, name))
+    if diagnosis.symptoms.reveal_histogram is not None:
+        shares = " ".join(f"{share:.0%}".rjust(4) for share in diagnosis.symptoms.reveal_histogram)
+        console.print(f"written in each tenth of the way: {shares}", soft_wrap=True)
+    if diagnosis.retention is not None:
+        console.print(_kept(diagnosis.retention), soft_wrap=True, markup=False)
+    if not diagnosis.findings:
+        console.print("nothing found")
+    for number, finding in enumerate(diagnosis.findings, start=1):
+        title = Text(f"{number}. {finding.code}", style="bold").append(
+            f" ({finding.severity.name.lower()})", "not bold"
+        )
+        console.print(title)
+        for label, words in (("what", finding.what), ("why", finding.why), ("try", finding.remedy)):
+            console.print(f"   {label:4} {words}", soft_wrap=True, markup=False)
+
+
+def _figures(symptoms: Symptoms, name: str) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("", name, "corpus"):
+        table.add_column(title, justify="left" if not title else "right")
+    rows: list[tuple[str, float | None, float | None, str]] = [
+        ("samples", symptoms.samples, None, ".0f"),
+        ("tokens a sample", symptoms.mean_length, symptoms.reference_length, ".1f"),
+        ("samples of one token", symptoms.one_token_share, symptoms.reference_one_token_share, ".1%"),
+        ("entropy, nats", symptoms.entropy, symptoms.reference_entropy, ".2f"),
+        ("distinct pairs of tokens", symptoms.distinct_2, symptoms.reference_distinct_2, ".1%"),
+        ("commonest 100 tokens", symptoms.frequent_share, symptoms.reference_frequent_share, ".1%"),
+        ("unknown tokens", symptoms.unknown_share, symptoms.reference_unknown_share, ".1%"),
+        ("repeated 4-grams", symptoms.repetition, None, ".1%"),
+        ("duplicates", symptoms.duplicates, None, ".1%"),
+        ("special tokens", symptoms.special_tokens, None, ".0f"),
+        ("network, nats a token", symptoms.network_nats, None, ".2f"),
+        ("frequencies alone", symptoms.unigram_nats, None, ".2f"),
+    ]
+    for title, own, other, style in rows:
+        table.add_row(title, *("" if value is None else format(value, style) for value in (own, other)))
+    return table
+
+
+def _kept(kept: Retention) -> str:
+    before, after, change = kept.before, kept.after, kept.change
+    cosine = "" if kept.cosine is None else f", cosine {kept.cosine:.2f}"
+    return (
+        f"retention: CKA {kept.cka:.2f}{cosine} ({kept.sentences} sentences); {kept.probe} {before.value:.1%} "
+        f"[{before.low:.1%}, {before.high:.1%}] before, {after.value:.1%} [{after.low:.1%}, {after.high:.1%}] after, "
+        f"change {change.value:+.1%} [{change.low:+.1%}, {change.high:+.1%}], p = {change.p_value:.3f}, chance "
+        f"{kept.chance:.1%} ({kept.held_out} held-out texts)"
+    )

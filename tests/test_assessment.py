@@ -1,0 +1,593 @@
+"""`evaluate` on a tiny run: every key, the same numbers again, figures that others find, files that read back equal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from diffusionbert import likelihoods
+from diffusionbert.assessing import Plan, assess, compare_texts, weight_hashes
+from diffusionbert.assessment import Evaluation, mean_interval, read_evaluation, write_evaluation
+from diffusionbert.canvas import Sentences
+from diffusionbert.categorical import log_prob_of
+from diffusionbert.cli import main
+from diffusionbert.conventions import Basis, conventions
+from diffusionbert.corpus import parse_corpus
+from diffusionbert.evaluation import Effort, length_nats
+from diffusionbert.experiments import (
+    AnyOrderWriting,
+    ContinuousDiffusion,
+    Data,
+    Diffusion,
+    Experiment,
+    Lexicon,
+    Masking,
+    Time,
+)
+from diffusionbert.judges import load_judge
+from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, score_texts, ways_to_score
+from diffusionbert.material import gather, held_out, sha256_of
+from diffusionbert.method import Likelihood
+from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.methods.continuous_time import ContinuousTime
+from diffusionbert.methods.discrete import DiscreteTime, Quantity
+from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
+from diffusionbert.model import Model, load
+from diffusionbert.protocol import Length, Protocol
+from diffusionbert.reading import AS_IT_IS, Cleaning
+from diffusionbert.sampling import Sampling
+from diffusionbert.schedules import Linear, Mean, Spindle
+from diffusionbert.scores import Estimate, Scores, Unit, paired_bootstrap
+from diffusionbert.shapes import per_place
+from diffusionbert.sources import Split
+from diffusionbert.texts import Task
+
+SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
+QUICK = ["--steps=4", "--validate-every=4", "--save-every=4", "--batch-tokens=512"]
+FEW = ["--sentences=6", "--samples=4", "--length=12", "--max-draws=8"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A network trained (hardly) by diffusion."""
+    output = tmp_path_factory.mktemp("runs") / "tiny"
+    cache = tmp_path_factory.mktemp("cache")
+    main(["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
+    return output
+
+
+@pytest.fixture(scope="module")
+def model(run) -> Model:
+    return load(run, "cpu")
+
+
+@pytest.fixture(scope="module")
+def material(model):
+    return gather(held_out("pydoc", model.experiment.data, Cleaning(lower=True)), "pydoc", model.vocabulary, 46, 6)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory) -> Path:
+    """A causal model of five words, with random weights."""
+    folder = tmp_path_factory.mktemp("judge")
+    words = {word: index for index, word in enumerate(["<end>", "the", "of", "a", "is"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    GPT2LMHeadModel(GPT2Config(vocab_size=5, n_positions=128, n_embd=8, n_layer=1, n_head=1)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(run, judge) -> Evaluation:
+    """Everything at once, as the command leaves it in the run folder."""
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--judge={judge}"])
+    return read_evaluation(run)
+
+
+def quick(**changes) -> Plan:
+    plan = Plan(Sampling(steps=8, top_k=30), samples=3, length=6, effort=Effort(None, 4, strata=2))
+    return replace(plan, **changes)
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp_path):
+    found = []
+    for number in range(2):
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--json", f"--output={tmp_path / str(number)}"])
+        said = capsys.readouterr()
+        assert not said.err
+        found.append(json.loads(said.out))
+    keys = "likelihood nats_per_token perplexity_per_token perplexity_per_word bits_per_byte ci95 bleu4 self_bleu4"
+    more = "distinct_1 distinct_2 distinct_3 distinct_4 repetition token_entropy real judge mauve speed data weights"
+    assert {*keys.split(), *more.split(), "protocol", "sampling", "likelihoods", "notes"} <= found[0].keys()
+    for report in found:
+        speed = report.pop("speed")
+        assert set(speed) == {"seconds_per_sample", "tokens_per_second", "calls_per_sample", "device", "batch"}
+        assert speed["seconds_per_sample"] * speed["tokens_per_second"] == pytest.approx(12)
+        assert 1 <= speed["calls_per_sample"] <= 12
+        assert speed["batch"] == 8
+    assert found[0] == found[1]
+    card = found[0]["protocol"]
+    assert (card["length"], card["special_tokens"], card["packed"]) == ("given", False, False)
+    assert (card["num_draws"], card["strata"]) == (8, 4)
+    assert "lower case" in card["texts"]
+    assert found[0]["likelihood"] == "bound"
+
+
+def test_the_report_is_what_is_written(evaluated, run):
+    assert evaluated.folder == run / "evaluation"
+    assert read_evaluation(evaluated.folder).report == evaluated.report
+    report, scores = evaluated.report, evaluated.primary
+    assert scores is not None
+    assert list(evaluated.scores) == ["continuous", "grid"] == list(report["likelihoods"])
+    assert report["primary"] == "continuous"
+    rates = scores.rates(seed=0)
+    assert rates[Unit.TOKEN].nats == report["nats_per_token"]
+    assert [rates[Unit.TOKEN].low, rates[Unit.TOKEN].high] == report["ci95"]["nats_per_token"]
+    assert rates[Unit.WORD].perplexity == report["perplexity_per_word"]
+    assert rates[Unit.BYTE].bits == report["bits_per_byte"]
+    assert evaluated.scores["grid"].rates()[Unit.TOKEN].nats == report["likelihoods"]["grid"]["nats_per_token"]
+    assert scores.num_rounds == 2
+    assert float(scores.spread.draws) == pytest.approx(report["standard_error_nats_per_token"]["draws"] ** 2)
+    assert paired_bootstrap(scores, scores).value == 0
+
+
+def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, model):
+    lines = (run / "evaluation" / "samples.txt").read_text(encoding="utf-8").splitlines()
+    first, second = lines[:4], lines[4:]
+    assert (list(evaluated.samples), list(evaluated.more_samples)) == (first, second)
+    assert len(second) == 4
+    assert not set(first) & set(second)
+    sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
+    references = [model.vocabulary.decode(row) for row in model.vocabulary.encode(sentences)]
+    quality, others = bleu4(first, references), self_bleu4(second)
+    report = evaluated.report
+    assert (report["bleu4"], report["self_bleu4"]) == (quality.mean, others.mean)
+    assert len({*quality.values.tolist(), *others.values.tolist()}) > 2  # else the comparison would say little
+    assert report["ci95"]["bleu4"] == list(mean_interval(quality))
+    assert evaluated.bleu4.values.tolist() == quality.values.tolist()
+    assert evaluated.self_bleu4.values.tolist() == others.values.tolist()
+    assert report["distinct_2"] == distinct_n(first, 2)
+    assert report["repetition"]["share"] == repetition(first).share.mean
+    assert report["token_entropy"]["pooled"] == token_entropy(first).pooled
+    assert report["token_entropy"]["per_sample"] == token_entropy(first).within.mean
+    assert first == [written.text for written in model.write(Task(4, 12, seed=0), Sampling(top_k=30))]
+
+
+def test_texts_are_compared_like_with_like(model, tmp_path):
+    """In lower case, after the tokenizer, and each set with its own."""
+    lines = ["It's the value of the object, (not) changed.", "An object is a value of the other object."]
+    corpus = gather(corpus_of(tmp_path / "a.txt", lines), "a", model.vocabulary, 46)
+    first, second = corpus.decoded[0].upper(), corpus.decoded[1]
+    written = assess(model, corpus, quick()).samples
+    samples = replace(written, first=(first, first), second=(second, f"{second} and more"))
+    figures, real = compare_texts(samples, corpus, [0, 1])
+    assert figures.bleu4.values.tolist() == [1.0, 1.0]
+    assert (
+        figures.self_bleu4.values.tolist() == self_bleu4([second.lower(), f"{second} and more".lower()]).values.tolist()
+    )
+    assert figures.self_bleu4.values.max() < 1
+    assert real.bleu4.values[1] == bleu4([second.lower()], [first.lower()]).mean
+
+
+def test_real_sentences_stand_beside_the_samples(model, material):
+    found = assess(model, material, quick())
+    numbers = material.some(3)
+    real = [material.decoded[number].lower() for number in numbers]
+    others = [[text.lower() for index, text in enumerate(material.decoded) if index != number] for number in numbers]
+    expected = [bleu4([text], rest).mean for text, rest in zip(real, others, strict=True)]
+    assert found.real.bleu4.values == pytest.approx(np.array(expected))
+    assert found.real.self_bleu4.values.tolist() == self_bleu4(real).values.tolist()
+    assert found.to_json()["real"]["number"] == 3
+    assert found.to_json()["real"]["distinct_1"] == distinct_n(real, 1)
+
+
+def test_hashes_are_those_of_the_files_and_texts(evaluated, run, model):
+    file = run / "model" / "model.safetensors"
+    own = hashlib.sha256(file.read_bytes()).hexdigest()
+    report = evaluated.report
+    assert report["weights"]["files"]["model.safetensors"] == own
+    assert weight_hashes(model) == report["weights"]["files"]
+    assert report["protocol"]["weights"] == report["weights"]["sha256"]
+    sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
+    assert evaluated.primary is not None
+    scored = [sentences[number] for number in evaluated.primary.example.tolist()]
+    assert report["data"]["sha256"] == hashlib.sha256("".join(f"{text}\n" for text in scored).encode()).hexdigest()
+    assert report["protocol"]["data"] == report["data"]["sha256"]
+    assert report["data"]["corpus_sha256"] == sha256_of(sentences)
+    assert (report["data"]["split"], report["data"]["num_sentences"]) == ("validation", 6)
+
+
+def test_the_judge_reads_samples_and_real_sentences(evaluated, judge, material):
+    verdict, opened = evaluated.report["judge"], load_judge(str(judge), torch.device("cpu"))
+    real = [material.decoded[number] for number in material.some(4)]
+    for name, texts in (("samples", evaluated.samples), ("real", real)):
+        expected = opened.read(list(texts)).judged()
+        assert verdict[name]["perplexity"] == pytest.approx(expected.perplexity)
+        assert verdict[name]["entropy"] == pytest.approx(expected.entropy)
+    assert verdict["samples"]["perplexity"] != verdict["real"]["perplexity"]
+    assert "not counted" in verdict["convention"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, tmp_path):
+    asked = {}
+
+    def compute(**options):
+        asked.update(options)
+        return SimpleNamespace(mauve=0.25, mauve_star=0.5, num_buckets=2)
+
+    monkeypatch.setitem(sys.modules, "mauve", SimpleNamespace(compute_mauve=compute))
+    options = ["--mauve", f"--judge={judge}", "--json", f"--output={tmp_path}"]
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, *options])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["mauve"]["value"], found["mauve"]["features"]) == (0.25, str(judge))
+    opened, samples = load_judge(str(judge), torch.device("cpu")), read_evaluation(tmp_path).samples
+    assert np.allclose(asked["q_features"], opened.read(list(samples)).features, atol=1e-5)
+
+
+def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys):
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions"])
+    said = capsys.readouterr().out
+    plain = evaluated.report
+    for shown in (
+        f"{plain['perplexity_per_token']:,.2f}",
+        f"{plain['bleu4']:.3f}",
+        f"{plain['real']['distinct_1']:.3f}",
+    ):
+        assert shown in said
+    for words in (
+        "length given",
+        "128 steps",
+        "top-k 30",
+        "MDLM",
+        "NOT what it was trained for",
+        plain["data"]["sha256"][:16],
+    ):
+        assert words in said
+
+
+def test_a_model_without_a_run_folder_writes_only_where_it_is_told(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("stays")
+    model = f"--model={run / 'model'}"
+    main(["evaluate", model, "--data=pydoc", *FEW, "--json"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    main(["evaluate", model, "--data=pydoc", *FEW, "--output=out"])
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"mine.txt", "evaluation.json", "scores.safetensors", "samples.txt"}
+    assert "written to out" in capsys.readouterr().out
+
+
+def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp_path, capsys):
+    options = ["--sentences=4", "--samples=2", "--max-draws=4", "--steps=2", "--json", f"--output={tmp_path}"]
+    main(["evaluate", f"--model={run}", "--data=pydoc", *options])
+    assert json.loads(capsys.readouterr().out)["sampling"]["length"] == 46
+    main(["evaluate", f"--model={run}", "--data=pydoc", *options, "--length=corpus", "--precision=0.1"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["sampling"]["length"], found["protocol"]["precision"]) == ("corpus", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--data"),
+        (["--data=no-such-file.txt"], "no-such-file"),
+        (["--data=EMPTY"], "empty"),
+        (["--data=PAIRS"], "pairs"),
+        (["--data=pydoc", "--samples=0"], "at least 2"),
+        (["--data=pydoc", "--samples=1"], "at least 2"),
+        (["--data=pydoc", "--sentences=1"], "at least two"),
+        (["--data=pydoc", "--length=64"], "46"),
+        (["--data=pydoc", "--length=nonsense"], "--length"),
+        (["--data=pydoc", "--judge=no/such-judge"], "no/such-judge"),
+        (["--data=pydoc", "--precision=fine"], "--precision"),
+        (["--data=pydoc", "--precision=0"], "precision"),
+        (["--data=pydoc", "--max-draws=1"], "draws"),
+        (["--data=pydoc", "--sampler=magic"], "magic"),
+        (["--data=pydoc", "--split=test"], "test split"),
+        (["--data=pydoc", "--field=text"], "JSONL"),
+        (["--data=pydoc", "--model=no/such/model"], "no/such/model"),
+    ],
+    ids=str,
+)
+def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, message):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "pairs.tsv").write_text("a question\tan answer\n" * 3)
+    places = {"EMPTY": str(tmp_path / "empty.txt"), "PAIRS": str(tmp_path / "pairs.tsv")}
+    words = [option.replace(name, place) for option in options for name, place in places.items() if name in option]
+    words += [option for option in options if not any(name in option for name in places)]
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", *([] if any("--model" in word for word in words) else [f"--model={run}"]), *words])
+    assert caught.value.code == 2
+    [said] = capsys.readouterr().err.strip().splitlines()
+    assert said.startswith("diffusionbert: ")
+    assert message in said
+
+
+# ---- likelihoods --------------------------------------------------------------------------------------------------
+
+
+def test_the_likelihood_is_that_of_the_model(model, material):
+    effort = Effort(None, 4, strata=2, seed=3)
+    found = assess(model, material, quick(effort=effort)).likelihoods["continuous"]
+    expected = model.likelihood(material.scored, effort)
+    assert torch.equal(found.scores.nats, expected.scores.nats)
+    assert found.rates == expected.rates
+    assert found.scores.example.tolist() == list(material.numbers)
+
+
+def test_modelled_lengths_are_added_and_conventions_take_them_out_again(model, material):
+    given = assess(model, material, quick(conventions=True))
+    paid = assess(model, material, quick(conventions=True, modelled_length=True))
+    assert model.length_histogram is not None
+    for name in ("continuous", "grid"):
+        own, more = given.likelihoods[name], paid.likelihoods[name]
+        price = length_nats(model.length_histogram, own.scores.tokens)
+        assert torch.allclose(more.scores.nats, own.scores.nats + price)
+        assert (own.protocol.length, more.protocol.length) == (Length.GIVEN, Length.MODELLED)
+    assert given.conventions is not None
+    assert paid.conventions is not None
+    for row, again in zip(given.conventions, paid.conventions, strict=True):
+        assert again.value == pytest.approx(row.value)
+
+
+WRITABLE = torch.tensor([False, True, True, True, False])
+LEXICON = Lexicon(0, 4, WRITABLE, (1,), torch.tensor([0, 1, 5, 9, 0]))
+CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("objective", "time", "expected"),
+    [
+        (Diffusion(Linear(), 16), Time.NONE, {CONTINUOUS: AnyOrder, GRID: DiscreteTime}),
+        (Diffusion(Linear(), 16), Time.LAYERS, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (Diffusion(CORPUS, 16), Time.NONE, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (Diffusion(SENTENCE, 16), Time.PREFIX, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (Diffusion(SENTENCE, 16, Quantity.PAPER), Time.NONE, {GRID: DiscreteTime}),
+        (Diffusion(Linear(), 16, uniform_noise=True), Time.NONE, {GRID: DiscreteTime}),
+        (ContinuousDiffusion(CORPUS), Time.NONE, {CONTINUOUS: ContinuousTime}),
+        (AnyOrderWriting(), Time.NONE, {CONTINUOUS: AnyOrder}),
+        (Masking(), Time.NONE, {CONTINUOUS: AnyOrder}),
+    ],
+    ids=str,
+)
+def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expected):
+    """The model's own comes first; where the grid has no limit, a note says why."""
+    ways = ways_to_score(Experiment(Data("x"), time=time, objective=objective), LEXICON)
+    assert {name: type(way[0]) for name, way in ways.by_name.items()} == expected
+    assert list(ways.by_name) == list(expected)
+    assert ways.primary == next(iter(expected))
+    assert bool(ways.notes) == (list(expected) == [GRID])
+    if GRID in expected:
+        grid, name = ways.by_name[GRID]
+        assert isinstance(grid, DiscreteTime)
+        assert len(grid.grid) == 17
+        assert name.startswith("16 steps")
+
+
+def test_the_grid_is_that_of_the_asked_steps(model, material):
+    """One step writes all words at once, none seeing another; a thousand come near to the limit."""
+    effort, found = Effort(None, 32, strata=16), {}
+    for steps in (1, 1000):
+        ways = ways_to_score(replace(model.experiment, objective=Diffusion(Linear(), steps)), model.lexicon)
+        for name, way in ways.by_name.items():
+            found[steps, name] = score_texts(model, way, material.scored, effort, protocol=Protocol())
+    batch = Sentences(model.vocabulary, material.scored).batch(range(6))
+    hidden = batch.tokens.masked_fill(batch.editable, model.vocabulary.mask_id)
+    with torch.no_grad():
+        log_f = model.network(hidden, batch.attend, torch.ones(6).double(), batch.editable)
+    nats = per_place(-log_prob_of(log_f, batch.tokens[batch.editable]), batch.editable).sum(dim=1)
+    assert torch.allclose(found[1, GRID].scores.nats, nats.double(), rtol=1e-4)
+    assert torch.equal(found[1, CONTINUOUS].scores.nats, found[1000, CONTINUOUS].scores.nats)
+    assert found[1000, GRID].nats_per_token == pytest.approx(found[1000, CONTINUOUS].nats_per_token, rel=0.05)
+    assert (found[1, GRID].protocol.steps, found[1000, GRID].protocol.steps) == (
+        "1 steps, Linear()",
+        "1000 steps, Linear()",
+    )
+
+
+def test_a_method_without_a_likelihood_says_so(model, material, monkeypatch):
+    class Silent(AnyOrder):
+        @property
+        def likelihood(self) -> Likelihood:
+            return Likelihood.NONE
+
+    monkeypatch.setattr(likelihoods, "scoring", lambda experiment, lexicon: (Silent(0), "silent"))
+    found = assess(model, material, quick(conventions=True))
+    report = found.to_json()
+    assert (report["likelihood"], report["primary"], report["likelihoods"]) == ("none", None, {})
+    assert report["nats_per_token"] is None
+    assert report["ci95"]["bleu4"] is not None
+    assert report["conventions"] == []
+    assert any("Silent has no likelihood" in note for note in report["notes"])
+
+
+def test_it_is_written_and_read_without_a_likelihood(model, material, monkeypatch, tmp_path):
+    found = replace(assess(model, material, quick()), likelihoods={})
+    write_evaluation(tmp_path, found)
+    again = read_evaluation(tmp_path)
+    assert again.primary is None
+    assert again.samples == found.samples.first
+
+
+# ---- conventions --------------------------------------------------------------------------------------------------
+
+
+def estimate_of(nats: list[float], tokens: list[int], steps: str) -> Estimate:
+    size = len(nats)
+    scores = Scores(
+        Likelihood.BOUND,
+        torch.arange(size),
+        torch.tensor(nats, dtype=torch.float64),
+        torch.zeros(size, dtype=torch.float64),
+        2,
+        torch.tensor(tokens),
+        torch.tensor([2, 3][:size]),
+        torch.tensor([10, 20][:size]),
+    )
+    return Estimate(scores, scores.rates(), None, Protocol(steps))
+
+
+def basis(**changes) -> Basis:
+    own = estimate_of([6.0, 9.0], [4, 6], "own")
+    grid, limit = estimate_of([8.0, 12.0], [4, 6], "grid"), estimate_of([5.0, 7.0], [4, 6], "limit")
+    packed = estimate_of([30.0, 20.0], [10, 10], "limit")
+    return replace(Basis(own, grid, limit, packed, torch.tensor([1.0, 2.0]).double(), 2, 600), **changes)
+
+
+def test_conventions_by_hand():
+    word, token, padded, packed, paid, byte = conventions(basis())
+    assert word.value == pytest.approx(math.exp((8 + 12) / (2 + 3)))
+    assert token.value == pytest.approx(math.exp((6 + 9) / (4 + 6)))
+    assert padded.value == pytest.approx(math.exp((5 + 7) / (4 + 2 + 6 + 2)))
+    assert packed.value == pytest.approx(math.exp((30 + 20) / 20))
+    assert paid.value == pytest.approx(math.exp((6 + 1 + 9 + 2) / (4 + 6)))
+    assert byte.value == pytest.approx((6 + 9) / (10 + 20) / math.log(2))
+    assert [row.steps for row in (word, token, padded, packed, paid, byte)] == [
+        "grid", "own", "limit", "limit", "own", "own",
+    ]  # fmt: skip
+    assert [row.meaning.trained_for for row in (word, token, padded, packed, paid, byte)] == [
+        True, True, True, False, True, True,
+    ]  # fmt: skip
+    # Two sentences drawn from two: the interval reaches from one of them to the other.
+    assert word.ci95 == pytest.approx((math.exp(8 / 2), math.exp(12 / 3)))
+    assert padded.ci95 == pytest.approx(sorted((math.exp(5 / 6), math.exp(7 / 8))))
+    assert {row.meaning.unit for row in (word, token, padded, packed, paid)} == {"perplexity"}
+    assert byte.meaning.unit == "bits"
+
+
+def test_a_convention_that_cannot_be_had_says_why():
+    rows = conventions(basis(packed=None, length_nats=None, own=estimate_of([math.inf, 9.0], [4, 6], "own")))
+    by_name = {row.meaning.name: row for row in rows}
+    assert "do not fill" in by_name["a token, packed"].meaning.note
+    assert "lengths" in by_name["a token, length paid"].meaning.note
+    assert "infinite" in by_name["a token"].meaning.note
+    for name in ("a token, packed", "a token, length paid", "a token", "a byte"):
+        assert by_name[name].value is by_name[name].ci95 is None
+    assert by_name["a word"].value is not None
+    plain = by_name["a token"].to_json()
+    assert {"name", "papers", "quotient", "note", "unit", "trained_for", "value", "ci95", "steps"} <= plain.keys()
+
+
+def test_conventions_of_a_run_agree_with_its_likelihoods(evaluated):
+    rows = {row["name"]: row for row in evaluated.report["conventions"]}
+    report, scores = evaluated.report, evaluated.primary
+    assert scores is not None
+    assert rows["a token"]["value"] == pytest.approx(report["perplexity_per_token"])
+    assert rows["a token"]["ci95"] == pytest.approx(report["ci95"]["perplexity_per_token"])
+    assert rows["a word"]["value"] == pytest.approx(report["likelihoods"]["grid"]["perplexity_per_word"])
+    assert rows["a byte"]["value"] == pytest.approx(report["bits_per_byte"])
+    padded = float(scores.nats.sum()) / float(scores.tokens.sum() + 2 * len(scores))
+    assert rows["a token, padded"]["value"] == pytest.approx(math.exp(padded))
+    assert not rows["a token, packed"]["trained_for"]
+
+
+def test_packed_rows_are_full_and_lose_nothing_but_the_end(model):
+    vocabulary = model.vocabulary
+    texts = ["the value is not changed .", "an object is a value", "this is the end of it"]
+    framed = vocabulary.encode(texts)
+    running = [token for row in framed for token in row[1:-1]]
+    rows = PackedRows(vocabulary, texts, 9)
+    assert len(rows.rows) == len(running) // 7
+    assert [token for row in rows.rows for token in row[1:-1]] == running[: 7 * len(rows.rows)]
+    assert {(row[0], row[-1], len(row)) for row in rows.rows} == {(framed[0][0], framed[0][-1], 9)}
+    batch = rows.batch([1, 0])
+    assert batch.editable.sum(dim=1).tolist() == [7, 7]
+    assert not batch.editable[:, [0, -1]].any()
+    assert batch.tokens.tolist() == [rows.rows[1], rows.rows[0]]
+    assert batch.example.tolist() == [1, 0]
+    assert rows.lengths.tolist() == [9] * len(rows.rows)
+
+
+# ---- what is assessed on ------------------------------------------------------------------------------------------
+
+
+def corpus_of(path: Path, lines: list[str]):
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return parse_corpus(str(path), Split.ALL, cleaning=AS_IT_IS)
+
+
+def test_sentences_keep_their_numbers_whoever_is_left_out(model, tmp_path):
+    lines = [f"the value {'of the value ' * (number % 5)}is not changed ." for number in range(40)]
+    corpus = corpus_of(tmp_path / "a.txt", lines)
+    everything = gather(corpus, "a", model.vocabulary, 46)
+    assert everything.numbers == tuple(range(40))
+    short = gather(corpus, "a", model.vocabulary, 12)
+    lengths = [len(row) - 2 for row in model.vocabulary.encode(lines)]
+    assert short.numbers == tuple(number for number in range(40) if lengths[number] <= 12)
+    assert 0 < short.num_overlong == 40 - len(short.numbers)
+    assert short.scored == tuple(lines[number] for number in short.numbers)
+    some, fewer = (gather(corpus, "a", model.vocabulary, 46, number).numbers for number in (20, 10))
+    assert (len(some), len(fewer)) == (20, 10)
+    assert set(fewer) < set(some)
+    assert some != tuple(range(20))
+    assert list(some) == sorted(some)
+    assert short.texts == everything.texts  # references are all sentences, also those that are not scored
+
+
+def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
+    own = tmp_path / "own.txt"
+    other = tmp_path / "other.txt"
+    for path in (own, other):
+        path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
+    trained = Data(str(own))
+    assert held_out(str(own), trained, AS_IT_IS).split is Split.VALIDATION
+    assert held_out(str(other), trained, AS_IT_IS).split is Split.ALL
+    assert held_out(str(own), Data("gone.txt"), AS_IT_IS).split is Split.ALL
+    assert held_out("pydoc", Data("pydoc"), AS_IT_IS).split is Split.VALIDATION
+    assert held_out("pydoc", trained, AS_IT_IS).split is Split.ALL
+    shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
+    shard.parent.mkdir(parents=True)
+    shard.write_text("a sentence\n")
+    assert held_out(f"lm1b:{tmp_path / 'lm1b'}", trained, AS_IT_IS).split is Split.TEST
+
+
+def test_progress_adds_up_to_what_there_is(model, material):
+    seen: dict[str, tuple[int, int]] = {}
+    assess(model, material, quick(conventions=True), watch=lambda what, done, total: seen.update({what: (done, total)}))
+    assert seen["samples"] == (6, 6)
+    assert seen["likelihood, grid"] == seen["likelihood, continuous"] == (12, 12)
+    assert all(0 < done <= total for done, total in seen.values())
+
+
+def test_an_interval_of_a_mean_lies_around_it():
+    values = PerSample(np.linspace(0, 1, 50))
+    low, high = mean_interval(values)
+    assert low < 0.5 < high
+    assert high - low == pytest.approx(2 * 1.96 * np.std(values.values) / math.sqrt(50), rel=0.1)
+    assert mean_interval(PerSample(np.full(9, 0.25))) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "evaluation.json").unlink(), "no evaluation"),
+        (lambda folder: (folder / "evaluation.json").write_text('{"format": 99}'), "version"),
+        (lambda folder: (folder / "evaluation.json").write_text("{"), "no JSON"),
+        (lambda folder: (folder / "scores.safetensors").write_bytes(b"no"), "damaged"),
+        (lambda folder: (folder / "scores.safetensors").unlink(), "damaged"),
+        (lambda folder: (folder / "samples.txt").unlink(), "damaged"),
+    ],
+)
+def test_a_damaged_evaluation_is_one_line(model, material, tmp_path, damage, message):
+    write_evaluation(tmp_path, assess(model, material, quick()))
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_evaluation(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,705 @@
+"""The model in Python: whatever it was trained by, it writes, fills and scores, and keeps what it was given."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save
+from tiny_models import (
+    EXPERIMENTS,
+    MAX_LENGTH,
+    bundled,
+    damaged,
+    folder,
+    model_of,
+    plain_bert,
+    plain_roberta,
+    run_of,
+    toy_sentences,
+    trained,
+    trained_run,
+)
+from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+import diffusionbert
+from diffusionbert import model as model_module
+from diffusionbert.method import Likelihood
+from diffusionbert.model import BUNDLED, Model, load
+from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.texts import Task
+
+SENTENCE = "the old king saw the city of paris today ."
+SPECIAL = re.compile(r"\[(MASK|UNK|PAD|CLS|SEP)\]|<(mask|unk|pad|s|/s)>")
+FEW = Sampling(steps=6)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return trained()
+
+
+def texts(model: Model, task: Task, sampling: Sampling = FEW) -> list[str]:
+    return [written.text for written in model.write(task, sampling)]
+
+
+def has_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+# ---- opening --------------------------------------------------------------------------------------------------------
+
+
+def test_the_bundled_model_opens_everywhere_and_is_small():
+    model = bundled()
+    assert model.name == "bundled"
+    assert sum(parameter.numel() for parameter in model.network.parameters()) <= 20_000_000
+    assert sum(file.stat().st_size for file in BUNDLED.iterdir()) <= 40_000_000
+    assert model.length_histogram is not None
+    assert model.max_length == 126
+    assert not list(BUNDLED.glob("*.bin"))
+
+
+def test_transformers_opens_the_bundled_folder_and_says_the_same():
+    text = "the [MASK] of france is [MASK] ."
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    theirs = AutoModelForMaskedLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
+    inputs = tokenizer(text, return_tensors="pt")
+    model = bundled()
+    assert inputs["input_ids"].tolist() == model.vocabulary.encode([text], marked=True)
+    asked = inputs["input_ids"] == tokenizer.mask_token_id
+    with torch.no_grad():
+        logits = theirs(**inputs).logits[asked]
+        ours = model.network(inputs["input_ids"], torch.ones_like(asked), torch.ones(1).double(), asked)
+    writable = model.network.writable
+    assert torch.allclose(logits[:, writable].log_softmax(-1), ours[:, writable], atol=1e-4)
+
+
+OFFLINE = """
+import socket
+
+def refused(*_):
+    raise AssertionError("the network was asked")
+
+socket.socket.connect = socket.getaddrinfo = refused
+import diffusionbert
+print(diffusionbert.load().generate(1, length=3, steps=2)[0])
+"""
+
+
+def test_the_bundled_model_never_asks_the_network():
+    online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", OFFLINE], env=online, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_a_run_and_its_model_folder_are_the_same_model(model):
+    again = load(str(trained_run() / "model"))
+    assert again.generate(2, length=6) == model.generate(2, length=6)
+    assert again.max_length == model.max_length == MAX_LENGTH - 2
+
+
+def test_what_is_public_is_opened_on_demand():
+    assert diffusionbert.load is load
+    assert diffusionbert.Model is Model
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = diffusionbert.nothing_of_the_kind
+
+
+def test_a_plain_model_reads_what_its_positions_allow():
+    assert load(plain_bert()).max_length == 30
+    assert load(plain_roberta()).max_length == 30  # two positions belong to the padding
+
+
+def test_a_run_without_a_model_is_told_so():
+    unfinished = folder() / "unfinished"
+    shutil.copytree(trained_run(), unfinished, ignore=shutil.ignore_patterns("model"))
+    with pytest.raises(ValueError, match="has not left a model"):
+        load(unfinished)
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "no such name", "nothing", "x" * 300, "a/b/c/d"])
+def test_a_name_that_leads_nowhere_is_refused(name):
+    with pytest.raises(ValueError, match="no model at"):
+        load(name)
+
+
+def test_a_file_is_no_model(tmp_path):
+    (tmp_path / "notes.txt").write_text("the king")
+    with pytest.raises(ValueError, match=r"no model at .*notes\.txt"):
+        load(tmp_path / "notes.txt")
+
+
+COUNTS = {"counts": torch.ones(5, dtype=torch.long), "length_histogram": torch.ones(3, dtype=torch.long)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"diffusionbert.json": b"{"},
+        {"diffusionbert.json": b"\xff\xfe"},
+        {"diffusionbert.json": b"[]"},
+        {"diffusionbert.json": b"{}"},
+        {"diffusionbert.json": b'{"experiment": null}'},
+        {"diffusionbert.json": b'{"experiment": {"kind": "Linear"}}'},
+        {"diffusionbert.json": b'{"experiment": {"kind": "Experiment"}}'},
+        {"token_counts.safetensors": None},
+        {"token_counts.safetensors": b"not tensors"},
+        {"token_counts.safetensors": save({"other": torch.ones(3)})},
+        {"token_counts.safetensors": save(COUNTS)},
+        {"model.safetensors": None},
+        {"model.safetensors": b""},
+        {"model.safetensors": None, "pytorch_model.bin": b"a pickle"},
+        {"config.json": None},
+        {"config.json": b"{"},
+        {"config.json": b'{"model_type": "gpt2"}'},
+        {"tokenizer.json": None, "tokenizer_config.json": None},
+        {"tokenizer.json": b"{"},
+    ],
+    ids=lambda change: " ".join(f"{name}={content!r:.40}" for name, content in change.items()),
+)
+def test_a_damaged_folder_is_refused_by_name(change):
+    path = damaged(trained_run() / "model", "damaged", change)
+    with pytest.raises(ValueError, match=r".") as caught:
+        load(path).generate(1, length=3)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_wants_the_time_does_not_open_without_its_embeddings():
+    path = damaged(run_of("layers") / "model", "timeless", {"conditioning.safetensors": None})
+    with pytest.raises(ValueError, match="conditioning"):
+        load(path)
+
+
+# ---- every kind of model --------------------------------------------------------------------------------------------
+
+NEEDS_MASKS = {
+    Algorithm.CONFIDENCE,
+    Algorithm.MARGIN,
+    Algorithm.ENTROPY,
+    Algorithm.MASK_PREDICT,
+    Algorithm.REMASKING,
+}
+REFUSED = {
+    "uniform": NEEDS_MASKS,
+    "uniform-layers": NEEDS_MASKS,
+    "spindle-sentence": {Algorithm.REMASKING},
+    "spindle-paper": {Algorithm.REMASKING},
+}
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS)
+def test_every_kind_of_model_writes_with_every_sampler_or_says_why_not(kind):
+    model = model_of(kind)
+    tasks = [
+        Task(2, length=7),
+        Task(2, length=7, prompt="the king", include=("river",), forbid=("queen",)),
+        Task(2, rewrite=SENTENCE),
+    ]
+    for algorithm, task in itertools.product(Algorithm, tasks):
+        sampling = Sampling(algorithm, steps=5, top_k=20)
+        if algorithm in REFUSED.get(kind, ()):
+            with pytest.raises(ValueError, match="MASK|sentence"):
+                texts(model, task, sampling)
+            continue
+        written = list(model.write(task, sampling))
+        assert [each.length for each in written] == [10 if task.rewrite else 7] * 2
+        assert all(each.steps == 5 and 0 < each.calls <= 5 for each in written)
+        assert not any(SPECIAL.search(each.text) for each in written)
+        for each in written:
+            assert all(has_word(each.text, word) for word in task.include), each
+            assert not any(has_word(each.text, word) for word in task.forbid), each
+            assert each.text.startswith(task.prompt), each
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS)
+def test_every_kind_of_model_fills_or_says_why_not(kind):
+    model = model_of(kind)
+    if kind.startswith("uniform"):
+        with pytest.raises(ValueError, match=r"noise.*\[MASK\]"):
+            model.fill("the [MASK] saw .")
+        return
+    found = model.fillings("the [MASK] saw [BLANK] .", 3, longest=2)
+    assert len(found) == 3
+    assert [each.nats for each in found] == sorted(each.nats for each in found)
+    assert all(len(each.fillings) == 2 and math.isfinite(each.nats) for each in found)
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS)
+def test_every_kind_of_model_scores_and_says_what_the_number_is(kind):
+    [score] = model_of(kind).score([SENTENCE], precision=1.0)
+    assert score.likelihood is (Likelihood.PSEUDO if kind == "spindle-paper" else Likelihood.BOUND)
+    assert score.ci95[0] <= score.nats <= score.ci95[1]
+    assert 0 < score.nats < 200
+    by_steps = kind.startswith(("spindle", "uniform", "prefix", "layers"))
+    assert ("16 steps" in score.protocol.steps) == by_steps
+    surprise = model_of(kind).surprise(SENTENCE, draws=4)
+    assert [piece for piece, _ in surprise] == SENTENCE.split()
+
+
+@pytest.mark.parametrize("kind", ["linear", "spindle", "layers", "spindle-layers", "masking"])
+def test_a_model_calls_its_network_as_rarely_as_its_kind_allows(kind):
+    [written] = model_of(kind).write(Task(length=9), Sampling(steps=100))
+    assert written.calls <= (100 if kind == "spindle-layers" else 9)
+    assert written.calls > (9 if kind == "spindle-layers" else 3)
+
+
+class Listening(nn.Module):
+    """A network that keeps the times it is told."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network, self.times = network, []
+        self.writable, self.max_length = network.writable, network.max_length
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        self.times += t.tolist()
+        return self.network(tokens, attend, t, asked)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_a_network_is_told_how_much_is_hidden_at_the_start(algorithm, monkeypatch):
+    model = model_of("layers")
+    listening = Listening(model.network)
+    monkeypatch.setattr(model, "network", listening)
+    texts(model, Task(2, rewrite=SENTENCE, strength=0.3), Sampling(algorithm, steps=10))
+    assert max(listening.times) <= 0.3 + 1e-9
+    listening.times.clear()
+    texts(model, Task(2, length=10), Sampling(algorithm, steps=10))
+    assert max(listening.times) > 0.6
+
+
+# ---- generating -----------------------------------------------------------------------------------------------------
+
+
+def test_a_length_is_kept_a_range_is_drawn_from_and_the_corpus_knows_its_own(model):
+    assert [each.length for each in model.write(Task(3, length=5), FEW)] == [5, 5, 5]
+    ranged = {each.length for each in model.write(Task(60, length=(4, 7)), Sampling(steps=1))}
+    assert ranged == {4, 5, 6, 7}
+    known = {len(sentence.split()) for sentence in toy_sentences(400)}
+    drawn = {each.length for each in model.write(Task(60), Sampling(steps=1))}
+    assert drawn <= known
+    assert len(drawn) > 2
+
+
+def test_lengths_leave_room_for_the_prompt(model):
+    prompt = "my brother saw the city of"
+    for task in (Task(30, prompt=prompt), Task(30, length=(2, 8), prompt=prompt)):
+        assert all(each.length > 6 for each in model.write(task, Sampling(steps=1)))
+
+
+def test_a_prompt_is_kept_letter_by_letter(model):
+    for prompt in ("The OLD  king", "It's 🙂, e.g. a U.S. king", "[MASK] said [SEP]", "the king's"):
+        for text in texts(model, Task(4, length=22, prompt=prompt)):
+            assert text.startswith(prompt)
+            assert not text[len(prompt) :][:1].isalnum()  # its last word is whole
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_what_is_given_stays_in_every_state(model, algorithm):
+    prompted = list(model.watch(Task(length=9, prompt="the old king"), Sampling(algorithm, steps=7)))
+    assert {moment.pieces[:3] for moment in prompted} == {("the", "old", "king")}
+    rewritten = list(model.watch(Task(rewrite=SENTENCE, strength=0.3), Sampling(algorithm, steps=7)))
+    frozen = [place for place, piece in enumerate(rewritten[0].pieces) if piece is not None]
+    assert len(frozen) == 7
+    for moment in rewritten:
+        assert [moment.pieces[place] for place in frozen] == [SENTENCE.split()[place] for place in frozen]
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_constraints_are_met_exactly(model, algorithm):
+    task = Task(24, length=12, include=("river", "city of paris", "kingdom"), forbid=("the", "king", "white castle"))
+    for text in texts(model, task, Sampling(algorithm, steps=5, temperature=2.0)):
+        assert all(has_word(text, word) for word in task.include), text
+        assert not any(has_word(text, word) for word in task.forbid), text
+
+
+def test_a_word_is_forbidden_however_it_could_be_spelled():
+    """A hot, hardly trained model writes `k` `##ing` and `##a` first: still no forbidden word is to be read."""
+    forbidden = ("king", "river", "the", "art", "an", "a")
+    for seed in range(3):
+        task = Task(64, length=12, forbid=forbidden, seed=seed)
+        for text in texts(model_of("linear"), task, Sampling(steps=8, temperature=3.0)):
+            assert not any(has_word(text, word) for word in forbidden), text
+
+
+def test_rewriting_without_a_word_hides_it(model):
+    for text in texts(model, Task(12, rewrite=SENTENCE, strength=0.1, forbid=("paris",))):
+        assert not has_word(text, "paris")
+        assert text.startswith("the old king saw") or sum(map(SENTENCE.split().__contains__, text.split())) >= 7
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_the_same_seed_gives_the_same_text(model, algorithm):
+    sampling = Sampling(algorithm, steps=8)
+    first, again, other = (texts(model, Task(4, length=9, seed=seed), sampling) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+    assert len(set(first)) > 1
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_a_batch_is_its_rows(model, algorithm, monkeypatch):
+    sampling = Sampling(algorithm, steps=8)
+    five = texts(model, Task(5, length=9, include=("river",), forbid=("king",)), sampling)
+    assert texts(model, Task(3, length=9, include=("river",), forbid=("king",)), sampling) == five[:3]
+    monkeypatch.setattr(model_module, "ROWS_AT_ONCE", 2)
+    assert texts(model, Task(5, length=9, include=("river",), forbid=("king",)), sampling) == five
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.EXACT, Algorithm.ANCESTRAL, Algorithm.REMASKING, Algorithm.RENOISING])
+def test_at_a_low_temperature_words_are_revealed_throughout(model, algorithm):
+    """The original's failure: everything in the last step, because the temperature sharpened "stay masked", too."""
+    hidden: dict[float, list[float]] = {0.75: [], 0.5: [], 0.25: []}
+    for seed in range(8):
+        states = list(model.watch(Task(length=20, seed=seed), Sampling(algorithm, steps=32, temperature=0.1)))
+        for time, shares in hidden.items():
+            latest = [state for state in states if state.time >= time - 1e-9][-1]
+            shares.append(latest.pieces.count(None) / 20)
+    for time, shares in hidden.items():
+        assert abs(sum(shares) / len(shares) - time) < 0.15, (time, shares)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_blocks_write_more_than_the_model_reads(model, algorithm):
+    written = list(model.write(Task(2, length=50, prompt="the king"), Sampling(algorithm, steps=4, block=6)))
+    assert [each.length for each in written] == [50, 50]
+    assert all(each.text.startswith("the king") and not SPECIAL.search(each.text) for each in written)
+    assert all(each.calls <= 8 * 4 for each in written)
+
+
+def test_all_words_or_a_few(model):
+    assert texts(model, Task(4, length=9), Sampling(top_k=None)) != texts(model, Task(4, length=9), Sampling(top_k=1))
+    greedy = Sampling(Algorithm.MARGIN, steps=9, top_k=1)
+    assert len(set(texts(model, Task(4, length=9), greedy))) == 1  # nothing is left to chance
+
+
+def test_stream_yields_every_state_from_all_hidden_to_none(model):
+    moments = list(model.stream(length=8, steps=16, seed=1))
+    assert (moments[0].time, moments[-1].time) == (1.0, 0.0)
+    assert moments[0].pieces == (None,) * 8
+    assert moments[0].text == ""
+    hidden = [moment.pieces.count(None) for moment in moments]
+    assert hidden == sorted(hidden, reverse=True)
+    assert hidden[-1] == 0
+    assert [moment.calls for moment in moments] == list(range(len(moments)))
+    assert moments[-1].text == model.generate(1, length=8, steps=16, seed=1)[0]
+    for before, after in itertools.pairwise(moments):
+        kept = zip(before.pieces, after.pieces, strict=True)
+        assert all(old in (None, new) for old, new in kept)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"number": 0}, "1 to"),
+        ({"number": -1}, "1 to"),
+        ({"number": 10**9}, "1 to"),
+        ({"include": ("king",), "forbid": ("King",)}, "king"),
+        ({"rewrite": SENTENCE, "length": 4}, "rewritten"),
+        ({"rewrite": SENTENCE, "prompt": "the"}, "rewritten"),
+    ],
+    ids=str,
+)
+def test_a_contradictory_task_is_refused_when_it_is_made(task, message):
+    with pytest.raises(ValueError, match=message):
+        Task(**task)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"length": 0}, "at least 1"),
+        ({"length": MAX_LENGTH - 1}, f"{MAX_LENGTH - 1}.*block"),
+        ({"length": (0, 3)}, "0-3"),
+        ({"length": (5, 3)}, "5-3"),
+        ({"length": (2, 3), "prompt": "the old king saw"}, "prompt"),
+        ({"length": 3, "prompt": "the old king saw"}, "5 or more"),
+        ({"prompt": "king " * 40}, "more than the 22"),
+        ({"include": ("a", "an", "river", "sea"), "length": 3}, "4 words"),
+        ({"include": ("",), "length": 5}, "''"),
+        ({"include": ("🙂",), "length": 5}, "🙂"),
+        ({"forbid": ("🙂",), "length": 5}, "🙂"),
+        ({"include": ("old king",), "forbid": ("king",), "length": 5}, "'king'"),
+        ({"prompt": "the king", "forbid": ("king",), "length": 5}, "'king'"),
+        ({"rewrite": "", "length": None}, "nothing to rewrite"),
+        ({"rewrite": SENTENCE, "strength": 0.0}, "strength"),
+        ({"rewrite": "king " * 40}, "more than the 22"),
+        ({"source": "the king"}, "not trained on pairs"),
+        ({"prompt": "caf\udce9", "length": 5}, "UTF-8"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_written_is_refused(model, task, message):
+    with pytest.raises(ValueError, match=message):
+        texts(model, Task(**task))
+
+
+def test_a_string_is_not_a_list_of_words(model):
+    """Python would take its letters."""
+    for wrong in ({"include": "river"}, {"forbid": "river"}):
+        with pytest.raises(ValueError, match=r"\['river'\]"):
+            model.generate(1, length=6, **wrong)
+    with pytest.raises(ValueError, match="river"):
+        model.fillings("the [MASK] .", forbid="river")
+    with pytest.raises(ValueError, match="list"):
+        model.score(SENTENCE)
+
+
+def test_a_model_without_a_histogram_still_has_a_usual_length():
+    written = list(load(plain_bert()).write(Task(2), FEW))
+    assert [each.length for each in written] == [24, 24]
+
+
+# ---- answering ------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_pairs_answers_a_source():
+    model, task = model_of("pairs"), Task(2, source="the king saw a river today .")
+    assert model.paired
+    written = list(model.write(task, FEW))
+    assert all(1 <= each.length <= 9 and not SPECIAL.search(each.text) for each in written)
+    prompted = texts(model, replace(task, prompt="Nobody", length=5))
+    assert all(text.startswith("Nobody") for text in prompted)
+    with pytest.raises(ValueError, match="pairs"):
+        texts(model, Task(1, length=5))
+
+
+def test_the_answer_is_the_candidate_that_agrees_most_with_the_others():
+    model, task = model_of("pairs"), Task(2, source="the king saw a river today .", length=4)
+    candidates = texts(model, replace(task, number=10))
+    answers = [written.text for written in model.answer(task, FEW, 5)]
+    assert answers[0] in candidates[:5]
+    assert answers[1] in candidates[5:]
+    [alone] = model.answer(replace(task, number=1), FEW, 5)
+    assert alone.text == answers[0]
+
+
+def test_the_source_is_read():
+    """Another source, another answer: it is not only a prompt of the right length."""
+    model = model_of("pairs")
+    one, other = (
+        texts(model, Task(8, source=source, length=6), Sampling(steps=6))
+        for source in ("the king saw a river today .", "nobody painted the sea again .")
+    )
+    assert one != other
+
+
+# ---- filling --------------------------------------------------------------------------------------------------------
+
+
+def test_one_blank_is_what_the_network_says():
+    """On a plain masked language model, without training: the same numbers as from transformers itself."""
+    model, theirs = load(plain_bert()), AutoModelForMaskedLM.from_pretrained(plain_bert()).eval()
+    tokenizer = AutoTokenizer.from_pretrained(plain_bert())
+    inputs = tokenizer("The king [MASK] a river .", return_tensors="pt")
+    with torch.no_grad():
+        logits = theirs(**inputs).logits[0, inputs["input_ids"][0] == tokenizer.mask_token_id][0]
+    log_p = logits[model.network.writable].log_softmax(-1)
+    found = model.fillings("The king [MASK] a river .", 4)
+    best = log_p.masked_fill(model.network.writable.nonzero()[:, 0] == model.vocabulary.unk_id, -torch.inf).topk(4)
+    assert [each.nats for each in found] == pytest.approx((-best.values).tolist(), abs=1e-4)
+    spelled = model.vocabulary.spelled(model.network.writable.nonzero()[best.indices, 0].tolist())
+    assert [each.fillings[0] for each in found] == [piece.removeprefix("##") for piece in spelled]
+
+
+@pytest.mark.parametrize(("path", "mask"), [(plain_bert, "[MASK]"), (plain_roberta, "<mask>")])
+def test_two_blanks_cost_the_mean_of_both_orders(path, mask):
+    model, tokenizer = load(path()), AutoTokenizer.from_pretrained(path())
+    text = "the [MASK] saw a [MASK] ."
+    [row] = model.vocabulary.encode([text.replace("[MASK]", mask)], marked=True)
+    first, second = (place for place, token in enumerate(row) if token == tokenizer.mask_token_id)
+
+    def nats(shown: dict[int, int], place: int, token: int) -> float:
+        tokens = torch.tensor([row])
+        for where, what in shown.items():
+            tokens[0, where] = what
+        asked = torch.zeros_like(tokens, dtype=torch.bool)
+        asked[0, place] = True
+        with torch.no_grad():
+            return -float(model.network(tokens, torch.ones_like(asked), torch.ones(1).double(), asked)[0, token])
+
+    wanted = model.vocabulary.pieces("queen")[0], model.vocabulary.pieces("river")[0]
+    one, other = dict.fromkeys((first, second)), None
+    one = nats({}, first, wanted[0]) + nats({first: wanted[0]}, second, wanted[1])
+    other = nats({}, second, wanted[1]) + nats({second: wanted[1]}, first, wanted[0])
+    found = model.fillings(text, 500)
+    [mine] = [each for each in found if each.fillings == ("queen", "river")] or [None]
+    if mine is None:  # a random network may think little of it
+        best = found[0]
+        tokens = [model.vocabulary.pieces(word)[0] for word in best.fillings]
+        assert len(tokens) == 2
+    else:
+        assert mine.nats == pytest.approx((one + other) / 2, abs=1e-4)
+
+
+def test_blanks_are_filled_jointly_and_ranked(model):
+    found = model.fillings("the [MASK] king saw the city of [MASK] today .", 3)
+    assert found[0].fillings == ("old", "paris")
+    assert found[0].text == "the old king saw the city of paris today ."
+    assert [each.nats for each in found] == sorted(each.nats for each in found)
+    assert len({each.text for each in found}) == 3
+    assert model.fill("the [MASK] king saw the city of [MASK] today .") == found[0].text
+
+
+@pytest.mark.parametrize(
+    ("text", "blanks"),
+    [
+        ("[MASK] [MASK] saw a river .", 2),
+        ("the king saw a [MASK][MASK]", 2),
+        ("[MASK]", 1),
+        ("[BLANK] [BLANK]", 2),
+        ("[MASK] [BLANK] .", 2),
+        ("The KING saw [MASK] 🙂 , e.g. [MASK]!", 2),
+    ],
+)
+def test_each_blank_has_its_own_filling(model, text, blanks):
+    for each in model.fillings(text, 3, longest=2):
+        assert len(each.fillings) == blanks
+        assert all(each.fillings)
+        given = [part.strip() for part in re.split(r"\[MASK\]|\[BLANK\]", text)]
+        assert re.fullmatch(r"\s*.+?\s*".join(map(re.escape, given)), each.text), each.text
+
+
+def test_a_gap_is_given_the_length_that_suits(model):
+    found = model.fillings("the old king saw [BLANK] paris today .", 8, longest=4)
+    assert found[0].fillings == ("the city of",)
+    lengths = {len(each.fillings[0].split()) for each in found}
+    assert len(lengths) > 1
+    assert all(1 <= length <= 4 for length in lengths)
+    assert {len(each.fillings[0].split()) for each in model.fillings("the [BLANK] .", 3, longest=1)} == {1}
+
+
+def test_forbidden_words_fill_no_blank(model):
+    text = "the old [MASK] saw the city of [MASK] today ."
+    assert "paris" in model.fillings(text, 1)[0].fillings
+    for each in model.fillings(text, 20, forbid=["paris", "king"]):
+        assert not {"paris", "king"} & set(each.fillings)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("no blank .", {}, "nothing to fill"),
+        ("", {}, "nothing to fill"),
+        ("the [MASK] [SEP] .", {}, "special tokens"),
+        ("[MASK] " * 23, {}, "23.*more than the 22"),
+        ("king " * 20 + "[BLANK]", {}, "more than the 22"),
+        ("the [MASK] .", {"alternatives": 0}, "alternatives"),
+        ("the [BLANK] .", {"longest": 0}, "longest"),
+        ("the [MASK] .", {"forbid": ["the"]}, "'the'"),
+        ("caf\udce9 [MASK]", {}, "UTF-8"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused(model, text, options, message):
+    with pytest.raises(ValueError, match=message):
+        model.fillings(text, **options)
+
+
+def test_the_bundled_model_knows_a_capital():
+    [best, *_] = bundled().fillings("paris is the capital of [MASK] .", 3)
+    assert best.fillings == ("france",)
+
+
+# ---- scoring --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sentence_of_one_token_is_scored_exactly():
+    model, theirs = load(plain_bert()), AutoModelForMaskedLM.from_pretrained(plain_bert()).eval()
+    tokenizer = AutoTokenizer.from_pretrained(plain_bert())
+    inputs = tokenizer("[MASK]", return_tensors="pt")
+    with torch.no_grad():
+        logits = theirs(**inputs).logits[0, 1].masked_fill(~model.network.writable, -torch.inf)
+    expected = -float(logits.log_softmax(-1)[tokenizer.convert_tokens_to_ids("river")])
+    [score] = model.score(["river"])
+    assert score.nats == pytest.approx(expected, abs=1e-4)
+    assert score.ci95 == pytest.approx((expected, expected), abs=1e-4)
+
+
+def test_units_are_tokens_words_and_bytes(model):
+    text = "the kingdom of 東京 ."
+    [score] = model.score([text], precision=0.5)
+    num_tokens = len(model.vocabulary.encode([text])[0]) - 2
+    assert score.perplexity_per_token == pytest.approx(math.exp(score.nats / num_tokens))
+    assert score.perplexity_per_word == pytest.approx(math.exp(score.nats / 5))
+    assert score.bits_per_byte == pytest.approx(score.nats / math.log(2) / len(text.encode()))
+    assert score.to_json().keys() >= {
+        *("text", "nats", "perplexity_per_token", "perplexity_per_word", "bits_per_byte", "ci95"),
+        *("likelihood", "protocol"),
+    }
+    assert json.loads(json.dumps(score.to_json()))["likelihood"] == "bound"
+
+
+def test_order_matters_to_a_score(model):
+    shuffled = "paris king the city old saw of today the ."
+    for scorer, real, other in (
+        (model, SENTENCE, shuffled),
+        (bundled(), "the capital of france is paris .", "paris the is france capital of ."),
+    ):
+        first, second = scorer.score([real, other], precision=0.3)
+        assert first.ci95[1] < second.ci95[0]
+        assert first.perplexity_per_token < second.perplexity_per_token
+        assert (first.text, second.text) == (real, other)
+
+
+def test_what_tokens_cost_is_what_the_sentence_costs(model):
+    [score] = model.score([SENTENCE], precision=0.02)
+    surprise = model.surprise(SENTENCE, draws=256)
+    assert [piece for piece, _ in surprise] == SENTENCE.split()
+    margin = score.ci95[1] - score.ci95[0]
+    assert sum(nats for _, nats in surprise) == pytest.approx(score.nats, abs=2 * margin)
+
+
+def test_scores_come_in_the_order_of_the_sentences(model):
+    sentences = [SENTENCE, "nobody", "a queen met the sea in winter .", "the king ."]
+    together = model.score(sentences, precision=0.2)
+    assert [score.text for score in together] == sentences
+    assert together[1].nats < together[0].nats
+    alone = [model.score([sentence], precision=0.2)[0] for sentence in sentences]
+    for one, other in zip(together, alone, strict=True):
+        assert one.nats == pytest.approx(other.nats, abs=3 + 0.1 * other.nats)
+
+
+def test_a_score_is_reproducible(model):
+    first, again, other = (model.score([SENTENCE], precision=0.2, seed=seed)[0].nats for seed in (0, 0, 1))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("text", ["🙂", "🙂🙂 👨‍👩‍👧", "Ünïcödé — „Anführung“", "日本語の文", "\u200bking\ufeff", "a" * 5000])
+def test_any_text_with_characters_has_a_finite_score(model, text):
+    [score] = model.score([text], precision=1.0)
+    assert math.isfinite(score.nats)
+    assert score.text == text
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ([], "list"),
+        ([""], "sentence 1 has no words"),
+        (["the king .", " \t"], "sentence 2 has no words"),
+        (["the king .", "king " * 30, "a"], r"sentence 2 .*30 tokens.*22"),
+        (["caf\udce9"], "UTF-8"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_scored_is_refused(model, sentences, message):
+    with pytest.raises(ValueError, match=message):
+        model.score(sentences)
+
+
+@pytest.mark.parametrize("precision", [0.0, -1.0, math.nan])
+def test_a_precision_must_be_above_zero(model, precision):
+    with pytest.raises(ValueError, match="precision"):
+        model.score([SENTENCE], precision=precision)
