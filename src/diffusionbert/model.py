@@ -7,6 +7,7 @@ becomes text again. The command line and the page are thin shells around this ob
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -35,12 +36,14 @@ from diffusionbert.protocol import Protocol
 from diffusionbert.sampling import Sampling
 from diffusionbert.scores import Estimate, Unit
 from diffusionbert.shapes import Batch
-from diffusionbert.texts import Filled, Moment, SentenceScore, Task, Written, words_of
+from diffusionbert.texts import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The model inside the package."""
 USUAL_LENGTH = 24
 """Of a model that does not know the lengths of its corpus."""
+ATTEMPTS = 20
+"""To write a text without forbidden words; one nearly always does."""
 ROWS_AT_ONCE = 32
 """Rows written side by side; what is written does not depend on it."""
 
@@ -101,10 +104,28 @@ class Model:
         canvas = self._canvas(task, sampling)
         for start in range(0, len(canvas.tokens), ROWS_AT_ONCE):
             rows = torch.arange(start, min(start + ROWS_AT_ONCE, len(canvas.tokens)))
-            *_, last = self._states(task, sampling, canvas.rows(rows))
-            for row, calls in zip(last.tokens, last.calls.tolist(), strict=True):
+            yield from self._written(task, sampling, canvas.rows(rows))
+
+    def _written(self, task: Task, sampling: Sampling, canvas: Batch) -> list[Written]:
+        """Writes all rows of a canvas, and those again in which a forbidden word can be read all the same.
+
+        Pieces are forbidden, but a weak or hot network may spell a word across punctuation: `& ##a` reads as `&a`.
+        """
+        found: dict[int, Written] = {}
+        for attempt in range(ATTEMPTS):
+            missing = torch.tensor([row for row in range(len(canvas.tokens)) if row not in found])
+            again = replace(task, seed=task.seed + (attempt << 36))
+            *_, last = self._states(again, sampling, canvas.rows(missing))
+            for number, row, calls in zip(missing.tolist(), last.tokens, last.calls.tolist(), strict=True):
                 own = self._own(row)
-                yield Written(self._text(own, task.prompt), len(own), sampling.steps, int(calls), task.seed)
+                text = self._text(own, task.prompt)
+                if not any(has_word(text, word) for word in task.forbid):
+                    found[number] = Written(text, len(own), sampling.steps, int(calls), task.seed)
+            if len(found) == len(canvas.tokens):
+                return [found[row] for row in range(len(canvas.tokens))]
+        raise RuntimeError(
+            f"no text without {', '.join(task.forbid)} was found in {ATTEMPTS} attempts; forbid fewer words"
+        )
 
     def answer(self, task: Task, sampling: Sampling, candidates: int) -> list[Written]:
         """Answers a source: of so many candidates, the one with the least expected loss (Kumar & Byrne 2004).
@@ -131,7 +152,7 @@ class Model:
         network, canvas = self._constrained(task, canvas.to(self.device))
         words = canvas.editable | (canvas.attend & ~self.vocabulary.special.to(self.device)[canvas.tokens])
         # A network that is told the time, or a schedule by token, must know how much is hidden at the start.
-        end = 1.0 if task.rewrite is None else float(canvas.editable.sum() / words.sum())
+        end = 1.0 if task.rewrite is None else int(canvas.editable.sum()) / int(words.sum())
         sampler = build_sampler(self.experiment, self.lexicon, sampling, end, self.max_places)
         return sampler.to(self.device).sample(network, canvas, task.seed)
 
@@ -232,7 +253,7 @@ class Model:
         network, _ = self._constrained(task, gaps[0].canvas)
         shaping, mask_id = Shaping(forbidden=self.lexicon.forbidden), self.vocabulary.mask_id
         special = pad(self.vocabulary.special, (0, len(self.network.writable) - self.vocabulary.size))
-        if len(gaps) > 1:
+        if BLANK in given.marks:
             found = fill_gaps(network, gaps, mask_id, alternatives, seed, shaping, special=special)[0][:alternatives]
         else:
             found = filling.fill(network, gaps[0].canvas, mask_id, alternatives, seed, shaping, special=special)[0]
@@ -339,11 +360,11 @@ def load(name_or_folder: str | Path | None = None, device: str | torch.device | 
         return Model(read_model(BUNDLED), "bundled", chosen)
     folder = Path(name_or_folder)
     run = RunFolder(folder)
-    if run.experiment.exists():
+    if os.path.isfile(run.experiment):  # noqa: PTH113 - a name too long for a file is no error here
         if not run.model.exists():
             raise ValueError(f"{str(folder)!r} is a run that has not left a model yet; let it finish, or --resume it")
         folder = run.model
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):  # noqa: PTH112 - as above
         folder = _downloaded(str(name_or_folder))
     return Model(read_model(folder), str(name_or_folder), chosen)
 

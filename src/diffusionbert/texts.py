@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,11 @@ def words_of(words: Sequence[str]) -> tuple[str, ...]:
     if isinstance(words, str):
         raise ValueError(f"a list of words is expected, given the string {words!r}; write [{words!r}]")
     return tuple(words)
+
+
+def has_word(text: str, word: str) -> bool:
+    """Whether a word stands in a text by itself, in whatever case."""
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 MOST_TEXTS = 100_000

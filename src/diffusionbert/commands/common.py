@@ -53,12 +53,12 @@ def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
             raise ValueError(f"there is no text; give {what} in quotes, or --file NAME (- is the standard input)")
         return list(texts)
     try:
-        read = _standard_input() if str(file) == "-" else file.read_text(encoding="utf-8")
+        read = _standard_input() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); give a text file") from None
-    lines = [line.strip() for line in read.splitlines() if line.strip()]
+    lines = [line.strip() for line in read.replace("\r", "\n").split("\n") if line.strip()]
     if not lines:
         raise ValueError(f"{str(file)!r} is empty; give {what}, one a line")
     longest = max(map(len, lines))
@@ -73,7 +73,7 @@ def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
 def _standard_input() -> str:
     if sys.stdin is None:  # it was closed
         return ""
-    return sys.stdin.buffer.read().decode("utf-8") if hasattr(sys.stdin, "buffer") else sys.stdin.read()
+    return sys.stdin.buffer.read().decode("utf-8-sig") if hasattr(sys.stdin, "buffer") else sys.stdin.read()
 
 
 def printable(text: str) -> str:
