@@ -121,7 +121,7 @@ def curves() -> str:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3), constrained_layout=True)
-    titles = {"pretraining": "masked words, nats (no likelihood)", "training": "strict bound (512 steps), nats a token"}
+    titles = {"pretraining": "masked words (no likelihood)", "training": "strict bound (512 steps), a token"}
     lines = ["## The curves", "", "![validation while training](bundled_model/curves.png)", ""]
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
         events = [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
@@ -129,7 +129,7 @@ def curves() -> str:
         steps, nats = zip(*((point["step"], point["validation_nats_per_token"]) for point in points), strict=True)
         start = 1 if name == "pretraining" else 0  # random weights are off the scale
         axis.plot(steps[start:], nats[start:], marker="o")
-        axis.set(xlabel="step of 64k tokens", ylabel=title)
+        axis.set(title=title, xlabel="step of 64k tokens", ylabel="nats")
         axis.grid(alpha=0.3)
         seconds = events[-1]["time"] - events[0]["time"]
         lines.append(

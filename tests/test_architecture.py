@@ -67,8 +67,23 @@ MAY_IMPORT = {
     "model": "shapes texts categorical networks method sampling constraints filling blanks canvas checkpoints metrics "
     "protocol scores evaluation experiments model_folder",
     "terminal": "texts",
-    "commands": "schedules proposals methods sampling batches checkpoints experiments presets model_folder runs texts "
-    "model terminal",
+    # what is said of a model
+    "judges": "networks intervals batches",
+    "conventions": "shapes intervals scores",
+    "material": "reading sources corpus vocabulary experiments",
+    "likelihoods": "shapes networks method methods sampling vocabulary canvas protocol scores evaluation experiments model",
+    "assessment": "method sampling metrics intervals scores checkpoints judges conventions material",
+    "assessing": "sampling metrics protocol scores evaluation experiments texts model judges conventions material "
+    "likelihoods assessment",
+    "retention": "shapes noise networks vocabulary canvas intervals",
+    "symptoms": "method sampling vocabulary metrics evaluation experiments texts model",
+    "doctor": "sampling retention symptoms",
+    "tables": "",
+    "comparison": "method metrics intervals scores assessment tables",
+    # the commands
+    "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation progress "
+    "checkpoints experiments presets model_folder runs texts model terminal judges conventions material assessment "
+    "assessing retention symptoms doctor tables comparison",
     "cli": "commands",
 }
 

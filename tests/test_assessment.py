@@ -45,7 +45,7 @@ from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
 from diffusionbert.protocol import Length, Protocol
-from diffusionbert.reading import AS_IT_IS, Cleaning
+from diffusionbert.reading import AS_IT_IS, Cleaning, detokenise
 from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.scores import Estimate, Scores, Unit, paired_bootstrap
@@ -123,7 +123,7 @@ def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp
     assert found[0] == found[1]
     card = found[0]["protocol"]
     assert (card["length"], card["special_tokens"], card["packed"]) == ("given", False, False)
-    assert (card["num_draws"], card["strata"]) == (8, 4)
+    assert (card["num_draws"], card["strata"], card["precision"]) == (8, 4, 0.005)
     assert "lower case" in card["texts"]
     assert found[0]["likelihood"] == "bound"
 
@@ -281,6 +281,35 @@ def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp
     main(["evaluate", f"--model={run}", "--data=pydoc", *options, "--length=corpus", "--precision=0.1"])
     found = json.loads(capsys.readouterr().out)
     assert (found["sampling"]["length"], found["protocol"]["precision"]) == ("corpus", 0.1)
+
+
+def test_texts_are_read_as_the_model_was_trained_unless_told_otherwise(run, tmp_path, capsys):
+    lines = [f"The Value isn 't changed , it 's {word} ." for word in ("one", "two", "three")]
+    data = tmp_path / "a.jsonl"
+    data.write_text("\n".join(json.dumps({"body": line}) for line in lines))
+    options = [f"--data={data}", "--field=body", "--samples=2", "--length=4", "--max-draws=4", "--json"]
+
+    def read(*more: str) -> str:
+        main(["evaluate", f"--model={run}", *options, *more, f"--output={tmp_path / 'out'}"])
+        return json.loads(capsys.readouterr().out)["data"]["sha256"]
+
+    lower = [line.lower() for line in lines]
+    assert read() == sha256_of(lower)
+    assert read("--cased") == sha256_of(lines)
+    assert read("--detokenise") == sha256_of([detokenise(line).lower() for line in lines])
+    assert read("--split=all", "--sentences=2") in {sha256_of(lower[:2]), sha256_of(lower[1:]), sha256_of(lower[::2])}
+
+
+def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluated, run, tmp_path):
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--seed=1", f"--output={tmp_path}"])
+    other = read_evaluation(tmp_path)
+    assert not {*other.samples, *other.more_samples} & {*evaluated.samples, *evaluated.more_samples}
+    assert other.report["data"]["sha256"] == evaluated.report["data"]["sha256"]
+    assert (other.report["protocol"]["seed"], other.report["sampling"]["seed"]) == (1, 1)
+    assert other.primary is not None
+    assert evaluated.primary is not None
+    assert torch.equal(other.primary.example, evaluated.primary.example)
+    assert not torch.equal(other.primary.nats, evaluated.primary.nats)
 
 
 @pytest.mark.parametrize(

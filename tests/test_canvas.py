@@ -119,8 +119,7 @@ def test_blanks_are_told_apart_also_where_they_touch(words):
         canvas = given.canvas(gap)
         assert int(canvas.editable.sum()) == 3 + gap
         assert is_framed(words, canvas)
-    king, queen, old, river, today = (ids(words, word)[0] for word in "king queen old river today".split())
-    text, fillings = given.filled([king, queen, old, river, today], 2)
+    text, fillings = given.filled(ids(words, "king queen old river today"), 2)
     assert fillings == ("king", "queen", "old river", "today")
     assert text == "king queen saw old river today ."
 

@@ -285,6 +285,11 @@ def permuted(reference: Reference, seed: int = 0) -> Reference:
     return Reference(counts, reference.length_histogram)
 
 
+def test_a_small_corpus_says_nothing_of_the_tokenizer(healthy):
+    assert measure(healthy).corpus_distance < 0.01
+    assert measure(replace(healthy, corpus=healthy.corpus[:40])).corpus_distance is None
+
+
 @pytest.mark.parametrize("has_corpus", [True, False], ids=["corpus", "no corpus"])
 def test_permuted_ids_are_a_wrong_tokenizer(healthy, has_corpus):
     case = replace(healthy, stored=permuted(healthy.stored), network_nats=9.0)
@@ -389,7 +394,7 @@ def test_an_untrained_network_is_diagnosed(sentences):
     for parameter in model.network.backbone.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)
-    for corpus in ([], sentences[:16]):
+    for corpus in ([], sorted(sentences, key=len)[:8]):
         found = diagnose(examine(model, Task(1, 12), Sampling(steps=12, top_k=1), corpus=corpus)).findings
         assert found[0].code == "untrained-network"
 
@@ -433,13 +438,13 @@ def quick(monkeypatch, bundled) -> None:
 @pytest.fixture
 def corpus_file(tmp_path, sentences) -> Path:
     file = tmp_path / "corpus.txt"
-    file.write_text("\n".join(sentences[:120]), encoding="utf-8")
+    file.write_text("\n".join(sorted(sentences[:200], key=len)[:120]), encoding="utf-8")
     return file
 
 
 def test_the_command_says_nothing_found_of_a_file(quick, tmp_path, sentences, corpus_file, capsys):
     file = tmp_path / "samples.txt"
-    file.write_text("\n".join(sentences[120:184]), encoding="utf-8")
+    file.write_text("\n".join(sorted(sentences[200:300], key=len)[:60]), encoding="utf-8")
     run(f"--samples={file}", f"--data={corpus_file}")
     shown = capsys.readouterr().out
     assert "nothing found" in shown

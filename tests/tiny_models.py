@@ -33,10 +33,19 @@ from diffusionbert.vocabulary import train_wordpiece
 
 MAX_LENGTH = 24
 """The places of a row, special tokens included, of every run here."""
-SUBJECTS = "the king,the old king,a queen,the young queen,my brother,her sister,nobody,the artist".split(",")
-VERBS = "saw,met,painted,praised,followed".split(",")
-OBJECTS = "a river,the white castle,an art museum,the sea,two red houses,the city of paris".split(",")
-TIMES = "today,in winter,last year,again,on monday morning,after the long war".split(",")
+SUBJECTS = [
+    "the king",
+    "the old king",
+    "a queen",
+    "the young queen",
+    "my brother",
+    "her sister",
+    "nobody",
+    "the artist",
+]
+VERBS = ["saw", "met", "painted", "praised", "followed"]
+OBJECTS = ["a river", "the white castle", "an art museum", "the sea", "two red houses", "the city of paris"]
+TIMES = ["today", "in winter", "last year", "again", "on monday morning", "after the long war"]
 
 
 def toy_sentences(number: int, seed: int = 0) -> list[str]:
@@ -112,9 +121,18 @@ def experiment_of(kind: str, *, steps: int, data: Path | None = None) -> Experim
     )
 
 
-@cache
 def run_of(kind: str, *, steps: int = 2) -> Path:
     """The folder of a run of this kind, hardly trained; `pairs` is linear on pairs."""
+    return _run(kind, steps)
+
+
+def model_of(kind: str, *, steps: int = 2) -> Model:
+    """The model of such a run."""
+    return _model(kind, steps)
+
+
+@cache
+def _run(kind: str, steps: int) -> Path:
     output = folder() / f"{kind}-{steps}"
     paired = kind == "pairs"
     experiment = experiment_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
@@ -123,9 +141,8 @@ def run_of(kind: str, *, steps: int = 2) -> Path:
 
 
 @cache
-def model_of(kind: str, *, steps: int = 2) -> Model:
-    """The model of such a run."""
-    return load(run_of(kind, steps=steps), "cpu")
+def _model(kind: str, steps: int) -> Model:
+    return load(_run(kind, steps), "cpu")
 
 
 @cache
@@ -134,7 +151,6 @@ def bundled() -> Model:
     return load(device="cpu")
 
 
-@cache
 def trained() -> Model:
     """A linear model that has learnt the toy English."""
     return model_of("linear", steps=150)

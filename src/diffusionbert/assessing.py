@@ -105,7 +105,7 @@ def assess(
         judgement,
         mauve,
         rows,
-        (*notes, *ways.notes, *_cautions(material, plan, len(real), figures, real_figures)),
+        (*notes, *ways.notes, *_cautions(material, plan, figures, real_figures, mauve)),
     )
 
 
@@ -240,14 +240,17 @@ def _judged(
     return judgement, mauve
 
 
-def _cautions(material: Material, plan: Plan, num_real: int, figures: Figures, real: Figures) -> list[str]:
+def _cautions(material: Material, plan: Plan, figures: Figures, real: Figures, mauve: Mauve | None) -> list[str]:
     """What a reader of the figures must know."""
     found = []
+    num_real = len(real.bleu4.values)
     if material.num_overlong:
         found.append(f"{material.num_overlong:,} sentences are longer than the model reads and were not scored")
     if num_real < plan.samples:
         found.append(f"only {num_real:,} real sentences stand beside {plan.samples:,} samples")
-    if not 0.8 < figures.words_per_text / max(real.words_per_text, 1e-9) < 1.25:
+    if mauve is not None and min(mauve.num_samples, mauve.num_real) < 1000:
+        found.append("MAUVE is rough under a thousand texts, and differs from that of more")
+    if plan.length is not None and not 0.8 < figures.words_per_text / max(real.words_per_text, 1e-9) < 1.25:
         found.append(
             f"samples have {figures.words_per_text:.1f} words, real sentences {real.words_per_text:.1f}: BLEU, "
             "distinct-n and entropies depend on length; --length corpus makes them alike"

@@ -15,6 +15,9 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import subcommand
 
+from diffusionbert.commands.comparing import Compare
+from diffusionbert.commands.diagnosing import Doctor
+from diffusionbert.commands.evaluating import Evaluate
 from diffusionbert.commands.info import Info
 from diffusionbert.commands.scoring import Score
 from diffusionbert.commands.training import Pretrain, Train
@@ -26,6 +29,9 @@ Command = (
     | Annotated[Score, subcommand(name="score")]
     | Annotated[Train, subcommand(name="train")]
     | Annotated[Pretrain, subcommand(name="pretrain")]
+    | Annotated[Evaluate, subcommand(name="evaluate")]
+    | Annotated[Compare, subcommand(name="compare")]
+    | Annotated[Doctor, subcommand(name="doctor")]
     | Annotated[Info, subcommand(name="info")]
 )
 

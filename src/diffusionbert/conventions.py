@@ -146,7 +146,7 @@ def _meanings(basis: Basis) -> tuple[Meaning, ...]:
         ),
         Meaning(
             "a byte",
-            "any",
+            "any vocabulary",
             f"{_SINGLE} / Σ UTF-8 bytes of the text as read / log 2",
             "compares across vocabularies on the same text, cased and cleaned alike",
             unit=BITS,

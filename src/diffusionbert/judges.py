@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import math
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -176,6 +178,8 @@ def load_judge(name: str, device: torch.device) -> Judge:
     folder, options = _located(name)
     try:
         with quiet(bars=sys.stderr.isatty()), _hushed():
+            if not Path(folder).is_dir():
+                folder = snapshot_download(folder, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
             weights = options or {"use_safetensors": True}
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **weights)
@@ -203,9 +207,15 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Keeps the bar of GGUF's conversion, which no setting switches off, from what is no terminal."""
-    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-        yield
+    """Keeps away the Hub's words on each vain attempt, and from what is no terminal the bar of GGUF's conversion."""
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)
+    try:
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        hub.setLevel(level)
 
 
 def _entropy(tokens: list[int]) -> float:

@@ -213,7 +213,9 @@ def retention(before: Encoder, after: Encoder, texts: Sequence[str], probe: Prob
 
 def linear_cka(first: Embeddings, second: Embeddings) -> float:
     """The likeness of two sets of vectors of the same sentences, whatever their widths, rotations and scales."""
-    grams = [vectors.double() @ vectors.double().T for vectors in (first, second)]
+    # Centring changes nothing but rounding: a direction that all vectors share would drown the rest.
+    centred = [vectors.double() - vectors.double().mean(dim=0) for vectors in (first, second)]
+    grams = [vectors @ vectors.T for vectors in centred]
     for gram in grams:
         gram.fill_diagonal_(0)
     between, *within = (_hsic(*pair) for pair in (grams, (grams[0], grams[0]), (grams[1], grams[1])))

@@ -34,6 +34,8 @@ TOP = 100
 """So many of the most frequent tokens are looked at: few samples suffice to know their shares."""
 MOST_TOKENS = 2000
 """Entropies and distinct n-grams depend on the size of a text, so no more is compared."""
+LEAST_CORPUS = 2000
+"""Tokens of a corpus that are needed to compare its frequencies with stored ones: fewer scatter too much."""
 LEAST_PLACES = 8
 """Samples with fewer places are left out of the reveal times: samplers that skip say 0 for the end of each."""
 
@@ -263,7 +265,7 @@ def measure(case: Case) -> Symptoms:
     tokens = [token for row in first for token in row]
     lengths = np.bincount([len(row) for row in rows], minlength=2)
     expected = None if reference is None or reference.length_histogram is None else reference.length_histogram.numpy()
-    unknown = case.vocabulary.unk_id
+    unknown, is_large = case.vocabulary.unk_id, sum(map(len, case.corpus)) >= LEAST_CORPUS
     return Symptoms(
         samples=len(rows),
         tokens=sum(map(len, rows)),
@@ -286,7 +288,7 @@ def measure(case: Case) -> Symptoms:
         reference_unknown_share=None if reference is None or unknown is None else float(reference.shares[unknown]),
         network_nats=case.network_nats,
         unigram_nats=case.unigram_nats,
-        corpus_distance=case.stored.distance(case.corpus) if case.stored is not None and any(case.corpus) else None,
+        corpus_distance=None if case.stored is None or not is_large else case.stored.distance(case.corpus),
         brevity=None if case.stored is None else _brevity(case.vocabulary, case.stored),
         round_trip=_round_trip(case, rows),
         reveal_histogram=_histogram(case.reveals),

@@ -1,0 +1,287 @@
+"""Tables of systems: numbers with intervals, the best in bold, the second underlined, footnotes below; in four formats.
+
+One `Table` is shown on a terminal, in Markdown, as JSON or as LaTeX (with booktabs), each escaping what it must. Which
+numbers may be ranked is for whoever fills the table; this module knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+SIGNIFICANT = "†"
+DASH = "–"
+
+
+class Direction(Enum):
+    """Which numbers are good."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+    NEITHER = "neither"
+    """Not to be ranked."""
+
+    @property
+    def arrow(self) -> str:
+        """For a heading."""
+        return {"lower": " ↓", "higher": " ↑", "neither": ""}[self.value]
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    """What a column shows."""
+
+    key: str
+    """A name for programs."""
+    title: str
+    better: Direction
+    digits: int
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """A number; None if there is none."""
+
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    best: bool = False
+    second: bool = False
+    significant: bool = False
+    """Whether it differs from the best by more than chance."""
+    notes: tuple[str, ...] = ()
+    """Marks of footnotes."""
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """Systems by columns, with what must be said below."""
+
+    columns: tuple[Column, ...]
+    names: tuple[str, ...]
+    """Of the rows."""
+    cells: tuple[tuple[Cell, ...], ...]
+    """Rows of cells, one for each column."""
+    footnotes: tuple[tuple[str, str], ...] = ()
+    """A mark, which may be empty, and a text."""
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.cells)
+        assert all(len(row) == len(self.columns) for row in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives it as plain data; ∞ becomes null with `infinite` beside it."""
+        return {
+            "columns": [
+                {"key": column.key, "title": column.title, "better": column.better.value} for column in self.columns
+            ],
+            "systems": [
+                {
+                    "name": name,
+                    "cells": {
+                        column.key: _plain(cell)
+                        for column, cell in zip(self.columns, row, strict=True)
+                        if cell.value is not None
+                    },
+                }
+                for name, row in zip(self.names, self.cells, strict=True)
+            ],
+            "footnotes": [{"mark": mark, "text": text} for mark, text in self.footnotes],
+            "warnings": list(self.warnings),
+        }
+
+
+def ranked(cells: tuple[Cell, ...], better: Direction) -> tuple[Cell, ...]:
+    """Marks the best and the second of a column; equal numbers share a place, and one alone has none."""
+    finite = sorted({cell.value for cell in cells if cell.value is not None and math.isfinite(cell.value)})
+    if better is Direction.NEITHER or sum(cell.value is not None for cell in cells) < 2 or not finite:
+        return cells
+    order = finite if better is Direction.LOWER else finite[::-1]
+    best, second = order[0], order[1] if len(order) > 1 else None
+    return tuple(
+        replace(
+            cell, best=cell.value == best, second=cell.value is not None and second is not None and cell.value == second
+        )
+        for cell in cells
+    )
+
+
+# ---- formats --------------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class _Markup:
+    """How a format writes what a table says."""
+
+    escape: Callable[[str], str]
+    bold: str
+    underlined: str
+    raised: str
+    """Of a mark."""
+    interval: str
+
+
+def to_markdown(table: Table) -> str:
+    """A table of GitHub's Markdown."""
+    markup = _Markup(_escaped_for_markdown, "**{}**", "<u>{}</u>", "<sup>{}</sup>", "[{}, {}]")
+    heading = ["system", *(f"{column.title}{column.better.arrow}" for column in table.columns)]
+    lines = [f"| {' | '.join(map(markup.escape, heading))} |", f"|---|{'---:|' * len(table.columns)}"]
+    for name, row in zip(table.names, table.cells, strict=True):
+        lines.append(f"| {' | '.join([markup.escape(name), *_shown(table, row, markup)])} |")
+    # A footnote's own line needs two blanks before the break, or Markdown joins it to the next.
+    below = [f"{_raised(mark, markup)}{markup.escape(text)}  " for mark, text in table.footnotes]
+    warnings = [f"**Warning:** {markup.escape(text)}  " for text in table.warnings]
+    return "\n".join([*lines, "", *below, *warnings]).rstrip() + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """A tabular with its footnotes; needs the package booktabs."""
+    markup = _Markup(
+        _escaped_for_latex, r"\textbf{{{}}}", r"\underline{{{}}}", r"$^{{\mathrm{{{}}}}}$", r"{{\scriptsize [{}, {}]}}"
+    )
+    heading = ["system", *(f"{column.title}{column.better.arrow}" for column in table.columns)]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        "\\toprule",
+        " & ".join(map(markup.escape, heading)) + r" \\",
+        "\\midrule",
+        *(
+            " & ".join([markup.escape(name), *_shown(table, row, markup)]) + r" \\"
+            for name, row in zip(table.names, table.cells, strict=True)
+        ),
+        "\\bottomrule",
+        "\\end{tabular}",
+        "",
+        *(f"{_raised(mark, markup)}{markup.escape(text)}\\par" for mark, text in table.footnotes),
+        *(f"\\textbf{{Warning:}} {markup.escape(text)}\\par" for text in table.warnings),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_terminal(table: Table, *, styled: bool) -> RichTable:
+    """A table for a console, a system a column, because figures are many and terminals narrow.
+
+    Where no styles are shown, * stands for the best and ° for the second.
+    """
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    markup = _Markup(_one_line, "{}" if styled else "{}*", "{}" if styled else "{}°", "{}", "[{}, {}]")
+    shown = RichTable(box=None, pad_edge=False, header_style="dim")
+    shown.add_column("")
+    for name in table.names:
+        shown.add_column(Text(markup.escape(name)), justify="right", overflow="fold")
+    for column, cells in zip(table.columns, zip(*table.cells, strict=True), strict=True):
+        texts = []
+        for cell in cells:
+            number, marks, interval = _parts(cell, column, markup)
+            text = Text(number, "bold" if cell.best else "underline" if cell.second else "")
+            text = Text().append_text(text).append(marks)
+            texts.append(text.append(f"\n{interval}", "dim") if interval else text)
+        shown.add_row(Text(f"{markup.escape(column.title)}{column.better.arrow}"), *texts)
+    return shown
+
+
+def below(table: Table) -> list[str]:
+    """Footnotes and warnings, one a line, as a terminal shows them."""
+    notes = [f"{mark} {_one_line(text)}".strip() for mark, text in table.footnotes]
+    return notes + [f"warning: {_one_line(text)}" for text in table.warnings]
+
+
+def as_json(table: Table) -> str:
+    """One JSON object."""
+    return json.dumps(table.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _shown(table: Table, row: tuple[Cell, ...], markup: _Markup) -> list[str]:
+    return [_cell(cell, column, markup) for column, cell in zip(table.columns, row, strict=True)]
+
+
+def _cell(cell: Cell, column: Column, markup: _Markup) -> str:
+    number, marks, interval = _parts(cell, column, markup)
+    return f"{number}{marks} {interval}".rstrip()
+
+
+def _parts(cell: Cell, column: Column, markup: _Markup) -> tuple[str, str, str]:
+    """The number, its marks and its interval."""
+    marks = "".join(_raised(mark, markup) for mark in (*(SIGNIFICANT * cell.significant), *cell.notes))
+    if cell.value is None:
+        return markup.escape(DASH), marks, ""
+    number = markup.escape(_number(cell.value, column.digits))
+    number = markup.bold.format(number) if cell.best else markup.underlined.format(number) if cell.second else number
+    if cell.interval is None:
+        return number, marks, ""
+    low, high = (markup.escape(_number(end, column.digits)) for end in cell.interval)
+    return number, marks, markup.interval.format(low, high)
+
+
+def _raised(mark: str, markup: _Markup) -> str:
+    if not mark:
+        return ""
+    # A dagger is a symbol of mathematics in LaTeX; all other marks are letters.
+    symbol = r"\dagger" if markup.escape is _escaped_for_latex and mark == SIGNIFICANT else markup.escape(mark)
+    return markup.raised.format(symbol)
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:,.{digits}f}" if math.isfinite(value) else "∞"
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    assert cell.value is not None
+    return {
+        "value": cell.value if math.isfinite(cell.value) else None,
+        "infinite": not math.isfinite(cell.value),
+        "ci95": None if cell.interval is None else [end if math.isfinite(end) else None for end in cell.interval],
+        "best": cell.best,
+        "second": cell.second,
+        "differs_from_best": cell.significant,
+        "notes": list(cell.notes),
+    }
+
+
+_MARKDOWN = {character: f"\\{character}" for character in "\\|*_`<>[]"}
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "–": "--",
+    "…": r"\dots{}",
+    "°": r"\textdegree{}",
+    "∞": r"$\infty$",
+    "↓": r"$\downarrow$",
+    "↑": r"$\uparrow$",
+    "→": r"$\to$",
+    "≤": r"$\le$",
+    "†": r"$\dagger$",
+    "λ": r"$\lambda$",
+}
+
+
+def _one_line(text: str) -> str:
+    """The text without line breaks, nor anything that could steer a terminal."""
+    return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
+
+
+def _escaped_for_markdown(text: str) -> str:
+    return "".join(_MARKDOWN.get(character, character) for character in _one_line(text))
+
+
+def _escaped_for_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in _one_line(text))
