@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "symptoms": "method sampling vocabulary metrics evaluation experiments texts model",
     "doctor": "sampling retention symptoms",
     "tables": "",
-    "comparison": "method metrics intervals scores assessment tables",
+    "comparison": "method metrics intervals protocol scores assessment tables",
     # the commands
     "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation progress "
     "checkpoints experiments presets model_folder runs texts model terminal judges conventions material assessment "

@@ -68,6 +68,7 @@ class Systems:
         bleu, self_bleu = changes.pop("bleu", 0.3), changes.pop("self_bleu", 0.2)
         sampling = changes.pop("sampling", Sampling(top_k=30))
         length, device = changes.pop("length", 64), changes.pop("device", "cpu")
+        speed = Speed(0.5, 100.0, changes.pop("calls", 20.0), device, 32)
         text = changes.pop("text", "a corpus")
         texts = tuple(f"{text} {number}" for number in range(SENTENCES))
         rows = tuple((2, 5, 3) for _ in texts)
@@ -85,7 +86,7 @@ class Systems:
             weights_sha256="0" * 64,
             material=Material(Origin("test.txt", Split.ALL), texts, rows, tuple(range(SENTENCES)), 0, self.vocabulary),
             likelihoods={"continuous": estimate(scores())} if likelihoods is None else likelihoods,
-            samples=Samples(("a b",) * 40, ("a b",) * 40, sampling, length, 0, Speed(0.5, 100.0, 20.0, device, 32)),
+            samples=Samples(("a b",) * 40, ("a b",) * 40, sampling, length, 0, speed),
             figures=figures,
             real=replace(figures, bleu4=per_sample(0.4), self_bleu4=per_sample(0.1)),
             judgement=changes.pop("judgement", None),
@@ -262,10 +263,10 @@ def test_the_independent_test_keeps_its_level():
 
 
 def test_another_text_is_shown_but_not_ranked(systems):
-    table = compare([systems.add("one"), systems.add("two", text="another")])
+    table = compare([systems.add("one"), systems.add("two", text="another", calls=15.0)])
     for key in ("perplexity_per_word.bound.continuous", "bleu4", "self_bleu4"):
         assert set(marks(column(table, key)).values()) == {""}
-    assert marks(column(table, "calls_per_sample")) == {"one": "b", "two": "b"}
+    assert marks(column(table, "calls_per_sample")) == {"one": "s", "two": "b"}
     warnings = " ".join(table.warnings)
     assert "text differs: test.txt, split all, sha256" in warnings
     assert "BLEU-4 is not ranked: the texts differ" in warnings
@@ -304,7 +305,7 @@ def test_other_conventions_are_not_ranked(systems, card, reason):
     table = compare(folders)
     assert set(marks(column(table, "perplexity_per_token.bound.grid")).values()) == {""}
     assert any(reason in warning for warning in table.warnings)
-    assert marks(column(table, "bleu4"))["one"] == "b"
+    assert not any("BLEU" in warning for warning in table.warnings)  # they say nothing of samples
 
 
 def test_the_continuous_limit_is_one_quantity_however_it_is_estimated(systems):
@@ -315,10 +316,10 @@ def test_the_continuous_limit_is_one_quantity_however_it_is_estimated(systems):
 
 
 def test_other_settings_of_sampling_are_warned_of(systems):
-    table = compare([systems.add("one"), systems.add("two", sampling=Sampling(steps=64))])
+    table = compare([systems.add("one"), systems.add("two", sampling=Sampling(steps=64), bleu=0.5)])
     assert "sampling steps differs: 128 (one), 64 (two)" in table.warnings
     assert "top-k differs: 30 (one), off (two)" in table.warnings
-    assert set(marks(column(table, "bleu4")).values()) == {"b", ""}  # such settings are what people compare
+    assert marks(column(table, "bleu4"))["two"] == "b"  # such settings are what people compare
 
 
 def test_samples_of_another_length_and_another_machine_are_not_ranked(systems):
@@ -454,9 +455,10 @@ def test_a_terminal_shows_styles_and_a_file_marks():
     assert "2.0°†" in plain.file.getvalue()
 
 
-def test_ranks_share_places_and_need_two():
-    def ranks(values, better):
-        return [(cell.best, cell.second) for cell in ranked(tuple(Cell(value) for value in values), better)]
+def test_ranks_share_places_and_need_a_difference_that_shows():
+    def ranks(values, better, digits=2):
+        cells = tuple(Cell(value) for value in values)
+        return [(cell.best, cell.second) for cell in ranked(cells, Column("x", "x", better, digits))]
 
     best, second, neither = (True, False), (False, True), (False, False)
     assert ranks([2.0, 1.0, 1.0, 3.0, None], Direction.LOWER) == [second, best, best, neither, neither]
@@ -465,6 +467,9 @@ def test_ranks_share_places_and_need_two():
     assert ranks([2.0, 1.0], Direction.NEITHER) == [neither, neither]
     assert ranks([2.0, math.inf], Direction.LOWER) == [best, neither]
     assert ranks([math.inf, math.inf], Direction.LOWER) == [neither, neither]
+    assert ranks([1.0, 1.001], Direction.LOWER) == [neither, neither]  # both are shown as 1.00
+    assert ranks([1.0, 1.001, 1.01], Direction.LOWER) == [best, best, second]
+    assert ranks([1.0, 1.001], Direction.LOWER, digits=3) == [best, second]
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

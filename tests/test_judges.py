@@ -173,6 +173,14 @@ def test_features_come_from_gpt2_or_else_from_the_judge():
         featuriser(None, CPU)
 
 
+def test_features_of_gpt2_are_preferred_where_they_can_be_had(monkeypatch):
+    published = judge_of()
+    monkeypatch.setattr(judges, "load_judge", lambda name, device: published)
+    own, other = judge_of(), judge_of(llama())
+    assert featuriser(own, CPU) is own  # of the family, and open already
+    assert featuriser(other, CPU) is featuriser(None, CPU) is published
+
+
 def test_mauve_is_told_which_set_is_which(monkeypatch):
     asked = {}
 

@@ -276,7 +276,7 @@ class _Columns:
         if obstacles and num_values > 1 and column.better is not Direction.NEITHER:
             self.warnings.append(f"{column.title} is not ranked: {' and '.join(obstacles)}")
         elif num_values > 1:
-            cells = ranked(cells, column.better)
+            cells = ranked(cells, column)
             cells = cells if test is None else self._tested(cells, test)
         self.columns.append(column)
         self.cells.append(cells)

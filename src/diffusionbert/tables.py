@@ -101,18 +101,17 @@ class Table:
         }
 
 
-def ranked(cells: tuple[Cell, ...], better: Direction) -> tuple[Cell, ...]:
-    """Marks the best and the second of a column; equal numbers share a place, and one alone has none."""
-    finite = sorted({cell.value for cell in cells if cell.value is not None and math.isfinite(cell.value)})
-    if better is Direction.NEITHER or sum(cell.value is not None for cell in cells) < 2 or not finite:
+def ranked(cells: tuple[Cell, ...], column: Column) -> tuple[Cell, ...]:
+    """Marks the best and the second of a column; numbers that look equal share a place, and if all do there is none."""
+    shown = [None if cell.value is None else round(cell.value, column.digits) for cell in cells]
+    different = sorted({value for value in shown if value is not None}, reverse=column.better is Direction.HIGHER)
+    if column.better is Direction.NEITHER or len(different) < 2:
         return cells
-    order = finite if better is Direction.LOWER else finite[::-1]
-    best, second = order[0], order[1] if len(order) > 1 else None
+    # An infinity is nothing to be proud of, even if there is nothing worse.
+    best, second = (value if math.isfinite(value) else None for value in different[:2])
     return tuple(
-        replace(
-            cell, best=cell.value == best, second=cell.value is not None and second is not None and cell.value == second
-        )
-        for cell in cells
+        replace(cell, best=value is not None and value == best, second=value is not None and value == second)
+        for cell, value in zip(cells, shown, strict=True)
     )
 
 
