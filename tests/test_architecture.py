@@ -71,7 +71,8 @@ MAY_IMPORT = {
     "judges": "networks intervals batches",
     "conventions": "shapes intervals scores",
     "material": "reading sources corpus vocabulary experiments",
-    "likelihoods": "shapes networks method methods sampling vocabulary canvas protocol scores evaluation experiments model",
+    "likelihoods": "shapes networks method methods sampling vocabulary canvas protocol scores evaluation experiments "
+    "model",
     "assessment": "method sampling metrics intervals scores checkpoints judges conventions material",
     "assessing": "sampling metrics protocol scores evaluation experiments texts model judges conventions material "
     "likelihoods assessment",
@@ -79,10 +80,10 @@ MAY_IMPORT = {
     "symptoms": "method sampling vocabulary metrics evaluation experiments texts model",
     "doctor": "sampling retention symptoms",
     "tables": "",
-    "comparison": "method metrics intervals protocol scores assessment tables",
+    "comparison": "method metrics intervals scores checkpoints assessment tables",
     # the commands
-    "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation progress "
-    "checkpoints experiments presets model_folder runs texts model terminal judges conventions material assessment "
+    "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
+    "progress checkpoints experiments presets model_folder runs texts model terminal judges conventions material assessment "
     "assessing retention symptoms doctor tables comparison",
     "cli": "commands",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from diffusionbert.experiments import (
     Lexicon,
     Masking,
     Time,
+    to_json,
 )
 from diffusionbert.judges import load_judge
 from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, score_texts, ways_to_score
@@ -362,6 +364,13 @@ def test_the_likelihood_is_that_of_the_model(model, material):
     assert found.scores.example.tolist() == list(material.numbers)
 
 
+def test_other_likelihoods_get_no_more_draws_than_the_models_own(model, material):
+    found = assess(model, material, quick(effort=Effort(0.5, 400, strata=2), conventions=True)).likelihoods
+    own, grid = found["continuous"], found["grid"]
+    assert 4 <= grid.protocol.num_draws <= own.protocol.num_draws < 400
+    assert own.limited_by is None
+
+
 def test_modelled_lengths_are_added_and_conventions_take_them_out_again(model, material):
     given = assess(model, material, quick(conventions=True))
     paid = assess(model, material, quick(conventions=True, modelled_length=True))
@@ -587,6 +596,47 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     shard.parent.mkdir(parents=True)
     shard.write_text("a sentence\n")
     assert held_out(f"lm1b:{tmp_path / 'lm1b'}", trained, AS_IT_IS).split is Split.TEST
+
+
+def test_text_that_was_trained_on_is_told(model, tmp_path):
+    path = tmp_path / "own.txt"
+    path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
+
+    def notes(split: Split, trained: Data) -> tuple[str, ...]:
+        return gather(parse_corpus(str(path), split), "own", model.vocabulary, 46, None, trained).origin.notes
+
+    assert "trained on" in notes(Split.ALL, Data(str(path)))[0]
+    assert "trained on" in notes(Split.VALIDATION, Data(str(path), validation="other.txt"))[0]
+    assert not notes(Split.VALIDATION, Data(str(path)))
+    assert not notes(Split.ALL, Data("pydoc"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "kinds"),
+    [
+        (Diffusion(CORPUS, 16), {"grid": "bound", "continuous": "bound"}),
+        (Diffusion(SENTENCE, 16, Quantity.PAPER), {"grid": "pseudo"}),
+        (Diffusion(Linear(), 16, uniform_noise=True), {"grid": "bound"}),
+        (ContinuousDiffusion(CORPUS), {"continuous": "bound"}),
+        (Masking(), {"continuous": "bound"}),
+    ],
+    ids=str,
+)
+def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
+    """The same weights, as if they had been trained in another way."""
+    folder = tmp_path / "model"
+    shutil.copytree(run / "model", folder)
+    about = json.loads((folder / "diffusionbert.json").read_text())
+    about["experiment"] |= {"objective": to_json(objective)}
+    (folder / "diffusionbert.json").write_text(json.dumps(about))
+    other = load(folder, "cpu")
+    corpus = held_out("pydoc", other.experiment.data, Cleaning(lower=True))
+    found = assess(other, gather(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True))
+    report = found.to_json()
+    assert {name: plain["likelihood"] for name, plain in report["likelihoods"].items()} == kinds
+    assert report["likelihood"] == next(iter(kinds.values()))
+    assert all(plain["nats_per_token"] > 0 for plain in report["likelihoods"].values())
+    assert {row["likelihood"] for row in report["conventions"]} == {*kinds.values()}
 
 
 def test_progress_adds_up_to_what_there_is(model, material):

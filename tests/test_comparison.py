@@ -68,7 +68,7 @@ class Systems:
         bleu, self_bleu = changes.pop("bleu", 0.3), changes.pop("self_bleu", 0.2)
         sampling = changes.pop("sampling", Sampling(top_k=30))
         length, device = changes.pop("length", 64), changes.pop("device", "cpu")
-        speed = Speed(0.5, 100.0, changes.pop("calls", 20.0), device, 32)
+        speed = Speed(changes.pop("seconds", 0.5), 100.0, changes.pop("calls", 20.0), device, 32)
         text = changes.pop("text", "a corpus")
         texts = tuple(f"{text} {number}" for number in range(SENTENCES))
         rows = tuple((2, 5, 3) for _ in texts)
@@ -263,7 +263,7 @@ def test_the_independent_test_keeps_its_level():
 
 
 def test_another_text_is_shown_but_not_ranked(systems):
-    table = compare([systems.add("one"), systems.add("two", text="another", calls=15.0)])
+    table = compare([systems.add("one"), systems.add("two", text="another", calls=15.0, bleu=0.5, self_bleu=0.5)])
     for key in ("perplexity_per_word.bound.continuous", "bleu4", "self_bleu4"):
         assert set(marks(column(table, key)).values()) == {""}
     assert marks(column(table, "calls_per_sample")) == {"one": "s", "two": "b"}
@@ -323,7 +323,9 @@ def test_other_settings_of_sampling_are_warned_of(systems):
 
 
 def test_samples_of_another_length_and_another_machine_are_not_ranked(systems):
-    table = compare([systems.add("one"), systems.add("two", length=24, device="cuda")])
+    table = compare(
+        [systems.add("one"), systems.add("two", length=24, device="cuda", seconds=0.1, bleu=0.5, self_bleu=0.5)]
+    )
     for key in ("bleu4", "self_bleu4", "seconds_per_sample"):
         assert set(marks(column(table, key)).values()) == {""}
     assert any("seconds a sample is not ranked: the machines differ" in warning for warning in table.warnings)

@@ -82,12 +82,14 @@ def assess(
 ) -> Assessment:
     """Says of a model what the plan asks; with a featuriser, also MAUVE."""
     plan.require(model)
-    notes = [*material.origin.notes]
     files = weight_hashes(model)
     digest = _together(files)
     protocol = Protocol(data=material.to_json()["sha256"], weights=digest)
     ways = ways_to_score(model.experiment, model.lexicon)
-    likelihoods = {name: _likelihood(model, material, plan, ways, name, protocol, watch) for name in ways.by_name}
+    likelihoods: dict[str, Estimate] = {}
+    for name in ways.by_name:
+        effort = _at_most(plan.effort, likelihoods)
+        likelihoods[name] = _likelihood(model, material, replace(plan, effort=effort), ways, name, protocol, watch)
     samples = write_samples(model, plan, watch)
     real = material.some(plan.samples)
     judgement, mauve = _judged(samples, [material.decoded[number] for number in real], judge, featuriser, plan, watch)
@@ -105,11 +107,17 @@ def assess(
         judgement,
         mauve,
         rows,
-        (*notes, *ways.notes, *_cautions(material, plan, figures, real_figures, mauve)),
+        (*material.origin.notes, *ways.notes, *_cautions(material, plan, figures, real_figures, mauve)),
     )
 
 
 # ---- likelihoods --------------------------------------------------------------------------------------------------
+
+
+def _at_most(effort: Effort, found: dict[str, Estimate]) -> Effort:
+    """The precision is asked of the model's own likelihood; the others, which scatter more, get as many draws."""
+    own = next(iter(found.values()), None)
+    return effort if own is None else replace(effort, max_draws=max(own.protocol.num_draws, 2 * effort.strata))
 
 
 def _likelihood(
@@ -141,15 +149,14 @@ def _conventions(
     given = {name: _length_given(model, estimate) for name, estimate in likelihoods.items()}
     own, limit = given[ways.primary], CONTINUOUS if CONTINUOUS in given else ways.primary
     packed = PackedRows(model.vocabulary, material.scored, min(PLACES, model.max_places))
-    num_rows = len(packed.rows)
-    advance = _counting(watch, "likelihood, packed", num_rows * plan.effort.max_rounds)
-    card = replace(protocol, packed=True)
+    num_rows, effort, card = len(packed.rows), _at_most(plan.effort, likelihoods), replace(protocol, packed=True)
+    advance = _counting(watch, "likelihood, packed", num_rows * effort.max_rounds)
     return conventions(
         Basis(
             own,
             given.get(GRID, own),
             given[limit],
-            score_rows(model, ways.by_name[limit], packed, plan.effort, protocol=card, advance=advance)
+            score_rows(model, ways.by_name[limit], packed, effort, protocol=card, advance=advance)
             if num_rows > 1
             else None,
             None if model.length_histogram is None else length_nats(model.length_histogram, own.scores.tokens),
@@ -264,10 +271,8 @@ def _cautions(material: Material, plan: Plan, figures: Figures, real: Figures, m
 def weight_hashes(model: Model) -> dict[str, str]:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it."""
     network = model.experiment.network
-    folder = Path(network.name) if isinstance(network, Pretrained) else Path()
-    if not folder.is_dir() or not isinstance(network, Pretrained):
-        return {}
-    return {path.name: _file_hash(path) for path in sorted(folder.glob("*.safetensors"))}
+    files = Path(network.name).glob("*.safetensors") if isinstance(network, Pretrained) else ()
+    return {path.name: _file_hash(path) for path in sorted(files)}
 
 
 def _file_hash(path: Path) -> str:

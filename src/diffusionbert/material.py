@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from diffusionbert.corpus import Corpus, Record, Report, parse_corpus, parse_source
+from diffusionbert.corpus import Corpus, Report, parse_corpus, parse_source
 from diffusionbert.experiments import Data
 from diffusionbert.reading import Cleaning
 from diffusionbert.sources import Files, PythonDocumentation, Source, Split
@@ -76,15 +76,23 @@ class Material:
 
 
 def gather(
-    corpus: Corpus, name: str, vocabulary: Vocabulary, max_length: int, sentences: int | None = None
+    corpus: Corpus,
+    name: str,
+    vocabulary: Vocabulary,
+    max_length: int,
+    sentences: int | None = None,
+    trained: Data | None = None,
 ) -> Material:
-    """Reads a corpus; of the sentences of at most `max_length` tokens, so many are to be scored, else all."""
+    """Reads a corpus; of the sentences of at most `max_length` tokens, so many are to be scored, else all.
+
+    If the model was `trained` on them, a note says so.
+    """
     if sentences is not None and sentences < 2:
         raise ValueError(f"an interval over sentences needs at least two of them, asked for {sentences}; 1000 is usual")
     if corpus.paired:
         raise ValueError(f"{name!r} holds pairs, but single sentences are assessed; give their targets as a text file")
     report = Report()
-    texts = tuple(str(record.content) for record in _records(corpus, report))
+    texts = tuple(str(record.content) for record in corpus.records(report))
     num_special = vocabulary.num_special(paired=False)
     rows = tuple(map(tuple, vocabulary.encode(texts)))
     lengths = [len(row) - num_special for row in rows]
@@ -96,7 +104,9 @@ def gather(
             "model reads, but an interval needs two; give a corpus with more sentences"
         )
     chosen = fitting if sentences is None else sorted(sorted(fitting, key=_chance)[:sentences])
-    origin = Origin(name, corpus.split, report.summary())
+    is_known = trained is not None and _was_seen(corpus, trained)
+    notes = ("the model was trained on these sentences: none of these figures is about new text",) if is_known else ()
+    origin = Origin(name, corpus.split, report.summary(), notes)
     return Material(origin, texts, rows, tuple(chosen), num_overlong, vocabulary)
 
 
@@ -108,6 +118,12 @@ def held_out(name: str, trained: Data, cleaning: Cleaning, fields: Sequence[str]
     else:
         split = Split.VALIDATION if trained.validation is None and _is_training(source, trained) else Split.ALL
     return parse_corpus(name, split, fields=fields, cleaning=cleaning)
+
+
+def _was_seen(corpus: Corpus, trained: Data) -> bool:
+    """Whether a model was trained on this part; with a validation corpus of its own, it held nothing out."""
+    held_back = {Split.TEST} | ({Split.VALIDATION} if trained.validation is None else set())
+    return corpus.split not in held_back and _is_training(corpus.source, trained)
 
 
 def _is_training(source: Source, trained: Data) -> bool:
@@ -125,10 +141,6 @@ def sha256_of(texts: Sequence[str]) -> str:
     for text in texts:
         digest.update(f"{text}\n".encode())
     return digest.hexdigest()
-
-
-def _records(corpus: Corpus, report: Report) -> list[Record]:
-    return list(corpus.records(report))
 
 
 def _chance(number: int) -> bytes:

@@ -107,9 +107,7 @@ def read_model(folder: Path) -> Opened:
         experiment, paired = replace(said["experiment"], network=network), bool(said.get("paired", False))
         frequencies = load_tensors(folder / "token_counts.safetensors")
         if frequencies.keys() != {"counts", "length_histogram"}:
-            raise ValueError(
-                f"{str(folder)!r} lacks counts in token_counts.safetensors; export it anew"
-            )
+            raise ValueError(f"{str(folder)!r} lacks counts in token_counts.safetensors; export it anew")
         counts, histogram = frequencies["counts"], frequencies["length_histogram"]
         if experiment.time is not Time.NONE and not (folder / "conditioning.safetensors").exists():
             raise ValueError(f"{str(folder)!r} is told the time, but its conditioning.safetensors is missing")

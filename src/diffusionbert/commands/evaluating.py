@@ -26,8 +26,7 @@ class Evaluate(WithModel):
     """
 
     data: str | None = None
-    """A corpus as for train: of a source with a test split that split, of the model's own training text what was held
-    out, else all of it."""
+    """A corpus as for train: its test split; of the model's own training text what was held out; else all of it."""
     split: Literal["validation", "test", "all"] | None = None
     """Another split of it."""
     field: str | None = None
@@ -50,7 +49,7 @@ class Evaluate(WithModel):
     sampler: str = "exact"
     """As for generate."""
     precision: str = "0.5%"
-    """Draw until the 95 % interval of the perplexity is this narrow on either side, relative to it: 0.5% or 0.005."""
+    """Draw until the 95 % interval of the model's own perplexity is this narrow on either side: 0.5% or 0.005 of it."""
     max_draws: int = 256
     """The most draws for each sentence."""
     judge: str | None = None
@@ -145,7 +144,7 @@ class Evaluate(WithModel):
             corpus = held_out(self.data, trained, cleaning, fields)
         else:
             corpus = parse_corpus(self.data, Split(self.split), fields=fields, cleaning=cleaning)
-        return gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences)
+        return gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences, trained)
 
 
 def _share(given: str) -> float:
