@@ -83,8 +83,8 @@ MAY_IMPORT = {
     "comparison": "method metrics intervals scores checkpoints assessment tables",
     # the commands
     "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
-    "progress checkpoints experiments presets model_folder runs texts model terminal judges conventions material assessment "
-    "assessing retention symptoms doctor tables comparison",
+    "progress checkpoints experiments presets model_folder runs texts model terminal judges conventions material "
+    "assessment assessing retention symptoms doctor tables comparison",
     "cli": "commands",
 }
 

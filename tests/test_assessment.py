@@ -44,6 +44,7 @@ from diffusionbert.method import Likelihood
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
+from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
 from diffusionbert.protocol import Length, Protocol
@@ -394,7 +395,7 @@ CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0
 @pytest.mark.parametrize(
     ("objective", "time", "expected"),
     [
-        (Diffusion(Linear(), 16), Time.NONE, {CONTINUOUS: AnyOrder, GRID: DiscreteTime}),
+        (Diffusion(Linear(), 16), Time.NONE, {CONTINUOUS: AnyOrder, GRID: GridInAnyOrder}),
         (Diffusion(Linear(), 16), Time.LAYERS, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
         (Diffusion(CORPUS, 16), Time.NONE, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
         (Diffusion(SENTENCE, 16), Time.PREFIX, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
@@ -414,10 +415,7 @@ def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expec
     assert ways.primary == next(iter(expected))
     assert bool(ways.notes) == (list(expected) == [GRID])
     if GRID in expected:
-        grid, name = ways.by_name[GRID]
-        assert isinstance(grid, DiscreteTime)
-        assert len(grid.grid) == 17
-        assert name.startswith("16 steps")
+        assert ways.by_name[GRID][1].startswith("16 steps")
 
 
 def test_the_grid_is_that_of_the_asked_steps(model, material):
@@ -434,7 +432,7 @@ def test_the_grid_is_that_of_the_asked_steps(model, material):
     nats = per_place(-log_prob_of(log_f, batch.tokens[batch.editable]), batch.editable).sum(dim=1)
     assert torch.allclose(found[1, GRID].scores.nats, nats.double(), rtol=1e-4)
     assert torch.equal(found[1, CONTINUOUS].scores.nats, found[1000, CONTINUOUS].scores.nats)
-    assert found[1000, GRID].nats_per_token == pytest.approx(found[1000, CONTINUOUS].nats_per_token, rel=0.05)
+    assert found[1000, GRID].nats_per_token == pytest.approx(found[1000, CONTINUOUS].nats_per_token, rel=0.01)
     assert (found[1, GRID].protocol.steps, found[1000, GRID].protocol.steps) == (
         "1 steps, Linear()",
         "1000 steps, Linear()",

@@ -115,7 +115,7 @@ def assess(
 
 
 def _at_most(effort: Effort, found: dict[str, Estimate]) -> Effort:
-    """The precision is asked of the model's own likelihood; the others, which scatter more, get as many draws."""
+    """The precision is asked of the model's own likelihood; the others get no more draws."""
     own = next(iter(found.values()), None)
     return effort if own is None else replace(effort, max_draws=max(own.protocol.num_draws, 2 * effort.strata))
 

@@ -21,13 +21,15 @@ from torch import Tensor
 
 from diffusionbert.canvas import Sentences, batch_of
 from diffusionbert.evaluation import Effort, Rows, count_bytes, count_words, estimate
-from diffusionbert.experiments import ContinuousDiffusion, Diffusion, Experiment, Lexicon, Time, build_sampler, scoring
+from diffusionbert.experiments import ContinuousDiffusion, Diffusion, Experiment, Lexicon, build_sampler, scoring
 from diffusionbert.method import Likelihood, Method, Objective
 from diffusionbert.methods.discrete import Quantity
+from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.model import Model
 from diffusionbert.networks import Network
 from diffusionbert.protocol import Protocol
 from diffusionbert.sampling import Sampling
+from diffusionbert.schedules import uniform_grid
 from diffusionbert.scores import Estimate
 from diffusionbert.shapes import Batch
 from diffusionbert.vocabulary import Vocabulary
@@ -61,10 +63,9 @@ def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
         return Ways({}, (f"{type(own[0]).__name__} has no likelihood, nor a bound on one: judge it by its samples",))
     if not isinstance(settings, Diffusion):
         return Ways({CONTINUOUS if own[1].startswith(CONTINUOUS) else OWN: own})
-    # An objective does not depend on how the network is told the time; told so, `scoring` keeps to the grid.
-    grid = scoring(replace(experiment, time=Time.LAYERS), lexicon)
-    if own[1] != grid[1]:
-        return Ways({CONTINUOUS: own, GRID: grid})
+    if own[1].startswith(CONTINUOUS):  # all tokens alike, and a network that is not told the time
+        grid = GridInAnyOrder(settings.schedule, uniform_grid(settings.num_steps), lexicon.mask_id)
+        return Ways({CONTINUOUS: own, GRID: (grid, f"{settings.num_steps} steps, {settings.schedule}")})
     if settings.uniform_noise:
         return Ways({GRID: own}, ("there is no continuous limit: it is known for noise that is [MASK] alone",))
     if settings.quantity is Quantity.PAPER and settings.schedule.by_token:
