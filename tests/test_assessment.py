@@ -431,6 +431,7 @@ def test_the_grid_is_that_of_the_asked_steps(model, material):
         log_f = model.network(hidden, batch.attend, torch.ones(6).double(), batch.editable)
     nats = per_place(-log_prob_of(log_f, batch.tokens[batch.editable]), batch.editable).sum(dim=1)
     assert torch.allclose(found[1, GRID].scores.nats, nats.double(), rtol=1e-4)
+    assert float(found[1, GRID].scores.draw_variance.max()) < 1e-6
     assert torch.equal(found[1, CONTINUOUS].scores.nats, found[1000, CONTINUOUS].scores.nats)
     assert found[1000, GRID].nats_per_token == pytest.approx(found[1000, CONTINUOUS].nats_per_token, rel=0.01)
     assert (found[1, GRID].protocol.steps, found[1000, GRID].protocol.steps) == (

@@ -88,7 +88,7 @@ class Systems:
             likelihoods={"continuous": estimate(scores())} if likelihoods is None else likelihoods,
             samples=Samples(("a b",) * 40, ("a b",) * 40, sampling, length, 0, speed),
             figures=figures,
-            real=replace(figures, bleu4=per_sample(0.4), self_bleu4=per_sample(0.1)),
+            real=replace(figures, bleu4=per_sample(changes.pop("real_bleu", 0.4)), self_bleu4=per_sample(0.1)),
             judgement=changes.pop("judgement", None),
             mauve=changes.pop("mauve", None),
             conventions=None,
@@ -173,6 +173,12 @@ def test_real_sentences_stand_below_and_are_not_ranked(four_kinds):
     assert column(table, "calls_per_sample")["real sentences"] == Cell()
 
 
+def test_real_sentences_that_look_different_to_each_are_not_shown(systems):
+    table = compare([systems.add("one"), systems.add("two", real_bleu=0.45)])
+    assert column(table, "bleu4")["real sentences"] == Cell()
+    assert column(table, "distinct_2")["real sentences"] == Cell(0.9)
+
+
 # ---- significance ---------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +194,14 @@ def test_the_best_is_bold_the_second_underlined_and_differences_are_tested_in_pa
     for name, own in nats.items():
         p_value = paired_bootstrap(scores(nats=NATS), scores(nats=own)).p_value
         assert (p_value < 0.05) is cells[name].significant or name == "best"
+
+
+def test_systems_that_look_equally_good_are_not_told_apart(systems):
+    """Each sentence costs a little more: surely worse, and by nothing that shows."""
+    nats = {"one": NATS, "two": NATS + 1e-6, "three": NATS + 1}
+    assert paired_bootstrap(scores(), scores(nats=nats["two"])).p_value < 0.05
+    folders = [systems.add(name, {"continuous": estimate(scores(nats=own))}) for name, own in nats.items()]
+    assert marks(column(compare(folders), BOUND)) == {"one": "b", "two": "b", "three": "s†"}
 
 
 def test_pairs_are_found_by_name_whatever_the_order(systems):
@@ -263,7 +277,10 @@ def test_the_independent_test_keeps_its_level():
 
 
 def test_another_text_is_shown_but_not_ranked(systems):
-    table = compare([systems.add("one"), systems.add("two", text="another", calls=15.0, bleu=0.5, self_bleu=0.5)])
+    worse = {"continuous": estimate(scores(nats=NATS + 1))}
+    table = compare(
+        [systems.add("one"), systems.add("two", worse, text="another", calls=15.0, bleu=0.5, self_bleu=0.5)]
+    )
     for key in ("perplexity_per_word.bound.continuous", "bleu4", "self_bleu4"):
         assert set(marks(column(table, key)).values()) == {""}
     assert marks(column(table, "calls_per_sample")) == {"one": "s", "two": "b"}

@@ -40,15 +40,17 @@ class Chosen(Noise):
         return torch.tensor(self.order).double().expand(len(example), -1) / 8
 
 
-def expected_nats(objective, network: Table) -> Tensor:
-    """The mean over every number of hidden places and every order, each as likely."""
+def expected_nats(objective, network: Table, law: Tensor | None = None) -> Tensor:
+    """The mean over every order, each as likely, and every number of hidden places, as likely as the law says."""
     length = LANGUAGE.length
-    chances = itertools.product(range(length), itertools.permutations(range(length)))
-    draws = [
-        objective.nats(network, LANGUAGE.batch(), Chosen(0, place=(k + 0.5) / length, order=order)).sum(dim=1)
-        for k, order in chances
-    ]
-    return torch.stack(draws).mean(dim=0)
+    law = torch.full((length,), 1 / length).double() if law is None else law
+    total = torch.zeros(len(LANGUAGE.sentences), dtype=torch.float64)
+    for share, end in zip(law.tolist(), law.cumsum(dim=0).tolist(), strict=True):
+        if share > 1e-12:
+            for order in itertools.permutations(range(length)):
+                noise = Chosen(0, place=end - share / 2, order=order)
+                total += share / 6 * objective.nats(network, LANGUAGE.batch(), noise).sum(dim=1)
+    return total
 
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
@@ -59,23 +61,21 @@ def test_it_is_the_bound_over_the_steps(schedule, name):
     by_count = GridInAnyOrder(schedule, grid, LANGUAGE.mask_id)
     with torch.no_grad():
         expected = exact_nats(by_steps, network, LANGUAGE.batch())
-        torch.testing.assert_close(expected_nats(by_count, network), expected, rtol=1e-9, atol=1e-9)
+        law = by_count.law(LANGUAGE.length)
+        torch.testing.assert_close(expected_nats(by_count, network, law), expected, rtol=1e-9, atol=1e-9)
+    assert float(law.sum()) == pytest.approx(1)
     assert by_count.likelihood is Likelihood.BOUND
 
 
-def test_finer_grids_come_near_to_any_order_from_above():
-    network = Table(LANGUAGE, seed=4)
+def test_finer_grids_come_near_to_any_order():
+    network, gaps = Table(LANGUAGE, seed=4), []
     with torch.no_grad():
         limit = expected_nats(AnyOrder(LANGUAGE.mask_id), network)
-        gaps = [
-            float(
-                (expected_nats(GridInAnyOrder(Linear(), uniform_grid(steps), LANGUAGE.mask_id), network) - limit).mean()
-            )
-            for steps in (4, 40, 4000)
-        ]
-    # For a random network single sentences may profit from fewer steps; what falls is the size of the difference.
-    assert abs(gaps[0]) > abs(gaps[1]) > abs(gaps[2])
-    assert abs(gaps[2]) < 1e-3
+        for steps in (4, 40, 4000):
+            objective = GridInAnyOrder(Linear(), uniform_grid(steps), LANGUAGE.mask_id)
+            gaps.append(float((expected_nats(objective, network, objective.law(3)) - limit).abs().max()))
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 1e-3
 
 
 def test_with_the_same_noise_it_hides_the_same_places_as_any_order():
@@ -99,10 +99,32 @@ def test_estimates_find_it():
     assert found.scores.draw_variance.max() < 1e-2
 
 
-def test_one_step_counts_only_sentences_that_are_all_hidden():
-    objective = GridInAnyOrder(Cosine(), uniform_grid(1), 9)
-    weights = objective.weights(torch.tensor([5, 5, 5]), torch.tensor([1, 4, 5]))
-    assert weights.tolist() == pytest.approx([0, 0, 1])
+def test_one_step_hides_everything_and_leaves_nothing_to_chance():
+    objective = GridInAnyOrder(Cosine(), uniform_grid(1), LANGUAGE.mask_id)
+    assert objective.law(5).tolist() == pytest.approx([0, 0, 0, 0, 1])
+    network = Table(LANGUAGE, seed=4)
+    draws = [objective.nats(network, LANGUAGE.batch(), Noise(step)) for step in range(3)]
+    for draw in draws[1:]:
+        torch.testing.assert_close(draw, draws[0])
+
+
+def test_rows_of_different_lengths_follow_their_own_laws():
+    """Short and long ones side by side."""
+    objective = GridInAnyOrder(Linear(), uniform_grid(4), LANGUAGE.mask_id)
+    tokens = torch.zeros(2001, 8, dtype=torch.long)
+    editable = torch.arange(8) < torch.tensor([1, 8]).repeat(1000)[:, None]
+    editable = torch.cat([editable, torch.zeros(1, 8, dtype=torch.bool)])  # and a row with nothing to write
+    asked = []
+
+    def network(tokens: Tensor, attend: Tensor, t: Tensor, hidden: Tensor) -> Tensor:
+        asked.append(hidden.sum(dim=1))
+        return torch.zeros(int(hidden.sum()), 3).double().log_softmax(dim=-1)
+
+    objective.nats(network, Batch.of(tokens, editable), Noise(1))
+    assert int(asked[0][-1]) == 0
+    assert set(asked[0][:-1:2].tolist()) == {1}
+    found = asked[0][1::2].bincount(minlength=9)[1:] / 1000
+    assert float((found - objective.law(8)).abs().max()) < 0.05
 
 
 def test_a_schedule_by_token_is_refused():

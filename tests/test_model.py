@@ -529,6 +529,19 @@ def test_one_blank_is_what_the_network_says():
     assert [each.fillings[0] for each in found] == [piece.removeprefix("##") for piece in spelled]
 
 
+def test_what_is_no_word_is_never_written():
+    """A network that believes in nothing but [UNK], [MASK] and [SEP], and in ids that its tokenizer does not have."""
+    model = load(plain_bert())
+    tokenizer = model.vocabulary.tokenizer
+    loved = [tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.sep_token_id, model.vocabulary.size + 1]
+    with torch.no_grad():
+        model.network.backbone.cls.predictions.bias[loved] += 50
+    for algorithm in Algorithm:
+        assert not any(map(SPECIAL.search, texts(model, Task(3, length=6), Sampling(algorithm, steps=6))))
+    for each in model.fillings("The king [MASK] a [BLANK] .", 10, longest=2):
+        assert not SPECIAL.search(each.text)
+
+
 @pytest.mark.parametrize(("path", "mask"), [(plain_bert, "[MASK]"), (plain_roberta, "<mask>")])
 def test_two_blanks_cost_the_mean_of_both_orders(path, mask):
     model = load(path())

@@ -179,7 +179,7 @@ def examine(
     return Case(
         vocabulary,
         tuple(samples) or tuple(path[-1].text for path in paths),
-        Reference.of_rows(rows, size) if rows else stored,
+        Reference.of_rows(rows, size) if any(rows) else stored,
         stored,
         rows,
         tuple(_ids(vocabulary, path[-1]) for path in paths),

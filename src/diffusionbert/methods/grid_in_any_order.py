@@ -1,13 +1,13 @@
 """Austin et al. 2021 (D3PM), eq. 1, its terms gathered by how many places are hidden (Hoogeboom et al. 2022, OA-ARDM).
 
-    nats(x0) = Σ_{k=1..n} c_k · E_{k of n places hidden} [ Σ_{hidden i} -log f(x0_i | visible) ]
-    c_k = Σ over the grid's steps (s, t) of r_{s|t} · Binomial(k; n, 1 - ᾱ_t),        c_k → 1/k as the grid grows finer
+    nats(x0) = E_{k ~ q} E_{k of n places hidden} [ n/k · Σ_{hidden i} -log f(x0_i | visible) ]
+    q(k) = k/n · Σ over the grid's steps (s, t) of r_{s|t} · Binomial(k; n, 1 - ᾱ_t),        q(k) → 1/n on finer grids
 
 Under a schedule that treats all tokens alike, each place is hidden by itself with probability 1 - ᾱ_t, so their number
-is binomial and all sets of k places are as likely. A time-agnostic network's answer depends on the set alone, and this
-is then the very bound of `discrete` over the same grid. Drawing k evenly instead of the step scatters as little as
-`any_order` does, and with the same noise the two draw the same places: what a grid costs beside its limit is seen
-without noise. For estimates; training has `discrete`.
+is binomial, and all sets of k places are as likely. A time-agnostic network's answer depends on the set alone, and this
+is then the very bound of `discrete` over the same grid; q sums to 1, because Σ_k k·Binomial(k; n, p) = n·p. It scatters
+as little as `any_order`, and with the same noise the two hide nearly the same places, so that what a grid costs beside
+its limit is hardly blurred. For estimates; training has `discrete`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.schedules import NoiseSchedule, require_grid
-from diffusionbert.shapes import Batch, Grid, PerPlace, RowCounts, RowValues, exact_bits, from_bits, per_place
+from diffusionbert.shapes import Batch, Grid, PerPlace, RowCounts, RowTimes, RowValues, Values, per_place
 
 
 class GridInAnyOrder(Objective[Network]):
     """The bound over a grid of steps, for a time-agnostic network and a schedule that treats all tokens alike."""
-
-    _visible: Tensor
 
     def __init__(self, schedule: NoiseSchedule, grid: Grid, mask_id: int):
         super().__init__()
@@ -34,8 +32,8 @@ class GridInAnyOrder(Objective[Network]):
         if schedule.by_token:
             raise ValueError(f"under {schedule} not all sets of places are as likely: use DiscreteTime")
         self.mask_id = mask_id
-        survival = schedule.survival(grid.double(), torch.ones(1, dtype=torch.float64))
-        self.register_buffer("_visible", exact_bits(survival), persistent=False)
+        self._visible = schedule.survival(grid.cpu().double(), torch.ones(1, dtype=torch.float64))
+        self._laws: dict[int, Tensor] = {}
 
     @property
     def likelihood(self) -> Likelihood:
@@ -47,23 +45,32 @@ class GridInAnyOrder(Objective[Network]):
         return self.nats(network, x0, noise).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
-        """n·c_k times the cross-entropy of k hidden places, k and the places drawn."""
+        """n/k times the cross-entropy of k hidden places, k and the places drawn."""
         length = x0.editable.sum(dim=1)
-        num_hidden = 1 + (noise.position(x0) * length).long()
+        num_hidden = self._num_hidden(length, noise.position(x0))
         order = noise.uniform(x0.example, Purpose.ORDER, x0.tokens.shape[1]).masked_fill(~x0.editable, torch.inf)
         hidden = x0.editable & (order.argsort(dim=1).argsort(dim=1) < num_hidden[:, None])
-        log_f = network(
-            x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, num_hidden / length.clamp(min=1), hidden
-        )
-        weight = length * self.weights(length, num_hidden)
+        t = num_hidden.double() / length.clamp(min=1)
+        log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, t, hidden)
+        weight = length / num_hidden.clamp(min=1)
         return weight[:, None] * per_place(-log_prob_of(log_f, x0.tokens[hidden]), hidden)
 
-    def weights(self, length: RowCounts, num_hidden: RowCounts) -> RowValues:
-        """c_k for rows of n places of which k are hidden."""
-        visible = from_bits(self._visible)
-        reveal = (visible[:-1] - visible[1:]) / (1 - visible[1:])
-        n, k = length[:, None].double(), num_hidden[:, None].double()
-        log_chance = torch.xlogy(k, 1 - visible[1:]) + torch.xlogy(n - k, visible[1:])
-        log_sets = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-        weights: RowValues = (reveal * (log_sets + log_chance).exp()).sum(dim=1)
-        return weights
+    def law(self, length: int) -> Values:
+        """q(1), …, q(n)."""
+        if length not in self._laws:
+            visible, later = self._visible[:-1], self._visible[1:]
+            reveal = (visible - later) / (1 - later)
+            n, k = torch.tensor(length, dtype=torch.float64), torch.arange(1, length + 1).double()[:, None]
+            log_sets = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+            log_chance = torch.xlogy(k, 1 - later) + torch.xlogy(n - k, later)
+            self._laws[length] = (k / n * reveal * (log_sets + log_chance).exp()).sum(dim=1)
+        return self._laws[length]
+
+    def _num_hidden(self, length: RowCounts, position: RowTimes) -> RowCounts:
+        """The k up to which the law sums to the position; every row draws from the law of its own length."""
+        num_hidden = torch.zeros_like(length)
+        for n in {*length.tolist()} - {0}:
+            rows = length == n
+            up_to = self.law(n).cumsum(dim=0).to(position.device)
+            num_hidden[rows] = 1 + torch.searchsorted(up_to, position[rows], right=True).clamp(max=n - 1)
+        return num_hidden
