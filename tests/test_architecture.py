@@ -71,8 +71,8 @@ MAY_IMPORT = {
     "judges": "networks intervals batches",
     "conventions": "shapes intervals scores",
     "material": "reading sources corpus vocabulary experiments",
-    "likelihoods": "shapes schedules networks method methods sampling vocabulary canvas protocol scores evaluation experiments "
-    "model",
+    "likelihoods": "shapes schedules networks method methods sampling vocabulary canvas protocol scores evaluation "
+    "experiments model",
     "assessment": "method sampling metrics intervals scores checkpoints judges conventions material",
     "assessing": "sampling metrics protocol scores evaluation experiments texts model judges conventions material "
     "likelihoods assessment",

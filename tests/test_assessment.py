@@ -248,6 +248,8 @@ def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions"])
     said = capsys.readouterr().out
     plain = evaluated.report
+    [words] = [line.split() for line in said.splitlines() if line.startswith("  words a text")]
+    assert words[3:] == [f"{plain['words_per_text']:.1f}", f"{plain['real']['words_per_text']:.1f}"]
     for shown in (
         f"{plain['perplexity_per_token']:,.2f}",
         f"{plain['bleu4']:.3f}",

@@ -69,7 +69,7 @@ class GridInAnyOrder(Objective[Network]):
     def _num_hidden(self, length: RowCounts, position: RowTimes) -> RowCounts:
         """The k up to which the law sums to the position; every row draws from the law of its own length."""
         num_hidden = torch.zeros_like(length)
-        for n in {*length.tolist()} - {0}:
+        for n in {*length.tolist()}:
             rows = length == n
             up_to = self.law(n).cumsum(dim=0).to(position.device)
             num_hidden[rows] = 1 + torch.searchsorted(up_to, position[rows], right=True).clamp(max=n - 1)
