@@ -527,6 +527,7 @@ def test_a_model_of_pairs_wants_a_source(wrong):
 
 def test_a_bad_line_in_a_file_is_found(capsys, tiny, tmp_path):
     (tmp_path / "texts.txt").write_text("the [MASK] .\nno blank .\n")
+    capsys.readouterr()  # what the fixture said while it trained
     with pytest.raises(SystemExit) as caught:
         main(["fill", "--file", str(tmp_path / "texts.txt"), *tiny])
     assert caught.value.code == 2

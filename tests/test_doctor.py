@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -96,10 +97,10 @@ def test_a_vocabulary_and_samples_are_enough(vocabulary, sentences):
 
 def test_reveal_times_are_those_of_the_last_writing():
     states = [
-        (1.0, [True, True, True, False]),
-        (0.7, [False, True, True, False]),
-        (0.4, [True, False, True, False]),  # place 0 is hidden again
-        (0.1, [False, False, True, False]),  # place 2 stays hidden, place 3 never was
+        (1.0, [True, True, True, False, True]),
+        (0.7, [False, True, True, False, False]),
+        (0.4, [True, False, True, False, True]),  # places 0 and 4 are hidden again
+        (0.1, [False, False, True, False, True]),  # places 2 and 4 stay hidden, place 3 never was
     ]
     assert reveal_times(states) == pytest.approx((0.9, 0.6))
 
@@ -197,9 +198,16 @@ def test_few_words_are_diagnosed(healthy):
     chance = random.Random(0)
     words = healthy.texts[0].split() + healthy.texts[1].split()
     texts = [" ".join(chance.choices(words, k=15)) for _ in healthy.texts]
-    found = codes(text_case(healthy, texts))
-    assert "low-entropy" in found
+    counts_alone = replace(healthy, reference=replace(healthy.reference, rows=()))
+    found = {finding.code: finding.evidence for finding in diagnose(text_case(counts_alone, texts)).findings}
+    assert set(found["low-entropy"]) == {"entropy", "expected"}
     assert "rare-words" not in found
+
+
+def test_the_entropy_of_few_tokens_is_expected_to_be_low():
+    even = Reference(torch.ones(1000, dtype=torch.long), None)
+    assert even.entropy(50) == pytest.approx(math.log(50), abs=0.1)
+    assert even.entropy(100_000) == pytest.approx(math.log(1000), abs=0.01)
 
 
 def test_few_pairs_of_words_are_diagnosed_where_a_corpus_is_given(healthy, vocabulary):
@@ -314,9 +322,11 @@ def test_another_wordpiece_of_the_same_size_is_a_wrong_tokenizer(healthy, senten
 
 
 def test_random_tokens_do_not_tell_a_wrong_tokenizer(healthy, vocabulary):
-    chance = torch.Generator().manual_seed(0)
-    rows = tuple(tuple(torch.randint(5, SIZE, (20,), generator=chance).tolist()) for _ in range(64))
+    chance = random.Random(0)
+    inner = vocabulary.continuation.nonzero()[:, 0].tolist()
+    rows = tuple(tuple(chance.choices(inner, k=20)) for _ in range(64))
     texts = tuple(vocabulary.decode(row) for row in rows)
+    assert read(vocabulary, texts) != rows  # pieces of words, put together at random, make other pieces
     found = codes(replace(healthy, texts=texts, written=rows, network_nats=7.5))
     assert "wrong-tokenizer" not in found
     assert found[0] == "untrained-network"

@@ -444,7 +444,7 @@ def test_infinite_nats_are_counted_and_never_averaged_away():
     # Resamples without the impossible sentence are finite: the lower end of the interval is.
     low = estimate(bound_of(nats), [batch], Effort(None, 8, 4)).rates[Unit.TOKEN].low
     assert 1 < low < 1.5
-    hopeless = estimate(bound_of(lambda x0, noise: torch.full((30,), math.inf)), [batch])
+    hopeless = estimate(bound_of(lambda x0, noise: torch.full((len(x0.tokens),), math.inf)), [batch])
     assert hopeless.protocol.num_draws == 32
     assert hopeless.limited_by is Limit.INFINITE
 
@@ -533,7 +533,7 @@ def test_units_by_hand():
     assert rates[Unit.WORD].perplexity == pytest.approx(math.exp(3))
     assert rates[Unit.BYTE].bits == pytest.approx(0.5 / math.log(2))
     found = estimate(
-        bound_of(lambda x0, noise: torch.tensor([6.0, 12.0, 6.0]) + (-1) ** noise.step),
+        bound_of(lambda x0, noise: torch.tensor([6.0, 12.0, 6.0])[x0.example] + (-1.0) ** noise.step),
         [
             replace(
                 LANGUAGE.batch(LANGUAGE.sentences[:3]), editable=torch.tensor([[True, False], [True, True]])[[0, 1, 0]]

@@ -316,7 +316,18 @@ def test_a_prompt_is_kept_letter_by_letter(model):
     for prompt in ("The OLD  king", "It's 🙂, e.g. a U.S. king", "[MASK] said [SEP]", "the king's"):
         for text in texts(model, Task(4, length=22, prompt=prompt)):
             assert text.startswith(prompt)
-            assert not text[len(prompt) :][:1].isalnum()  # its last word is whole
+
+
+def test_the_last_word_of_a_prompt_is_whole():
+    """A hot, hardly trained model would make `kingdom` or worse of it."""
+    for text in texts(model_of("linear"), Task(64, length=6, prompt="the king"), Sampling(temperature=3.0)):
+        assert has_word(text[: len("the king") + 1], "king"), text
+
+
+def test_a_space_after_a_prompt_is_not_doubled(model):
+    for text in texts(model, Task(4, length=6, prompt="the king ")):
+        assert text.startswith("the king ")
+        assert "  " not in text
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)

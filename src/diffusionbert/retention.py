@@ -191,8 +191,10 @@ def retention(before: Encoder, after: Encoder, texts: Sequence[str], probe: Prob
     if len(texts) < 4:
         raise ValueError(f"two encoders are compared on at least 4 sentences, better on hundreds, given {len(texts)}")
     probe = probe or Probe.bigram_shift(texts)
-    first, second = before.embed(texts), after.embed(texts)
-    right = [probe.answers(encoder.embed(probe.texts)) for encoder in (before, after)]
+    place = {text: index for index, text in enumerate(dict.fromkeys((*texts, *probe.texts)))}
+    embedded = [encoder.embed(list(place)) for encoder in (before, after)]
+    first, second = (vectors[[place[text] for text in texts]] for vectors in embedded)
+    right = [probe.answers(vectors[[place[text] for text in probe.texts]]) for vectors in embedded]
     held_out = probe.held_out
     labels = probe.labels[held_out]
     _, group, counts = np.unique(probe.group[held_out].numpy(), return_inverse=True, return_counts=True)
