@@ -245,7 +245,8 @@ def test_a_score_says_what_it_is_and_how_sure(objects, tiny):
     sentences = [SENTENCE, "paris king the city old saw of today the ."]
     real, shuffled = objects("score", *sentences, *tiny)
     keys = {"nats", "perplexity_per_token", "perplexity_per_word", "bits_per_byte", "ci95", "likelihood", "protocol"}
-    assert real.keys() == {"text", *keys}
+    assert real.keys() == {"text", "num_unknown", *keys}
+    assert real["num_unknown"] == 0
     assert real["perplexity_per_token"] < shuffled["perplexity_per_token"]
     assert real["ci95"][0] < real["nats"] < real["ci95"][1]
     assert real["likelihood"] == "bound"
@@ -267,6 +268,23 @@ def test_tokens_have_their_own_costs(objects, run, tiny):
     shown, about = run("score", SENTENCE, "--tokens", *tiny).splitlines()
     assert re.sub(r"\(-?\d+\.\d\)", "", shown) == SENTENCE
     assert "bound" in about
+
+
+def test_the_seed_and_the_precision_reach_the_estimate(objects, tiny):
+    rough, other, fine = (
+        objects("score", SENTENCE, *options, *tiny)[0]
+        for options in (["--precision", "1"], ["--precision", "1", "--seed", "7"], ["--precision", "0.01"])
+    )
+    assert rough["nats"] != other["nats"]
+    assert (rough["protocol"]["seed"], other["protocol"]["seed"]) == (0, 7)
+    assert rough["protocol"]["num_draws"] < fine["protocol"]["num_draws"]
+
+
+def test_a_gap_is_as_long_as_allowed(objects, tiny):
+    text = "the old king saw [BLANK] today ."
+    short, long = (objects("fill", text, "--longest", longest, *tiny)[0]["fillings"][0] for longest in ("1", "3"))
+    assert len(short.split()) == 1
+    assert len(long.split()) > 1
 
 
 def test_scores_come_from_a_file_with_whatever_is_in_it(objects, tiny, tmp_path):

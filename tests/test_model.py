@@ -313,7 +313,14 @@ def test_lengths_leave_room_for_the_prompt(model):
 
 
 def test_a_prompt_is_kept_letter_by_letter(model):
-    for prompt in ("The OLD  king", "It's 🙂, e.g. a U.S. king", "[MASK] said [SEP]", "the king's"):
+    for prompt in (
+        "The OLD  king",
+        "It's 🙂, e.g. a U.S. king",
+        "[MASK] said [SEP]",
+        "the king's",
+        "the king -",
+        "it '",
+    ):
         for text in texts(model, Task(4, length=22, prompt=prompt)):
             assert text.startswith(prompt)
 

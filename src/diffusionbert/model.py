@@ -217,7 +217,9 @@ class Model:
         """The text of a sentence, its prompt as it was given."""
         text = self.vocabulary.decode(own)
         begin = self.vocabulary.decode(own[: num_tokens(self.vocabulary, prompt)])
-        return prompt + text[len(begin) :] if text.startswith(begin) else text
+        rest = text[len(begin) :]
+        given = prompt[-1:].isspace()  # then the blank between them stands already
+        return prompt + (rest.lstrip() if given else rest) if text.startswith(begin) else text
 
     def _own(self, row: Tensor) -> Tensor:
         """The sentence of a row: what stands between its last two special tokens, hidden places included."""
@@ -295,8 +297,9 @@ class Model:
                 (rates[Unit.SENTENCE].low, rates[Unit.SENTENCE].high),
                 found.kind,
                 found.protocol,
+                row.count(-1 if self.vocabulary.unk_id is None else self.vocabulary.unk_id),
             )
-            for text, rates in zip(texts, by_sentence, strict=True)
+            for text, rates, row in zip(texts, by_sentence, self.vocabulary.encode(texts), strict=True)
         ]
 
     def likelihood(

@@ -108,6 +108,8 @@ class SentenceScore:
     """Of the nats, over draws."""
     likelihood: Likelihood
     protocol: Protocol
+    num_unknown: int = 0
+    """Tokens outside the vocabulary; each stands for whatever text, so that figures with any are hard to compare."""
 
     def to_json(self) -> dict[str, Any]:
         """Gives it as plain data."""
