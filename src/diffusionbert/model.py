@@ -215,11 +215,11 @@ class Model:
 
     def _text(self, own: Tensor, prompt: str) -> str:
         """The text of a sentence, its prompt as it was given."""
-        text = self.vocabulary.decode(own)
-        begin = self.vocabulary.decode(own[: num_tokens(self.vocabulary, prompt)])
-        rest = text[len(begin) :]
-        given = prompt[-1:].isspace()  # then the blank between them stands already
-        return prompt + (rest.lstrip() if given else rest) if text.startswith(begin) else text
+        given = num_tokens(self.vocabulary, prompt)
+        text, begin = self.vocabulary.decode(own), self.vocabulary.decode(own[:given])
+        # A detached hyphen or apostrophe at its end may be drawn to what follows.
+        rest = text[len(begin) :] if text.startswith(begin) else f" {self.vocabulary.decode(own[given:])}"
+        return prompt + (rest.lstrip() if prompt[-1:].isspace() else rest)
 
     def _own(self, row: Tensor) -> Tensor:
         """The sentence of a row: what stands between its last two special tokens, hidden places included."""
