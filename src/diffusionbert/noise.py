@@ -15,7 +15,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from diffusionbert.shapes import Batch, RowKeys, RowTimes, Values
+from diffusionbert.shapes import Batch, Places, RowCounts, RowKeys, RowTimes, Values
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -54,6 +54,8 @@ class Purpose(IntEnum):
     REMASK = 9
     PLACE = 11
     LENGTH = 12
+    UNROLL = 13
+    PAIR = 14
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,13 @@ class Noise:
         turn = self.uniform(torch.zeros(1, dtype=torch.long, device=device), Purpose.TURN)
         edges = torch.arange(rows + 1, dtype=torch.float64, device=device) / max(rows, 1) + turn
         return replace(batch, strata=torch.stack([edges[:-1], edges[1:]], dim=1))
+
+    def chosen(self, batch: Batch, number: RowCounts) -> Places:
+        """So many editable places of each row, every set of them alike."""
+        order = self.uniform(batch.example, Purpose.ORDER, batch.tokens.shape[1]).masked_fill(
+            ~batch.editable, torch.inf
+        )
+        return batch.editable & (order.argsort(dim=1).argsort(dim=1) < number[:, None])
 
     def normal(self, example: RowKeys, purpose: Purpose, *shape: int) -> Values:
         """Draws float64 standard normal numbers, a block of the given shape for each example."""

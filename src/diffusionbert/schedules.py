@@ -106,6 +106,48 @@ class Cosine(NoiseSchedule):
         return math.pi / 2 * _sine(t) + torch.zeros_like(relative_information)
 
 
+@dataclass(frozen=True)
+class Sqrt(NoiseSchedule):
+    """ᾱ_t = 1 - √t: much noise at once, because a vector hardly moves before its nearest word changes.
+
+    Li et al. 2022 (Diffusion-LM), appendix A, whose offset s = 1e-4 is the Gaussian process's floor √s = 0.01.
+    """
+
+    @property
+    def by_token(self) -> bool:
+        """No: every token alike."""
+        return False
+
+    def survival(self, t: Values, relative_information: Values) -> Values:
+        """1 - √t."""
+        return (1 - t.sqrt()) + torch.zeros_like(relative_information)
+
+    def decay(self, t: Values, relative_information: Values) -> Values:
+        """1/(2√t)."""
+        return 0.5 / t.sqrt() + torch.zeros_like(relative_information)
+
+
+@dataclass(frozen=True)
+class Power(NoiseSchedule):
+    """ᾱ_t(v) = 1 - t^w(v) (Shi et al. 2024, GenMD4, §6): large w hide late and so are written first. w = 1 is `Linear`.
+
+    Here the "relative information" of a token is its exponent w(v) itself, above 0; it may be learned.
+    """
+
+    @property
+    def by_token(self) -> bool:
+        """Yes: every token has its own exponent."""
+        return True
+
+    def survival(self, t: Values, relative_information: Values) -> Values:
+        """1 - t^w."""
+        return 1 - t**relative_information
+
+    def decay(self, t: Values, relative_information: Values) -> Values:
+        """w·t^(w-1)."""
+        return relative_information * t ** (relative_information - 1)
+
+
 class Mean(Enum):
     """Over what the spindle takes the mean information c."""
 

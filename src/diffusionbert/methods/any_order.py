@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
-from diffusionbert.noise import Noise, Purpose
+from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
 
 
@@ -40,9 +38,7 @@ class AnyOrder(Objective[Network]):
         """n/k times the cross-entropy of k hidden places, k and the places drawn."""
         length = x0.editable.sum(dim=1)
         num_hidden = 1 + (noise.position(x0) * length).long()
-        order = noise.uniform(x0.example, Purpose.ORDER, x0.tokens.shape[1]).masked_fill(~x0.editable, torch.inf)
-        rank = order.argsort(dim=1).argsort(dim=1)
-        hidden = x0.editable & (rank < num_hidden[:, None])
+        hidden = noise.chosen(x0, num_hidden)
         x_t = replace(x0, tokens=x0.tokens.masked_fill(hidden, self.mask_id))
         return length[:, None] * self.next_nats(network, x0.tokens, x_t)
 

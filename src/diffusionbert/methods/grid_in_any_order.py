@@ -18,7 +18,7 @@ from torch import Tensor
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
-from diffusionbert.noise import Noise, Purpose
+from diffusionbert.noise import Noise
 from diffusionbert.schedules import NoiseSchedule, require_grid
 from diffusionbert.shapes import Batch, Grid, PerPlace, RowCounts, RowTimes, RowValues, Values, per_place
 
@@ -48,8 +48,7 @@ class GridInAnyOrder(Objective[Network]):
         """n/k times the cross-entropy of k hidden places, k and the places drawn."""
         length = x0.editable.sum(dim=1)
         num_hidden = self._num_hidden(length, noise.position(x0))
-        order = noise.uniform(x0.example, Purpose.ORDER, x0.tokens.shape[1]).masked_fill(~x0.editable, torch.inf)
-        hidden = x0.editable & (order.argsort(dim=1).argsort(dim=1) < num_hidden[:, None])
+        hidden = noise.chosen(x0, num_hidden)
         t = num_hidden.double() / length.clamp(min=1)
         log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, t, hidden)
         weight = length / num_hidden.clamp(min=1)
