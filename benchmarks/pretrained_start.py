@@ -28,7 +28,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder
-from diffusionbert.experiments import Data, Diffusion, Experiment, Pretrained, build
+from diffusionbert.building import build
+from diffusionbert.experiments import Data, Diffusion, Experiment, Pretrained
 from diffusionbert.networks import quiet
 from diffusionbert.runs import Prepared, default_cache, prepare
 from diffusionbert.settings import Training

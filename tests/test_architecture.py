@@ -57,34 +57,43 @@ MAY_IMPORT = {
     "training": "shapes noise method batches evaluation settings progress checkpoints averaging",
     "recipe": "noise method evaluation settings",
     # everything together
-    "experiments": "shapes schedules proposals processes conditioning networks original method methods sampling "
-    "batches settings",
+    "experiments": "schedules proposals methods batches settings",
     "presets": "proposals batches settings experiments",
-    "model_folder": "networks method vocabulary checkpoints experiments",
-    "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments "
+    "systems": "schedules methods sampling experiments presets",
+    "building": "shapes schedules processes conditioning networks original method methods samplers sampling experiments",
+    "model_folder": "networks processes method vocabulary checkpoints experiments building",
+    "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments building "
     "model_folder",
     "texts": "method protocol",
     "model": "shapes texts categorical networks method sampling constraints filling blanks canvas checkpoints metrics "
-    "protocol scores evaluation experiments model_folder",
+    "protocol scores evaluation experiments building model_folder",
     "terminal": "texts",
     # what is said of a model
     "judges": "networks intervals batches",
     "conventions": "shapes intervals scores",
     "material": "reading sources corpus vocabulary experiments",
-    "likelihoods": "shapes schedules networks method methods sampling vocabulary canvas protocol scores evaluation "
-    "experiments model",
+    "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "
+    "model",
     "assessment": "method sampling metrics intervals scores checkpoints judges conventions material",
     "assessing": "sampling metrics protocol scores evaluation experiments texts model judges conventions material "
     "likelihoods assessment",
     "retention": "shapes noise networks vocabulary canvas intervals",
-    "symptoms": "method sampling vocabulary metrics evaluation experiments texts model",
+    "symptoms": "method sampling vocabulary metrics evaluation building texts model",
     "doctor": "sampling retention symptoms",
     "tables": "",
     "comparison": "method metrics intervals scores checkpoints assessment tables",
+    "figures": "",
+    "denoising": "texts tables",
+    # the paper
+    "reproduction": "reading batches evaluation settings checkpoints sampling experiments presets systems runs model "
+    "material assessment assessing",
+    "targets": "schedules sampling metrics checkpoints experiments runs texts systems assessment tables comparison "
+    "figures denoising reproduction",
     # the commands
     "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
-    "progress checkpoints experiments presets model_folder runs texts model terminal judges conventions material "
-    "assessment assessing retention symptoms doctor tables comparison",
+    "progress checkpoints experiments presets systems model_folder runs texts model terminal judges conventions material "
+    "assessment assessing retention symptoms doctor tables comparison figures "
+    "reproduction targets",
     "cli": "commands",
 }
 

@@ -22,6 +22,7 @@ from diffusionbert.assessing import Plan, assess, compare_texts, weight_hashes
 from diffusionbert.assessment import Evaluation, mean_interval, read_evaluation, write_evaluation
 from diffusionbert.canvas import Sentences
 from diffusionbert.categorical import log_prob_of
+from diffusionbert.building import Lexicon
 from diffusionbert.cli import main
 from diffusionbert.conventions import Basis, conventions
 from diffusionbert.corpus import parse_corpus
@@ -32,7 +33,6 @@ from diffusionbert.experiments import (
     Data,
     Diffusion,
     Experiment,
-    Lexicon,
     Masking,
     Time,
     to_json,

@@ -177,21 +177,21 @@ def test_a_damaged_folder_is_refused_by_name(change):
 
 
 def test_a_network_that_wants_the_time_does_not_open_without_its_embeddings():
-    path = damaged(run_of("layers") / "model", "timeless", {"conditioning.safetensors": None})
-    with pytest.raises(ValueError, match="conditioning"):
+    path = damaged(run_of("layers") / "model", "timeless", {"beside.safetensors": None})
+    with pytest.raises(ValueError, match="beside"):
         load(path)
 
 
 def test_the_time_embeddings_are_those_of_the_folder():
     source = run_of("layers") / "model"
-    weights = load_file(source / "conditioning.safetensors")
+    weights = load_file(source / "beside.safetensors")
     other = save({name: tensor + 0.5 for name, tensor in weights.items()})
     ours, same, others = (
         load(damaged(source, name, change)).score([SENTENCE], precision=1.0)[0].nats
         for name, change in (
             ("as-it-was", {}),
             ("untouched", {}),
-            ("other-times", {"conditioning.safetensors": other}),
+            ("other-times", {"beside.safetensors": other}),
         )
     )
     assert ours == same == model_of("layers").score([SENTENCE], precision=1.0)[0].nats
@@ -206,7 +206,12 @@ NEEDS_MASKS = {
     Algorithm.ENTROPY,
     Algorithm.MASK_PREDICT,
     Algorithm.REMASKING,
+    Algorithm.GIBBS,
+    Algorithm.GIBBS_LEFT_TO_RIGHT,
 }
+OTHER_METHODS = {Algorithm.REFINING, Algorithm.LEFT_TO_RIGHT}
+OWN_WAYS = {"unrolled": "refining", "vectors": "ancestral", "decoder": "left-to-right"}
+"""Of models whose blank is not `[MASK]`."""
 REFUSED = {
     "uniform": NEEDS_MASKS,
     "uniform-layers": NEEDS_MASKS,
@@ -215,15 +220,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", EXPERIMENTS)
+@pytest.mark.parametrize("kind", sorted({*EXPERIMENTS} - {*OWN_WAYS}))
 def test_every_kind_of_model_writes_with_every_sampler_or_says_why_not(kind):
     model = model_of(kind)
     tasks = [Task(2, length=7, prompt="the king", include=("river",), forbid=("queen",)), Task(2, rewrite=SENTENCE)]
     for number, algorithm in enumerate([*Algorithm, Algorithm.EXACT]):
         task = tasks[number % 2]  # in turn; both for the usual one
         sampling = Sampling(algorithm, steps=4, top_k=20)
-        if algorithm in REFUSED.get(kind, ()):
-            with pytest.raises(ValueError, match=r"MASK|sentence"):
+        if algorithm in REFUSED.get(kind, set()) | OTHER_METHODS:
+            with pytest.raises(ValueError, match=r"MASK|sentence|is for a model"):
                 texts(model, task, sampling)
             continue
         written = list(model.write(task, sampling))
@@ -236,10 +241,34 @@ def test_every_kind_of_model_writes_with_every_sampler_or_says_why_not(kind):
             assert each.text.startswith(task.prompt), each
 
 
+@pytest.mark.parametrize(("kind", "own"), OWN_WAYS.items())
+def test_other_methods_write_in_their_own_way_alone(kind, own):
+    model = model_of(kind)
+    task = Task(3, length=7, prompt="the king", seed=4)
+    usual = texts(model, task, Sampling(steps=4, top_k=20))
+    assert usual == texts(model, task, Sampling(Algorithm(own), steps=4, top_k=20))
+    assert all(text.startswith("the king") and not SPECIAL.search(text) for text in usual)
+    assert usual != texts(model, replace(task, seed=5), Sampling(steps=4, top_k=20))
+    for algorithm in {*Algorithm} - {Algorithm.OWN, Algorithm.EXACT, Algorithm(own)}:
+        with pytest.raises(ValueError, match=f"writes by {own!r}"):
+            texts(model, task, Sampling(algorithm, steps=4))
+    with pytest.raises(ValueError, match="blocks"):
+        texts(model, task, Sampling(steps=4, block=2))
+    with pytest.raises(ValueError, match="rewrite"):
+        texts(model, Task(2, rewrite=SENTENCE), Sampling(steps=4))
+
+
+@pytest.mark.parametrize("kind", ["vectors", "decoder"])
+def test_words_are_constrained_by_masked_models_alone(kind):
+    for task in (Task(1, length=7, include=("river",)), Task(1, length=7, forbid=("queen",))):
+        with pytest.raises(ValueError, match="included and forbidden"):
+            texts(model_of(kind), task, Sampling(steps=4))
+
+
 @pytest.mark.parametrize("kind", EXPERIMENTS)
 def test_every_kind_of_model_fills_or_says_why_not(kind):
     model = model_of(kind)
-    if kind.startswith("uniform"):
+    if kind.startswith("uniform") or kind in OWN_WAYS:
         with pytest.raises(ValueError, match=r"noise.*\[MASK\]"):
             model.fill("the [MASK] saw .")
         return
@@ -387,7 +416,7 @@ def test_a_batch_is_its_rows(model, algorithm, monkeypatch):
     sampling = Sampling(algorithm, steps=8)
     five = texts(model, Task(5, length=9, include=("river",), forbid=("king",)), sampling)
     assert texts(model, Task(3, length=9, include=("river",), forbid=("king",)), sampling) == five[:3]
-    monkeypatch.setattr(model_module, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(model_module, "ROWS_AT_ONCE", {"cpu": 2})
     assert texts(model, Task(5, length=9, include=("river",), forbid=("king",)), sampling) == five
 
 

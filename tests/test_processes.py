@@ -14,11 +14,23 @@ from languages import Language, Table
 from diffusionbert.categorical import Shaping
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing, Gaussian, Process, Uniform
-from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import (
+    Cosine,
+    Linear,
+    Mean,
+    NoiseSchedule,
+    Power,
+    Spindle,
+    Sqrt,
+    TokenInformation,
+    uniform_grid,
+)
 from diffusionbert.shapes import Batch, rows_of
 
 LANGUAGE = Language.random(num_words=3, length=2, seed=5)
-SCHEDULES = [Linear(), Cosine(), Spindle(0.4), Spindle(0.4, floor=0.05), Spindle(0.4, Mean.SENTENCE, floor=0.05)]
+ALIKE: list[NoiseSchedule] = [Linear(), Cosine(), Sqrt()]
+SPINDLES = [Spindle(0.4), Spindle(0.4, floor=0.05), Spindle(0.4, Mean.SENTENCE, floor=0.05)]
+SCHEDULES = [*ALIKE, Power(), *SPINDLES]
 GRID = uniform_grid(12)
 
 
@@ -28,7 +40,7 @@ def absorbing(schedule: NoiseSchedule, **settings: bool) -> Absorbing:
 
 PROCESSES: list[Process] = [
     *(absorbing(schedule) for schedule in SCHEDULES),
-    *(Uniform(schedule, LANGUAGE.writable) for schedule in SCHEDULES[:2]),
+    *(Uniform(schedule, LANGUAGE.writable) for schedule in ALIKE),
 ]
 
 
@@ -196,7 +208,7 @@ def test_reveal_composes_over_intervals(schedule):
         torch.testing.assert_close((stay[r, s] * stay[s, t])[hideable], stay[r, t][hideable], atol=1e-14, rtol=1e-10)
 
 
-@pytest.mark.parametrize("process", [absorbing(Linear()), absorbing(Cosine()), absorbing(Spindle(0.0))], ids=str)
+@pytest.mark.parametrize("process", [*map(absorbing, ALIKE), absorbing(Spindle(0.0))], ids=str)
 def test_a_schedule_alike_for_all_tokens_gives_reveal_times_cross_entropy(process):
     x0 = LANGUAGE.sentences
     masked = process.prior(LANGUAGE.batch(), Noise(0))

@@ -93,7 +93,7 @@ def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path,
     validations = [event for event in log(output) if "validation_nats_per_token" in event]
     assert [event["step"] for event in validations] == [0, 3, 6]
     assert validations[0]["likelihood"] == ("pseudo" if "--quantity=paper" in options else "bound")
-    assert (output / "model" / "conditioning.safetensors").exists() == any("--time" in option for option in options)
+    assert (output / "model" / "beside.safetensors").exists() == any("--time" in option for option in options)
 
 
 def test_a_start_brings_its_weights(masked_run, cache, tmp_path):
@@ -104,11 +104,11 @@ def test_a_start_brings_its_weights(masked_run, cache, tmp_path):
     assert all(torch.allclose(tensor, after[name], atol=1e-6) for name, tensor in before.items())
     # …and the time embeddings too, if it has any of the kind asked for
     again = tmp_path / "again"
-    weights = {name: tensor + 1 for name, tensor in load_file(output / "model" / "conditioning.safetensors").items()}
-    save_file(weights, output / "model" / "conditioning.safetensors")
+    weights = {name: tensor + 1 for name, tensor in load_file(output / "model" / "beside.safetensors").items()}
+    save_file(weights, output / "model" / "beside.safetensors")
     main(["train", "--data=pydoc", f"--output={again}", f"--cache={cache}", f"--start={output}", "--time=layers",
           "--steps=1", "--learning-rate=1e-12", *SHORT])  # fmt: skip
-    kept = load_file(again / "model" / "conditioning.safetensors")
+    kept = load_file(again / "model" / "beside.safetensors")
     assert all(torch.allclose(tensor, kept[name], atol=1e-6) for name, tensor in weights.items())
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import Cosine, Linear, Mean, Power, Spindle, Sqrt, TokenInformation, uniform_grid
 
 TIMES = uniform_grid(400)[:, None]
 
@@ -18,6 +18,8 @@ floors = st.floats(0, 1)
 schedules = st.one_of(
     st.just(Linear()),
     st.just(Cosine()),
+    st.just(Sqrt()),
+    st.just(Power()),
     st.builds(Spindle, strengths, st.sampled_from(Mean), floors),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import shutil
 from collections import Counter
@@ -14,7 +15,15 @@ import pytest
 import torch
 from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    GPT2Config,
+    GPT2Tokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from diffusionbert import encoded as encoded_module
 from diffusionbert.corpus import Corpus, parse_corpus
@@ -524,3 +533,116 @@ def test_bytes_that_are_not_utf8_are_refused(wordpiece):
     for encode in (lambda text: wordpiece.encode([text]), wordpiece.pieces):
         with pytest.raises(ValueError, match="not UTF-8"):
             encode("caf\udce9")
+
+
+# The tokenizers of decoders
+
+
+def byte_level(special: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return tokenizer
+
+
+def gpt2_tokenizer() -> PreTrainedTokenizerBase:
+    """No frame, no mask, no padding; the end of a text is its beginning and its unknown token, too."""
+    model = json.loads(byte_level(["<|endoftext|>"]).to_str())["model"]
+    return GPT2Tokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+
+
+def llama_tokenizer() -> PreTrainedTokenizerBase:
+    """A beginning, but no end in its template; padding of its own."""
+    tokenizer = byte_level(["<s>", "</s>", "<unk>", "<pad>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 0)]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+DECODERS = {"gpt2": (gpt2_tokenizer, GPT2Config), "llama": (llama_tokenizer, LlamaConfig)}
+
+
+@pytest.fixture(params=DECODERS)
+def decoder_folder(request, tmp_path) -> Path:
+    """A decoder's folder as it comes from the Hub."""
+    make, config = DECODERS[request.param]
+    make().save_pretrained(tmp_path / "decoder")
+    config().save_pretrained(tmp_path / "decoder")
+    return tmp_path / "decoder"
+
+
+def test_a_decoders_tokenizer_is_given_what_it_lacks(decoder_folder):
+    before, vocabulary = AutoTokenizer.from_pretrained(str(decoder_folder)), Vocabulary.load(decoder_folder)
+    begin, end = before.bos_token_id, before.eos_token_id
+    given = [vocabulary.mask_id] + ([vocabulary.pad_id] if before.pad_token is None else [])
+    assert given == list(range(len(before), vocabulary.size))
+    assert vocabulary.pad_id == before.pad_token_id or before.pad_token is None
+    special = {begin, end, vocabulary.mask_id, vocabulary.pad_id}
+    assert set(vocabulary.special.nonzero()[:, 0].tolist()) == special
+    assert int(vocabulary.writable.sum()) == vocabulary.size - len(special)
+    text, other = "the value of an object", "a string"
+    inner, target = (before(words, add_special_tokens=False)["input_ids"] for words in (text, other))
+    assert vocabulary.encode([text]) == [[begin, *inner, end]]
+    assert vocabulary.encode_pairs([Pair(text, other)]) == [[begin, *inner, end, *target, end]]
+    assert (vocabulary.num_special(paired=False), vocabulary.num_special(paired=True)) == (2, 3)
+    assert vocabulary.decode(vocabulary.encode([text])[0]) == text
+
+
+def test_the_end_of_a_text_is_no_unknown_word(tmp_path):
+    gpt2_tokenizer().save_pretrained(tmp_path)
+    vocabulary = Vocabulary.load(tmp_path)
+    assert vocabulary.tokenizer.unk_token == "<|endoftext|>"
+    assert vocabulary.unk_id is None
+    assert not vocabulary.forbidden.any()
+    [plain] = vocabulary.encode(["<|endoftext|> [MASK]"])
+    assert int(vocabulary.special[plain].sum()) == 2
+
+
+def test_a_decoders_mask_takes_the_blank_before_it(decoder_folder):
+    vocabulary = Vocabulary.load(decoder_folder)
+    first, last = vocabulary.encode(["the"])[0], vocabulary.encode([" object"])[0]
+    [row] = vocabulary.encode(["the [MASK] object"], marked=True)
+    assert row == [*first[:-1], vocabulary.mask_id, *last[1:]]
+
+
+def test_a_decoders_saved_vocabulary_reopens(decoder_folder, tmp_path):
+    """Also beside the decoder's own config.json, by which transformers chooses a class."""
+    vocabulary = Vocabulary.load(decoder_folder)
+    for folder in (tmp_path / "alone", decoder_folder):
+        vocabulary.save(folder)
+        reopened = Vocabulary.load(folder)
+        assert reopened.fingerprint == vocabulary.fingerprint
+        assert (reopened.mask_id, reopened.pad_id, reopened.unk_id) == (
+            vocabulary.mask_id,
+            vocabulary.pad_id,
+            vocabulary.unk_id,
+        )
+        opened = AutoTokenizer.from_pretrained(str(folder))
+        assert opened(SENTENCES[:20])["input_ids"] == vocabulary.encode(SENTENCES[:20])
+        assert opened("a", "b")["input_ids"] == vocabulary.encode_pairs([Pair("a", "b")])[0]
+
+
+def test_a_tokenizer_without_beginning_or_end_is_refused(tmp_path):
+    PreTrainedTokenizerFast(tokenizer_object=byte_level([])).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="neither a mask token nor tokens with which texts begin and end: use"
+    ) as caught:
+        Vocabulary.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masked_tokenizers_are_opened_as_they_are(kind, tmp_path):
+    KINDS[kind]().save(tmp_path)
+    opened, plain = Vocabulary.load(tmp_path).tokenizer, AutoTokenizer.from_pretrained(str(tmp_path))
+    assert type(opened) is type(plain)
+    assert opened.backend_tokenizer.to_str() == plain.backend_tokenizer.to_str()
+    assert opened.special_tokens_map == plain.special_tokens_map

@@ -20,9 +20,16 @@ from diffusionbert.experiments import (
     Data,
     Diffusion,
     Experiment,
+    LearnedDiffusion,
     Masking,
+    MaskPredicting,
+    MouthMasking,
     NewBert,
+    NewDecoder,
+    NextWord,
+    StepUnrolling,
     Time,
+    VectorDiffusion,
 )
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model import Model, load
@@ -69,6 +76,12 @@ EXPERIMENTS: dict[str, tuple[Time, object]] = {
     "layers-learned": (Time.LAYERS_LEARNED, Diffusion(num_steps=16)),
     "uniform": (Time.NONE, Diffusion(num_steps=16, uniform_noise=True)),
     "uniform-layers": (Time.LAYERS, Diffusion(num_steps=16, uniform_noise=True)),
+    "learned": (Time.NONE, LearnedDiffusion()),
+    "mouth": (Time.NONE, MouthMasking()),
+    "mask-predict": (Time.NONE, MaskPredicting()),
+    "unrolled": (Time.NONE, StepUnrolling()),
+    "vectors": (Time.NONE, VectorDiffusion(num_steps=50, width=16)),
+    "decoder": (Time.NONE, NextWord()),
 }
 """Runs by what is particular to them."""
 
@@ -105,7 +118,7 @@ def experiment_of(kind: str, *, steps: int, data: Path | None = None) -> Experim
     time, objective = EXPERIMENTS[kind]
     return Experiment(
         Data(str(data or corpus()), vocabulary=512, max_length=MAX_LENGTH),
-        NewBert(layers=1, width=32, heads=2, dropout=0.0),
+        (NewDecoder if kind == "decoder" else NewBert)(layers=1, width=32, heads=2, dropout=0.0),
         time,
         objective,  # type: ignore[arg-type]
         Training(

@@ -24,7 +24,7 @@ from diffusionbert.judges import Judge, Judgement, Mauve, Reading, compute_mauve
 from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, score_texts, ways_to_score
 from diffusionbert.material import Material
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
-from diffusionbert.model import ROWS_AT_ONCE, Model
+from diffusionbert.model import Model
 from diffusionbert.protocol import Length, Protocol
 from diffusionbert.sampling import Sampling
 from diffusionbert.scores import Estimate
@@ -51,6 +51,8 @@ class Plan:
     """Whether lengths are paid for in the likelihood."""
     conventions: bool = False
     seed: int = 0
+    scored: bool = True
+    """Whether likelihoods are asked for; else samples alone are looked at."""
 
     def __post_init__(self) -> None:
         if self.samples < 2:
@@ -87,7 +89,7 @@ def assess(
     protocol = Protocol(data=material.to_json()["sha256"], weights=digest)
     ways = ways_to_score(model.experiment, model.lexicon)
     likelihoods: dict[str, Estimate] = {}
-    for name in ways.by_name:
+    for name in ways.by_name if plan.scored else ():
         effort = _at_most(plan.effort, likelihoods)
         likelihoods[name] = _likelihood(model, material, replace(plan, effort=effort), ways, name, protocol, watch)
     samples = write_samples(model, plan, watch)
@@ -107,7 +109,11 @@ def assess(
         judgement,
         mauve,
         rows,
-        (*material.origin.notes, *ways.notes, *_cautions(material, plan, figures, real_figures, mauve)),
+        (
+            *material.origin.notes,
+            *ways.notes,
+            *_cautions(material, plan, figures, real_figures, mauve),
+        ),
     )
 
 
@@ -195,7 +201,7 @@ def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, to
         num_tokens / seconds,
         num_calls / len(texts),
         _device_name(model.device),
-        min(ROWS_AT_ONCE, len(texts)),
+        min(model.rows_at_once, len(texts)),
     )
     first, second = tuple(texts[: plan.samples]), tuple(texts[plan.samples :])
     return Samples(first, second, plan.sampling, plan.length, plan.seed, speed)

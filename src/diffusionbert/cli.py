@@ -19,6 +19,7 @@ from diffusionbert.commands.comparing import Compare
 from diffusionbert.commands.diagnosing import Doctor
 from diffusionbert.commands.evaluating import Evaluate
 from diffusionbert.commands.info import Info
+from diffusionbert.commands.reproducing import Plot, Reproduce
 from diffusionbert.commands.scoring import Score
 from diffusionbert.commands.training import Pretrain, Train
 from diffusionbert.commands.writing import Fill, Generate
@@ -31,6 +32,8 @@ Command = (
     | Annotated[Pretrain, subcommand(name="pretrain")]
     | Annotated[Evaluate, subcommand(name="evaluate")]
     | Annotated[Compare, subcommand(name="compare")]
+    | Annotated[Reproduce, subcommand(name="reproduce")]
+    | Annotated[Plot, subcommand(name="plot")]
     | Annotated[Doctor, subcommand(name="doctor")]
     | Annotated[Info, subcommand(name="info")]
 )

@@ -62,9 +62,12 @@ class System:
         return scores if scores is not None and scores.kind is way[0] else None
 
 
-def compare(folders: Sequence[Path], unit: Unit | None = None) -> Table:
-    """Reads evaluations and puts them into one table; without a unit, tokens where they are the same, else words."""
-    systems = _systems(folders)
+def compare(folders: Sequence[Path], unit: Unit | None = None, names: Sequence[str] | None = None) -> Table:
+    """Reads evaluations and puts them into one table; without a unit, tokens where they are the same, else words.
+
+    Without names, systems are called by their folders.
+    """
+    systems = _systems(folders, names)
     scored = [system for system in systems if system.scores]
     is_same_text = len({system.report["data"]["corpus_sha256"] for system in systems}) == 1
     has_same_tokens = is_same_text and all(
@@ -78,11 +81,11 @@ def compare(folders: Sequence[Path], unit: Unit | None = None) -> Table:
     return table.finished(unit)
 
 
-def _systems(folders: Sequence[Path]) -> list[System]:
+def _systems(folders: Sequence[Path], names: Sequence[str] | None) -> list[System]:
     if not folders:
         raise ValueError("there is nothing to compare; give run folders that were evaluated")
     evaluations = [_read(folder) for folder in folders]
-    systems = [System(name, one, one.scores) for name, one in zip(_names(folders), evaluations, strict=True)]
+    systems = [System(name, one, one.scores) for name, one in zip(names or _names(folders), evaluations, strict=True)]
     if len({system.report["data"]["corpus_sha256"] for system in systems}) > 1:
         return systems
     every = [set(scores.example.tolist()) for scores in _any_scores(systems)]

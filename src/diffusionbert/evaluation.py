@@ -150,7 +150,17 @@ def round_nats(
 
     For those who deal batches out themselves; `Scores.from_rounds` takes what they gather.
     """
-    return _mean_draw(method, batch, range(number * strata, (number + 1) * strata), seed, autocast).sum(dim=1)
+    draws = range(number * strata, (number + 1) * strata)
+    return _mean_draw(method, lambda x0, noise: method.nats(x0, noise).sum(dim=1), batch, draws, seed, autocast)
+
+
+@torch.no_grad()
+def round_losses(
+    method: Method, batch: Batch, *, number: int, strata: int, seed: int, autocast: torch.dtype | None = None
+) -> RowValues:
+    """The same of each row's loss, for methods that have no likelihood."""
+    draws = range(number * strata, (number + 1) * strata)
+    return _mean_draw(method, method.loss, batch, draws, seed, autocast)
 
 
 @torch.no_grad()
@@ -162,7 +172,7 @@ def surprise(
         raise ValueError(f"surprise needs at least one draw, given {draws}; 16 and more show little noise")
     draws = 1 if _require_likelihood(method) is Likelihood.EXACT else draws
     with _evaluating(method):
-        return _mean_draw(method, batch, range(draws), seed, autocast).to(batch.tokens.device)
+        return _mean_draw(method, method.nats, batch, range(draws), seed, autocast).to(batch.tokens.device)
 
 
 def length_nats(histogram: Tensor, lengths: RowCounts) -> RowValues:
@@ -241,12 +251,19 @@ def _round(
     return example, tokens, nats
 
 
-def _mean_draw(method: Method, batch: Batch, draws: range, seed: int, autocast: torch.dtype | None) -> PerPlace:
+def _mean_draw(
+    method: Method,
+    draw: Callable[[Batch, Noise], Tensor],
+    batch: Batch,
+    draws: range,
+    seed: int,
+    autocast: torch.dtype | None,
+) -> Tensor:
     """The mean over draws, each from its own slice of (0, 1); a draw is named by its number."""
     device = _device(method)
     batch = batch.to(device)
     rows = len(batch.tokens)
-    total = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=device)
     # Few rows leave a machine idle: several draws of them are then made at once.
     at_once = max(1, _PLACES_AT_ONCE // max(1, batch.tokens.numel()))
     for first in range(0, len(draws), at_once):
@@ -254,8 +271,8 @@ def _mean_draw(method: Method, batch: Batch, draws: range, seed: int, autocast: 
         many = _repeated(batch, len(stratum) // rows)
         edges = torch.stack([stratum, stratum + 1], dim=1).double() / len(draws)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-            nats = method.nats(replace(many, strata=edges), Noise(_SEED + seed, draws.start + stratum))
-        total += nats.double().view(-1, *total.shape).sum(dim=0)
+            drawn = draw(replace(many, strata=edges), Noise(_SEED + seed, draws.start + stratum))
+        total = total + drawn.double().view(-1, rows, *drawn.shape[1:]).sum(dim=0)
     return total / len(draws)
 
 

@@ -1,7 +1,7 @@
-"""Experiments as data: frozen settings that JSON can hold, and `build`, the one place that names concrete classes.
+"""Experiments as data: frozen settings that JSON can hold.
 
 What an experiment is made of is said by types, not by strings: `Diffusion(Spindle(0.3))` and `AnyOrderWriting()`
-are two values, and a run folder keeps them as JSON with their kinds.
+are two values, and a run folder keeps them as JSON with their kinds. What they turn into, `building` says.
 """
 
 from __future__ import annotations
@@ -11,35 +11,13 @@ import types
 import typing
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.nn import functional
-from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
-
 from diffusionbert.batches import FixedRows, TokenBudget
-from diffusionbert.conditioning import (
-    LayerwiseTime,
-    LearnedTime,
-    PrefixTime,
-    SinusoidalTime,
-    TimeAgnostic,
-    TimeConditioning,
-)
-from diffusionbert.method import Method, Objective, Sampler
-from diffusionbert.methods.any_order import AnyOrder
-from diffusionbert.methods.continuous_time import ContinuousTime
-from diffusionbert.methods.discrete import DiscreteTime, Quantity
-from diffusionbert.methods.masked_lm import MaskedLM
-from diffusionbert.networks import Denoiser, Network, load_masked_lm
-from diffusionbert.original import load_original
-from diffusionbert.processes import Absorbing, Process, Uniform
+from diffusionbert.methods.discrete import Quantity
 from diffusionbert.proposals import Bell, Even, TimeProposal
-from diffusionbert.sampling import Sampling
-from diffusionbert.schedules import Cosine, Linear, NoiseSchedule, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import Cosine, Linear, NoiseSchedule, Power, Spindle, Sqrt
 from diffusionbert.settings import Training
-from diffusionbert.shapes import TokenSet
 
 
 @dataclass(frozen=True)
@@ -53,8 +31,20 @@ class NewBert:
 
 
 @dataclass(frozen=True)
+class NewDecoder:
+    """A GPT-2 with random weights."""
+
+    layers: int = 2
+    width: int = 128
+    heads: int = 2
+    dropout: float = 0.1
+
+
+@dataclass(frozen=True)
 class Pretrained:
-    """A masked language model from a folder, by name from the Hub, or an original `.th` checkpoint."""
+    """A masked (or, for writing from left to right, causal) language model from a folder or by its name on the Hub,
+    or an original `.th` checkpoint.
+    """
 
     name: str
 
@@ -89,6 +79,11 @@ class ContinuousDiffusion:
 
 
 @dataclass(frozen=True)
+class LearnedDiffusion:
+    """GenMD4: continuous time, and a rate of its own for every token, learned with the network."""
+
+
+@dataclass(frozen=True)
 class AnyOrderWriting:
     """OA-ARDM: one token at a time, in any order."""
 
@@ -98,6 +93,44 @@ class Masking:
     """BERT: ordinary masked-language-model pretraining."""
 
     rate: float = 0.15
+
+
+@dataclass(frozen=True)
+class MouthMasking:
+    """BERT-Mouth: ordinary masking goes on, and Gibbs sampling writes."""
+
+    rate: float = 0.15
+
+
+@dataclass(frozen=True)
+class MaskPredicting:
+    """CMLM: any number of places is hidden; mask-predict writes."""
+
+
+@dataclass(frozen=True)
+class StepUnrolling:
+    """SUNDAE: learns to mend uniform noise and what it made of it itself."""
+
+    unrolls: int = 2
+
+
+@dataclass(frozen=True)
+class VectorDiffusion:
+    """Diffusion-LM: Gaussian noise on learned word vectors. On pairs, with the source frozen, it is DiffuSeq."""
+
+    schedule: NoiseSchedule = Cosine()
+    num_steps: int = 2000
+    floor: float = 1e-4
+    """The variance of a clean vector: 1e-4 with the cosine, 0.01 with the square root."""
+    width: int = 128
+    """Of a word's vector."""
+    clamped: float = 0.3
+    """Up to this time each step's guess is moved to the nearest word, in the bound as in writing; 0 is never."""
+
+
+@dataclass(frozen=True)
+class NextWord:
+    """A decoder: one token after another, from left to right."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +152,11 @@ class Data:
     max_length: int = 128
 
 
-Objectives = Diffusion | ContinuousDiffusion | AnyOrderWriting | Masking
+MaskObjectives = (
+    Diffusion | ContinuousDiffusion | LearnedDiffusion | AnyOrderWriting | Masking | MouthMasking | MaskPredicting
+)
+"""Whose noise is `[MASK]`, unless it is said to be uniform."""
+Objectives = MaskObjectives | StepUnrolling | VectorDiffusion | NextWord
 
 
 @dataclass(frozen=True)
@@ -127,141 +164,10 @@ class Experiment:
     """Everything that determines a run."""
 
     data: Data
-    network: NewBert | Pretrained = NewBert()
+    network: NewBert | NewDecoder | Pretrained = NewBert()
     time: Time = Time.NONE
     objective: Objectives = Diffusion()
     training: Training = Training()
-
-
-@dataclass(frozen=True, eq=False)
-class Lexicon:
-    """What a method must know of the vocabulary and the corpus: no strings."""
-
-    mask_id: int
-    pad_id: int
-    writable: TokenSet
-    forbidden: tuple[int, ...]
-    """Ids that texts may contain but samplers never write: `[UNK]`."""
-    counts: Tensor
-    """How often each token occurs at editable places of the training corpus."""
-
-    def padded(self, size: int) -> Lexicon:
-        """The same for a network that knows more ids than the tokenizer; the further ones are never written."""
-        more = size - len(self.writable)
-        if more < 0:
-            raise ValueError(
-                f"the tokenizer knows {len(self.writable)} ids, the network only {size}; "
-                "use the tokenizer that the network was trained with"
-            )
-        return dataclasses.replace(
-            self, writable=functional.pad(self.writable, (0, more)), counts=functional.pad(self.counts, (0, more))
-        )
-
-
-def build(experiment: Experiment, lexicon: Lexicon, sampling: Sampling | None = None) -> Method:
-    """Makes the method of an experiment; new weights come from torch's global generator."""
-    backbone = _backbone(experiment, lexicon)
-    lexicon = lexicon.padded(backbone.config.vocab_size)
-    objective, _ = _objective(experiment.objective, lexicon)
-    network = Denoiser(backbone, _conditioning(experiment, backbone), lexicon.writable)
-    if network.max_length < experiment.data.max_length:
-        raise ValueError(
-            f"sentences may have {experiment.data.max_length} tokens, but this network reads at most "
-            f"{network.max_length}; set max_length (--max-length) to {network.max_length} or less"
-        )
-    sampling = sampling or Sampling(steps=_num_steps(experiment.objective))
-    return Method(network, objective, build_sampler(experiment, lexicon, sampling))
-
-
-def build_sampler(
-    experiment: Experiment, lexicon: Lexicon, sampling: Sampling, end: float = 1.0, window: int | None = None
-) -> Sampler[Network]:
-    """Makes a sampler for the method of an experiment; the lexicon is padded to the network's vocabulary."""
-    _, process = _objective(experiment.objective, lexicon)
-    return sampling.sampler(
-        process,
-        forbidden=lexicon.forbidden,
-        time_agnostic=experiment.time is Time.NONE,
-        end=end,
-        window=window,
-    )
-
-
-def scoring(experiment: Experiment, lexicon: Lexicon) -> tuple[Objective[Network], str]:
-    """The objective by which sentences are scored, and what it is called.
-
-    Under a schedule that treats all tokens alike a time-agnostic network has the same continuous-time bound as the
-    order-agnostic one, whose estimate scatters least. All others are scored by what they are trained by.
-    """
-    settings = experiment.objective
-    alike = not isinstance(settings, Diffusion | ContinuousDiffusion) or not settings.schedule.by_token
-    absorbing = not (isinstance(settings, Diffusion) and settings.uniform_noise)
-    if experiment.time is Time.NONE and alike and absorbing:
-        return AnyOrder(lexicon.mask_id), "continuous time, estimated in any order"
-    objective, _ = _objective(settings, lexicon)
-    steps = f"{settings.num_steps} steps" if isinstance(settings, Diffusion) else "continuous time"
-    return objective, f"{steps}, {getattr(settings, 'schedule', Linear())}"
-
-
-def _backbone(experiment: Experiment, lexicon: Lexicon) -> PreTrainedModel:
-    settings = experiment.network
-    if isinstance(settings, NewBert):
-        config = BertConfig(
-            vocab_size=len(lexicon.writable),
-            hidden_size=settings.width,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=settings.heads,
-            intermediate_size=4 * settings.width,
-            hidden_dropout_prob=settings.dropout,
-            attention_probs_dropout_prob=settings.dropout,
-            max_position_embeddings=experiment.data.max_length + 1,  # one for a prefix
-            pad_token_id=lexicon.pad_id,
-        )
-        backbone: PreTrainedModel = AutoModelForMaskedLM.from_config(config)  # type: ignore[no-untyped-call]
-        return backbone
-    if settings.name.endswith(".th"):
-        return load_original(Path(settings.name))
-    return load_masked_lm(settings.name)
-
-
-def _num_steps(settings: Objectives) -> int:
-    return settings.num_steps if isinstance(settings, Diffusion) else 128
-
-
-def _conditioning(experiment: Experiment, backbone: PreTrainedModel) -> TimeConditioning:
-    num_steps, width = _num_steps(experiment.objective), backbone.config.hidden_size
-    match experiment.time:
-        case Time.NONE:
-            return TimeAgnostic()
-        case Time.PREFIX:
-            return PrefixTime(backbone, num_steps)
-        case Time.LAYERS:
-            return LayerwiseTime(backbone, SinusoidalTime(width))
-        case Time.LAYERS_LEARNED:
-            return LayerwiseTime(backbone, LearnedTime(num_steps, width))
-
-
-def _objective(settings: Objectives, lexicon: Lexicon) -> tuple[Objective[Network], Process]:
-    def absorbing(schedule: NoiseSchedule, reweighted: bool = True) -> Absorbing:
-        information = TokenInformation.from_counts(lexicon.counts, writable=lexicon.writable)
-        return Absorbing(schedule, lexicon.mask_id, information, reweighted)
-
-    process: Process
-    match settings:
-        case Diffusion():
-            if settings.uniform_noise:
-                process = Uniform(settings.schedule, lexicon.writable)
-            else:
-                process = absorbing(settings.schedule, reweighted=settings.quantity is Quantity.STRICT)
-            grid = uniform_grid(settings.num_steps)
-            return DiscreteTime(process, grid, settings.quantity, settings.hybrid, settings.proposal), process
-        case ContinuousDiffusion():
-            process = absorbing(settings.schedule)
-            return ContinuousTime(process, settings.proposal), process
-        case AnyOrderWriting():
-            return AnyOrder(lexicon.mask_id), absorbing(Linear())
-        case Masking():
-            return MaskedLM(lexicon.mask_id, lexicon.writable, settings.rate), absorbing(Linear())
 
 
 # ---- JSON -------------------------------------------------------------------------------------------------------
@@ -269,8 +175,10 @@ def _objective(settings: Objectives, lexicon: Lexicon) -> tuple[Objective[Networ
 _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Experiment, Data, Training, NewBert, Pretrained, Diffusion, ContinuousDiffusion, AnyOrderWriting, Masking),
-        *(TokenBudget, FixedRows, Linear, Cosine, Spindle, Even, Bell),
+        *(Experiment, Data, Training, NewBert, NewDecoder, Pretrained),
+        *(Diffusion, ContinuousDiffusion, LearnedDiffusion, AnyOrderWriting, Masking, MouthMasking, MaskPredicting),
+        *(StepUnrolling, VectorDiffusion, NextWord),
+        *(TokenBudget, FixedRows, Linear, Cosine, Spindle, Sqrt, Power, Even, Bell),
     )
 }
 

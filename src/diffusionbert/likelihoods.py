@@ -2,6 +2,9 @@
 
     grid          Σ over the T steps of training: what D3PM and DiffusionBERT report; it falls as T grows
     continuous    T → ∞: what MDLM reports, and the least that any grid can reach with this network
+    exact         a decoder's: one token after another
+    vectors       Diffusion-LM's: steps on vectors, and the rounding to words
+    pseudo        BERT-Mouth's: each token given all others, which belongs to no distribution
 
 They are different numbers of one model and never share a column. Which one is the model's own, `experiments.scoring`
 says. Knows models and objectives by their contract; estimation itself is in `evaluation`.
@@ -12,31 +15,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffusionbert.building import Lexicon, own_objective, scoring
 from diffusionbert.canvas import Sentences, batch_of
 from diffusionbert.evaluation import Effort, Rows, count_bytes, count_words, estimate
-from diffusionbert.experiments import ContinuousDiffusion, Diffusion, Experiment, Lexicon, build_sampler, scoring
-from diffusionbert.method import Likelihood, Method, Objective
+from diffusionbert.experiments import (
+    ContinuousDiffusion,
+    Diffusion,
+    Experiment,
+    MouthMasking,
+    NextWord,
+    VectorDiffusion,
+)
+from diffusionbert.method import Likelihood, Objective
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.model import Model
-from diffusionbert.networks import Network
 from diffusionbert.protocol import Protocol
-from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import uniform_grid
 from diffusionbert.scores import Estimate
 from diffusionbert.shapes import Batch
 from diffusionbert.vocabulary import Vocabulary
 
-GRID, CONTINUOUS, OWN = "grid", "continuous", "own"
+GRID, CONTINUOUS = "grid", "continuous"
+EXACT, VECTORS, PSEUDO = "exact", "vectors", "pseudo"
 
-Way = tuple[Objective[Network], str]
+Way = tuple[Objective[Any], str]
 """An objective by which sentences are scored, and what it is called."""
 
 
@@ -61,8 +71,14 @@ def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
     settings = experiment.objective
     if own[0].likelihood is Likelihood.NONE:
         return Ways({}, (f"{type(own[0]).__name__} has no likelihood, nor a bound on one: judge it by its samples",))
+    if isinstance(settings, NextWord):
+        return Ways({EXACT: own})
+    if isinstance(settings, VectorDiffusion):
+        return Ways({VECTORS: own})
+    if isinstance(settings, MouthMasking):
+        return Ways({CONTINUOUS: own, PSEUDO: (own_objective(experiment, lexicon), "each token given all others")})
     if not isinstance(settings, Diffusion):
-        return Ways({CONTINUOUS if own[1].startswith(CONTINUOUS) else OWN: own})
+        return Ways({CONTINUOUS: own})
     if own[1].startswith(CONTINUOUS):  # all tokens alike, and a network that is not told the time
         grid = GridInAnyOrder(settings.schedule, uniform_grid(settings.num_steps), lexicon.mask_id)
         return Ways({CONTINUOUS: own, GRID: (grid, f"{settings.num_steps} steps, {settings.schedule}")})
@@ -112,9 +128,8 @@ def score_rows(
 ) -> Estimate:
     """The likelihood of rows, whatever they are made of."""
     objective, steps = way
-    sampler = build_sampler(model.experiment, model.lexicon, Sampling())
     return estimate(
-        Method(model.network, objective.to(model.device), sampler),
+        model.method(objective.to(model.device)),
         rows,
         effort,
         words=words,

@@ -88,7 +88,11 @@ class Method(nn.Module):
         Losses of the parts add up to the loss of the whole, however it is split over steps and processes.
         (An engine that averages gradients over W processes needs `num_tokens / W`.)
         """
-        return self.objective.loss(self.network, x0, noise).sum() / num_tokens
+        return self.loss(x0, noise).sum() / num_tokens
+
+    def loss(self, x0: Batch, noise: Noise) -> RowValues:
+        """One draw of each row's loss."""
+        return self.objective.loss(self.network, x0, noise)
 
     def nats(self, x0: Batch, noise: Noise) -> PerPlace:
         """One estimate of each row's nats, told apart by place."""

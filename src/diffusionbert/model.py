@@ -10,28 +10,30 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from huggingface_hub import snapshot_download
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from diffusionbert import filling
 from diffusionbert.blanks import Gap, fill_gaps
+from diffusionbert.building import build, build_sampler, scoring, writes_on_masks
 from diffusionbert.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
 from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.evaluation import Effort, count_bytes, count_words, estimate, length_nats, surprise
-from diffusionbert.experiments import Diffusion, build, build_sampler, scoring
+from diffusionbert.experiments import Diffusion, VectorDiffusion
 from diffusionbert.method import Method, Objective, State
 from diffusionbert.metrics import most_agreed
-from diffusionbert.model_folder import Opened, add_conditioning, read_model
-from diffusionbert.networks import Denoiser, Network, quiet
+from diffusionbert.model_folder import Opened, read_model, restore_beside
+from diffusionbert.networks import Backed, Denoiser, Network, quiet
 from diffusionbert.protocol import Protocol
 from diffusionbert.sampling import Sampling
 from diffusionbert.scores import Estimate, Unit
@@ -44,13 +46,13 @@ USUAL_LENGTH = 24
 """Of a model that does not know the lengths of its corpus."""
 ATTEMPTS = 20
 """To write a text without forbidden words; one nearly always does."""
-ROWS_AT_ONCE = 32
+ROWS_AT_ONCE = {"cpu": 32, "cuda": 512}
 """Rows written side by side; what is written does not depend on it."""
 
 
 @final
 class Model:
-    """A masked language model that writes."""
+    """A language model that writes: a masked one, or that of any other method."""
 
     def __init__(self, opened: Opened, name: str, device: torch.device):
         self.name, self.device = name, device
@@ -58,10 +60,38 @@ class Model:
         self.paired = opened.paired
         # What it reads may be short of what it was trained on: plain models do not say, and `max_places` does.
         method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
-        add_conditioning(method, opened.folder)
-        self.network: Denoiser = method.network.to(device).eval()  # type: ignore[assignment]
+        restore_beside(method, opened.folder, opened.experiment)
+        self.network: Backed = method.network.to(device).eval()  # type: ignore[assignment]
         self.experiment = opened.experiment
         self.lexicon = opened.lexicon.padded(len(self.network.writable))
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many texts are written side by side."""
+        return ROWS_AT_ONCE.get(self.device.type, ROWS_AT_ONCE["cpu"])
+
+    def over(self, num_steps: int) -> Model:
+        """The same network with another number of steps T in its bound; for methods that have none, the same."""
+        other = copy(self)
+        objective = self.experiment.objective
+        if isinstance(objective, Diffusion | VectorDiffusion):
+            other.experiment = replace(self.experiment, objective=replace(objective, num_steps=num_steps))
+            for name in ("_scored_by", "_scored"):
+                other.__dict__.pop(name, None)
+        return other
+
+    @property
+    def num_weights(self) -> int:
+        """How many numbers were trained."""
+        assert isinstance(self.network, nn.Module)
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @property
+    def encoder(self) -> Denoiser:
+        """The network, if it is a masked language model."""
+        if not isinstance(self.network, Denoiser):
+            raise ValueError(f"{self.name!r} is no masked language model, but one is needed here; give another model")
+        return self.network
 
     @property
     def max_places(self) -> int:
@@ -102,8 +132,8 @@ class Model:
     def write(self, task: Task, sampling: Sampling) -> Iterator[Written]:
         """Writes the texts of a task, some at a time."""
         canvas = self._canvas(task, sampling)
-        for start in range(0, len(canvas.tokens), ROWS_AT_ONCE):
-            rows = torch.arange(start, min(start + ROWS_AT_ONCE, len(canvas.tokens)))
+        for start in range(0, len(canvas.tokens), self.rows_at_once):
+            rows = torch.arange(start, min(start + self.rows_at_once, len(canvas.tokens)))
             yield from self._written(task, sampling, canvas.rows(rows))
 
     def _written(self, task: Task, sampling: Sampling, canvas: Batch) -> list[Written]:
@@ -191,7 +221,11 @@ class Model:
             return [min(max(USUAL_LENGTH, given + USUAL_LENGTH // 2), self.max_length)] * task.number
         return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
 
-    def _constrained(self, task: Task, canvas: Batch) -> tuple[Network, Batch]:
+    def _constrained(self, task: Task, canvas: Batch) -> tuple[Any, Batch]:
+        if not isinstance(self.network, Denoiser):  # neither a decoder nor vectors answer place by place
+            if task.include or task.forbid:
+                raise ValueError("words can be included and forbidden by masked language models alone; leave them out")
+            return self.network, canvas
         network: Network = self.network
         prompt = [token for token in self.vocabulary.encode([task.prompt])[0] if not self.vocabulary.special[token]]
         if prompt:  # its last word is whole
@@ -248,8 +282,8 @@ class Model:
         """The best whole fillings of a text that were found, best first; a `[BLANK]` has 1 to `longest` tokens."""
         if longest < 1 or alternatives < 1:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
-        if isinstance(self.experiment.objective, Diffusion) and self.experiment.objective.uniform_noise:
-            raise ValueError("this model's noise is other words, not [MASK], so it fills no blanks; use another model")
+        if not writes_on_masks(self.experiment):
+            raise ValueError("this model's noise is not [MASK], so it fills no blanks; use another model")
         task, given = Task(forbid=words_of(forbid)), Blanks(self.vocabulary, text)
         gaps = [self._gap(given.canvas(width), text) for width in range(1, longest + 1 if BLANK in given.marks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
@@ -347,13 +381,18 @@ class Model:
         return rows
 
     @cached_property
-    def _scored_by(self) -> tuple[Objective[Network], str]:
+    def _scored_by(self) -> tuple[Objective[Any], str]:
         objective, name = scoring(self.experiment, self.lexicon)
         return objective.to(self.device), name
 
     @cached_property
     def _scored(self) -> Method:
-        return Method(self.network, self._scored_by[0], build_sampler(self.experiment, self.lexicon, Sampling()))
+        return self.method(self._scored_by[0])
+
+    def method(self, objective: Objective[Any]) -> Method:
+        """This model with another objective."""
+        assert isinstance(self.network, nn.Module)
+        return Method(self.network, objective, build_sampler(self.experiment, self.lexicon, Sampling()))
 
 
 def load(name_or_folder: str | Path | None = None, device: str | torch.device | None = None) -> Model:

@@ -1,7 +1,9 @@
 """The model that a run leaves behind: a Hugging Face folder with what diffusion needs beside it.
 
-config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM and AutoTokenizer
-conditioning.safetensors                             the time embeddings, unless the network is time-agnostic
+config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM (a decoder: AutoModelForCausalLM)
+                                                     and AutoTokenizer
+beside.safetensors                                   what the network has beside its backbone: time embeddings, word
+                                                     vectors; not there if it has nothing
 diffusionbert.json  token_counts.safetensors         the experiment, the lengths and frequencies of its corpus
 README.md                                            the model card
 """
@@ -17,24 +19,29 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi
 from torch import Tensor
+from torch.func import functional_call
+from transformers import PreTrainedModel
 
 from diffusionbert import __version__
+from diffusionbert.building import Lexicon
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.experiments import (
     AnyOrderWriting,
     Data,
     Experiment,
-    Lexicon,
+    NextWord,
     Pretrained,
     Time,
+    VectorDiffusion,
     from_json,
     to_json,
 )
 from diffusionbert.method import Method
-from diffusionbert.networks import Denoiser, quiet
+from diffusionbert.networks import is_causal, quiet
+from diffusionbert.processes import LearnedExponents
 from diffusionbert.vocabulary import Vocabulary
 
-_BACKBONE, _CONDITIONING = "network.backbone.", "network.conditioning."
+_NETWORK, _BACKBONE = "network.", "network.backbone."
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +59,16 @@ class Origin:
 
 def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], origin: Origin, standing: Any) -> None:
     """Writes weights, which may be averaged ones, as a model folder."""
-    assert isinstance(method.network, Denoiser)
     with quiet():
-        method.network.backbone.save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
-    conditioning = _below(_CONDITIONING, weights)
-    if conditioning:
-        save_tensors(conditioning, folder / "conditioning.safetensors")
+        backbone_of(method).save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
+    beside = _beside(weights)
+    if beside:
+        save_tensors(beside, folder / "beside.safetensors")
     origin.vocabulary.save(folder)
     frequencies = {"counts": origin.lexicon.counts, "length_histogram": origin.length_histogram}
+    exponents = _exponents(method, weights)
+    if exponents is not None:
+        frequencies["exponents"] = exponents
     save_tensors(frequencies, folder / "token_counts.safetensors")
     write_json(
         folder / "diffusionbert.json",
@@ -78,6 +87,13 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
     (folder / "README.md").write_text(_card(method, origin, standing), encoding="utf-8")
 
 
+def backbone_of(method: Method) -> PreTrainedModel:
+    """The Hugging Face model inside a method's network; every network has one (`networks.Backed`)."""
+    backbone = method.network.backbone
+    assert isinstance(backbone, PreTrainedModel)
+    return backbone
+
+
 @dataclass(frozen=True, eq=False)
 class Opened:
     """What a model folder holds, but for the weights."""
@@ -92,30 +108,35 @@ class Opened:
     """Whether it was trained on pairs of source and target."""
 
 
-def read_model(folder: Path) -> Opened:
-    """Reads a folder that `write_model` wrote, or that of any masked language model.
+def lexicon_of(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor | None = None) -> Lexicon:
+    """What a method must know of a vocabulary and a corpus."""
+    forbidden = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
+    return Lexicon(vocabulary.mask_id, vocabulary.pad_id, vocabulary.writable, forbidden, counts, exponents)
 
-    Such a plain one writes without having been trained for it: in any order, one token at a time.
+
+def read_model(folder: Path) -> Opened:
+    """Reads a folder that `write_model` wrote, or that of any masked or causal language model.
+
+    A plain masked one writes without having been trained for it: in any order, one token at a time.
     """
     vocabulary = Vocabulary.load(folder)
     settings = folder / "diffusionbert.json"
     network = Pretrained(str(folder))
-    counts = torch.zeros(vocabulary.size, dtype=torch.long)
-    histogram, paired = None, False
-    if settings.exists():
-        said = _described(settings)
-        experiment, paired = replace(said["experiment"], network=network), bool(said.get("paired", False))
-        frequencies = load_tensors(folder / "token_counts.safetensors")
-        if frequencies.keys() != {"counts", "length_histogram"}:
-            raise ValueError(f"{str(folder)!r} lacks counts in token_counts.safetensors; export it anew")
-        counts, histogram = frequencies["counts"], frequencies["length_histogram"]
-        if experiment.time is not Time.NONE and not (folder / "conditioning.safetensors").exists():
-            raise ValueError(f"{str(folder)!r} is told the time, but its conditioning.safetensors is missing")
-    else:
-        experiment = Experiment(Data("unknown", max_length=sys.maxsize), network, objective=AnyOrderWriting())
-    forbidden = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
-    lexicon = Lexicon(vocabulary.mask_id, vocabulary.pad_id, vocabulary.writable, forbidden, counts)
-    return Opened(folder, experiment, vocabulary, lexicon, histogram, paired)
+    if not settings.exists():
+        objective = NextWord() if is_causal(folder) else AnyOrderWriting()
+        experiment = Experiment(Data("unknown", max_length=sys.maxsize), network, objective=objective)
+        counts = torch.zeros(vocabulary.size, dtype=torch.long)
+        return Opened(folder, experiment, vocabulary, lexicon_of(vocabulary, counts), None, paired=False)
+    said = _described(settings)
+    experiment = replace(said["experiment"], network=network)
+    frequencies = load_tensors(folder / "token_counts.safetensors")
+    if not {"counts", "length_histogram"} <= frequencies.keys():
+        raise ValueError(f"{str(folder)!r} lacks counts in token_counts.safetensors; export it anew")
+    if experiment.time is not Time.NONE and not (folder / "beside.safetensors").exists():
+        raise ValueError(f"{str(folder)!r} is told the time, but its beside.safetensors is missing")
+    lexicon = lexicon_of(vocabulary, frequencies["counts"], frequencies.get("exponents"))
+    paired = bool(said.get("paired", False))
+    return Opened(folder, experiment, vocabulary, lexicon, frequencies["length_histogram"], paired)
 
 
 def _described(settings: Path) -> dict[str, Any]:
@@ -145,17 +166,36 @@ def push_model(folder: Path, name: str) -> str:
     return str(address)
 
 
-def add_conditioning(method: Method, folder: Path) -> None:
-    """Gives a method the time embeddings of a model folder, if it has any of the same kind."""
-    file = folder / "conditioning.safetensors"
-    if file.exists() and isinstance(method.network, Denoiser):
-        method.network.conditioning.load_state_dict(load_tensors(file))
+def restore_beside(method: Method, folder: Path, experiment: Experiment) -> None:
+    """Gives a method what a model folder has beside the backbone, if it is there and of the same kind."""
+    file, settings = folder / "beside.safetensors", folder / "diffusionbert.json"
+    if not file.exists() or not settings.exists():
+        return
+    said: Experiment = _described(settings)["experiment"]
+    has_vectors = [isinstance(one.objective, VectorDiffusion) for one in (said, experiment)]
+    if said.time is not experiment.time or has_vectors[0] != has_vectors[1]:
+        return
+    stored = load_tensors(file)
+    own = _beside(dict(method.named_parameters()))
+    if {name: weight.shape for name, weight in own.items()} != {name: weight.shape for name, weight in stored.items()}:
+        raise ValueError(f"{str(file)!r} does not fit this network: take the settings it was trained with")
+    with torch.no_grad():
+        for name, weight in stored.items():
+            own[name].copy_(weight)
 
 
-def time_of(folder: Path) -> Time | None:
-    """How the network of a model folder is told the time; None if it is a plain masked language model."""
-    file = folder / "diffusionbert.json"
-    return Time(read_json(file)["experiment"]["time"]) if file.exists() else None
+def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a method's network that are not its backbone's."""
+    return {name: weight for name, weight in _below(_NETWORK, weights).items() if not name.startswith("backbone.")}
+
+
+def _exponents(method: Method, weights: Mapping[str, Tensor]) -> Tensor | None:
+    """The learned rate of each token, if the method learns any."""
+    for name, module in method.named_modules():
+        if isinstance(module, LearnedExponents):
+            found: Tensor = functional_call(module, {"logits": weights[f"{name}.logits"]}, ())
+            return found
+    return None
 
 
 def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -165,17 +205,21 @@ def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _card(method: Method, origin: Origin, standing: Any) -> str:
     experiment = origin.experiment
     weights = sum(parameter.numel() for parameter in method.network.parameters())
-    opening = "opens with `AutoModelForMaskedLM`" if experiment.time is Time.NONE else "is told the time"
+    is_decoder = isinstance(experiment.objective, NextWord)
+    family = "causal" if is_decoder else "masked"
+    opening = f"opens with `AutoModelFor{'Causal' if is_decoder else 'Masked'}LM`"
+    if _beside(dict(method.named_parameters())):
+        opening = "has weights beside its backbone, and opens with diffusionbert alone"
     kind = method.objective.likelihood.value
     training = experiment.training
     return f"""---
 library_name: diffusionbert
-pipeline_tag: fill-mask
-tags: [diffusionbert, masked-lm, text-diffusion]
+pipeline_tag: {"text-generation" if is_decoder else "fill-mask"}
+tags: [diffusionbert, {family}-lm]
 ---
 # A DiffusionBERT model
 
-A masked language model of {weights / 1e6:.1f}M weights, trained with diffusionbert {__version__}; it {opening}.
+A {family} language model of {weights / 1e6:.1f}M weights, trained with diffusionbert {__version__}; it {opening}.
 
 | | |
 |---|---|

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from diffusionbert.batches import FixedRows, TokenBudget
-from diffusionbert.experiments import Data, Diffusion, Experiment, Masking, NewBert, Pretrained
+from diffusionbert.experiments import Data, Diffusion, Experiment, Masking, NewBert, NewDecoder, NextWord, Pretrained
 from diffusionbert.proposals import Bell
 from diffusionbert.settings import Training
 
@@ -125,13 +125,26 @@ def by_name(preset: str, data: str) -> Experiment:
     return PRESETS[preset](data)
 
 
-def pretraining(preset: str, data: str) -> Experiment:
-    """The ordinary masking from which a preset's diffusion starts."""
-    experiment = masked(by_name(preset, data))
+def pretraining(preset: str, data: str, *, decoder: bool = False) -> Experiment:
+    """The ordinary masking from which a preset's diffusion starts; or next words, from which a decoder does."""
+    experiment = (next_word if decoder else masked)(by_name(preset, data))
     if preset not in ("wiki-small", "wiki-medium"):
         return experiment
     training = replace(experiment.training, steps=6953, learning_rate=1.5e-3, validate_every=869, save_every=869)
     return replace(experiment, training=training)
+
+
+def as_decoder(network: NewBert | NewDecoder | Pretrained) -> NewDecoder | Pretrained:
+    """A decoder of the same size as a BERT."""
+    if isinstance(network, NewBert):
+        return NewDecoder(network.layers, network.width, network.heads, network.dropout)
+    return network
+
+
+def next_word(experiment: Experiment) -> Experiment:
+    """A decoder of the same size on the same data: the network that a pretrained decoder starts from."""
+    experiment = masked(experiment)
+    return replace(experiment, network=as_decoder(experiment.network), objective=NextWord())
 
 
 def masked(experiment: Experiment) -> Experiment:

@@ -17,12 +17,13 @@ from accelerate.utils import ProjectConfiguration, broadcast_object_list
 from torch import Tensor
 
 from diffusionbert.batches import BatchPlan
+from diffusionbert.building import Lexicon, build
 from diffusionbert.checkpoints import RunFolder, read_json, write_json, written_folder
 from diffusionbert.corpus import Corpus, parse_corpus
 from diffusionbert.encoded import Encoded, encode_corpus
-from diffusionbert.experiments import Data, Experiment, Lexicon, Pretrained, build, from_json, to_json
+from diffusionbert.experiments import Data, Experiment, Pretrained, from_json, to_json
 from diffusionbert.method import Method
-from diffusionbert.model_folder import Origin, add_conditioning, time_of, write_model
+from diffusionbert.model_folder import Origin, lexicon_of, restore_beside, write_model
 from diffusionbert.reading import Cleaning
 from diffusionbert.recipe import measure, proposed
 from diffusionbert.sources import Split
@@ -47,9 +48,7 @@ class Prepared:
     @property
     def lexicon(self) -> Lexicon:
         """What a method must know of it."""
-        words = self.vocabulary
-        forbidden = tuple(words.forbidden.nonzero()[:, 0].tolist())
-        return Lexicon(words.mask_id, words.pad_id, words.writable, forbidden, self.rows.counts)
+        return lexicon_of(self.vocabulary, self.rows.counts)
 
 
 def open_corpus(data: Data, split: Split) -> Corpus:
@@ -82,7 +81,7 @@ def _vocabulary(data: Data, cache: Path) -> Vocabulary:
 
 
 def started_from(experiment: Experiment, start: str) -> Experiment:
-    """The experiment with another start: a run or model folder, a masked LM by name, or an original `.th` file.
+    """The experiment with another start: a run or model folder, a language model by name, or an original `.th` file.
 
     The start brings its own vocabulary.
     """
@@ -182,7 +181,5 @@ def _method(experiment: Experiment, prepared: Prepared) -> Method:
     torch.manual_seed(experiment.training.seed)
     method = build(experiment, prepared.lexicon)
     if isinstance(experiment.network, Pretrained):
-        folder = Path(experiment.network.name)
-        if time_of(folder) is experiment.time:
-            add_conditioning(method, folder)
+        restore_beside(method, Path(experiment.network.name), experiment)
     return method

@@ -17,6 +17,7 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
 from diffusionbert.samplers.first_hitting import FirstHitting
+from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.remasking import Remasking, Strategy
 from diffusionbert.samplers.renoising import Renoising
@@ -29,6 +30,8 @@ MOST_STEPS = 1_000_000
 class Algorithm(Enum):
     """Ways from noise to text."""
 
+    OWN = "own"
+    """The way that belongs to the model's method."""
     EXACT = "exact"
     """The model's own distribution with as few calls of the network as can be: first-hitting, skip-exact or ancestral,
     whichever is right for the schedule and the network."""
@@ -46,8 +49,18 @@ class Algorithm(Enum):
     """Written words may be hidden and corrected again, the schedule's law kept (ReMDM)."""
     RENOISING = "renoising"
     """Each step guesses the whole text and hides some of it anew, as the paper's text describes."""
+    GIBBS = "gibbs"
+    """One place at a time in random order, and then one after another again; steps are calls (BERT-Mouth)."""
+    GIBBS_LEFT_TO_RIGHT = "gibbs-left-to-right"
+    """The same, from left to right."""
+    REFINING = "refining"
+    """All words at once, again and again, from random ones (SUNDAE)."""
+    LEFT_TO_RIGHT = "left-to-right"
+    """One token after another (decoders)."""
 
 
+_GIBBS = {Algorithm.GIBBS: Order.RANDOM, Algorithm.GIBBS_LEFT_TO_RIGHT: Order.LEFT_TO_RIGHT}
+_OTHERS = {Algorithm.REFINING: "trained by SUNDAE", Algorithm.LEFT_TO_RIGHT: "that is a decoder"}
 _BY_CONFIDENCE = {
     Algorithm.CONFIDENCE: Criterion.PROBABILITY,
     Algorithm.MARGIN: Criterion.MARGIN,
@@ -59,7 +72,7 @@ _BY_CONFIDENCE = {
 class Sampling:
     """An algorithm and its knobs."""
 
-    algorithm: Algorithm = Algorithm.EXACT
+    algorithm: Algorithm = Algorithm.OWN
     steps: int = 128
     temperature: float = 1.0
     top_k: int | None = None
@@ -99,17 +112,22 @@ class Sampling:
         return Blocks(inner, self.block, _absorbing(process, "writing in blocks (--block)").mask_id, window)
 
     def _inner(self, process: Process, shaping: Shaping, time_agnostic: bool, end: float) -> Sampler[Network]:
+        if self.algorithm in _OTHERS:
+            raise ValueError(f"{self.algorithm.value!r} is for a model {_OTHERS[self.algorithm]}, which this is not")
         grid = uniform_grid(self.steps, end)
-        if self.algorithm is Algorithm.EXACT and isinstance(process, Absorbing):
+        by_law = self.algorithm in (Algorithm.OWN, Algorithm.EXACT)
+        if by_law and isinstance(process, Absorbing):
             if not process.schedule.by_token:
                 return FirstHitting(process, grid, shaping)
             if time_agnostic:
                 return SkipExact(process, grid, shaping)
-        if self.algorithm in (Algorithm.EXACT, Algorithm.ANCESTRAL):
+        if by_law or self.algorithm is Algorithm.ANCESTRAL:
             return Ancestral(process, grid, shaping)
         if self.algorithm is Algorithm.RENOISING:
             return Renoising(process, grid, shaping)
         absorbing = _absorbing(process, f"the sampler {self.algorithm.value!r}")
+        if self.algorithm in _GIBBS:
+            return Gibbs(absorbing.mask_id, self.steps, _GIBBS[self.algorithm], shaping)
         if self.algorithm is Algorithm.REMASKING:
             return Remasking(absorbing, grid, self.remasking, Strategy.CAP, shaping=shaping)
         if self.algorithm is Algorithm.MASK_PREDICT:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionbert.evaluation import Effort
-from diffusionbert.experiments import scoring
+from diffusionbert.building import scoring
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
 from diffusionbert.model import Model

@@ -133,7 +133,7 @@ class _Markup:
 
 def to_markdown(table: Table) -> str:
     """A table of GitHub's Markdown."""
-    markup = _Markup(_escaped_for_markdown, "**{}**", "<u>{}</u>", "<sup>{}</sup>", "[{}, {}]")
+    markup = _Markup(escaped_for_markdown, "**{}**", "<u>{}</u>", "<sup>{}</sup>", "[{}, {}]")
     heading = ["system", *(f"{column.title}{column.better.arrow}" for column in table.columns)]
     lines = [f"| {' | '.join(map(markup.escape, heading))} |", f"|---|{'---:|' * len(table.columns)}"]
     for name, row in zip(table.names, table.cells, strict=True):
@@ -147,7 +147,7 @@ def to_markdown(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """A tabular with its footnotes; needs the package booktabs."""
     markup = _Markup(
-        _escaped_for_latex, r"\textbf{{{}}}", r"\underline{{{}}}", r"$^{{\mathrm{{{}}}}}$", r"{{\scriptsize [{}, {}]}}"
+        escaped_for_latex, r"\textbf{{{}}}", r"\underline{{{}}}", r"$^{{\mathrm{{{}}}}}$", r"{{\scriptsize [{}, {}]}}"
     )
     heading = ["system", *(f"{column.title}{column.better.arrow}" for column in table.columns)]
     lines = [
@@ -177,7 +177,7 @@ def to_terminal(table: Table, *, styled: bool) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    markup = _Markup(_one_line, "{}" if styled else "{}*", "{}" if styled else "{}°", "{}", "[{}, {}]")
+    markup = _Markup(one_line, "{}" if styled else "{}*", "{}" if styled else "{}°", "{}", "[{}, {}]")
     shown = RichTable(box=None, pad_edge=False, header_style="dim")
     shown.add_column("")
     for name in table.names:
@@ -195,8 +195,8 @@ def to_terminal(table: Table, *, styled: bool) -> RichTable:
 
 def below(table: Table) -> list[str]:
     """Footnotes and warnings, one a line, as a terminal shows them."""
-    notes = [f"{mark} {_one_line(text)}".strip() for mark, text in table.footnotes]
-    return notes + [f"warning: {_one_line(text)}" for text in table.warnings]
+    notes = [f"{mark} {one_line(text)}".strip() for mark, text in table.footnotes]
+    return notes + [f"warning: {one_line(text)}" for text in table.warnings]
 
 
 def as_json(table: Table) -> str:
@@ -230,7 +230,7 @@ def _raised(mark: str, markup: _Markup) -> str:
     if not mark:
         return ""
     # A dagger is a symbol of mathematics in LaTeX; all other marks are letters.
-    symbol = r"\dagger" if markup.escape is _escaped_for_latex and mark == SIGNIFICANT else markup.escape(mark)
+    symbol = r"\dagger" if markup.escape is escaped_for_latex and mark == SIGNIFICANT else markup.escape(mark)
     return markup.raised.format(symbol)
 
 
@@ -273,14 +273,14 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """The text without line breaks, nor anything that could steer a terminal."""
     return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
 
 
-def _escaped_for_markdown(text: str) -> str:
-    return "".join(_MARKDOWN.get(character, character) for character in _one_line(text))
+def escaped_for_markdown(text: str) -> str:
+    return "".join(_MARKDOWN.get(character, character) for character in one_line(text))
 
 
-def _escaped_for_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in _one_line(text))
+def escaped_for_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in one_line(text))

@@ -44,7 +44,7 @@ from diffusionbert.checkpoints import (
     write_json,
     written_folder,
 )
-from diffusionbert.evaluation import Rows, round_nats
+from diffusionbert.evaluation import Rows, round_losses, round_nats
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
 from diffusionbert.progress import ProgressLine
@@ -64,6 +64,24 @@ class Score:
     def perplexity(self) -> float:
         """exp(nats per token)."""
         return math.exp(min(self.nats_per_token, 700.0))
+
+    def to_json(self) -> dict[str, float | str]:
+        """What the log keeps; a loss is not called nats."""
+        error = {"validation_standard_error": self.standard_error, "likelihood": self.kind.value}
+        if self.kind is Likelihood.NONE:
+            return {"validation_loss_per_token": self.nats_per_token, **error}
+        return {
+            "validation_nats_per_token": self.nats_per_token,
+            "validation_perplexity_per_token": self.perplexity,
+            **error,
+        }
+
+    def summary(self) -> str:
+        """One line."""
+        figure = f"{self.nats_per_token:.4f} ± {1.96 * self.standard_error:.4f}"
+        if self.kind is Likelihood.NONE:
+            return f"loss on held-out text {figure} a token (there is no likelihood)"
+        return f"{self.kind.value} on held-out text {figure} nats a token (perplexity {self.perplexity:.1f})"
 
 
 @dataclass(frozen=True)
@@ -232,7 +250,8 @@ class Trainer:
                 fully_shard(block)
             # The root, too, goes back to shards after each forward: averages and checkpoints expect shards.
             fully_shard(self.method, reshard_after_forward=True)
-            register_fsdp_forward_method(self.method, "nats")  # sharded weights are gathered in forwards alone
+            for verb in ("nats", "loss"):  # sharded weights are gathered in forwards alone
+                register_fsdp_forward_method(self.method, verb)
             return self.method
         devices = [accelerator.device] if accelerator.device.type == "cuda" else None
         return DistributedDataParallel(self.method, device_ids=devices)
@@ -250,23 +269,16 @@ class Trainer:
             )
         else:
             self.standing = replace(self.standing, validations_since_best=self.standing.validations_since_best + 1)
-        self._log(
-            {
-                "validation_nats_per_token": score.nats_per_token,
-                "validation_standard_error": score.standard_error,
-                "validation_perplexity_per_token": score.perplexity,
-                "likelihood": score.kind.value,
-            }
-        )
-        line.say(
-            f"step {self.standing.step}: {score.kind.value} on held-out text {score.nats_per_token:.4f} "
-            f"± {1.96 * score.standard_error:.4f} nats a token (perplexity {score.perplexity:.1f})"
-        )
+        self._log(score.to_json())
+        line.say(f"step {self.standing.step}: {score.summary()}")
 
     @torch.no_grad()
     def validate(self) -> Score:
-        """The method's nats on the held-out sentences, with averaged weights if there are any."""
+        """The method's nats on the held-out sentences (or its loss, if it has no likelihood), with averaged weights if
+        there are any.
+        """
         settings, accelerator = self.settings, self.accelerator
+        draws = round_losses if self.method.objective.likelihood is Likelihood.NONE else round_nats
         count = min(len(self.validation.lengths), settings.validation_sentences)
         by_length = np.argsort(np.asarray(self.validation.lengths[:count]), kind="stable")
         chunks = [by_length[start : start + 32] for start in range(0, count, 32)]
@@ -281,9 +293,7 @@ class Trainer:
                 is_mine = index < len(chunks)
                 rows = chunks[index if is_mine else 0]
                 batch = self.validation.batch(rows.tolist()).to(accelerator.device)
-                estimate = round_nats(
-                    self.method, batch, number=0, strata=settings.validation_draws, seed=0, autocast=low
-                )
+                estimate = draws(self.method, batch, number=0, strata=settings.validation_draws, seed=0, autocast=low)
                 if is_mine:
                     nats[rows] = estimate
                     tokens[rows] = batch.editable.sum(dim=1).double()

@@ -1,9 +1,9 @@
 """Vocabularies: sentences become tokens, and tokens sentences again; strings stop here.
 
-`Vocabulary` wraps any fast tokenizer of transformers that has a mask token; `train_wordpiece` makes a new one from
-texts. A row is the tokenizer's own template around a text, `[CLS] text [SEP]`, or around a pair, `[CLS] source
-[SEP] target [SEP]`: what may be edited is always what stands between the last two special tokens. This module
-knows nothing of networks or noise.
+`Vocabulary` wraps any fast tokenizer of transformers that has a mask token, and gives one to those of decoders, such as
+GPT-2's; `train_wordpiece` makes a new one from texts. A row is the tokenizer's own template around a text, `[CLS] text
+[SEP]`, or around a pair, `[CLS] source [SEP] target [SEP]`: what may be edited is always what stands between the last
+two special tokens. This module knows nothing of networks or noise.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from diffusionbert.reading import Pair, detokenise
 from diffusionbert.shapes import TokenSet
@@ -73,7 +73,11 @@ class Vocabulary:
 
     @classmethod
     def load(cls, name_or_folder: str | Path) -> Vocabulary:
-        """Opens the tokenizer in a folder, or by its name on the Hub."""
+        """Opens the tokenizer in a folder, or by its name on the Hub; a decoder's is given what it lacks.
+
+        That is `[MASK]`, `[PAD]`, and a frame around a text made of the tokens with which the decoder's texts begin
+        and end. Saved, it is an ordinary tokenizer that has them.
+        """
         if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
             raise ValueError(f"no folder {str(name_or_folder)!r}: give a tokenizer's folder, or its Hub name")
         try:
@@ -84,7 +88,7 @@ class Vocabulary:
                 f"no tokenizer at {str(name_or_folder)!r}: expected a folder with tokenizer.json, or a name on the "
                 f"Hub and a connection to it ({reason})"
             ) from error
-        return cls(tokenizer)
+        return cls(_completed(tokenizer) if tokenizer.mask_token is None and tokenizer.is_fast else tokenizer)
 
     def save(self, folder: Path) -> None:
         """Writes the files that `load` and transformers' `AutoTokenizer` open."""
@@ -102,8 +106,14 @@ class Vocabulary:
 
     @property
     def unk_id(self) -> int | None:
-        """The id of what the vocabulary has no token for, unless it has a token for everything."""
-        return None if self.tokenizer.unk_token_id is None else int(self.tokenizer.unk_token_id)
+        """The id of what the vocabulary has no token for, unless it has a token for everything.
+
+        GPT-2 has one for every byte; that it calls the end of a text unknown, too, means nothing.
+        """
+        unknown = self.tokenizer.unk_token_id
+        if unknown is None or unknown in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            return None
+        return int(unknown)
 
     @cached_property
     def size(self) -> int:
@@ -239,6 +249,37 @@ class Vocabulary:
         rows = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
         flags = [self.special[row].tolist() for row in rows]
         return all(len(row) > 2 and row[0] and row[-1] and not row[-2] for row in flags)
+
+
+def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A decoder's tokenizer with a mask, padding and a frame; the ids that it had stay what they were."""
+    begin = tokenizer.bos_token or tokenizer.cls_token or tokenizer.eos_token
+    end = tokenizer.eos_token or tokenizer.sep_token or begin
+    if begin is None or end is None:
+        raise ValueError(
+            f"tokenizer {tokenizer.name_or_path!r} has neither a mask token nor tokens with which texts begin and end: "
+            "use that of a masked language model, or of a decoder that has bos_token or eos_token"
+        )
+    backend: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    mask = AddedToken("[MASK]", lstrip=True, special=True)  # as RoBERTa's: a blank before it belongs to what is hidden
+    padding = tokenizer.pad_token or "[PAD]"
+    backend.add_special_tokens([mask, *(AddedToken(token, special=True) for token in (padding, begin, end))])
+    backend.post_processor = processors.TemplateProcessing(
+        single=[begin, "$A", end],
+        pair=[begin, "$A", end, "$B", end],
+        special_tokens=[(token, backend.token_to_id(token)) for token in {begin, end}],
+    )
+    # The general class: others have rules and special tokens of their own, which come back when they are opened.
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        name_or_path=tokenizer.name_or_path,
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+        bos_token=begin,
+        eos_token=end,
+        unk_token=tokenizer.unk_token,
+        pad_token=padding,
+        mask_token=mask,
+    )
 
 
 def _ways(word: str, known: dict[str, int], begin: str = "") -> list[list[int]]:

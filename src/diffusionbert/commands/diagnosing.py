@@ -46,7 +46,7 @@ class Doctor(WithModel):
     length: str = "corpus"
     """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
     steps: int = 128
-    sampler: str = "exact"
+    sampler: str = "own"
     """As for generate, like all that follow: give the flags whose samples you wonder about."""
     temperature: float = 1.0
     top_k: int | None = 30
@@ -126,7 +126,7 @@ class Doctor(WithModel):
         if self.before is None:
             return None
         earlier = load(self.before, model.device)
-        before, after = (Encoder(one.network, one.vocabulary) for one in (earlier, model))
+        before, after = (Encoder(one.encoder, one.vocabulary) for one in (earlier, model))
         fitting = (text for text in corpus if before.fits(text) and after.fits(text))
         return retention(before, after, list(islice(fitting, RETENTION_SENTENCES)), probe)
 

@@ -25,7 +25,7 @@ class Info(WithModel):
         model = self.loaded()
         facts = {
             "model": model.name,
-            "weights": sum(parameter.numel() for parameter in model.network.parameters()),
+            "weights": model.num_weights,
             "vocabulary": model.vocabulary.size,
             "longest_text": model.max_length,
             "time": model.experiment.time.value,

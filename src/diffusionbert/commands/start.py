@@ -15,14 +15,17 @@ from diffusionbert.experiments import (
     Diffusion,
     Experiment,
     NewBert,
+    NewDecoder,
     Time,
+    VectorDiffusion,
 )
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
 from diffusionbert.presets import by_name, pretraining
 from diffusionbert.proposals import Bell
 from diffusionbert.runs import default_cache, started_from, stored_experiment, train
-from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle
+from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, Sqrt
+from diffusionbert.systems import SYSTEMS
 
 
 def _given(options: Run, settings: Any) -> Any:
@@ -36,15 +39,17 @@ def _given(options: Run, settings: Any) -> Any:
 def _experiment(options: Run) -> Experiment:
     if options.data is None:
         raise ValueError("there is no --data; give a text file, or pydoc for the English that ships with Python")
-    is_pretraining = isinstance(options, Pretrain)
-    experiment = (pretraining if is_pretraining else by_name)(options.preset, options.data)
+    if isinstance(options, Pretrain):
+        experiment = pretraining(options.preset, options.data, decoder=options.decoder)
+    else:
+        experiment = by_name(options.preset, options.data)
     if isinstance(options, Train) and options.start:
         experiment = started_from(experiment, options.start)
     data: Data = _given(options, experiment.data)
     if options.cased:
         data = replace(data, lower=False)
     experiment = _with_training(options, replace(experiment, data=data))
-    if isinstance(experiment.network, NewBert):
+    if isinstance(experiment.network, NewBert | NewDecoder):
         experiment = replace(experiment, network=_given(options, experiment.network))
     elif options.layers or options.width or options.heads or options.dropout is not None:
         raise ValueError(
@@ -55,10 +60,13 @@ def _experiment(options: Run) -> Experiment:
 
 def _diffusion(options: Train, experiment: Experiment) -> Experiment:
     """Adds what only `train` can say."""
+    if options.system is not None:
+        experiment = _system(options.system, experiment)
     if options.time:
         experiment = replace(experiment, time=Time(options.time))
     preset = experiment.objective
-    assert isinstance(preset, Diffusion)
+    if not isinstance(preset, Diffusion):
+        return _other(options, experiment)
     schedule = _schedule(options) or preset.schedule
     proposal = preset.proposal if options.bell is None else Bell(options.bell, weighted=not options.bell_unweighted)
     match options.method:
@@ -73,7 +81,35 @@ def _diffusion(options: Train, experiment: Experiment) -> Experiment:
         objective = replace(objective, quantity=Quantity(options.quantity))
     if options.hybrid is not None:
         objective = replace(objective, hybrid=options.hybrid)
-    return replace(experiment, objective=replace(objective, uniform_noise=options.noise == "uniform"))
+    if options.noise is not None:
+        objective = replace(objective, uniform_noise=options.noise == "uniform")
+    return replace(experiment, objective=objective)
+
+
+def _system(name: str, experiment: Experiment) -> Experiment:
+    if name not in SYSTEMS:
+        raise ValueError(f"there is no system {name!r}; use one of {', '.join(SYSTEMS)}")
+    return SYSTEMS[name].experiment(experiment)
+
+
+def _other(options: Train, experiment: Experiment) -> Experiment:
+    """A method that is no diffusion over a grid of tokens: few of the options are for it."""
+    objective, schedule = experiment.objective, _schedule(options)
+    takes: dict[str, Any] = {}
+    if isinstance(objective, ContinuousDiffusion | VectorDiffusion) and schedule is not None:
+        takes["schedule"] = schedule
+    if isinstance(objective, ContinuousDiffusion) and options.bell is not None:
+        takes["proposal"] = Bell(options.bell, weighted=not options.bell_unweighted)
+    if isinstance(objective, VectorDiffusion) and options.diffusion_steps is not None:
+        takes["num_steps"] = options.diffusion_steps
+    names = {"schedule": "schedule", "bell": "proposal", "diffusion_steps": "num_steps"}
+    for option in ("method", "schedule", "bell", "diffusion_steps", "quantity", "hybrid", "noise"):
+        if getattr(options, option) is not None and names.get(option) not in takes:
+            flag = option.replace("_", "-")
+            raise ValueError(
+                f"--{flag} {getattr(options, option)} is not for the system {options.system}; leave it out"
+            )
+    return replace(experiment, objective=replace(objective, **takes))
 
 
 def _schedule(options: Train) -> NoiseSchedule | None:
@@ -82,6 +118,8 @@ def _schedule(options: Train) -> NoiseSchedule | None:
             return Linear()
         case "cosine":
             return Cosine()
+        case "sqrt":
+            return Sqrt()
         case "spindle":
             return Spindle(options.strength, Mean.CORPUS, options.floor or 0.0)
         case "spindle-sentence":

@@ -79,10 +79,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Pretrain(Run):
-    """Pretrain a masked language model by ordinary masking.
+    """Pretrain a masked language model by ordinary masking, or a decoder by next words.
 
     Example: diffusionbert pretrain --data corpus.txt.gz --output runs/masked
     """
+
+    decoder: bool = False
+    """A causal language model of the same size, trained to say the next word."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,16 @@ class Train(Run):
     """
 
     start: str | None = None
-    """A masked language model's folder or Hub name, a run folder, or an original .th file; else from scratch."""
+    """A masked language model's folder or Hub name, a run folder, or an original .th file; else from scratch.
+    For a decoder, a causal language model."""
+    system: str | None = None
+    """A system of the paper or one of its peers, by name: method, network and time at once; docs/methods.md has all.
+    diffusionbert, d3pm, mdlm, genmd4, oa-ardm, multinomial, diffusion-lm, diffuseq, bert-mouth, cmlm, sundae,
+    decoder, …"""
     method: Literal["diffusion", "continuous", "any-order"] | None = None
-    schedule: Literal["linear", "cosine", "spindle", "spindle-sentence"] | None = None
+    """Diffusion over a grid of steps or in continuous time, or one token at a time in any order; options below say
+    the rest."""
+    schedule: Literal["linear", "cosine", "sqrt", "spindle", "spindle-sentence"] | None = None
     strength: float = 0.3
     """λ of the spindle."""
     floor: float | None = None

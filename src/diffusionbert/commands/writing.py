@@ -29,9 +29,10 @@ class Generate(WithModel):
     """Tokens of a text: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
     steps: int = 128
     """Steps from noise to text; more are slower only where the network must be asked more often."""
-    sampler: str = "exact"
-    """exact (the model's own distribution, fewest calls), ancestral, confidence, margin, entropy, mask-predict,
-    remasking, renoising."""
+    sampler: str = "own"
+    """own (that of the model's method), exact (the model's own distribution, fewest calls), ancestral, confidence,
+    margin, entropy, mask-predict, remasking, renoising, gibbs, gibbs-left-to-right; refining and left-to-right belong
+    to SUNDAE and decoders."""
     temperature: float = 1.0
     top_k: int | None = 30
     """Choose among so many likeliest words; 0 is all."""

@@ -1,7 +1,24 @@
-"""Networks around Hugging Face models, one contract a file: masked models, and how any of them is opened."""
+"""Networks around Hugging Face models: masked ones, decoders, and those on vectors; and how any of them is opened."""
 
 from diffusionbert.networks.base import Backed, Network, ask
-from diffusionbert.networks.loading import load_causal_lm, load_masked_lm, quiet
+from diffusionbert.networks.causal import CausalModel, CausalNetwork, make_room, new_decoder
+from diffusionbert.networks.loading import is_causal, load_causal_lm, load_masked_lm, quiet
 from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork
 
-__all__ = ["Backed", "Denoiser", "Network", "ask", "load_causal_lm", "load_masked_lm", "quiet"]
+__all__ = [
+    "Backed",
+    "CausalModel",
+    "CausalNetwork",
+    "Denoiser",
+    "EmbeddingDenoiser",
+    "Network",
+    "VectorNetwork",
+    "ask",
+    "is_causal",
+    "load_causal_lm",
+    "load_masked_lm",
+    "make_room",
+    "new_decoder",
+    "quiet",
+]

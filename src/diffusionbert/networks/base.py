@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from transformers import PreTrainedModel
 
@@ -54,3 +54,11 @@ def padded_writable(writable: TokenSet, vocab_size: int) -> Tensor:
     padded = writable.new_zeros(vocab_size)
     padded[: len(writable)] = writable
     return padded
+
+
+def num_reserved_positions(backbone: PreTrainedModel) -> int:
+    """Counts the positions that RoBERTa's kin keep for padding: up to and with their padding index."""
+    for name, module in backbone.base_model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0

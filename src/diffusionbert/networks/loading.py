@@ -63,6 +63,11 @@ def load_causal_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.flo
     return _load(_CAUSAL, name_or_folder, dtype)
 
 
+def is_causal(folder: Path) -> bool:
+    """Whether a folder holds a causal language model."""
+    return _CAUSAL.holds(_read_config(_CAUSAL, folder))
+
+
 def _load(kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     model: PreTrainedModel
     is_download = not Path(name_or_folder).is_dir()
@@ -99,6 +104,16 @@ def _load(kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype) -> PreTra
 
 def _config(kind: _Kind, name_or_folder: str | Path) -> PreTrainedConfig:
     """Reads what kind of model it is, and refuses all others."""
+    config = _read_config(kind, name_or_folder)
+    if not kind.holds(config):
+        raise ValueError(
+            f"{str(name_or_folder)!r} is of the kind {config.model_type!r}, which is no {kind.words}: "
+            f"use {kind.examples}"
+        )
+    return config
+
+
+def _read_config(kind: _Kind, name_or_folder: str | Path) -> PreTrainedConfig:
     if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
         raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
     config: PreTrainedConfig
@@ -106,11 +121,6 @@ def _config(kind: _Kind, name_or_folder: str | Path) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(str(name_or_folder), trust_remote_code=False)
     except Exception as error:  # as above
         raise _unreadable(kind, name_or_folder, error) from error
-    if not kind.holds(config):
-        raise ValueError(
-            f"{str(name_or_folder)!r} is of the kind {config.model_type!r}, which is no {kind.words}: "
-            f"use {kind.examples}"
-        )
     return config
 
 

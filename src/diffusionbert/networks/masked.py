@@ -14,7 +14,7 @@ from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel
 
 from diffusionbert.conditioning import TimeConditioning, after_first, rerouted
-from diffusionbert.networks.base import ATTENTION, padded_writable
+from diffusionbert.networks.base import ATTENTION, num_reserved_positions, padded_writable
 from diffusionbert.shapes import AskedLogProbs, Places, RowTimes, Tokens, TokenSet
 
 
@@ -36,7 +36,7 @@ class Denoiser(nn.Module):
         self.conditioning = conditioning
         # Not persistent: it belongs to the vocabulary, and is no weight.
         self.register_buffer("writable", padded_writable(writable, backbone.config.vocab_size), persistent=False)
-        self._num_positions = backbone.config.max_position_embeddings - _num_reserved_positions(backbone)
+        self._num_positions = backbone.config.max_position_embeddings - num_reserved_positions(backbone)
 
     @property
     def max_length(self) -> int:
@@ -67,11 +67,3 @@ def _at_places(places: Tensor, encoder: nn.Module, *inputs: Any, **options: Any)
     output = encoder(*inputs, **options)
     output.last_hidden_state = output.last_hidden_state.flatten(0, 1).index_select(0, places)[None]
     return output
-
-
-def _num_reserved_positions(backbone: PreTrainedModel) -> int:
-    """Counts the positions that RoBERTa's kin keep for padding: up to and with their padding index."""
-    for name, module in backbone.base_model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0

@@ -4,9 +4,9 @@ A process knows nothing of how f is computed, and **`reverse` cannot see x0**: i
 matrix and no one-hot tensor is ever made; the tests compare everything with such matrices.
 """
 
-from diffusionbert.processes.absorbing import Absorbing
+from diffusionbert.processes.absorbing import Absorbing, LearnedExponents
 from diffusionbert.processes.base import Process, Shape
 from diffusionbert.processes.gaussian import Gaussian
 from diffusionbert.processes.uniform import Uniform
 
-__all__ = ["Absorbing", "Gaussian", "Process", "Shape", "Uniform"]
+__all__ = ["Absorbing", "Gaussian", "LearnedExponents", "Process", "Shape", "Uniform"]

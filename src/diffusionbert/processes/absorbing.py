@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes.base import Process, Shape
-from diffusionbert.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
+from diffusionbert.schedules import Mean, NoiseSchedule, Power, Spindle, TokenInformation
 from diffusionbert.shapes import (
     AskedLogProbs,
     AskedRows,
@@ -18,6 +19,7 @@ from diffusionbert.shapes import (
     Batch,
     PerAsked,
     PerPlace,
+    PerToken,
     Places,
     RowTimes,
     RowValues,
@@ -26,6 +28,34 @@ from diffusionbert.shapes import (
     from_bits,
     rows_of,
 )
+
+
+class LearnedExponents(nn.Module):
+    """The exponents w(v) of `Power` as weights (Shi et al. 2024, GenMD4, §6), each between `LOWEST` and `HIGHEST`.
+
+    With a network that is not told the time only their ratios count: t → t^c makes w into c·w. So the range may as well
+    lie where estimates behave: times drawn from `proposals.Early` give the bound a finite variance where w > 1/2.
+
+    The weights are logits of where log w lies in the range, times `GAIN`: one learning rate serves them and a network.
+    Rounded to bfloat16, w moves by some 0.1 %: to other, equally valid exponents.
+    """
+
+    LOWEST, HIGHEST, GAIN = 0.6, 10.0, 10.0
+
+    def __init__(self, initial: PerToken):
+        super().__init__()
+        if not bool(((initial >= self.LOWEST) & (initial <= self.HIGHEST)).all()):
+            raise ValueError(
+                f"exponents must lie between {self.LOWEST} and {self.HIGHEST}, given {float(initial.min()):g} to "
+                f"{float(initial.max()):g}; all 1 is the linear schedule"
+            )
+        share = (initial.double() / self.LOWEST).log() / math.log(self.HIGHEST / self.LOWEST)
+        self.logits = nn.Parameter((share.logit(eps=1e-6) / self.GAIN).float())  # finite at the ends, too
+
+    def forward(self) -> PerToken:
+        """w(v) of every token, in float64."""
+        share = (self.GAIN * self.logits.double()).sigmoid()
+        return self.LOWEST * (share * math.log(self.HIGHEST / self.LOWEST)).exp()
 
 
 class Absorbing(Process):
@@ -47,25 +77,34 @@ class Absorbing(Process):
         self,
         schedule: NoiseSchedule,
         mask_id: int,
-        information: TokenInformation | None = None,
+        information: TokenInformation | LearnedExponents | None = None,
         reweighted: bool = True,
     ):
         """`reweighted=False` drops the factor 1 - ᾱ_t(v) and takes f for p(v | x_t, t): an ablation."""
         super().__init__()
         if schedule.by_token and information is None:
             raise ValueError(f"{schedule} needs token information; give TokenInformation.from_counts(counts)")
+        self.learned = information if isinstance(information, LearnedExponents) else None
+        if self.learned is not None and not isinstance(schedule, Power):
+            raise ValueError(f"learned exponents are those of Power(), given {schedule}; use TokenInformation with it")
         self.schedule = schedule
         self.mask_id = mask_id
         self.reweighted = reweighted
         # A schedule that treats all tokens alike sees a vocabulary of one token, of mean information.
-        values = information.values if schedule.by_token and information else torch.ones(1, dtype=torch.float64)
-        self.corpus_mean = information.mean if schedule.by_token and information else 1.0
-        self.register_buffer("_information", exact_bits(values), persistent=False)
+        one = TokenInformation(torch.ones(1, dtype=torch.float64), mean=1.0)
+        known = information if schedule.by_token and isinstance(information, TokenInformation) else one
+        self.corpus_mean = known.mean
+        self.register_buffer("_information", exact_bits(known.values), persistent=False)
 
     @property
     def information(self) -> Tensor:
         """h(v) of every token, or of the one that stands for all."""
-        return from_bits(self._information)
+        return from_bits(self._information) if self.learned is None else self.learned()
+
+    def fixed(self) -> Absorbing:
+        """The process as it stands: no gradient flows into what it has learned."""
+        values = TokenInformation(self.information.detach(), self.corpus_mean)
+        return Absorbing(self.schedule, self.mask_id, values, self.reweighted)
 
     def prior(self, x0: Batch, noise: Noise) -> Batch:
         """All editable places masked; nothing is drawn."""
@@ -76,10 +115,15 @@ class Absorbing(Process):
         alpha = self._survival(t, self._information_of(x0.tokens), self._center(x0))
         return torch.where(x0.editable, alpha, 1.0)
 
-    def corrupt(self, x0: Batch, t: RowTimes, noise: Noise) -> Batch:
+    def corrupt(self, x0: Batch, t: RowTimes, noise: Noise, purpose: Purpose = Purpose.CORRUPT) -> Batch:
         """Hides each editable token with probability 1 - ᾱ_t."""
-        uniform = noise.uniform(x0.example, Purpose.CORRUPT, x0.tokens.shape[1])
+        uniform = noise.uniform(x0.example, purpose, x0.tokens.shape[1])
         return replace(x0, tokens=x0.tokens.masked_fill(uniform >= self.survival(x0, t), self.mask_id))
+
+    def log_corrupt(self, x0: Tokens, x_t: Batch, t: RowTimes) -> RowValues:
+        """log q(x_t | x0) of each row, for an x_t that `corrupt` may draw."""
+        alpha = self.survival(replace(x_t, tokens=x0), t)
+        return torch.where(self.asked(x_t), 1 - alpha, alpha).log().sum(dim=1)
 
     def asked(self, x_t: Batch) -> Places:
         """The hidden places."""
@@ -120,7 +164,7 @@ class Absorbing(Process):
         # log G_s - log G_t without cancellation: accurate when a step reveals little and when it reveals a lot.
         log_stay = nn.functional.logsigmoid(log_staying - log_revealing)
         revealed = torch.where(r > 0, r * (r.log() - log_write), 0.0)
-        stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-r) - log_stay), 0.0)
+        stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-torch.where(r < 1, r, 0.0)) - log_stay), 0.0)
         return revealed + stayed
 
     def rate(self, x0: Tokens, x_t: Batch, log_f: AskedLogProbs, t: RowTimes) -> PerAsked:
@@ -130,6 +174,7 @@ class Absorbing(Process):
         and the reverse's ᾱ' being those of the reverse process.
         """
         self.require_finite_rate()
+        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is hidden, but an infinite decay has no gradient
         asked = self.asked(x_t)
         rows, hidden_tokens = rows_of(asked), x0[asked]
         clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, log_f)
@@ -217,7 +262,9 @@ class Absorbing(Process):
 
     def _reverse_reveal(self, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
         """r_{s|t}; a word that cannot be hidden at t and yet is believed in (no reweighting) is revealed at once."""
-        return torch.where(alpha_t < 1, _reveal(alpha_s, alpha_t), 1.0)
+        hideable = alpha_t < 1
+        # Without a division by 0 even where its result is not used: gradients would be NaN.
+        return torch.where(hideable, _reveal(alpha_s, torch.where(hideable, alpha_t, 0.0)), 1.0)
 
     def _survival(self, t: RowTimes, information: Tensor, center: RowValues) -> Tensor:
         return self.schedule.survival(t[:, None], information / center[:, None])
@@ -243,11 +290,17 @@ class Absorbing(Process):
         if not self.schedule.by_token:
             return weights.log()[rows, 0]  # f sums to 1
         # N×V numbers: in the network's precision, not in ours.
-        return (log_f + weights.log().to(log_f.dtype)[rows]).logsumexp(dim=-1).double()
+        return (log_f + _log(weights).to(log_f.dtype)[rows]).logsumexp(dim=-1).double()
 
     def _pick(self, weights: Tensor, rows: Tensor, tokens: AskedTokens) -> PerAsked:
         """weight(v) of given words."""
         return weights[rows, tokens if self.schedule.by_token else torch.zeros_like(tokens)]
+
+
+def _log(values: Tensor) -> Tensor:
+    """The logarithm, whose gradient at 0 is 0 and not NaN."""
+    positive = values > 0
+    return torch.where(positive, torch.where(positive, values, 1.0).log(), -torch.inf)
 
 
 def _reveal(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:

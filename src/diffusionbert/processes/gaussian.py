@@ -38,14 +38,14 @@ class Gaussian:
 
     def corrupt(self, x0: Vectors, editable: Places, example: RowKeys, t: RowTimes, noise: Noise) -> Vectors:
         """Draws x_t from q(x_t | x0)."""
-        alpha = self._signal(t)[:, None, None]
+        alpha = self.signal(t)[:, None, None]
         kept, added = alpha.sqrt().to(x0.dtype), (1 - alpha).sqrt().to(x0.dtype)
         drawn = self.prior(x0, editable, example, noise)
         return torch.where(editable[..., None], kept * x0 + added * drawn, x0)
 
     def reverse(self, x_t: Vectors, x0_hat: Vectors, s: RowTimes, t: RowTimes) -> tuple[Vectors, Tensor]:
         """Mean and standard deviation of p(x_s | x_t) = q(x_s | x_t, x0 = x0_hat)."""
-        alpha_s, alpha_t = (self._signal(time)[:, None, None] for time in (s, t))
+        alpha_s, alpha_t = (self.signal(time)[:, None, None] for time in (s, t))
         step = alpha_t / alpha_s
         of_noisy = step.sqrt() * (1 - alpha_s) / (1 - alpha_t)
         of_clean = alpha_s.sqrt() * (1 - step) / (1 - alpha_t)
@@ -55,14 +55,20 @@ class Gaussian:
 
     def divergence(self, x0: Vectors, x0_hat: Vectors, s: RowTimes, t: RowTimes) -> PerPlace:
         """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) = ½(SNR_s - SNR_t)·‖x0 - x0_hat‖² (Kingma et al. 2021, eq. 13)."""
-        snr_s, snr_t = (alpha / (1 - alpha) for alpha in (self._signal(s), self._signal(t)))
-        return (snr_s - snr_t)[:, None] / 2 * (x0 - x0_hat).double().square().sum(dim=-1)
+        gained = self.signal_to_noise(s) - self.signal_to_noise(t)
+        return gained[:, None] / 2 * (x0 - x0_hat).double().square().sum(dim=-1)
 
     def prior_divergence(self, x0: Vectors) -> PerPlace:
         """KL(q(x_1 | x0) ‖ N(0, 1)); 0 when survival ends at 0."""
-        alpha = self._signal(torch.ones(1, dtype=torch.float64, device=x0.device))[:, None]
+        alpha = self.signal(torch.ones(1, dtype=torch.float64, device=x0.device))[:, None]
         per_axis_variance = (-alpha - torch.log1p(-alpha)) * x0.shape[-1]
         return (alpha * x0.double().square().sum(dim=-1) + per_axis_variance) / 2
 
-    def _signal(self, t: RowTimes) -> RowTimes:
+    def signal_to_noise(self, t: RowTimes) -> RowTimes:
+        """ᾱ_t / (1 - ᾱ_t): from (1 - floor) / floor at t = 0 down to 0."""
+        signal = self.signal(t)
+        return signal / (1 - signal)
+
+    def signal(self, t: RowTimes) -> RowTimes:
+        """ᾱ_t: the share of the variance that is not noise."""
         return (1 - self.floor) * self.schedule.survival(t, torch.ones_like(t))

@@ -1,0 +1,100 @@
+"""`reproduce`: the paper's tables and figures; `plot`: pictures of runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from diffusionbert.commands.common import print_json
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce a table or a figure of the paper: train what is missing, evaluate it, write tables and pictures.
+
+    Example: diffusionbert reproduce table2 --preset tiny --output reproduction
+    """
+
+    target: tyro.conf.Positional[Literal["table1", "table2", "table3", "figure2", "figure3", "figure4", "all"]]
+    """table1: a sentence denoised by three systems. table2: main results. table3: steps, seconds, perplexity.
+    figure2: spindle curves. figure3: quality and diversity. figure4: validation while training."""
+    output: Path = Path("reproduction")
+    """Where runs, evaluations, tables and pictures go. A second call goes on there, and skips what is finished."""
+    preset: Literal["tiny", "wiki-small"] = "tiny"
+    """tiny: two cores, minutes, small numbers. wiki-small: the size of the bundled model, on one GPU."""
+    data: str = "pydoc"
+    """The text of training, as for train."""
+    validation: str | None = None
+    """A corpus to validate on; else a share of the data is held out."""
+    test: str | None = None
+    """The text that is assessed; else what training held out."""
+    pretraining_data: str | None = None
+    """The text on which the networks to start from are pretrained; else the same as data."""
+    masked: str | None = None
+    """A masked language model to start from; else one is pretrained."""
+    decoder: str | None = None
+    """A causal language model to start from; else one is pretrained."""
+    steps: int | None = None
+    """Training steps of every system; else the preset's."""
+    seed: int = 0
+    device: str | None = None
+    """For evaluations: cpu, cuda, …; else a GPU if there is one."""
+    cache: Path | None = None
+    """Where encoded corpora are kept."""
+    json: bool = False
+    """Print the paths of what was written as JSON, and nothing else."""
+
+    def run(self) -> None:
+        """Prints tables, and where everything is."""
+        from diffusionbert.reproduction import Reproduction, Request
+        from diffusionbert.runs import default_cache
+        from diffusionbert.targets import TARGETS
+
+        request = Request(
+            self.preset,
+            self.data,
+            self.validation,
+            self.test,
+            self.pretraining_data,
+            self.masked,
+            self.decoder,
+            self.seed,
+            self.steps,
+        )
+        reproduction = Reproduction(self.output, request, self.cache or default_cache(), self.device)
+        chosen = list(TARGETS) if self.target == "all" else [self.target]
+        written = {name: TARGETS[name](reproduction) for name in chosen}
+        if self.json:
+            print_json({name: [str(path) for path in paths] for name, paths in written.items()})
+            return
+        for paths in written.values():
+            for path in paths:
+                if path.suffix == ".md":
+                    print(path.read_text(encoding="utf-8"))
+            print(f"written: {', '.join(str(path) for path in paths)}")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw the validations of runs while they were trained.
+
+    Example: diffusionbert plot runs/a runs/b --output curves.png
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    output: Path = Path("curves.png")
+    """A .png, .svg or .pdf file."""
+
+    def run(self) -> None:
+        """Says where the picture is."""
+        from diffusionbert.figures import convergence
+        from diffusionbert.targets import curve
+
+        if not self.runs:
+            raise ValueError("there is no run to be drawn; give run folders")
+        convergence([curve(run, run.name) for run in self.runs], self.output)
+        print(f"written: {self.output}")

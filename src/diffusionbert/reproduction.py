@@ -1,0 +1,251 @@
+"""Runs the paper's experiment: trains every system, evaluates it, and finds again what was done before.
+
+    output/
+      settings.json                what is reproduced: scale, data, seed; another call must ask for the same
+      pretrained/masked, decoder   the networks that systems start from, unless given
+      runs/NAME                    a run folder for each system
+      evaluations/NAME             evaluation.json, scores and samples of each way in which a system is looked at
+
+A run that was stopped goes on where it was, and what is finished is not done again. Tables and pictures are made from
+these folders alone (`targets`). Knows systems by name and what `train` and `evaluate` do; no concrete method.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from diffusionbert.assessing import Plan, Watch, assess
+from diffusionbert.assessment import Evaluation, read_evaluation, write_evaluation
+from diffusionbert.batches import TokenBudget
+from diffusionbert.checkpoints import RunFolder, read_json, write_json
+from diffusionbert.evaluation import Effort
+from diffusionbert.experiments import Diffusion, Experiment, NewBert
+from diffusionbert.material import gather, held_out
+from diffusionbert.model import Model, load
+from diffusionbert.presets import masked, next_word, pretraining, tiny, wiki_small
+from diffusionbert.reading import Cleaning
+from diffusionbert.runs import started_from, stored_experiment, train
+from diffusionbert.sampling import Sampling
+from diffusionbert.settings import Training
+from diffusionbert.systems import SYSTEMS, Start
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large and how long everything is."""
+
+    preset: Callable[[str], Experiment]
+    """Size, text and training of every system."""
+    pretrained: Callable[[str, bool], Experiment]
+    """Of the networks that some systems start from; for a decoder, if it is True."""
+    sentences: int
+    """Held-out sentences whose likelihood is found."""
+    samples: int
+    """For BLEU; as many again for self-BLEU."""
+    length: int
+    """Tokens of a sample."""
+    max_draws: int
+    vector_steps: int
+    """Steps in which Diffusion-LM writes; it is trained with 2000."""
+    budgets: tuple[int, ...]
+    """Numbers of steps of the table of speeds."""
+
+
+def _smallest(data: str) -> Experiment:
+    experiment = tiny(data)
+    training = replace(
+        experiment.training,
+        steps=200,
+        batching=TokenBudget(1024),
+        warmup=20,
+        validate_every=50,
+        save_every=200,
+        validation_sentences=32,
+        validation_draws=8,
+    )
+    return replace(
+        experiment,
+        data=replace(experiment.data, vocabulary=1000, max_length=48),
+        network=NewBert(layers=2, width=64, heads=2, dropout=0.0),
+        objective=Diffusion(num_steps=64),
+        training=training,
+    )
+
+
+def _smallest_pretraining(data: str, decoder: bool) -> Experiment:
+    """The same, twice as long."""
+    experiment = (next_word if decoder else masked)(_smallest(data))
+    return replace(experiment, training=replace(experiment.training, steps=400, validate_every=200, save_every=400))
+
+
+SCALES: dict[str, Scale] = {
+    "tiny": Scale(_smallest, _smallest_pretraining, 48, 40, 16, 32, 100, (2, 8, 16, 64)),
+    "wiki-small": Scale(
+        wiki_small,
+        lambda data, decoder: pretraining("wiki-small", data, decoder=decoder),
+        4000,
+        1000,
+        64,
+        64,
+        2000,
+        (2, 8, 16, 64, 128, 512),
+    ),
+}
+"""tiny: two cores, minutes. wiki-small: the size of the bundled model, on one GPU."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is reproduced, on which text."""
+
+    scale: str = "tiny"
+    data: str = "pydoc"
+    validation: str | None = None
+    test: str | None = None
+    """The text that is assessed; else what training held out."""
+    pretraining_data: str | None = None
+    """The text on which the starting networks are pretrained; else the same."""
+    masked: str | None = None
+    """A masked language model to start from, in place of a pretrained one."""
+    decoder: str | None = None
+    """A causal one."""
+    seed: int = 0
+    steps: int | None = None
+    """Training steps of every system; else the scale's."""
+
+
+@final
+class Reproduction:
+    """One folder of runs and evaluations."""
+
+    def __init__(self, output: Path, request: Request, cache: Path, device: str | None = None):
+        if request.scale not in SCALES:
+            raise ValueError(f"there is no preset {request.scale!r} to reproduce; use one of {', '.join(SCALES)}")
+        self.output, self.request, self.cache, self.device = output, request, cache, device
+        self.scale = SCALES[request.scale]
+        self._models: dict[str, Model] = {}
+        settings = output / "settings.json"
+        asked = asdict(request)
+        if not settings.exists():
+            output.mkdir(parents=True, exist_ok=True)
+            write_json(settings, asked)
+        elif read_json(settings) != asked:
+            raise ValueError(
+                f"{str(output)!r} holds the reproduction of something else ({settings.name}); choose another --output"
+            )
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def run(self, name: str) -> Path:
+        """The run folder of a system; it is trained first, or to its end, unless it has been."""
+        output = self.output / "runs" / name
+        self._ensure(output, lambda: self._experiment(name))
+        return output
+
+    def start(self, kind: Start) -> str:
+        """The folder or name of the network that systems start from; it is pretrained first, unless it has been."""
+        given = self.request.masked if kind is Start.MASKED else self.request.decoder
+        if given is not None:
+            return given
+        output = self.output / "pretrained" / kind.value
+        data = self.request.pretraining_data or self.request.data
+        self._ensure(output, lambda: self._seeded(self.scale.pretrained(data, kind is Start.DECODER)))
+        return str(output)
+
+    def _experiment(self, name: str) -> Experiment:
+        system, base = SYSTEMS[name], self._base
+        # Every system has the vocabulary of the pretrained network, so that a token is a token.
+        if system.start is Start.SCRATCH:
+            vocabulary = started_from(base, self.start(Start.MASKED)).data.vocabulary
+            return system.experiment(replace(base, data=replace(base.data, vocabulary=vocabulary)))
+        return system.experiment(started_from(base, self.start(system.start)))
+
+    @cached_property
+    def _base(self) -> Experiment:
+        experiment = self._seeded(self.scale.preset(self.request.data))
+        data = replace(experiment.data, validation=self.request.validation)
+        training = experiment.training
+        if self.request.steps is not None:
+            training = _shortened(training, self.request.steps)
+        return replace(experiment, data=data, training=training)
+
+    def _seeded(self, experiment: Experiment) -> Experiment:
+        return replace(experiment, training=replace(experiment.training, seed=self.request.seed))
+
+    def _ensure(self, output: Path, make: Callable[[], Experiment]) -> None:
+        run = RunFolder(output)
+        if run.experiment.exists():
+            stored = stored_experiment(output)
+            last = run.named("last")
+            if run.model.exists() and last is not None and last == run.checkpoint(stored.training.steps):
+                return
+            say(f"{output}: goes on")
+            train(None, output, self.cache, resume=True)
+            return
+        experiment = make()
+        say(f"{output}: {experiment.training.steps:,} steps")
+        train(experiment, output, self.cache)
+
+    def model(self, name: str) -> Model:
+        """The trained model of a system."""
+        if name not in self._models:
+            self._models = {name: load(self.run(name), self.device)}  # one at a time
+        return self._models[name]
+
+    # ---- evaluations ------------------------------------------------------------------------------------------------
+
+    def evaluation(
+        self, key: str, name: str, sampling: Sampling | None = None, *, steps: int | None = None, scored: bool = True
+    ) -> Evaluation:
+        """How a system does: by its own way of writing or another, over its own grid of steps or another.
+
+        `key` names its folder; not `scored`, samples alone are looked at.
+        """
+        folder = self.output / "evaluations" / key
+        if not (folder / "evaluation.json").exists():
+            model = self.model(name)
+            model = model if steps is None else model.over(steps)
+            say(f"{folder}: evaluates")
+            plan = self._plan(sampling or self.sampling(name), scored)
+            write_evaluation(folder, assess(model, self._material(model), plan, watch=self._watch))
+        return read_evaluation(folder)
+
+    def sampling(self, name: str) -> Sampling:
+        """How a system writes for the main table."""
+        own = SYSTEMS[name].sampling
+        return replace(own, steps=self.scale.vector_steps) if own.steps == 2000 else own
+
+    def _plan(self, sampling: Sampling, scored: bool) -> Plan:
+        effort = Effort(0.005, self.scale.max_draws, strata=min(16, self.scale.max_draws // 2), seed=self.request.seed)
+        return Plan(sampling, self.scale.samples, self.scale.length, effort, scored=scored, seed=self.request.seed)
+
+    def _material(self, model: Model) -> Any:
+        name, trained = self.request.test or self.request.data, model.experiment.data
+        corpus = held_out(name, trained, Cleaning(trained.lower, trained.detokenise))
+        return gather(corpus, name, model.vocabulary, model.max_length, self.scale.sentences, trained)
+
+    @property
+    def _watch(self) -> Watch:
+        return lambda what, done, total: None
+
+
+def _shortened(training: Training, steps: int) -> Training:
+    """The same in fewer (or more) steps: warm-up and validations keep their share."""
+    share = steps / training.steps
+    return replace(
+        training,
+        steps=steps,
+        warmup=max(1, round(training.warmup * share)),
+        validate_every=max(1, round(training.validate_every * share)),
+        save_every=max(1, round(training.save_every * share)),
+    )
+
+
+def say(line: str) -> None:
+    """Tells whoever waits what is being done."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,246 @@
+"""The tables and figures of He et al. 2022, each from the folders of a `Reproduction`.
+
+    table1    the denoising of one sentence by three systems
+    table2    main results: every system, its likelihood by kind, BLEU-4 and self-BLEU
+    table3    steps, seconds, perplexity
+    figure2   the spindle's survival curves of a sentence
+    figure3   quality against diversity, over temperature or top-k
+    figure4   validation while training
+
+A target says which runs and evaluations it needs and turns them into files: tables as Markdown, LaTeX and JSON,
+pictures as PNG, and beside each picture its numbers as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diffusionbert import denoising, figures
+from diffusionbert.assessment import Evaluation
+from diffusionbert.checkpoints import RunFolder, write_json
+from diffusionbert.comparison import compare
+from diffusionbert.experiments import Experiment
+from diffusionbert.metrics import PerSample
+from diffusionbert.reproduction import Reproduction
+from diffusionbert.runs import stored_experiment
+from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.schedules import Mean, Spindle, TokenInformation
+from diffusionbert.systems import SYSTEMS, Start, schedule_of, time_of
+from diffusionbert.tables import Table, as_json, to_latex, to_markdown
+from diffusionbert.texts import Task
+
+SENTENCE = "bella is sitting over there ."
+"""The paper's, of figure 2."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A system and a way in which it is looked at."""
+
+    system: str
+    sampling: Sampling | None = None
+    note: str = ""
+    """What sets it apart from the other rows of the same system."""
+
+    @property
+    def key(self) -> str:
+        """Names its folder."""
+        return self.system + (f"-{self.note.replace(' ', '-')}" if self.note else "")
+
+
+MAIN: tuple[Row, ...] = (
+    *(Row(name) for name in ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-uniform", "multinomial")),
+    *(Row(name) for name in ("diffusion-lm", "diffusion-lm-sqrt", "diffusion-lm-bert", "bert-mouth")),
+    Row("bert-mouth", Sampling(Algorithm.GIBBS_LEFT_TO_RIGHT, steps=64, top_k=30), "left to right"),
+    *(Row(name) for name in ("diffusionbert-lte", "diffusionbert-pte", "diffusionbert", "diffusionbert-spindle")),
+    *(Row(name) for name in ("diffusionbert-spindle-sentence", "diffusionbert-spindle-paper", "genmd4")),
+    *(Row(name) for name in ("mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae", "decoder", "decoder-pretrained")),
+)
+"""The rows of table 2. DiffuSeq is missing: it wants pairs."""
+
+
+def table2(reproduction: Reproduction) -> list[Path]:
+    """Main results."""
+    folders, names = [], []
+    for row in MAIN:
+        folders.append(reproduction.evaluation(row.key, row.system, row.sampling).folder)
+        names.append(title(row, stored_experiment(reproduction.run(row.system))))
+    return write_table(reproduction.output / "table2", compare(folders, names=names))
+
+
+def title(row: Row, experiment: Experiment) -> str:
+    """Method, start, schedule and time, as the columns of the paper's table."""
+    system = SYSTEMS[row.system]
+    start = "from scratch" if system.start is Start.SCRATCH else "pretrained"
+    words = (system.title, start, schedule_of(experiment), time_of(experiment), row.note)
+    return ", ".join(word for word in words if word and word != "–")
+
+
+def table3(reproduction: Reproduction) -> list[Path]:
+    """Steps, seconds, perplexity: a bound over as many steps as are written in."""
+    folders, names = [], []
+    for system in ("diffusionbert", "diffusionbert-spindle", "diffusion-lm", "bert-mouth", "decoder-pretrained"):
+        for steps in _budgets(reproduction, system):
+            sampling = replace(reproduction.sampling(system), steps=steps)
+            found = reproduction.evaluation(f"{system}-{steps}-steps", system, sampling, steps=steps)
+            folders.append(found.folder)
+            names.append(f"{SYSTEMS[system].title}{_schedule_words(reproduction, system)}, {steps} steps")
+    return write_table(reproduction.output / "table3", compare(folders, names=names))
+
+
+def _budgets(reproduction: Reproduction, system: str) -> tuple[int, ...]:
+    """BERT-Mouth and the decoder write a token a call; Diffusion-LM does not skip steps, as in the paper."""
+    match system:
+        case "diffusion-lm":
+            return (reproduction.scale.vector_steps,)
+        case "bert-mouth":
+            return (reproduction.scale.length, 8 * reproduction.scale.length)
+        case "decoder-pretrained":
+            return (reproduction.scale.length,)
+        case _:
+            return reproduction.scale.budgets
+
+
+def _schedule_words(reproduction: Reproduction, system: str) -> str:
+    schedule = schedule_of(stored_experiment(reproduction.run(system)))
+    return "" if schedule == "–" else f", {schedule}"
+
+
+def table1(reproduction: Reproduction) -> list[Path]:
+    """One sentence written by three systems, in 32 steps."""
+    moments = {}
+    for system, algorithm in (
+        ("bert-mouth", Algorithm.GIBBS),
+        ("d3pm", Algorithm.ANCESTRAL),
+        ("diffusionbert-spindle", Algorithm.ANCESTRAL),
+    ):
+        model = reproduction.model(system)
+        sampling = Sampling(algorithm, steps=32, top_k=30)
+        task = Task(length=10, seed=reproduction.request.seed)
+        moments[SYSTEMS[system].title] = tuple(model.watch(task, sampling))
+    rows = denoising.denoising_table(moments)
+    plain = json.dumps(denoising.to_json(rows), indent=2, ensure_ascii=False)
+    return _written(reproduction.output / "table1", denoising.to_markdown(rows), denoising.to_latex(rows), plain)
+
+
+def figure2(reproduction: Reproduction, sentence: str = SENTENCE) -> list[Path]:
+    """How likely each word of a sentence is still visible, over time."""
+    model = reproduction.model("diffusionbert-spindle")
+    information = TokenInformation.from_counts(model.lexicon.counts, writable=model.lexicon.writable)
+    row = model.vocabulary.encode([sentence])[0]
+    own = torch.tensor([token for token in row if not model.vocabulary.special[token]])
+    spindle = Spindle(0.3, Mean.SENTENCE)
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)
+    relative = information.values[own] / information.values[own].mean()
+    survival = spindle.survival(t[:, None], relative[None])
+    curves = [
+        figures.Survival(word, tuple(t.tolist()), tuple(survival[:, place].tolist()))
+        for place, word in enumerate(model.vocabulary.spelled(own.tolist()))
+    ]
+    path = reproduction.output / "figure2.png"
+    figures.survival_curves(curves, path)
+    return [path, _numbers(path, [{"schedule": str(spindle)}, *(asdict(curve) for curve in curves)])]
+
+
+def figure3(reproduction: Reproduction) -> list[Path]:
+    """Quality against diversity: temperature for decoders, top-k for all others, as in the paper."""
+    series, real = [], None
+    for system in ("diffusionbert", "d3pm", "decoder", "decoder-pretrained"):
+        points = []
+        for label, sampling in _knobs(reproduction.sampling(system), by_temperature=system.startswith("decoder")):
+            found = reproduction.evaluation(f"{system}-{label}", system, sampling, scored=False)
+            points.append((label, found))
+            real = real or _real(found)
+        name = SYSTEMS[system].title + (", pretrained" if SYSTEMS[system].start is not Start.SCRATCH else "")
+        series.append(_tradeoff(name, points))
+    path = reproduction.output / "figure3.png"
+    figures.quality_diversity(series, path, real=real)
+    return [path, _numbers(path, [asdict(one) for one in series])]
+
+
+def _knobs(own: Sampling, *, by_temperature: bool) -> list[tuple[str, Sampling]]:
+    if by_temperature:
+        return [(f"T={value}", replace(own, temperature=value, top_k=None)) for value in (0.6, 0.7, 0.8, 0.9, 1.0)]
+    return [(f"k={value}", replace(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
+
+
+def _tradeoff(name: str, points: Sequence[tuple[str, Evaluation]]) -> figures.Tradeoff:
+    return figures.Tradeoff(
+        name,
+        tuple(found.self_bleu4.mean for _, found in points),
+        tuple(found.bleu4.mean for _, found in points),
+        tuple(label for label, _ in points),
+        tuple(_standard_error(found.self_bleu4) for _, found in points),
+        tuple(_standard_error(found.bleu4) for _, found in points),
+    )
+
+
+def _standard_error(values: PerSample) -> float:
+    return float(np.std(values.values, ddof=1) / np.sqrt(len(values.values)))
+
+
+def _real(found: Evaluation) -> figures.Tradeoff:
+    real = found.report["real"]
+    return figures.Tradeoff("real sentences", (real["self_bleu4"],), (real["bleu4"],))
+
+
+def figure4(reproduction: Reproduction) -> list[Path]:
+    """The validation figure while training: pretrained against scratch."""
+    systems = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
+    runs = {name: reproduction.run(name) for name in systems}
+    curves = [curve(run, title(Row(name), stored_experiment(run))) for name, run in runs.items()]
+    path = reproduction.output / "figure4.png"
+    figures.convergence(curves, path)
+    return [path, _numbers(path, [asdict(one) for one in curves])]
+
+
+def curve(run: Path, name: str) -> figures.Curve:
+    """The validations of a run."""
+    lines = [json.loads(line) for line in RunFolder(run).log.read_text(encoding="utf-8").splitlines()]
+    found = [line for line in lines if "validation_nats_per_token" in line]
+    if not found:
+        raise ValueError(f"the run {str(run)!r} has no validated likelihood to be drawn; give another run")
+    return figures.Curve(
+        name,
+        tuple(float(line["step"]) for line in found),
+        tuple(float(line["validation_nats_per_token"]) for line in found),
+        found[0]["likelihood"],
+        tuple(float(line["validation_standard_error"]) for line in found),
+    )
+
+
+def write_table(stem: Path, table: Table) -> list[Path]:
+    """Writes a table as Markdown, LaTeX and JSON."""
+    return _written(stem, to_markdown(table), to_latex(table), as_json(table))
+
+
+def _written(stem: Path, markdown: str, latex: str, plain: str) -> list[Path]:
+    paths = []
+    for suffix, text in {".md": markdown, ".tex": latex, ".json": plain}.items():
+        path = stem.with_suffix(suffix)
+        path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def _numbers(picture: Path, numbers: list[dict[str, Any]]) -> Path:
+    path = picture.with_suffix(".json")
+    write_json(path, numbers)
+    return path
+
+
+TARGETS: dict[str, Callable[[Reproduction], list[Path]]] = {
+    "table1": table1,
+    "table2": table2,
+    "table3": table3,
+    "figure2": figure2,
+    "figure3": figure3,
+    "figure4": figure4,
+}

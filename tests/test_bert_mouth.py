@@ -1,0 +1,416 @@
+"""BERT-Mouth: the pseudo-log-likelihood and what it is not; writing place by place, and Gibbs sweeps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, sentences, writable
+from languages import Bayes, Language, Table, exact_nats
+from scipy import stats
+from torch import Tensor, nn
+
+from diffusionbert.categorical import Shaping
+from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
+from diffusionbert.method import Likelihood, Method, State
+from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.methods.bert_mouth import BertMouth
+from diffusionbert.methods.masked_lm import MaskedLM
+from diffusionbert.networks import Denoiser
+from diffusionbert.noise import Noise
+from diffusionbert.processes import Absorbing
+from diffusionbert.samplers.gibbs import Gibbs, Order
+from diffusionbert.schedules import Linear
+from diffusionbert.shapes import Batch
+
+THREE = Language.random(2, 3, seed=3)
+TWINS = Language(2, 2, [0.48, 0.02, 0.02, 0.48])
+"""Its two words are nearly always the same: each tells the other, and nothing tells both."""
+POSITIVE = Language(2, 3, [0.25, 0.05, 0.1, 0.1, 0.04, 0.16, 0.06, 0.24])
+
+
+def mouth(language: Language) -> BertMouth:
+    return BertMouth(MaskedLM(language.mask_id, language.writable), language.mask_id)
+
+
+def in_slice(batch: Batch, number: int, of: int) -> Batch:
+    edges = torch.tensor([number / of, (number + 1) / of], dtype=torch.float64)
+    return replace(batch, strata=edges.expand(len(batch.tokens), 2))
+
+
+@torch.no_grad()
+def mean_over_slices(objective: BertMouth, network: nn.Module, batch: Batch, of: int) -> Tensor:
+    draws = [objective.nats(network, in_slice(batch, number, of), Noise(number)) for number in range(of)]
+    return torch.stack(draws).mean(dim=0)
+
+
+@torch.no_grad()
+def conditionals(network: nn.Module, language: Language) -> Tensor:
+    """-log f(x_i | all others) of every sentence and place."""
+    batch = language.batch()
+    costs = []
+    for place in range(language.length):
+        asked = torch.zeros_like(batch.editable)
+        asked[:, place] = True
+        tokens = batch.tokens.masked_fill(asked, language.mask_id)
+        t = torch.full((len(tokens),), 1 / language.length, dtype=torch.float64)
+        log_f = network(tokens, batch.attend, t, asked)
+        costs.append(-log_f.gather(1, batch.tokens[:, place : place + 1]).squeeze(1))
+    return torch.stack(costs, dim=1)
+
+
+# The pseudo-log-likelihood.
+
+
+def test_as_many_slices_as_words_give_the_exact_sum_place_by_place():
+    network = Table(THREE, scale=2.0)
+    nats = mean_over_slices(mouth(THREE), network, THREE.batch(), 3)
+    torch.testing.assert_close(nats, conditionals(network, THREE))
+
+
+def test_a_draw_asks_one_editable_place_and_weighs_it_by_their_number():
+    """`[CLS]`, a prompt and padding are seen, never asked, and not counted."""
+    batch = sentences(backbone_of("bert"), (9, 6, 3, 2))
+    batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 20))
+    batch.editable[0, 2] = False
+    told = {}
+
+    def network(tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        told.update(tokens=tokens, t=t, asked=asked)
+        return torch.zeros(int(asked.sum()), NUM_TOKENIZER_IDS).log_softmax(dim=-1)
+
+    nats = BertMouth(MaskedLM(MASK, writable()), MASK).nats(network, batch, Noise(0))
+    length = batch.editable.sum(dim=1)
+    assert length.tolist() == [6, 4, 1, 0]
+    assert told["asked"].sum(dim=1).tolist() == [1, 1, 1, 0]
+    assert not bool((told["asked"] & ~batch.editable).any())
+    assert torch.equal(told["tokens"], batch.tokens.masked_fill(told["asked"], MASK))
+    torch.testing.assert_close(told["t"][:3], 1 / length[:3].double())
+    torch.testing.assert_close(nats.sum(dim=1), length.double() * math.log(NUM_TOKENIZER_IDS), rtol=1e-6, atol=0)
+
+
+def test_it_lies_below_the_entropy_and_sums_above_1_where_the_bound_does_neither():
+    network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
+    pseudo = mean_over_slices(mouth(TWINS), network, TWINS.batch(), 2).sum(dim=1)
+    bound = exact_nats(AnyOrder(TWINS.mask_id), network, TWINS.batch())
+    assert float(TWINS.probabilities @ pseudo) < 0.5 * TWINS.entropy
+    assert float((-pseudo).exp().sum()) > 1.8
+    assert float(TWINS.probabilities @ bound) == pytest.approx(TWINS.entropy)
+    assert float((-bound).exp().sum()) == pytest.approx(1)
+
+
+def test_its_kind_is_pseudo():
+    assert mouth(TWINS).likelihood is Likelihood.PSEUDO
+
+
+# The contract.
+
+
+def method(iterations: int = 12) -> Method:
+    network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
+    return Method(network, BertMouth(MaskedLM(MASK, writable()), MASK), Gibbs(MASK, iterations))
+
+
+def repeated_words(rows: int = 12) -> Batch:
+    """Sentences that repeat one word, some of them shorter."""
+    tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=torch.Generator().manual_seed(1)).repeat(1, 10)
+    attend = torch.ones_like(tokens, dtype=torch.bool)
+    attend[::3, 7:] = False
+    tokens[:, 0], tokens[~attend] = CLS, 0
+    editable = attend.clone()
+    editable[:, 0] = False
+    return Noise(8).stratify(Batch.of(tokens, editable, attend))
+
+
+def test_it_learns_by_the_training_it_is_given():
+    tested, whole = method(), repeated_words()
+    expected = MaskedLM(MASK, writable()).loss(tested.network, whole, Noise(3, 4))
+    assert torch.equal(tested.objective.loss(tested.network, whole, Noise(3, 4)), expected)
+
+
+@pytest.mark.parametrize("verb", ["loss", "nats"])
+def test_noise_belongs_to_the_example(verb):
+    tested, whole = method(), repeated_words()
+    values = getattr(tested.objective, verb)(tested.network, whole, Noise(5, 9)).reshape(12, -1).sum(dim=1)
+    for part in (torch.tensor([9, 0, 3]), torch.tensor([1, 2, 11])):
+        alone = getattr(tested.objective, verb)(tested.network, whole.rows(part), Noise(5, 9)).reshape(3, -1)
+        torch.testing.assert_close(alone.sum(dim=1), values[part], atol=1e-4, rtol=1e-5)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole():
+    tested, whole = method(), repeated_words()
+    together = tested(whole, Noise(1), whole.num_tokens)
+    parts = [tested(whole.rows(rows), Noise(1), whole.num_tokens) for rows in (torch.arange(3), torch.arange(3, 12))]
+    torch.testing.assert_close(sum(parts), together)
+
+
+def test_it_learns_a_language_and_writes_it():
+    tested, whole = method(), repeated_words(32)
+    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
+    for step in range(60):
+        loss = tested(whole, Noise(0, step), whole.num_tokens)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
+    assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
+    *_, last = tested.sample(whole, seed=0)
+    known = (last.tokens >= NUM_SPECIAL) & (last.tokens < 9)
+    assert float(known[whole.editable].double().mean()) > 0.9
+
+
+def test_saved_and_loaded_weights_give_the_same_nats():
+    tested, fresh, whole = method(), method(), repeated_words()
+    for parameter in tested.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    before = fresh.nats(whole, Noise(2))
+    fresh.load_state_dict(tested.state_dict())
+    assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
+    assert not torch.allclose(fresh.nats(whole, Noise(2)), before)
+    assert all(name.startswith("network.") for name in tested.state_dict())
+
+
+# Writing.
+
+
+@pytest.fixture(scope="module")
+def bert() -> Denoiser:
+    """A network on which the time has an effect."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        backbone = backbone_of("bert")
+        conditioning = LayerwiseTime(backbone, SinusoidalTime(16))
+        for parameter in conditioning.projections.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        return Denoiser(backbone, conditioning, writable()).eval()
+
+
+@pytest.fixture
+def canvas(bert) -> Batch:
+    """A row all frozen, and rows of 5, 9, 2 and 6 words to write with a frozen word and a frozen mask among them."""
+    batch = sentences(bert.backbone, (6, 7, 12, 4, 9))
+    editable = batch.editable.clone()
+    editable[2, 4] = editable[4, 3] = False
+    editable[0] = False
+    return replace(batch, editable=editable, example=torch.tensor([17, 5, 2**40 + 1, 3, 8]))
+
+
+class Spy(nn.Module):
+    """Passes questions on and keeps them."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+        self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.questions.append((tokens, attend, t, asked))
+        return self.network(tokens, attend, t, asked)
+
+
+parametrize_order = pytest.mark.parametrize("order", Order)
+parametrize_iterations = pytest.mark.parametrize("iterations", [1, 4, 20])
+
+
+@parametrize_order
+@parametrize_iterations
+def test_what_is_frozen_stays_and_all_else_becomes_words(order, iterations, bert, canvas):
+    states = list(Gibbs(MASK, iterations, order).sample(bert, canvas, seed=0))
+    assert len(states) == iterations + 1
+    assert bool((states[0].tokens[canvas.editable] == MASK).all())
+    assert bool(writable()[states[-1].tokens[canvas.editable]].all())
+    hidden = torch.stack([(state.tokens == MASK) & canvas.editable for state in states]).sum(dim=2)
+    length = canvas.editable.sum(dim=1)
+    for number, state in enumerate(states):
+        assert torch.equal(state.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
+        assert state.calls.tolist() == [0, *[number] * 4]
+        torch.testing.assert_close(state.time, hidden[number].double() / length.clamp(min=1))
+        # As even as can be, and never a row behind.
+        rounds = length.clamp(min=1, max=iterations)
+        assert torch.equal(hidden[number], length - length * rounds.clamp(max=number) // rounds)
+
+
+@parametrize_order
+@parametrize_iterations
+def test_the_network_is_asked_about_hidden_places_and_told_their_share(order, iterations, bert, canvas):
+    spy = Spy(bert)
+    list(Gibbs(MASK, iterations, order).sample(spy, canvas, seed=0))
+    assert [len(tokens) for tokens, *_ in spy.questions] == [4] * iterations
+    for tokens, _, t, asked in spy.questions:
+        editable = canvas.editable[1:, : tokens.shape[1]]
+        assert bool(asked.any(dim=1).all())
+        assert bool((tokens[asked] == MASK).all())
+        torch.testing.assert_close(t, ((tokens == MASK) & editable).sum(dim=1) / editable.sum(dim=1).double())
+
+
+def history(states: list[State], row: int, length: int) -> list[tuple[list[int], float, int]]:
+    return [(state.tokens[row, :length].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
+
+
+@parametrize_order
+@parametrize_iterations
+def test_a_batch_equals_its_rows_one_by_one(order, iterations, bert, canvas):
+    sampler = Gibbs(MASK, iterations, order)
+    together = list(sampler.sample(bert, canvas, seed=3))
+    for row in range(1, 5):
+        alone = canvas.rows(torch.tensor([row]))
+        length = alone.tokens.shape[1]
+        assert history(together, row, length) == history(list(sampler.sample(bert, alone, seed=3)), 0, length)
+
+
+@parametrize_order
+def test_the_same_seed_gives_the_same_text_and_another_another(order, bert, canvas):
+    sampler = Gibbs(MASK, 12, order)
+    first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not bool((first == other).all(dim=1)[1:].any())
+
+
+@parametrize_order
+def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_not_written(order, bert, canvas):
+    sampler = Gibbs(MASK, 12, order, Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50))))
+    other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
+    first, again = (list(sampler.sample(bert, batch, seed=0))[-1].tokens for batch in (canvas, other))
+    assert torch.equal(first, again)
+    assert set(first[canvas.editable].tolist()) <= {7, 8}
+
+
+@parametrize_order
+def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(order, bert, canvas):
+    frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
+    spy = Spy(bert)
+    (only,) = Gibbs(MASK, 3, order).sample(spy, frozen, seed=0)
+    assert torch.equal(only.tokens, canvas.tokens)
+    assert only.calls.tolist() == only.time.tolist() == [0] * 5
+    assert not spy.questions
+
+
+def asked_places(sampler: Gibbs, lengths: list[int], seed: int = 0) -> list[list[list[int]]]:
+    """For each iteration and row the places asked about; places stand one to the right of where rows begin."""
+    language = Language(2, max(lengths) + 1, torch.full((2 ** (max(lengths) + 1),), 0.5 ** (max(lengths) + 1)))
+    place = torch.arange(max(lengths) + 1)
+    editable = (place > 0) & (place <= torch.tensor(lengths)[:, None])
+    spy = Spy(Table(language, scale=0.0))
+    batch = Batch.of(torch.zeros_like(editable, dtype=torch.long), editable)
+    list(sampler.sample(spy, batch, seed))
+    return [[row.nonzero()[:, 0].tolist() for row in asked] for *_, asked in spy.questions]
+
+
+def test_left_to_right_goes_through_each_row_and_begins_again():
+    asked = asked_places(Gibbs(2, 7, Order.LEFT_TO_RIGHT), [3, 2])
+    assert [row for row, _ in asked] == [[1], [2], [3], [1], [2], [3], [1]]
+    assert [row for _, row in asked] == [[1], [2], [1], [2], [1], [2], [1]]
+
+
+def test_with_few_iterations_places_are_split_evenly():
+    assert asked_places(Gibbs(2, 2, Order.LEFT_TO_RIGHT), [5, 2]) == [[[1, 2], [1]], [[3, 4, 5], [2]]]
+    assert asked_places(Gibbs(2, 1, Order.LEFT_TO_RIGHT), [5, 2]) == [[[1, 2, 3, 4, 5], [1, 2]]]
+
+
+def test_random_places_are_all_alike_in_the_first_pass_and_each_time_in_sweeps():
+    asked = asked_places(Gibbs(2, 5), [3] * 3000)
+    chosen = torch.tensor(asked).squeeze(2)  # iterations × rows
+    assert {tuple(sorted(order)) for order in chosen[:3].T.tolist()} == {(1, 2, 3)}
+    orders = [tuple(order) for order in chosen[:3].T.tolist()]
+    assert chi_square_p([orders.count(order) for order in itertools.permutations((1, 2, 3))], [1 / 6] * 6) > 1e-4
+    # What comes later is independent of what came before: pairs of places, in any two of the last three iterations.
+    for first, second in ((2, 3), (2, 4), (3, 4)):
+        pairs = list(zip(chosen[first].tolist(), chosen[second].tolist(), strict=True))
+        counts = [pairs.count(pair) for pair in itertools.product((1, 2, 3), repeat=2)]
+        assert chi_square_p(counts, [1 / 9] * 9) > 1e-4
+
+
+@pytest.mark.parametrize("iterations", [0, -3])
+def test_too_few_iterations_are_refused(iterations):
+    with pytest.raises(ValueError, match=f"at least 1 iteration, given {iterations}"):
+        Gibbs(MASK, iterations)
+
+
+# The law of what is written.
+
+
+def chi_square_p(counts: list[int] | Tensor, probabilities: list[float] | Tensor) -> float:
+    observed, expected = (torch.as_tensor(values, dtype=torch.float64) for values in (counts, probabilities))
+    return float(stats.chisquare(observed, expected * observed.sum()).pvalue)
+
+
+def frequencies(sampler: Gibbs, network: nn.Module, language: Language, rows: int, seed: int = 0) -> Tensor:
+    canvas = language.batch(torch.full((rows, language.length), language.mask_id))
+    *_, last = sampler.sample(network, canvas, seed)
+    powers = language.num_words ** torch.arange(language.length - 1, -1, -1)
+    return torch.bincount((last.tokens * powers).sum(dim=1), minlength=len(language.sentences))
+
+
+@torch.no_grad()
+def law(network: nn.Module, language: Language, plans: list[tuple[tuple[int, ...], ...]]) -> Tensor:
+    """The mean over plans of the product of conditionals; a plan says which places are written together, in order."""
+    total = torch.zeros(len(language.sentences), dtype=torch.float64)
+    for plan in plans:
+        tokens = torch.full_like(language.sentences, language.mask_id)
+        log_p = torch.zeros(len(tokens), dtype=torch.float64)
+        for places in plan:
+            asked = torch.zeros_like(tokens, dtype=torch.bool)
+            asked[:, list(places)] = True
+            t = torch.zeros(len(tokens), dtype=torch.float64)
+            log_f = network(tokens, torch.ones_like(asked), t, asked)
+            log_p += log_f.gather(1, language.sentences[asked][:, None]).view(len(tokens), -1).sum(dim=1)
+            tokens = torch.where(asked, language.sentences, tokens)
+        total += log_p.exp() / len(plans)
+    return total
+
+
+RANDOM_PLANS = {
+    3: list(itertools.permutations(((0,), (1,), (2,)))),
+    2: [((0,), (1, 2)), ((1,), (0, 2)), ((2,), (0, 1))],
+    1: [((0, 1, 2),)],
+}
+LEFT_PLANS = {3: [((0,), (1,), (2,))], 2: [((0,), (1, 2))], 1: [((0, 1, 2),)]}
+PLANS = {Order.RANDOM: RANDOM_PLANS, Order.LEFT_TO_RIGHT: LEFT_PLANS}
+
+
+@parametrize_order
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_the_first_pass_writes_the_mean_over_orders_of_the_product_of_conditionals(order, iterations):
+    network = Table(THREE, scale=2.0)
+    expected = law(network, THREE, PLANS[order][iterations])
+    other = law(network, THREE, PLANS[Order.LEFT_TO_RIGHT if order is Order.RANDOM else Order.RANDOM][3])
+    counts = frequencies(Gibbs(THREE.mask_id, iterations, order), network, THREE, 20_000)
+    assert chi_square_p(counts, expected) > 1e-4
+    assert chi_square_p(counts, other) < 1e-9
+
+
+class OnlyConditionals(nn.Module):
+    """Knows the true conditional of one hidden word, and nothing where more are hidden."""
+
+    def __init__(self, language: Language):
+        super().__init__()
+        self.mask_id, self.true = language.mask_id, Bayes(language, Absorbing(Linear(), language.mask_id))
+        self.blank = Table(language, scale=0.0)
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        assert len(t.unique()) == 1
+        network = self.true if bool(((tokens == self.mask_id).sum(dim=1) == 1).all()) else self.blank
+        return network(tokens, attend, t, asked)
+
+
+@parametrize_order
+def test_sweeps_with_the_true_conditionals_converge_to_the_language(order):
+    network = OnlyConditionals(POSITIVE)
+    assert chi_square_p(frequencies(Gibbs(2, 3, order), network, POSITIVE, 5000), POSITIVE.probabilities) < 1e-9
+    assert chi_square_p(frequencies(Gibbs(2, 63, order), network, POSITIVE, 5000), POSITIVE.probabilities) > 1e-4
+
+
+def test_one_sweep_from_left_to_right_is_the_chain_of_its_kernels():
+    """After the first pass and one rewriting of the first place: the exact law, not yet the language's."""
+    network = Table(THREE, scale=2.0)
+    before = law(network, THREE, LEFT_PLANS[3]).view(2, 2, 2)
+    first = (-conditionals(network, THREE)[:, 0]).exp().view(2, 2, 2)  # f(a | b, c)
+    expected = (before.sum(dim=0, keepdim=True) * first).flatten()
+    counts = frequencies(Gibbs(2, 4, Order.LEFT_TO_RIGHT), network, THREE, 20_000)
+    assert chi_square_p(counts, expected) > 1e-4
+    assert chi_square_p(counts, before.flatten()) < 1e-9
