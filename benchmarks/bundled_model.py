@@ -70,12 +70,15 @@ def cold_start() -> float:
 
 
 def report() -> None:
-    figures, recipes = (json.loads((FOLDER / f"{name}.json").read_text()) for name in ("figures", "recipes"))
+    figures, recipes, others = (
+        json.loads((FOLDER / f"{name}.json").read_text()) for name in ("figures", "recipes", "other_networks")
+    )
     samples = (FOLDER / "samples.txt").read_text(encoding="utf-8").splitlines()
     page = FOLDER.parent / "bundled_model.md"
     begin, _, rest = page.read_text(encoding="utf-8").partition("<!-- figures -->")
     _, _, end = rest.partition("<!-- end of figures -->")
-    body = "\n\n".join([bounds(figures), curves(), recipe_table(recipes), looks(figures), sample_list(samples)])
+    parts = bounds(figures), curves(), recipe_table(recipes), other_networks(others), looks(figures)
+    body = "\n\n".join([*parts, sample_list(samples)])
     text = f"{begin}<!-- figures -->\n\n{body}\n\n<!-- end of figures -->{end}"
     page.write_text(text, encoding="utf-8")
 
@@ -158,6 +161,29 @@ def recipe_table(recipes: dict) -> str:
         score = run["score"]
         lines.append(f"| {name} | {score['nats_per_token']:.4f} ± {score['ci']:.3f} | {score['ppl']:.1f} |")
     return "\n".join(lines)
+
+
+def other_networks(others: dict) -> str:
+    """Two networks that later experiments start from, or that were too large to keep."""
+    lines = [
+        "## Two more networks on the same text",
+        "",
+        "Kept as logs and scores. Kinds differ: a bound and an exact likelihood are not to be ranked.",
+        "",
+        "| network | weights | steps | minutes | validation while training, nats a token | score, nats a token |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, said in others.items():
+        events = [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
+        found = [event for event in events if "validation_nats_per_token" in event]
+        minutes, score = (events[-1]["time"] - events[0]["time"]) / 60, said["score"]
+        lines.append(
+            f"| {said['title']} | {said['weights'] / 1e6:.1f}M | {found[-1]['step']:,} | {minutes:.1f} | "
+            f"{', '.join(format(event['validation_nats_per_token'], '.3f') for event in found)} "
+            f"({found[-1]['likelihood']}) | {score['nats_per_token']:.3f} ± {score['ci']:.3f} ({score['likelihood']}; "
+            f"{score['how']}) |"
+        )
+    return "\n".join([*lines, "", "```", *(said["command"] for said in others.values()), "```"])
 
 
 def looks(figures: dict) -> str:

@@ -27,8 +27,8 @@ from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from diffusionbert.batches import TokenBudget
-from diffusionbert.checkpoints import RunFolder
 from diffusionbert.building import build
+from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import Data, Diffusion, Experiment, Pretrained
 from diffusionbert.networks import quiet
 from diffusionbert.runs import Prepared, default_cache, prepare

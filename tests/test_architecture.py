@@ -60,7 +60,8 @@ MAY_IMPORT = {
     "experiments": "schedules proposals methods batches settings",
     "presets": "proposals batches settings experiments",
     "systems": "schedules methods sampling experiments presets",
-    "building": "shapes schedules processes conditioning networks original method methods samplers sampling experiments",
+    "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
+    "experiments",
     "model_folder": "networks processes method vocabulary checkpoints experiments building",
     "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments building "
     "model_folder",
@@ -87,13 +88,12 @@ MAY_IMPORT = {
     # the paper
     "reproduction": "reading batches evaluation settings checkpoints sampling experiments presets systems runs model "
     "material assessment assessing",
-    "targets": "schedules sampling metrics checkpoints experiments runs texts systems assessment tables comparison "
+    "targets": "schedules sampling metrics checkpoints experiments texts systems model assessment tables comparison "
     "figures denoising reproduction",
     # the commands
     "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
-    "progress checkpoints experiments presets systems model_folder runs texts model terminal judges conventions material "
-    "assessment assessing retention symptoms doctor tables comparison figures "
-    "reproduction targets",
+    "progress checkpoints experiments presets systems model_folder runs texts model terminal judges conventions "
+    "material assessment assessing retention symptoms doctor tables comparison figures reproduction targets",
     "cli": "commands",
 }
 

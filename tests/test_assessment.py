@@ -20,9 +20,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from diffusionbert import likelihoods
 from diffusionbert.assessing import Plan, assess, compare_texts, weight_hashes
 from diffusionbert.assessment import Evaluation, mean_interval, read_evaluation, write_evaluation
+from diffusionbert.building import Lexicon
 from diffusionbert.canvas import Sentences
 from diffusionbert.categorical import log_prob_of
-from diffusionbert.building import Lexicon
 from diffusionbert.cli import main
 from diffusionbert.conventions import Basis, conventions
 from diffusionbert.corpus import parse_corpus

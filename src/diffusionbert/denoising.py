@@ -50,6 +50,14 @@ class Row:
         return {"system": self.system, "time": self.time, "calls": self.calls, "words": words}
 
 
+def from_json(plain: Sequence[dict[str, Any]]) -> tuple[Row, ...]:
+    """Reads what `to_json` gave."""
+    return tuple(
+        Row(row["system"], row["time"], row["calls"], tuple(Word(word["text"], word["new"]) for word in row["words"]))
+        for row in plain
+    )
+
+
 def denoising_table(systems: Mapping[str, Sequence[Moment]], number: int = 5) -> tuple[Row, ...]:
     """The rows of the table: so many of each system, in the order given."""
     if not systems:

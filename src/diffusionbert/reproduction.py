@@ -6,26 +6,28 @@
       runs/NAME                    a run folder for each system
       evaluations/NAME             evaluation.json, scores and samples of each way in which a system is looked at
 
-A run that was stopped goes on where it was, and what is finished is not done again. Tables and pictures are made from
-these folders alone (`targets`). Knows systems by name and what `train` and `evaluate` do; no concrete method.
+A run that was stopped goes on where it was, and what is finished is not done again: a run whose log reached its last
+step is finished, even if its weights are gone. Tables and pictures are made from these folders alone (`targets`).
+Knows systems by name and what `train` and `evaluate` do; no concrete method.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from diffusionbert.assessing import Plan, Watch, assess
+from diffusionbert.assessing import Plan, assess
 from diffusionbert.assessment import Evaluation, read_evaluation, write_evaluation
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
 from diffusionbert.evaluation import Effort
 from diffusionbert.experiments import Diffusion, Experiment, NewBert
-from diffusionbert.material import gather, held_out
+from diffusionbert.material import Material, gather, held_out
 from diffusionbert.model import Model, load
 from diffusionbert.presets import masked, next_word, pretraining, tiny, wiki_small
 from diffusionbert.reading import Cleaning
@@ -54,6 +56,8 @@ class Scale:
     """Steps in which Diffusion-LM writes; it is trained with 2000."""
     budgets: tuple[int, ...]
     """Numbers of steps of the table of speeds."""
+    from_scratch: float = 1.0
+    """How many times higher the learning rate of systems is that start from random weights."""
 
 
 def _smallest(data: str) -> Experiment:
@@ -78,25 +82,42 @@ def _smallest(data: str) -> Experiment:
 
 
 def _smallest_pretraining(data: str, decoder: bool) -> Experiment:
-    """The same, twice as long."""
+    """The same network and text, by masking or by next words."""
     experiment = (next_word if decoder else masked)(_smallest(data))
-    return replace(experiment, training=replace(experiment.training, steps=400, validate_every=200, save_every=400))
+    return replace(experiment, training=replace(experiment.training, steps=150, validate_every=150, save_every=150))
+
+
+def _small(data: str) -> Experiment:
+    """The size of the bundled model for 1,200 steps of 64k tokens, about a minute on one H200."""
+    experiment = wiki_small(data)
+    training = replace(
+        experiment.training,
+        steps=1200,
+        warmup=120,
+        compile=False,  # compiling takes longer than it saves
+        validate_every=150,
+        validation_sentences=1024,
+        validation_draws=8,
+        save_every=1200,
+    )
+    return replace(experiment, training=training)
 
 
 SCALES: dict[str, Scale] = {
     "tiny": Scale(_smallest, _smallest_pretraining, 48, 40, 16, 32, 100, (2, 8, 16, 64)),
-    "wiki-small": Scale(
-        wiki_small,
+    "small": Scale(
+        _small,
         lambda data, decoder: pretraining("wiki-small", data, decoder=decoder),
-        4000,
+        2000,
         1000,
         64,
         64,
         2000,
         (2, 8, 16, 64, 128, 512),
+        from_scratch=2.0,
     ),
 }
-"""tiny: two cores, minutes. wiki-small: the size of the bundled model, on one GPU."""
+"""tiny: two cores, minutes. small: the size of the bundled model, one GPU, about two minutes a system."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +129,8 @@ class Request:
     validation: str | None = None
     test: str | None = None
     """The text that is assessed; else what training held out."""
+    other_test: str | None = None
+    """A text of another kind, on which likelihoods are found, too."""
     pretraining_data: str | None = None
     """The text on which the starting networks are pretrained; else the same."""
     masked: str | None = None
@@ -147,6 +170,10 @@ class Reproduction:
         self._ensure(output, lambda: self._experiment(name))
         return output
 
+    def experiment(self, name: str) -> Experiment:
+        """What a system's run is, once it has begun."""
+        return stored_experiment(self.output / "runs" / name)
+
     def start(self, kind: Start) -> str:
         """The folder or name of the network that systems start from; it is pretrained first, unless it has been."""
         given = self.request.masked if kind is Start.MASKED else self.request.decoder
@@ -159,11 +186,13 @@ class Reproduction:
 
     def _experiment(self, name: str) -> Experiment:
         system, base = SYSTEMS[name], self._base
+        if system.start is not Start.SCRATCH:
+            return system.experiment(started_from(base, self.start(system.start)))
         # Every system has the vocabulary of the pretrained network, so that a token is a token.
-        if system.start is Start.SCRATCH:
-            vocabulary = started_from(base, self.start(Start.MASKED)).data.vocabulary
-            return system.experiment(replace(base, data=replace(base.data, vocabulary=vocabulary)))
-        return system.experiment(started_from(base, self.start(system.start)))
+        vocabulary = started_from(base, self.start(Start.MASKED)).data.vocabulary
+        rate = base.training.learning_rate * self.scale.from_scratch
+        training = replace(base.training, learning_rate=rate)
+        return system.experiment(replace(base, data=replace(base.data, vocabulary=vocabulary), training=training))
 
     @cached_property
     def _base(self) -> Experiment:
@@ -178,14 +207,10 @@ class Reproduction:
         return replace(experiment, training=replace(experiment.training, seed=self.request.seed))
 
     def _ensure(self, output: Path, make: Callable[[], Experiment]) -> None:
-        run = RunFolder(output)
-        if run.experiment.exists():
-            stored = stored_experiment(output)
-            last = run.named("last")
-            if run.model.exists() and last is not None and last == run.checkpoint(stored.training.steps):
-                return
-            say(f"{output}: goes on")
-            train(None, output, self.cache, resume=True)
+        if RunFolder(output).experiment.exists():
+            if not is_finished(output):
+                say(f"{output}: goes on")
+                train(None, output, self.cache, resume=True)
             return
         experiment = make()
         say(f"{output}: {experiment.training.steps:,} steps")
@@ -206,13 +231,22 @@ class Reproduction:
 
         `key` names its folder; not `scored`, samples alone are looked at.
         """
+        plan = self._plan(sampling or self.sampling(name), scored)
+        return self._evaluation(key, name, plan, self.request.test or self.request.data, steps)
+
+    def other_evaluation(self, name: str) -> Evaluation:
+        """How likely a system finds the text of another kind; a few samples are written all the same."""
+        assert self.request.other_test is not None
+        plan = replace(self._plan(self.sampling(name), scored=True), samples=2)
+        return self._evaluation(f"{name}-other-text", name, plan, self.request.other_test)
+
+    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> Evaluation:
         folder = self.output / "evaluations" / key
         if not (folder / "evaluation.json").exists():
             model = self.model(name)
             model = model if steps is None else model.over(steps)
             say(f"{folder}: evaluates")
-            plan = self._plan(sampling or self.sampling(name), scored)
-            write_evaluation(folder, assess(model, self._material(model), plan, watch=self._watch))
+            write_evaluation(folder, assess(model, self._material(model, text), plan))
         return read_evaluation(folder)
 
     def sampling(self, name: str) -> Sampling:
@@ -224,14 +258,23 @@ class Reproduction:
         effort = Effort(0.005, self.scale.max_draws, strata=min(16, self.scale.max_draws // 2), seed=self.request.seed)
         return Plan(sampling, self.scale.samples, self.scale.length, effort, scored=scored, seed=self.request.seed)
 
-    def _material(self, model: Model) -> Any:
-        name, trained = self.request.test or self.request.data, model.experiment.data
+    def _material(self, model: Model, name: str) -> Material:
+        trained = model.experiment.data
         corpus = held_out(name, trained, Cleaning(trained.lower, trained.detokenise))
         return gather(corpus, name, model.vocabulary, model.max_length, self.scale.sentences, trained)
 
-    @property
-    def _watch(self) -> Watch:
-        return lambda what, done, total: None
+
+def is_finished(run: Path) -> bool:
+    """Whether a run was trained and validated to its last step."""
+    log = RunFolder(run).log
+    if not log.exists():
+        return False
+    events = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    return any("validation_standard_error" in event for event in events if event["step"] >= _last_step(run))
+
+
+def _last_step(run: Path) -> int:
+    return stored_experiment(run).training.steps
 
 
 def _shortened(training: Training, steps: int) -> Training:

@@ -127,7 +127,7 @@ class Sampling:
             return Renoising(process, grid, shaping)
         absorbing = _absorbing(process, f"the sampler {self.algorithm.value!r}")
         if self.algorithm in _GIBBS:
-            return Gibbs(absorbing.mask_id, self.steps, _GIBBS[self.algorithm], shaping)
+            return Gibbs(absorbing.mask_id, self.steps, _GIBBS[self.algorithm], shaping, end)
         if self.algorithm is Algorithm.REMASKING:
             return Remasking(absorbing, grid, self.remasking, Strategy.CAP, shaping=shaping)
         if self.algorithm is Algorithm.MASK_PREDICT:

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.evaluation import Effort
 from diffusionbert.building import scoring
+from diffusionbert.evaluation import Effort
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
 from diffusionbert.model import Model

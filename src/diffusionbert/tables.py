@@ -279,8 +279,10 @@ def one_line(text: str) -> str:
 
 
 def escaped_for_markdown(text: str) -> str:
+    """One line that Markdown shows as it is."""
     return "".join(_MARKDOWN.get(character, character) for character in one_line(text))
 
 
 def escaped_for_latex(text: str) -> str:
+    """One line that LaTeX sets as it is."""
     return "".join(_LATEX.get(character, character) for character in one_line(text))

@@ -24,17 +24,17 @@ import torch
 
 from diffusionbert import denoising, figures
 from diffusionbert.assessment import Evaluation
-from diffusionbert.checkpoints import RunFolder, write_json
+from diffusionbert.checkpoints import RunFolder, read_json, write_json
 from diffusionbert.comparison import compare
 from diffusionbert.experiments import Experiment
 from diffusionbert.metrics import PerSample
+from diffusionbert.model import Model
 from diffusionbert.reproduction import Reproduction
-from diffusionbert.runs import stored_experiment
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Mean, Spindle, TokenInformation
 from diffusionbert.systems import SYSTEMS, Start, schedule_of, time_of
 from diffusionbert.tables import Table, as_json, to_latex, to_markdown
-from diffusionbert.texts import Task
+from diffusionbert.texts import Moment, Task
 
 SENTENCE = "bella is sitting over there ."
 """The paper's, of figure 2."""
@@ -71,8 +71,14 @@ def table2(reproduction: Reproduction) -> list[Path]:
     folders, names = [], []
     for row in MAIN:
         folders.append(reproduction.evaluation(row.key, row.system, row.sampling).folder)
-        names.append(title(row, stored_experiment(reproduction.run(row.system))))
-    return write_table(reproduction.output / "table2", compare(folders, names=names))
+        names.append(title(row, reproduction.experiment(row.system)))
+    paths = write_table(reproduction.output / "table2", compare(folders, names=names))
+    if reproduction.request.other_test is None:
+        return paths
+    rows = [row for row in MAIN if not row.note]
+    folders = [reproduction.other_evaluation(row.system).folder for row in rows]
+    names = [title(row, reproduction.experiment(row.system)) for row in rows]
+    return paths + write_table(reproduction.output / "table2-other-text", compare(folders, names=names))
 
 
 def title(row: Row, experiment: Experiment) -> str:
@@ -109,44 +115,56 @@ def _budgets(reproduction: Reproduction, system: str) -> tuple[int, ...]:
 
 
 def _schedule_words(reproduction: Reproduction, system: str) -> str:
-    schedule = schedule_of(stored_experiment(reproduction.run(system)))
+    schedule = schedule_of(reproduction.experiment(system))
     return "" if schedule == "–" else f", {schedule}"
 
 
 def table1(reproduction: Reproduction) -> list[Path]:
     """One sentence written by three systems, in 32 steps."""
-    moments = {}
+    numbers = reproduction.output / "table1.json"
+    if not numbers.exists():
+        write_json(numbers, denoising.to_json(denoising.denoising_table(_trajectories(reproduction))))
+    rows = denoising.from_json(read_json(numbers))
+    stem = reproduction.output / "table1"
+    return [*_written(stem, {".md": denoising.to_markdown(rows), ".tex": denoising.to_latex(rows)}), numbers]
+
+
+def _trajectories(reproduction: Reproduction) -> dict[str, tuple[Moment, ...]]:
+    found = {}
     for system, algorithm in (
         ("bert-mouth", Algorithm.GIBBS),
         ("d3pm", Algorithm.ANCESTRAL),
         ("diffusionbert-spindle", Algorithm.ANCESTRAL),
     ):
-        model = reproduction.model(system)
-        sampling = Sampling(algorithm, steps=32, top_k=30)
         task = Task(length=10, seed=reproduction.request.seed)
-        moments[SYSTEMS[system].title] = tuple(model.watch(task, sampling))
-    rows = denoising.denoising_table(moments)
-    plain = json.dumps(denoising.to_json(rows), indent=2, ensure_ascii=False)
-    return _written(reproduction.output / "table1", denoising.to_markdown(rows), denoising.to_latex(rows), plain)
+        sampling = Sampling(algorithm, steps=32, top_k=30)
+        found[SYSTEMS[system].title] = tuple(reproduction.model(system).watch(task, sampling))
+    return found
 
 
-def figure2(reproduction: Reproduction, sentence: str = SENTENCE) -> list[Path]:
+def figure2(reproduction: Reproduction) -> list[Path]:
     """How likely each word of a sentence is still visible, over time."""
-    model = reproduction.model("diffusionbert-spindle")
+    picture = reproduction.output / "figure2.png"
+    numbers = picture.with_suffix(".json")
+    if not numbers.exists():
+        write_json(numbers, [asdict(curve) for curve in _survival(reproduction.model("diffusionbert-spindle"))])
+    figures.survival_curves([figures.Survival(**curve) for curve in read_json(numbers)], picture)
+    return [picture, numbers]
+
+
+def _survival(model: Model) -> list[figures.Survival]:
+    """The paper's curves, with the mean of the sentence itself."""
     information = TokenInformation.from_counts(model.lexicon.counts, writable=model.lexicon.writable)
-    row = model.vocabulary.encode([sentence])[0]
+    row = model.vocabulary.encode([SENTENCE])[0]
     own = torch.tensor([token for token in row if not model.vocabulary.special[token]])
-    spindle = Spindle(0.3, Mean.SENTENCE)
-    t = torch.linspace(0, 1, 101, dtype=torch.float64)
     relative = information.values[own] / information.values[own].mean()
-    survival = spindle.survival(t[:, None], relative[None])
-    curves = [
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)
+    survival = Spindle(0.3, Mean.SENTENCE).survival(t[:, None], relative[None])
+    words = model.vocabulary.spelled(own.tolist())
+    return [
         figures.Survival(word, tuple(t.tolist()), tuple(survival[:, place].tolist()))
-        for place, word in enumerate(model.vocabulary.spelled(own.tolist()))
+        for place, word in enumerate(words)
     ]
-    path = reproduction.output / "figure2.png"
-    figures.survival_curves(curves, path)
-    return [path, _numbers(path, [{"schedule": str(spindle)}, *(asdict(curve) for curve in curves)])]
 
 
 def figure3(reproduction: Reproduction) -> list[Path]:
@@ -195,7 +213,7 @@ def figure4(reproduction: Reproduction) -> list[Path]:
     """The validation figure while training: pretrained against scratch."""
     systems = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
     runs = {name: reproduction.run(name) for name in systems}
-    curves = [curve(run, title(Row(name), stored_experiment(run))) for name, run in runs.items()]
+    curves = [curve(run, title(Row(name), reproduction.experiment(name))) for name, run in runs.items()]
     path = reproduction.output / "figure4.png"
     figures.convergence(curves, path)
     return [path, _numbers(path, [asdict(one) for one in curves])]
@@ -218,12 +236,12 @@ def curve(run: Path, name: str) -> figures.Curve:
 
 def write_table(stem: Path, table: Table) -> list[Path]:
     """Writes a table as Markdown, LaTeX and JSON."""
-    return _written(stem, to_markdown(table), to_latex(table), as_json(table))
+    return _written(stem, {".md": to_markdown(table), ".tex": to_latex(table), ".json": as_json(table)})
 
 
-def _written(stem: Path, markdown: str, latex: str, plain: str) -> list[Path]:
+def _written(stem: Path, texts: dict[str, str]) -> list[Path]:
     paths = []
-    for suffix, text in {".md": markdown, ".tex": latex, ".json": plain}.items():
+    for suffix, text in texts.items():
         path = stem.with_suffix(suffix)
         path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
         paths.append(path)

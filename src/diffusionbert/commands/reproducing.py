@@ -23,14 +23,16 @@ class Reproduce:
     figure2: spindle curves. figure3: quality and diversity. figure4: validation while training."""
     output: Path = Path("reproduction")
     """Where runs, evaluations, tables and pictures go. A second call goes on there, and skips what is finished."""
-    preset: Literal["tiny", "wiki-small"] = "tiny"
-    """tiny: two cores, minutes, small numbers. wiki-small: the size of the bundled model, on one GPU."""
+    preset: Literal["tiny", "small"] = "tiny"
+    """tiny: two cores, minutes, small numbers. small: the size of the bundled model, one GPU, two minutes a system."""
     data: str = "pydoc"
     """The text of training, as for train."""
     validation: str | None = None
     """A corpus to validate on; else a share of the data is held out."""
     test: str | None = None
     """The text that is assessed; else what training held out."""
+    other_test: str | None = None
+    """A text of another kind, on which likelihoods are found, too."""
     pretraining_data: str | None = None
     """The text on which the networks to start from are pretrained; else the same as data."""
     masked: str | None = None
@@ -58,6 +60,7 @@ class Reproduce:
             self.data,
             self.validation,
             self.test,
+            self.other_test,
             self.pretraining_data,
             self.masked,
             self.decoder,

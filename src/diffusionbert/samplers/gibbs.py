@@ -41,11 +41,16 @@ class Gibbs(Sampler[Network]):
     """Writes place by place, and goes on rewriting for as many iterations as are left.
 
     Every row with anything to write takes all iterations. A network that wants a time is told the share of the row's
-    editable places that are hidden when it is asked.
+    editable places that are hidden when it is asked, times `end`, the share of its words that are editable.
     """
 
     def __init__(
-        self, mask_id: int, iterations: int, order: Order = Order.RANDOM, shaping: Shaping | None = None
+        self,
+        mask_id: int,
+        iterations: int,
+        order: Order = Order.RANDOM,
+        shaping: Shaping | None = None,
+        end: float = 1.0,
     ) -> None:
         super().__init__()
         if iterations < 1:
@@ -54,6 +59,7 @@ class Gibbs(Sampler[Network]):
         self.iterations = iterations
         self.order = order
         self.shaping = shaping or Shaping()
+        self.end = end
 
     def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
         """Yields the empty canvas and then the state after every iteration."""
@@ -96,4 +102,4 @@ class Gibbs(Sampler[Network]):
     def _time(self, x: Batch) -> RowTimes:
         hidden = x.editable & (x.tokens == self.mask_id)
         share: RowTimes = hidden.sum(dim=1).double() / x.editable.sum(dim=1).clamp(min=1)
-        return share
+        return self.end * share
