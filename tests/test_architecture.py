@@ -145,8 +145,15 @@ import sys
 
 for name in ("jaxtyping", "rich", "accelerate", "tyro", "datasets", "matplotlib"):
     sys.modules[name] = None  # importing it fails, as if it were not installed
-import diffusionbert.samplers.ancestral, diffusionbert.networks
-import diffusionbert.methods.discrete, diffusionbert.methods.continuous_time, diffusionbert.methods.any_order
+import importlib, pathlib, diffusionbert
+
+package = pathlib.Path(diffusionbert.__file__).parent
+names = ["networks", "processes", "sampling"]
+for folder in ("methods", "networks", "samplers"):
+    names += [f"{folder}.{path.stem}" for path in (package / folder).glob("*.py") if path.stem != "__init__"]
+assert len(names) > 25
+for name in names:
+    importlib.import_module(f"diffusionbert.{name}")
 """
 
 

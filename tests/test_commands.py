@@ -19,6 +19,7 @@ from rich.console import Console
 from tiny_models import (
     EXPERIMENTS,
     bundled,
+    corpus,
     model_of,
     plain_bert,
     plain_roberta,
@@ -36,6 +37,8 @@ from diffusionbert.terminal import coloured, line_of, show_writing
 from diffusionbert.texts import Moment
 
 COMMANDS = [typing.get_args(each)[1].name for each in typing.get_args(Command)]
+OTHER_METHODS = {"refining": "unrolled", "left-to-right": "decoder"}
+"""Ways of writing that a masked model has not, and the kind of model that has."""
 SAMPLERS = [algorithm.value for algorithm in Algorithm]
 SENTENCE = "the old king saw the city of paris today ."
 
@@ -142,13 +145,14 @@ def test_rewriting_keeps_the_rest(run, tiny):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_writes_and_repeats_itself_by_its_seed(objects, tiny, sampler):
-    command = ["generate", "--sampler", sampler, "-n", "3", "--length", "9", "--steps", "6", *tiny]
+    model = ["--model", str(run_of(OTHER_METHODS[sampler]))] if sampler in OTHER_METHODS else tiny
+    command = ["generate", "--sampler", sampler, "-n", "3", "--length", "9", "--steps", "6", *model]
     first, again, other = (objects(*command, "--seed", seed) for seed in ("5", "5", "6"))
     assert first == again
     assert [each["text"] for each in first] != [each["text"] for each in other]
     assert {each["seed"] for each in other} == {6}
     for each in first:
-        assert each["calls"] <= 6
+        assert each["calls"] <= (9 if sampler == "left-to-right" else 6)  # a decoder takes one a word
         assert not re.search(r"\[(MASK|UNK|PAD|CLS|SEP)\]", each["text"])
 
 
@@ -391,7 +395,9 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, arguments, messag
         (["-n", "0"], "0"),
         (["-n", "-2"], "-2"),
         (["-n", "1000000000"], "1000000000"),
-        (["--sampler", "nonsense"], "use one of exact, ancestral"),
+        (["--sampler", "nonsense"], "use one of own, exact, ancestral"),
+        (["--sampler", "refining"], "for a model trained by SUNDAE"),
+        (["--sampler", "left-to-right"], "for a model that is a decoder"),
         (["--steps", "0"], "steps"),
         (["--steps=-1"], "steps"),
         (["--steps", "100000000000"], "steps"),
@@ -534,6 +540,49 @@ def test_a_model_of_other_noise_says_what_it_cannot(wrong, kind):
     assert "[MASK]" in wrong("fill", "a [MASK] .", *model)
     assert "[MASK]" in wrong("generate", "--sampler", "confidence", "--length", "5", *model)
     assert "[MASK]" in wrong("generate", "--block", "3", "--length", "5", *model)
+
+
+KINDS = {
+    "vectors": "bound",
+    "decoder": "exact",
+    "unrolled": None,
+    "learned": "bound",
+    "mouth": "bound",
+    "mask-predict": "bound",
+}
+"""Of models by other methods: the kind of their likelihood, if they have any."""
+
+
+@pytest.mark.parametrize(("kind", "likelihood"), KINDS.items())
+def test_every_command_works_with_every_method_or_says_why_not(objects, wrong, tmp_path, kind, likelihood):
+    model = ["--model", str(run_of(kind))]
+    [facts] = objects("info", *model)
+    assert facts["objective"]["kind"]
+    written = objects("generate", "-n", "2", "--length", "6", "--steps", "5", "--prompt", "the old king", *model)
+    assert all(each["text"].startswith("the old king") and each["length"] == 6 for each in written)
+    assert objects("doctor", "-n", "4", "--length", "6", "--steps", "4", *model)
+    if likelihood is None:
+        assert "no likelihood" in wrong("score", SENTENCE, *model)
+    else:
+        [score] = objects("score", SENTENCE, "--precision", "1.0", *model)
+        assert score["likelihood"] == likelihood
+    if kind in ("vectors", "decoder", "unrolled"):
+        assert "[MASK]" in wrong("fill", "a [MASK] .", *model)
+        assert "rewrite" in wrong("generate", "--from", SENTENCE, *model)
+    else:
+        assert objects("fill", "the [MASK] saw a river .", *model)
+
+
+@pytest.mark.parametrize(("kind", "likelihood"), KINDS.items())
+def test_every_method_is_evaluated(capsys, tmp_path, kind, likelihood):
+    quick = ["--sentences", "4", "--samples", "4", "--length", "6", "--steps", "4", "--max-draws", "32", "--json"]
+    model = ["--model", str(run_of(kind)), "--data", str(corpus()), "--output", str(tmp_path / "evaluation")]
+    capsys.readouterr()
+    main(["evaluate", *model, *quick])
+    report = json.loads(capsys.readouterr().out)
+    text = json.dumps(report)
+    assert (f'"{likelihood}"' in text) if likelihood else ("no likelihood" in text)
+    assert (tmp_path / "evaluation" / "evaluation.json").exists()
 
 
 def test_a_model_of_pairs_wants_a_source(wrong):

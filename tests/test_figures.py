@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffusionbert import figures
 from diffusionbert.figures import (
     KINDS,
     Curve,
@@ -29,9 +28,12 @@ from diffusionbert.figures import (
     spread,
     survival_curves,
 )
+from diffusionbert.figures.style import COLOURS
+from diffusionbert.figures.ticks import short
 from diffusionbert.method import Likelihood
 
 matplotlib = pytest.importorskip("matplotlib")
+pytest.importorskip("matplotlib.figure")
 Image = pytest.importorskip("PIL.Image")
 
 STEPS = (100.0, 400.0, 1600.0, 6400.0)
@@ -83,44 +85,76 @@ SAID = {
 every_drawing = pytest.mark.parametrize("name", DRAWINGS)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Every drawing as text, made once."""
+    folder = tmp_path_factory.mktemp("drawings")
+    for name, draw in DRAWINGS.items():
+        draw(folder / f"{name}.svg")
+    return folder
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch) -> Callable[[Callable[[Path], None]], Any]:
+    """The figure that a drawing made, before it becomes pixels, which take longest."""
+    figures = []
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch())
+    )
+
+    def made(draw: Callable[[Path], None]) -> Any:
+        draw(tmp_path / "picture.png")
+        return figures.pop()
+
+    return made
+
+
 def texts(path: Path) -> list[str]:
     root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
     return ["".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]
-
-
-def line_colours(path: Path) -> set[str]:
-    return set(re.findall(r"stroke: (#[0-9a-f]{6})", path.read_text(encoding="utf-8")))
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
 @every_drawing
-def test_a_picture_is_1200_pixels_wide_and_nothing_else_is_left(name, tmp_path):
-    DRAWINGS[name](tmp_path / "new folder" / "picture.png")
+def test_a_picture_is_six_inches_wide_and_not_too_high(name, folder):
+    root = ElementTree.fromstring((folder / f"{name}.svg").read_text(encoding="utf-8"))
+    width, height = (float(root.attrib[side].removesuffix("pt")) / 72 for side in ("width", "height"))
+    assert width == 6
+    assert 3 <= height <= 10
+
+
+def test_a_png_is_1200_pixels_wide_and_nothing_else_is_left(tmp_path):
+    survival_curves(WORDS, tmp_path / "new folder" / "picture.png")
     with Image.open(tmp_path / "new folder" / "picture.png") as image:
         image.load()
         assert image.width == 1200
-        assert 600 <= image.height <= 2000
         colours = image.convert("RGB").getcolors(1 << 24)
     assert max(colours)[1] == (255, 255, 255)
     assert len(colours) > 50
     assert [path.name for path in (tmp_path / "new folder").iterdir()] == ["picture.png"]
 
 
-@pytest.mark.parametrize(
-    ("name", "suffix", "head"),
-    [
-        *((name, suffix, head) for name in DRAWINGS for suffix, head in ((".png", b"\x89PNG"), (".svg", b"<?xml"))),
-        ("survival_curves", ".pdf", b"%PDF"),
-        ("quality_diversity", ".PDF", b"%PDF"),
-    ],
-)
-def test_the_suffix_decides_and_the_same_data_are_the_same_bytes(name, suffix, head, tmp_path, monkeypatch):
-    DRAWINGS[name](tmp_path / f"one{suffix}")
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")  # another day
+@pytest.fixture
+def other_day_and_settings(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.hashsalt": "other"}):
-        DRAWINGS[name](tmp_path / f"two{suffix}")
+        yield
+
+
+@every_drawing
+@pytest.mark.usefixtures("other_day_and_settings")
+def test_the_same_data_are_the_same_bytes(name, folder, tmp_path):
+    DRAWINGS[name](tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == (folder / f"{name}.svg").read_bytes()
+
+
+@pytest.mark.parametrize(("suffix", "head"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
+def test_the_suffix_decides_and_no_format_holds_the_day(suffix, head, tmp_path, request):
+    survival_curves(WORDS[:2], tmp_path / f"one{suffix}")
+    request.getfixturevalue("other_day_and_settings")
+    survival_curves(WORDS[:2], tmp_path / f"two{suffix}")
     one = (tmp_path / f"one{suffix}").read_bytes()
     assert one.startswith(head)
     assert one == (tmp_path / f"two{suffix}").read_bytes()
@@ -169,9 +203,8 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch)
 
 
 @every_drawing
-def test_axes_names_and_labels_are_text(name, tmp_path):
-    DRAWINGS[name](tmp_path / "picture.svg")
-    found = texts(tmp_path / "picture.svg")
+def test_axes_names_and_labels_are_text(name, folder):
+    found = texts(folder / f"{name}.svg")
     names = {"quality_diversity": [one.name for one in TRADEOFFS], "survival_curves": []}
     for said in SAID[name] + names.get(name, [one.name for one in CURVES]):
         assert said in found, said
@@ -182,85 +215,95 @@ def test_kinds_are_those_of_likelihoods():
 
 
 @pytest.mark.parametrize("draw", [convergence, scaling, speed])
-def test_kinds_have_panels_and_a_system_one_colour(draw, tmp_path):
-    draw([curve("one"), curve("two")], tmp_path / "same.svg")
-    draw([curve("one"), curve("two", "exact")], tmp_path / "different.svg")
-    draw([curve("one"), curve("one", "exact")], tmp_path / "both.svg")
-    same, different, both = (tmp_path / f"{name}.svg" for name in ("same", "different", "both"))
-    panels = [
-        len(re.findall(r'<g id="axes_\d+">', path.read_text(encoding="utf-8"))) for path in (same, different, both)
-    ]
-    assert panels == [1, 2, 2]
-    assert KINDS["bound"] not in texts(same)
-    assert {KINDS["bound"], KINDS["exact"]} <= set(texts(different))
-    one, two = figures._COLOURS[0].lower(), figures._COLOURS[1].lower()
-    assert {one, two} <= line_colours(different)
-    assert two not in line_colours(both)
+def test_kinds_have_panels_and_a_system_one_colour(draw, drawn):
+    same = drawn(lambda path: draw([curve("one"), curve("two")], path))
+    different = drawn(lambda path: draw([curve("one"), curve("two", "exact")], path))
+    both = drawn(lambda path: draw([curve("one"), curve("one", "exact")], path))
+    assert [len(figure.axes) for figure in (same, different, both)] == [1, 2, 2]
+    assert same.axes[0].get_title("left") == ""
+    assert [axes.get_title("left") for axes in different.axes] == [KINDS["exact"], KINDS["bound"]]
+    colours = [[axes.lines[0].get_color() for axes in figure.axes] for figure in (different, both)]
+    assert colours == [[COLOURS[1], COLOURS[0]], [COLOURS[0], COLOURS[0]]]
 
 
-def test_what_is_no_likelihood_has_no_kind(tmp_path):
-    speed([curve("one", "none")], tmp_path / "a.svg", y="BLEU-4")
-    assert "BLEU-4" in texts(tmp_path / "a.svg")
+def test_what_is_no_likelihood_has_no_kind(drawn):
+    [axes] = drawn(lambda path: speed([curve("one", "none")], path, y="BLEU-4")).axes
+    assert axes.get_ylabel() == "BLEU-4"
 
 
-def test_panels_show_the_same_stretch_of_training(tmp_path, monkeypatch):
-    limits = []
-    arrange = figures._arrange
+def test_panels_show_the_same_stretch_of_training(drawn):
+    curves = curve("one"), Curve("two", [10.0], [2.0], "exact")
+    above, below = drawn(lambda path: convergence(curves, path)).axes
+    assert above.get_xlim() == below.get_xlim()
+    assert below.get_xlim()[0] <= 10
+    assert below.get_xlim()[1] >= 6400
+    assert not above.get_xlabel()
+    assert below.get_xlabel() == "training steps"
+
+
+@pytest.mark.parametrize(
+    ("draw", "scales"), [(convergence, "linear linear"), (scaling, "log log"), (speed, "log linear")]
+)
+def test_scales_and_ticks(draw, scales, drawn):
+    [axes] = drawn(lambda path: draw([curve("one")], path)).axes
+    assert f"{axes.get_xscale()} {axes.get_yscale()}" == scales
+    low, high = axes.get_xlim()
+    assert len([tick for tick in axes.get_xticks() if low <= tick <= high]) >= 2
+
+
+def lines(axes: Any) -> list[list[list[float]]]:
+    """What is drawn inside a panel, line by line."""
+    inside = [line for line in axes.lines if line.get_transform() == axes.transData]
+    return [np.round(line.get_xydata(), 4).tolist() for line in inside]
+
+
+def test_a_band_is_1_96_standard_errors(monkeypatch, drawn):
+    bands = []
     monkeypatch.setattr(
-        figures,
-        "_arrange",
-        lambda figure, *rest: (limits.extend(a.get_xlim() for a in figure.axes), arrange(figure, *rest)),
+        matplotlib.axes.Axes, "fill_between", lambda self, xs, low, high, **_: bands.append((xs, low, high))
     )
-    convergence([curve("one"), Curve("two", [10.0], [2.0], "exact")], tmp_path / "a.png")
-    assert limits[0] == limits[1]
-    assert limits[0][0] <= 10
-    assert limits[0][1] >= 6400
-
-
-def test_errors_are_drawn_as_1_96_of_them(monkeypatch, tmp_path):
-    bands, bars = [], []
-    fill, errorbar = matplotlib.axes.Axes.fill_between, matplotlib.axes.Axes.errorbar
-
-    def spy_fill(self, xs, low, high, **rest):
-        bands.append((low, high))
-        return fill(self, xs, low, high, **rest)
-
-    def spy_bars(self, xs, ys, *, xerr, yerr, **rest):
-        bars.append((xerr, yerr))
-        return errorbar(self, xs, ys, xerr=xerr, yerr=yerr, **rest)
-
-    monkeypatch.setattr(matplotlib.axes.Axes, "fill_between", spy_fill)
-    monkeypatch.setattr(matplotlib.axes.Axes, "errorbar", spy_bars)
-    convergence([Curve("a", [1, 2], [5, 4], "bound", [0.5, 1])], tmp_path / "a.png")
-    [(low, high)] = bands
+    drawn(lambda path: convergence([Curve("a", [1, 2], [5, 4], "bound", [0.5, 1])], path))
+    [(xs, low, high)] = bands
+    assert xs == (1, 2)
     np.testing.assert_allclose(low, [4.02, 2.04])
     np.testing.assert_allclose(high, [5.98, 5.96])
-    quality_diversity([Tradeoff("a", [0.1], [0.2], None, [0.01], [0.02])], tmp_path / "b.png")
-    np.testing.assert_allclose(bars, [([0.0196], [0.0392])])
 
 
-def test_self_bleu_lies_on_x_and_bleu_on_y(monkeypatch, tmp_path):
-    drawn = []
-    points = figures._points
-    monkeypatch.setattr(
-        figures,
-        "_points",
-        lambda axes, look, xs, ys, *rest: (drawn.append((xs, ys)), points(axes, look, xs, ys, *rest)),
-    )
-    quality_diversity([Tradeoff("a", (0.1, 0.2), (0.3, 0.4))], tmp_path / "a.png")
-    assert drawn == [((0.1, 0.2), (0.3, 0.4))]
+def test_self_bleu_lies_on_x_bleu_on_y_and_bars_are_1_96_standard_errors(drawn):
+    tradeoff = Tradeoff("a", (0.1, 0.2), (0.3, 0.4), None, (0.01, 0), (0.02, 0))
+    [axes] = drawn(lambda path: quality_diversity([tradeoff], path, real=REAL)).axes
+    found = lines(axes)
+    assert [[0.1, 0.3], [0.2, 0.4]] in found
+    assert [[0.0804, 0.3], [0.1196, 0.3]] in found
+    assert [[0.1, 0.2608], [0.1, 0.3392]] in found
+    assert [[0.22, 0.44]] in found
+    [axes] = drawn(lambda path: scaling([Curve("a", [1, 2], [5, 4], "bound", [0.5, 1])], path)).axes
+    assert [[2, 2.04], [2, 5.96]] in lines(axes)
 
 
-def test_a_word_that_occurs_twice_is_named_once(tmp_path):
-    survival_curves(WORDS, tmp_path / "a.svg")
-    assert texts(tmp_path / "a.svg").count("is") == 1
+def test_a_bar_that_reaches_below_nought_fits_a_logarithmic_axis(tmp_path):
+    scaling([Curve("a", [1, 100], [4, 3], "bound", [3, 0.1])], tmp_path / "a.svg")
+    assert "nan" not in (tmp_path / "a.svg").read_text(encoding="utf-8").lower()
+
+
+def test_a_word_that_occurs_twice_is_drawn_and_named_once(drawn):
+    [axes] = drawn(lambda path: survival_curves(WORDS, path)).axes
+    assert sorted(text.get_text() for text in axes.texts) == ["bella", "is", "linear", "the", "there"]
+    assert len([line for line in lines(axes) if len(line) == len(TIMES)]) == 4
+
+
+def test_common_words_are_named_above_the_linear_schedule_and_rare_ones_below(drawn):
+    [axes] = drawn(lambda path: survival_curves(WORDS, path)).axes
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    assert heights["bella"] < heights["there"] < 0.5 < heights["linear"] < heights["is"] < heights["the"]
+    assert [[0, 1], [1, 0]] in lines(axes)
 
 
 def test_dollars_underscores_and_line_breaks_are_letters(tmp_path):
     survival_curves([word("$", 0.1), word("_", -0.1), word("$a$", 0.05)], tmp_path / "a.svg")
     assert {"$", "_", "$a$"} <= set(texts(tmp_path / "a.svg"))
-    convergence([curve("_a $x$\n b")], tmp_path / "b.svg")
-    assert "_a $x$ b" in texts(tmp_path / "b.svg")
+    convergence([curve("_a $x$\n b")], tmp_path / "b.svg", x="$x$", y="$y$")
+    assert {"_a $x$ b", "$x$", "bound, $y$"} <= set(texts(tmp_path / "b.svg"))
     quality_diversity([Tradeoff("a", [0.1], [0.2], ["$k$"])], tmp_path / "c.svg")
     assert "$k$" in texts(tmp_path / "c.svg")
 
@@ -305,27 +348,41 @@ def crowded() -> dict[str, Callable[[Path], None]]:
         knob = np.linspace(0.2, 0.5, 5)
         bleu, self_bleu = (list(map(float, knob + 0.02 * at + generator.normal(size=5) * 0.01)) for _ in range(2))
         tradeoffs.append(Tradeoff(f"{long} {at}", self_bleu, bleu, [f"k={10**k}" for k in range(5)]))
+    spots = [*0.35 * generator.uniform(size=(24, 2)), (1.0, 1.0)]
+    single = [Tradeoff(f"{at}", [x], [y], ["k=100"]) for at, (x, y) in enumerate(spots)]
     words = [word(f"word{at}", 0.3 - 0.035 * at) for at in range(20)]
     return {
         "convergence": lambda path: convergence([*curves, curve("alone", "exact")], path),
         "scaling": lambda path: scaling(curves, path),
         "speed": lambda path: speed(curves[:5], path),
         "quality_diversity": lambda path: quality_diversity(tradeoffs, path, real=REAL),
+        "single points": lambda path: quality_diversity(single, path),
         "survival_curves": lambda path: survival_curves(words, path),
         "words of one side": lambda path: survival_curves([word(f"w{at}", 0.01 * at) for at in range(24)], path),
+        "gone at once, and never": lambda path: survival_curves([word(f"w{at}", at - 4.5) for at in range(10)], path),
         "common words": lambda path: survival_curves([word(f"w{at}", -0.02 * at) for at in range(24)], path),
     }
 
 
+def misplaced(figure: Any) -> list[str]:
+    """Labels that cover a point, four pixels around it, or leave their panel."""
+    found = []
+    for axes in figure.axes:
+        drawn = [line for line in lines(axes) if len(line) != 2]  # which error bars have
+        points, panel = axes.transData.transform(np.concatenate(drawn)), axes.get_window_extent()
+        for note in axes.texts:
+            if isinstance(note, matplotlib.text.Annotation):
+                box = matplotlib.text.Text.get_window_extent(note)
+                if box.padded(4).count_contains(points) or panel.count_contains(box.corners()) != 4:
+                    found.append(note.get_text())
+    return found
+
+
 @pytest.mark.parametrize("name", crowded())
-def test_no_text_covers_another(name, tmp_path, monkeypatch):
-    kept = []
-    save = matplotlib.figure.Figure.savefig
-    monkeypatch.setattr(
-        matplotlib.figure.Figure, "savefig", lambda self, *a, **k: (kept.append(overlapping(self)), save(self, *a, **k))
-    )
-    crowded()[name](tmp_path / "a.png")
-    assert kept == [[]]
+def test_no_text_covers_another_nor_a_label_a_point(name, drawn):
+    figure = drawn(crowded()[name])
+    assert overlapping(figure) == []
+    assert misplaced(figure) == []
 
 
 @given(st.lists(st.tuples(st.floats(-2, 12), st.floats(0.1, 1.5)), min_size=1, max_size=6))
@@ -351,7 +408,7 @@ def test_two_boxes_share_the_way():
     [(0.05, "0.05"), (2.5, "2.5"), (500.0, "500"), (20_000.0, "20k"), (1.5e6, "1.5M"), (3e9, "3B"), (-2.0, "−2")],
 )
 def test_ticks_are_short(value, shown):
-    assert figures._short(value) == shown
+    assert short(value) == shown
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------

@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, writable
+from torch import nn
 
 from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.method import Likelihood, Method, Objective
+from diffusionbert.method import Likelihood, Method, Objective, Sampler
 from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.methods.autoregressive import Autoregressive
+from diffusionbert.methods.bert_mouth import BertMouth
+from diffusionbert.methods.cmlm import ConditionalMaskedLM
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
-from diffusionbert.networks import Denoiser
+from diffusionbert.methods.gaussian import GaussianDiffusion
+from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
+from diffusionbert.methods.learned_rates import LearnedRates
+from diffusionbert.methods.masked_lm import MaskedLM
+from diffusionbert.methods.sundae import StepUnrolled
+from diffusionbert.networks import CausalModel, Denoiser, EmbeddingDenoiser, new_decoder
 from diffusionbert.noise import Noise
-from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.processes import Absorbing, Gaussian, LearnedExponents, Process, Uniform
 from diffusionbert.samplers.ancestral import Ancestral
-from diffusionbert.schedules import Linear, Mean, Spindle, TokenInformation, uniform_grid
+from diffusionbert.samplers.gaussian import GaussianAncestral
+from diffusionbert.samplers.gibbs import Gibbs
+from diffusionbert.samplers.left_to_right import LeftToRight
+from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.samplers.refining import Refining
+from diffusionbert.schedules import (
+    Cosine,
+    Linear,
+    Mean,
+    NoiseSchedule,
+    Power,
+    Spindle,
+    Sqrt,
+    TokenInformation,
+    uniform_grid,
+)
 from diffusionbert.shapes import Batch
 
 GRID = uniform_grid(16)
+WRITING = uniform_grid(5)
+"""The steps of samplers."""
 
 
 def network(time: str = "agnostic") -> Denoiser:
@@ -36,9 +63,7 @@ def network(time: str = "agnostic") -> Denoiser:
 def information() -> TokenInformation:
     counts = torch.zeros(VOCAB_SIZE, dtype=torch.long)
     counts[NUM_SPECIAL:NUM_TOKENIZER_IDS] = torch.arange(NUM_TOKENIZER_IDS - NUM_SPECIAL) ** 2
-    known = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
-    known[:NUM_TOKENIZER_IDS] = writable()
-    return TokenInformation.from_counts(counts, writable=known)
+    return TokenInformation.from_counts(counts, writable=allowed())
 
 
 def absorbing(schedule) -> Absorbing:
@@ -46,30 +71,84 @@ def absorbing(schedule) -> Absorbing:
 
 
 def uniform() -> Uniform:
-    allowed = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
-    allowed[:NUM_TOKENIZER_IDS] = writable()
-    return Uniform(Linear(), allowed)
+    return Uniform(Linear(), allowed())
 
 
-OBJECTIVES: dict[str, Callable[[], Objective]] = {
+def learned() -> Absorbing:
+    """Rates that differ from token to token, and that no other schedule has."""
+    exponents = torch.linspace(0.8, 3.0, VOCAB_SIZE).double()
+    return Absorbing(Power(), MASK, LearnedExponents(exponents))
+
+
+def allowed() -> torch.Tensor:
+    """Writable ids among all that the networks know."""
+    padded = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    padded[:NUM_TOKENIZER_IDS] = writable()
+    return padded
+
+
+def vectors() -> EmbeddingDenoiser:
+    return EmbeddingDenoiser(backbone_of("bert"), writable(), width=16).eval()
+
+
+def decoder() -> CausalModel:
+    backbone = new_decoder(VOCAB_SIZE, layers=2, width=32, heads=2, dropout=0.0, max_positions=24, pad_id=0)
+    return CausalModel(backbone, writable()).eval()
+
+
+Parts = tuple[Objective, nn.Module, Sampler]
+
+
+def on_tokens(objective: Objective, process: Process | None = None, time: str = "agnostic") -> Parts:
+    """A method on tokens that writes ancestrally, by its own process if it has one."""
+    process = process or getattr(objective, "process", None) or absorbing(Linear())
+    return objective, network(time), Ancestral(process, WRITING)
+
+
+def on_vectors(schedule: NoiseSchedule, floor: float) -> Parts:
+    process = Gaussian(schedule, floor)
+    return GaussianDiffusion(process, GRID), vectors(), GaussianAncestral(process, WRITING)
+
+
+def paper() -> Objective:
+    process = Absorbing(Spindle(0.3, Mean.SENTENCE), MASK, information(), reweighted=False)
+    return DiscreteTime(process, GRID, Quantity.PAPER, hybrid=0.01)
+
+
+TIMED: dict[str, Callable[[], Objective]] = {
     "diffusionbert": lambda: DiscreteTime(absorbing(Linear()), GRID),
     "diffusionbert, spindle": lambda: DiscreteTime(absorbing(Spindle(0.3)), GRID),
     "diffusionbert, sentence spindle": lambda: DiscreteTime(absorbing(Spindle(0.3, Mean.SENTENCE, 0.05)), GRID),
-    "diffusionbert, as printed": lambda: DiscreteTime(
-        Absorbing(Spindle(0.3, Mean.SENTENCE), MASK, information(), reweighted=False), GRID, Quantity.PAPER, hybrid=0.01
-    ),
+    "diffusionbert, as printed": paper,
     "d3pm": lambda: DiscreteTime(absorbing(Linear()), GRID, hybrid=0.01),
     "d3pm, uniform": lambda: DiscreteTime(uniform(), GRID, hybrid=0.01),
     "continuous time": lambda: ContinuousTime(absorbing(Linear())),
     "continuous time, spindle": lambda: ContinuousTime(absorbing(Spindle(0.3))),
     "any order": lambda: AnyOrder(MASK),
 }
+"""Methods whose network may be told the time."""
+
+METHODS: dict[str, Callable[[], Parts]] = {
+    **{name: lambda make=make: on_tokens(make()) for name, make in TIMED.items()},
+    "grid in any order": lambda: on_tokens(GridInAnyOrder(Linear(), GRID, MASK)),
+    "learned rates": lambda: on_tokens(LearnedRates(learned())),
+    "masked lm": lambda: on_tokens(MaskedLM(MASK, allowed())),
+    "bert-mouth": lambda: (BertMouth(MaskedLM(MASK, allowed()), MASK), network(), Gibbs(MASK, 6)),
+    "cmlm": lambda: (ConditionalMaskedLM(MASK), network(), MaskPredict(absorbing(Linear()), 4)),
+    "sundae": lambda: (StepUnrolled(allowed()), network(), Refining(allowed(), 4)),
+    "diffusion-lm, cosine": lambda: on_vectors(Cosine(), 1e-4),
+    "diffusion-lm, sqrt": lambda: on_vectors(Sqrt(), 0.01),
+    "decoder": lambda: (Autoregressive(), decoder(), LeftToRight(MASK)),
+}
+"""Every method: its objective, a network that it can ask, and the way in which it writes."""
+every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def method(name: str, time: str = "agnostic") -> Method:
-    objective = OBJECTIVES[name]()
-    process = getattr(objective, "process", absorbing(Linear()))
-    return Method(network(time), objective, Ancestral(process, GRID))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        objective, asked, sampler = METHODS[name]() if time == "agnostic" else on_tokens(TIMED[name](), time=time)
+    return Method(asked, objective, sampler)
 
 
 def batch(rows: int = 12, length: int = 10) -> Batch:
@@ -82,7 +161,7 @@ def batch(rows: int = 12, length: int = 10) -> Batch:
     return Noise(8).stratify(Batch.of(tokens, editable))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@every_method
 def test_noise_belongs_to_the_example_and_not_to_its_place_in_the_batch(name):
     """So that one process and eight draw the same, whatever the split."""
     tested, whole = method(name), batch()
@@ -91,10 +170,11 @@ def test_noise_belongs_to_the_example_and_not_to_its_place_in_the_batch(name):
     for part in (order[:5], order[5:]):
         of_part = tested.objective.loss(tested.network, whole.rows(part), Noise(5, step=9))
         torch.testing.assert_close(of_part, losses[part], atol=1e-4, rtol=1e-5)
-    assert not torch.allclose(tested.objective.loss(tested.network, whole, Noise(5, step=10)), losses)
+    other = tested.objective.loss(tested.network, whole, Noise(5, step=10))
+    assert torch.equal(other, losses) == (name == "decoder")  # which draws nothing
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@every_method
 def test_parts_of_a_batch_add_up_to_the_whole(name):
     """Losses are divided by the tokens of the global batch, so gradients of its parts simply add up."""
     tested, whole = method(name), batch()
@@ -109,8 +189,10 @@ def test_parts_of_a_batch_add_up_to_the_whole(name):
         torch.testing.assert_close(part, together, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("time", ["agnostic", "prefix", "layer-wise"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("name", "time"),
+    [*((name, "agnostic") for name in METHODS), *((name, time) for name in TIMED for time in ("prefix", "layer-wise"))],
+)
 def test_every_method_learns(name, time):
     """In twenty-five steps the loss of an easy language falls well below the untrained network's."""
     tested, whole = method(name, time), batch(rows=32)
@@ -131,21 +213,79 @@ def test_every_method_learns(name, time):
     assert 0 <= after < 0.6 * before
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+def ragged(rows: int = 5) -> Batch:
+    """Rows of different lengths with names of their own; in one a word is frozen, and one has nothing to write."""
+    whole = batch(rows)
+    length, place = torch.tensor([10, 6, 8, 3, 9])[:rows, None], torch.arange(10)
+    attend, editable = place < length, whole.editable & (place < length)
+    editable[0, 4] = False
+    editable[3] = False
+    tokens = torch.where(attend, torch.where(editable, MASK, whole.tokens), 0)
+    return replace(whole, tokens=tokens, attend=attend, editable=editable, example=torch.tensor([17, 5, 2**40, 3, 8]))
+
+
+def last_of(tested: Method, canvas: Batch, seed: int) -> torch.Tensor:
+    *_, last = tested.sample(canvas, seed)
+    return last.tokens
+
+
+@every_method
 def test_every_method_samples_real_words_and_keeps_what_is_frozen(name):
-    tested, canvas = method(name), batch(rows=4)
-    *_, last = tested.sample(canvas, seed=0)
-    assert torch.equal(last.tokens[:, 0], canvas.tokens[:, 0])
-    assert bool(writable()[last.tokens[:, 1:]].all())
+    tested, canvas = method(name), ragged()
+    states = list(tested.sample(canvas, seed=0))
+    for state in states:
+        assert torch.equal(state.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
+    assert bool(writable()[states[-1].tokens[canvas.editable]].all())
+    assert states[-1].time.tolist() == [0.0] * 5
+    assert states[-1].calls[3] == 0
+    assert bool((states[-1].calls[[0, 1, 2, 4]] > 0).all())
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_saved_and_loaded_weights_give_the_same_nats(name):
+@every_method
+def test_every_method_writes_a_batch_as_its_rows_and_the_same_again(name):
+    tested, canvas = method(name), ragged()
+    together = last_of(tested, canvas, seed=3)
+    assert torch.equal(last_of(tested, canvas, seed=3), together)
+    assert not torch.equal(last_of(tested, canvas, seed=4), together)
+    for row in (0, 3, 4):
+        alone = canvas.rows(torch.tensor([row]))
+        assert torch.equal(last_of(tested, alone, seed=3)[0], together[row, : alone.tokens.shape[1]])
+
+
+@every_method
+def test_what_is_hidden_on_a_canvas_is_not_looked_at(name):
+    tested, canvas = method(name), ragged()
+    other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
+    assert torch.equal(last_of(tested, other, seed=0), last_of(tested, canvas, seed=0))
+
+
+@every_method
+def test_frozen_and_absent_places_cost_nothing(name):
+    tested, whole = method(name), batch(5)
+    canvas = ragged()
+    part = replace(canvas, tokens=torch.where(canvas.attend, whole.tokens, 0))
+    if name == "sundae":
+        assert float(tested.loss(part, Noise(1)).detach()[3]) == 0
+        return
+    nats = sum(tested.nats(part, Noise(1, step)) for step in range(30))
+    assert bool((nats[~part.editable] == 0).all())
+    assert bool((nats.sum(dim=1)[[0, 1, 2, 4]] > 0).all())
+
+
+@every_method
+def test_saved_and_loaded_weights_give_the_same_figures(name):
     tested, fresh, whole = method(name), method(name), batch()
     for parameter in tested.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     fresh.load_state_dict(tested.state_dict())
-    assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
+    assert torch.equal(fresh.loss(whole, Noise(2)), tested.loss(whole, Noise(2)))
+    if name != "sundae":
+        assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
+
+
+def test_a_method_without_a_likelihood_refuses_to_name_one():
+    with pytest.raises(ValueError, match=r"no likelihood, nor a bound.*judge it by its samples"):
+        method("sundae").nats(batch(), Noise(0))
 
 
 def test_training_uses_the_loss_and_not_the_nats():
@@ -182,15 +322,21 @@ def test_the_whole_method_moves_between_devices():
 
 
 def test_kinds_of_likelihood():
-    kinds = {name: make().likelihood for name, make in OBJECTIVES.items()}
-    assert kinds.pop("diffusionbert, as printed") is Likelihood.PSEUDO
-    assert set(kinds.values()) == {Likelihood.BOUND}
+    kinds = {name: method(name).objective.likelihood for name in METHODS}
+    assert kinds.pop("decoder") is Likelihood.EXACT
+    assert kinds.pop("sundae") is Likelihood.NONE
+    pseudo = {name for name, kind in kinds.items() if kind is Likelihood.PSEUDO}
+    assert pseudo == {"diffusionbert, as printed", "masked lm", "bert-mouth", "cmlm"}
+    assert set(kinds.values()) == {Likelihood.BOUND, Likelihood.PSEUDO}
 
 
-def test_weights_are_the_networks_alone():
+@every_method
+def test_weights_are_the_networks_and_learned_rates_alone(name):
     """Processes and grids are settings: no buffer of theirs may appear in a checkpoint."""
-    names = method("diffusionbert, spindle", "layer-wise").state_dict()
-    assert all(name.startswith(("network.backbone.", "network.conditioning.")) for name in names)
+    names = {weight for weight in method(name).state_dict() if not weight.startswith("network.")}
+    assert {weight.rpartition(".")[2] for weight in names} == ({"logits"} if name == "learned rates" else set())
+    timed = method("diffusionbert, spindle", "layer-wise").state_dict()
+    assert all(weight.startswith(("network.backbone.", "network.conditioning.")) for weight in timed)
 
 
 def test_mixed_precision_keeps_the_divergence_in_full_precision():

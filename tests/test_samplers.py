@@ -21,6 +21,7 @@ from diffusionbert.processes import Absorbing, Uniform
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
+from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.remasking import Loop, Remasking, Strategy
 from diffusionbert.samplers.renoising import Renoising
@@ -49,6 +50,10 @@ SAMPLERS: dict[str, Factory] = {
     "renoising": lambda shaping: Renoising(LINEAR, GRID, shaping),
     "renoising, by token": lambda shaping: Renoising(by_token(), uniform_grid(5, end=0.6), shaping),
     "renoising, by sentence": lambda shaping: Renoising(by_token(Mean.SENTENCE, floor=0.05), GRID, shaping),
+    "gibbs": lambda shaping: Gibbs(MASK, 12, Order.RANDOM, shaping),
+    "gibbs, few calls": lambda shaping: Gibbs(MASK, 4, Order.RANDOM, shaping, end=0.7),
+    "gibbs, left to right": lambda shaping: Gibbs(MASK, 12, Order.LEFT_TO_RIGHT, shaping),
+    "blocks, gibbs": lambda shaping: Blocks(Gibbs(MASK, 4, Order.LEFT_TO_RIGHT, shaping), 3, MASK),
     "blocks": lambda shaping: Blocks(Renoising(LINEAR, uniform_grid(3), shaping), 3, MASK),
     "blocks, window": lambda shaping: Blocks(ConfidenceOrder(LINEAR, 2, Criterion.MARGIN, shaping=shaping), 3, MASK, 7),
 }

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -209,14 +210,21 @@ def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, to
 
 def compare_texts(samples: Samples, material: Material, real: Sequence[int]) -> tuple[Figures, Figures]:
     """The figures of samples, and those of real sentences, by their numbers."""
-    references = _lower(material.decoded)
+    references, bleu, among_themselves = _references(material)
     first, second = _lower(samples.first), _lower(samples.second)
     sentences = [references[number] for number in real]
-    against_others = PerSample(self_bleu4(references).values[np.asarray(real)])
+    against_others = PerSample(among_themselves.values[np.asarray(real)])
     return (
-        _figures(first, Bleu(references).scores(first), self_bleu4(second)),
+        _figures(first, bleu.scores(first), self_bleu4(second)),
         _figures(sentences, against_others, self_bleu4(sentences)),
     )
+
+
+@lru_cache(maxsize=4)
+def _references(material: Material) -> tuple[list[str], Bleu, PerSample]:
+    """The sentences of a corpus, their n-grams, and the BLEU of each against the others; for many models at once."""
+    references = _lower(material.decoded)
+    return references, Bleu(references), self_bleu4(references)
 
 
 def _figures(texts: Sequence[str], bleu: PerSample, self_bleu: PerSample) -> Figures:

@@ -221,7 +221,10 @@ def figure4(reproduction: Reproduction) -> list[Path]:
 
 def curve(run: Path, name: str) -> figures.Curve:
     """The validations of a run."""
-    lines = [json.loads(line) for line in RunFolder(run).log.read_text(encoding="utf-8").splitlines()]
+    log = RunFolder(run).log
+    if not log.is_file():
+        raise ValueError(f"{str(run)!r} is no run: it has no {log.name}; give the folder of a run")
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     found = [line for line in lines if "validation_nats_per_token" in line]
     if not found:
         raise ValueError(f"the run {str(run)!r} has no validated likelihood to be drawn; give another run")

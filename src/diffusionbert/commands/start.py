@@ -23,8 +23,9 @@ from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
 from diffusionbert.presets import by_name, pretraining
 from diffusionbert.proposals import Bell
-from diffusionbert.runs import default_cache, started_from, stored_experiment, train
+from diffusionbert.runs import default_cache, open_corpus, started_from, stored_experiment, train
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, Sqrt
+from diffusionbert.sources import Split
 from diffusionbert.systems import SYSTEMS
 
 
@@ -92,6 +93,15 @@ def _system(name: str, experiment: Experiment) -> Experiment:
     return SYSTEMS[name].experiment(experiment)
 
 
+def _require_pairs(options: Run, experiment: Experiment) -> None:
+    """Refuses single sentences for a system that answers a source."""
+    system = SYSTEMS.get(options.system or "") if isinstance(options, Train) else None
+    if system and system.needs_pairs and not open_corpus(experiment.data, Split.TRAIN).paired:
+        raise ValueError(
+            f"{system.title} learns from pairs, which {experiment.data.corpus!r} has not; give a .tsv file"
+        )
+
+
 def _other(options: Train, experiment: Experiment) -> Experiment:
     """A method that is no diffusion over a grid of tokens: few of the options are for it."""
     objective, schedule = experiment.objective, _schedule(options)
@@ -145,6 +155,7 @@ def _with_training(options: Run, experiment: Experiment) -> Experiment:
 def start(options: Run) -> None:
     """Trains by what the command line says, and says where the model is."""
     experiment = _with_training(options, stored_experiment(options.output)) if options.resume else _experiment(options)
+    _require_pairs(options, experiment)
     standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
     best = f"{standing.best:.4f} nats a token at step {standing.best_step}" if standing.best is not None else "none"
     model = RunFolder(options.output).model

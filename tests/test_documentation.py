@@ -1,0 +1,133 @@
+"""The documents: their commands are understood, their links lead somewhere, and what they name is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import tyro
+
+import diffusionbert
+from diffusionbert.building import Lexicon, own_objective
+from diffusionbert.cli import Command
+from diffusionbert.experiments import Data, Experiment, LearnedDiffusion, NextWord, StepUnrolling, VectorDiffusion
+from diffusionbert.systems import SYSTEMS, Start
+from diffusionbert.targets import MAIN, TARGETS
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(diffusionbert.__file__).parent
+METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def commands(text: str) -> list[list[str]]:
+    """Lines that begin with the command's name, without what is said of them."""
+    found = re.findall(r"^diffusionbert (.*?)(?:  +#.*)?$", text, re.MULTILINE)
+    return [shlex.split(command) for command in found]
+
+
+def option(command: list[str], name: str) -> str | None:
+    return command[command.index(name) + 1] if name in command else None
+
+
+class SystemRow(NamedTuple):
+    """The columns of the first table."""
+
+    system: str
+    paper: str
+    loss: str
+    noise: str
+    network: str
+    time: str
+    likelihood: str
+    calls: str
+    passes: str
+
+
+def row_of(name: str) -> SystemRow:
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in METHODS.splitlines() if line.startswith("| `")]
+    [row] = [row for row in rows if row[0] == f"`{name}`" and len(row) == len(SystemRow._fields)]
+    return SystemRow(*row)
+
+
+@pytest.mark.parametrize("command", commands(METHODS), ids=" ".join)
+def test_the_commands_of_the_methods_are_understood(command):
+    tyro.cli(Command, args=command)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_has_a_row_and_a_command_with_the_start_it_needs(name):
+    network = row_of(name).network
+    assert ("pretrained" in network, "scratch" in network) == (
+        SYSTEMS[name].start is not Start.SCRATCH,
+        SYSTEMS[name].start is Start.SCRATCH,
+    )
+    [command] = [command for command in commands(METHODS) if option(command, "--system") == name]
+    starts = {Start.SCRATCH: None, Start.MASKED: "runs/mlm", Start.DECODER: "runs/gpt"}
+    assert option(command, "--start") == starts[SYSTEMS[name].start]
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_row_of_a_system_says_what_it_is(name):
+    system, row = SYSTEMS[name], row_of(name)
+    words = torch.ones(9, dtype=torch.bool)
+    lexicon = Lexicon(mask_id=8, pad_id=0, writable=words, forbidden=(), counts=torch.ones(9, dtype=torch.long))
+    kind = own_objective(Experiment(Data("pydoc"), objective=system.objective), lexicon).likelihood
+    assert row.likelihood.split(";")[0] == kind.value
+    on_vectors, causal = (isinstance(system.objective, kind) for kind in (VectorDiffusion, NextWord))
+    assert row.time == ("input" if on_vectors else "–" if causal else system.time.value)
+    assert ("uniform" in row.noise, "vectors" in row.noise) == (
+        getattr(system.objective, "uniform_noise", False) or isinstance(system.objective, StepUnrolling),
+        on_vectors,
+    )
+    assert row.passes.strip("*") == ("2" if isinstance(system.objective, StepUnrolling | LearnedDiffusion) else "1")
+
+
+def test_no_other_system_has_a_command():
+    assert {option(command, "--system") for command in commands(METHODS)} - {None} == set(SYSTEMS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_has_a_row_that_names_systems(name):
+    [row] = re.findall(rf"^\| `{name}` \|.*$", METHODS, re.MULTILINE)
+    assert f"`{name}." in row
+    assert any(f"`{system}`" in row for system in SYSTEMS)
+
+
+def test_the_main_table_leaves_out_what_the_document_says():
+    assert set(SYSTEMS) - {row.system for row in MAIN} == {"diffuseq"}
+
+
+def test_the_map_names_every_module_and_nothing_else():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    house = text.split("```")[1]
+    named = set(re.findall(r"(?<![\w/.])([a-z_]+(?:\.py|/))(?=\s|:)", house)) - {"examples/", "benchmarks/", "tests/"}
+    modules = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    folders = {f"{path.name}/" for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    missing = (modules | folders) - named
+    assert not missing
+    extra = {"bundled/", "languages.py", "backbones.py", "diffusionbert/"}
+    assert named - (modules | folders) <= extra
+    for folder in ("methods", "samplers", "networks"):
+        for path in (PACKAGE / folder).glob("[a-z]*.py"):
+            assert re.search(rf"\b{path.stem}\b", house), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+        assert "://" in target or (document.parent / target).exists(), target
+
+
+def test_the_tests_that_the_mathematics_names_exist():
+    text = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    names = re.findall(r"`(test_\w+)`", text)
+    assert len(names) > 20
+    assert not [name for name in names if f"def {name}(" not in tests]
+    for file in re.findall(r"`(test_\w+\.py)`", text):
+        assert (ROOT / "tests" / file).exists(), file

@@ -1,0 +1,323 @@
+"""The paper's experiment from beginning to end, as small as can be: trained once, then found again."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import MAX_LENGTH, corpus, folder, run_of
+
+from diffusionbert import reproduction as reproduction_module
+from diffusionbert.batches import TokenBudget
+from diffusionbert.checkpoints import RunFolder
+from diffusionbert.cli import main
+from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert
+from diffusionbert.presets import masked, next_word
+from diffusionbert.reproduction import SCALES, Reproduction, Request, Scale, is_finished
+from diffusionbert.settings import Training
+from diffusionbert.systems import SYSTEMS, Start
+from diffusionbert.targets import MAIN, TARGETS
+from diffusionbert.training import Trainer
+
+STEPS = 3
+
+
+def smallest(data: str) -> Experiment:
+    training = Training(
+        steps=STEPS,
+        batching=TokenBudget(256),
+        warmup=1,
+        validate_every=2,
+        validation_sentences=4,
+        validation_draws=2,
+        save_every=2,
+    )
+    return Experiment(
+        Data(data, vocabulary=512, max_length=MAX_LENGTH),
+        NewBert(layers=1, width=32, heads=2, dropout=0.0),
+        objective=Diffusion(num_steps=8),
+        training=training,
+    )
+
+
+SMALLER_THAN_TINY = Scale(
+    smallest,
+    lambda data, decoder: (next_word if decoder else masked)(smallest(data)),
+    sentences=4,
+    samples=4,
+    length=6,
+    max_draws=4,
+    vector_steps=4,
+    budgets=(2, 5),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_smaller_scale():
+    """Everything here is reproduced at a scale of a few steps, by the name of the smallest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCALES, "tiny", SMALLER_THAN_TINY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory) -> Path:
+    """The one folder into which all targets are reproduced."""
+    return tmp_path_factory.mktemp("reproduction") / "output"
+
+
+def asked(output: Path, **changes: object) -> Reproduction:
+    return Reproduction(output, Request(data=str(corpus()), **changes), folder() / "cache", "cpu")
+
+
+@pytest.fixture(scope="module")
+def done(output) -> dict[str, list[Path]]:
+    """What all targets have written."""
+    reproduction = asked(output)
+    return {name: make(reproduction) for name, make in TARGETS.items()}
+
+
+@pytest.fixture
+def nothing_is_done(monkeypatch):
+    """Training, opening a model or assessing one would fail."""
+
+    def refuse(*_, **__):
+        raise AssertionError("this was done before")
+
+    for name in ("train", "assess", "load"):
+        monkeypatch.setattr(reproduction_module, name, refuse)
+
+
+def rows_of(table: Path) -> dict[str, list[str]]:
+    """The cells of a Markdown table, by the first of each row."""
+    lines = [line for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {row[0]: row[1:] for row in cells if len(row) > 1}
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_table2_has_every_system_and_keeps_kinds_apart(done, output):
+    rows = rows_of(output / "table2.md")
+    header = rows["system"]
+    assert len(rows) == 2 + len(MAIN)  # with the header and real sentences
+    kinds = [next((kind for kind in ("exact", "bound", "pseudo") if f"({kind}," in cell), "") for cell in header]
+    assert {"exact", "bound", "pseudo"} < set(kinds)
+    for name, cells in rows.items():
+        if not name.startswith(("system", "real")):
+            said = {kind for kind, cell in zip(kinds, cells, strict=True) if kind and "[" in cell}
+            assert said == expected_kinds(name), name
+    assert rows["Transformer decoder, from scratch"][kinds.index("exact")] != "–"
+    titles = list(rows)
+    assert "BERT-Mouth, pretrained, left to right" in titles
+    assert "DiffusionBERT, pretrained, spindle (sentence mean), paper, TAD" in titles
+    assert (output / "table2.tex").read_text(encoding="utf-8").count(r"\\") > len(MAIN)
+    assert "D3PM" in json.dumps(json.loads((output / "table2.json").read_text(encoding="utf-8")))
+
+
+def expected_kinds(title: str) -> set[str]:
+    if title.startswith("SUNDAE"):
+        return set()
+    if title.startswith(("GPT", "Transformer decoder")):
+        return {"exact"}
+    if title.startswith("BERT-Mouth"):
+        return {"bound", "pseudo"}
+    return {"pseudo"} if "paper" in title else {"bound"}
+
+
+def test_every_interval_holds_its_figure(done, output):
+    pattern = re.compile(r"([\d,.]+)(?:</u>|\*\*)?(?:<sup>†</sup>)? \[([\d,.]+), ([\d,.]+)\]")
+    found = pattern.findall((output / "table2.md").read_text(encoding="utf-8"))
+    assert len(found) > 2 * len(MAIN)
+    for middle, low, high in found:
+        value, least, most = (float(number.replace(",", "")) for number in (middle, low, high))
+        assert least <= value <= most
+
+
+def test_why_there_is_no_figure_is_said(done, output):
+    text = (output / "table2.md").read_text(encoding="utf-8")
+    assert "has no likelihood, nor a bound on one: judge it by its samples" in text
+
+
+def test_table3_counts_steps_and_calls(done, output):
+    rows = rows_of(output / "table3.md")
+    calls = {name: cells[-1].strip("*").removeprefix("<u>").removesuffix("</u>") for name, cells in rows.items()}
+    assert float(calls["DiffusionBERT, linear, 2 steps"]) <= 2
+    assert float(calls["BERT-Mouth, 48 steps"]) == 48
+    assert float(calls["GPT, 6 steps"]) == 6
+    assert float(calls["Diffusion-LM, cosine, 4 steps"]) == 4
+    bounds = [cell for cell in rows["system"] if "(bound, grid)" in cell]
+    assert bounds  # over as many steps as are written in
+    assert "not ranked: the steps differ" in (output / "table3.md").read_text(encoding="utf-8")
+
+
+def test_table1_shows_a_sentence_denoised(done, output):
+    text = (output / "table1.md").read_text(encoding="utf-8")
+    for name in ("bert-mouth", "d3pm", "diffusionbert-spindle"):
+        assert SYSTEMS[name].title in text
+    assert "MASK" in text
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["figure2", "figure3", "figure4"])
+def test_a_figure_is_a_picture_and_its_numbers(done, output, name):
+    picture, numbers = done[name]
+    assert (picture, numbers) == (output / f"{name}.png", output / f"{name}.json")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 5000
+    assert len(json.loads(numbers.read_text(encoding="utf-8"))) >= 4
+
+
+def test_curves_of_figure2_fall_from_1_to_0(done, output):
+    for curve in json.loads((output / "figure2.json").read_text(encoding="utf-8")):
+        *_, survival = (value for value in curve.values() if isinstance(value, list))
+        assert survival[0] == pytest.approx(1)
+        assert survival[-1] == pytest.approx(0, abs=1e-9)
+        assert survival == sorted(survival, reverse=True)
+
+
+def test_figure4_has_all_validations(done, output):
+    curves = json.loads((output / "figure4.json").read_text(encoding="utf-8"))
+    assert [curve["name"] for curve in curves][:2] == [
+        "D3PM, from scratch, linear, LTE",
+        "D3PM, from scratch, linear, TAD",
+    ]
+    assert all([0, 2, 3] in curve.values() for curve in curves)
+
+
+# ---- once is enough -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_is_done")
+def test_a_second_call_trains_and_evaluates_nothing(done, output):
+    table = (output / "table2.md").read_text(encoding="utf-8")
+    begin = time.process_time()
+    assert TARGETS["table2"](asked(output)) == done["table2"]
+    assert time.process_time() - begin < 1
+    assert (output / "table2.md").read_text(encoding="utf-8") == table
+    for name in ("table1", "table3", "figure2", "figure3", "figure4"):
+        assert TARGETS[name](asked(output)) == done[name]
+
+
+def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
+    with pytest.raises(ValueError, match=r"holds the reproduction of something else.*choose another --output"):
+        asked(output, seed=1)
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "table2", f"--output={output}", f"--data={corpus()}", "--steps=7"])
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    with pytest.raises(ValueError, match="there is no preset 'huge'"):
+        Reproduction(output, Request(scale="huge"), folder() / "cache")
+
+
+def log_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in RunFolder(run).log.read_text(encoding="utf-8").splitlines()]
+
+
+def validations(run: Path) -> list[tuple[int, float]]:
+    lines = [line for line in log_of(run) if "validation_nats_per_token" in line]
+    return [(line["step"], line["validation_nats_per_token"]) for line in lines]
+
+
+class KilledError(Exception):
+    """Stands for a machine that goes away."""
+
+
+def kill(*_, **__):
+    raise KilledError
+
+
+def test_a_run_that_was_killed_goes_on(done, output, tmp_path, monkeypatch):
+    """Killed in its last step, after a checkpoint, and again before its model is written."""
+    again = asked(tmp_path / "again", masked=str(output / "pretrained" / "masked"))
+    run, whole = again.output / "runs" / "mdlm", output / "runs" / "mdlm"
+    step = Trainer._step
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", lambda self, rows: kill() if self.standing.step == 2 else step(self, rows))
+        with pytest.raises(KilledError):
+            again.run("mdlm")
+    assert not is_finished(run)
+    assert RunFolder(run).named("last") == RunFolder(run).checkpoint(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_export_best", kill)
+        with pytest.raises(KilledError):
+            again.run("mdlm")
+    assert not RunFolder(run).model.exists()
+    model = again.model("mdlm")
+    assert validations(run) == validations(whole)
+    sentence = ["the old king saw a river today ."]
+    ours, theirs = (one.score(sentence, precision=1.0)[0].nats for one in (model, asked(output).model("mdlm")))
+    assert ours == theirs
+
+
+def test_a_given_network_is_not_pretrained_again(done, output, tmp_path):
+    other = asked(tmp_path / "other", masked=str(output / "pretrained" / "masked"))
+    assert other.start(Start.MASKED) == str(output / "pretrained" / "masked")
+    assert not (tmp_path / "other" / "pretrained").exists()
+
+
+def test_all_systems_have_one_vocabulary_and_the_same_number_of_steps(done, output):
+    reproduction = asked(output)
+    names = {row.system for row in MAIN}
+    experiments = {name: reproduction.experiment(name) for name in names}
+    assert {experiment.training.steps for experiment in experiments.values()} == {STEPS}
+    tokenizers = {(Path(one.data.vocabulary) / "tokenizer.json").read_bytes() for one in experiments.values()}
+    assert len(tokenizers) == 1
+    assert names == {*SYSTEMS} - {"diffuseq"}
+
+
+def test_from_scratch_the_learning_rate_may_be_higher(done, output, monkeypatch):
+    monkeypatch.setitem(SCALES, "tiny", replace(SMALLER_THAN_TINY, from_scratch=2.0))
+    reproduction = asked(output)
+    rates = {name: reproduction._experiment(name).training.learning_rate for name in ("mdlm", "mdlm-pretrained")}
+    assert rates == {"mdlm": 2e-3, "mdlm-pretrained": 1e-3}
+
+
+# ---- from the command line ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_is_done")
+def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
+    options = ["--preset", "tiny", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
+    main(["reproduce", "table2", *options])
+    said = capsys.readouterr().out
+    assert "| SUNDAE, from scratch |" in said
+    assert f"written: {output / 'table2.md'}" in said
+    main(["reproduce", "table3", *options, "--json"])
+    assert json.loads(capsys.readouterr().out) == {"table3": [str(path) for path in done["table3"]]}
+
+
+@pytest.mark.parametrize("command", ["reproduce", "plot"])
+def test_help_is_there(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "Example: diffusionbert" in " ".join(capsys.readouterr().out.split())
+
+
+def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
+    picture = tmp_path / "curves.png"
+    main(["plot", str(run_of("linear")), str(run_of("decoder")), f"--output={picture}"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "empty").mkdir()
+    for runs in (
+        [str(tmp_path / "empty")],
+        [str(tmp_path / "nowhere")],
+        [str(corpus())],
+        [],
+        [str(run_of("unrolled"))],
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(["plot", *runs, f"--output={tmp_path / 'none.png'}"])
+        assert caught.value.code == 2, runs
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1, said
+        assert not (tmp_path / "none.png").exists()

@@ -1,0 +1,376 @@
+"""Every system by its name, as `build` makes it: one toy language for all, whose entropy is known.
+
+A sentence has a topic, one of six words, and each of its four words is the topic (4 times in 5) or the next word.
+Its 90 sentences can be listed, so that a figure is a sum over all of them and scatters with its draws alone. For pairs
+the source is the topic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+from backbones import CLS, MASK, SEP
+from tiny_models import MAX_LENGTH, corpus, folder, pairs
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM
+
+from diffusionbert.building import Lexicon, build
+from diffusionbert.cli import main
+from diffusionbert.experiments import (
+    Data,
+    Diffusion,
+    Experiment,
+    NewBert,
+    NewDecoder,
+    Pretrained,
+    Time,
+    VectorDiffusion,
+    from_json,
+    to_json,
+)
+from diffusionbert.method import Likelihood, Method
+from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.methods.discrete import DiscreteTime
+from diffusionbert.methods.gaussian import GaussianDiffusion
+from diffusionbert.model import load
+from diffusionbert.networks import Denoiser, EmbeddingDenoiser, new_decoder
+from diffusionbert.noise import Noise
+from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.first_hitting import FirstHitting
+from diffusionbert.samplers.gaussian import GaussianAncestral
+from diffusionbert.sampling import Sampling
+from diffusionbert.shapes import Batch
+from diffusionbert.systems import SYSTEMS, Start, schedule_of, time_of
+from diffusionbert.texts import Task
+
+PAD, UNK, FIRST, NUM_WORDS, LENGTH, NEXT = 0, 1, 5, 6, 4, 0.2
+SIZE = FIRST + NUM_WORDS
+UNIFORM = math.log(NUM_WORDS)
+"""Nats a token of a network that knows nothing."""
+
+
+# ---- the language ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Toy:
+    """All rows that can be, with their probabilities and the nats that they must cost at least."""
+
+    rows: Batch
+    probabilities: Tensor
+    nats: Tensor
+
+    @property
+    def entropy(self) -> float:
+        return float(self.probabilities @ self.nats)
+
+    def drawn(self, number: int, seed: int) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+        picked = torch.multinomial(self.probabilities, number, replacement=True, generator=generator)
+        return replace(self.rows.rows(picked), example=torch.arange(number))
+
+
+@cache
+def language(paired: bool) -> Toy:
+    """`[CLS] sentence [SEP]`, or `[CLS] topic [SEP] sentence [SEP]` of which the topic is given."""
+    chances: dict[tuple[int, ...], float] = {}
+    for topic, turns in itertools.product(range(NUM_WORDS), itertools.product((0, 1), repeat=LENGTH)):
+        words = tuple(FIRST + (topic + turn) % NUM_WORDS for turn in turns)
+        key = (FIRST + topic, *words) if paired else words
+        chances[key] = chances.get(key, 0.0) + NEXT ** sum(turns) * (1 - NEXT) ** (LENGTH - sum(turns)) / NUM_WORDS
+    given = [[CLS, key[0], SEP] if paired else [CLS] for key in chances]
+    tokens = torch.tensor([[*before, *key[-LENGTH:], SEP] for before, key in zip(given, chances, strict=True)])
+    place = torch.arange(tokens.shape[1])
+    editable = ((place >= len(given[0])) & (place < tokens.shape[1] - 1)).expand(tokens.shape)
+    probabilities = torch.tensor(list(chances.values()), dtype=torch.float64)
+    return Toy(Batch.of(tokens, editable), probabilities, -(probabilities * (NUM_WORDS if paired else 1)).log())
+
+
+def test_the_language_is_what_it_says():
+    alone, paired = language(False), language(True)
+    assert (len(alone.probabilities), len(paired.probabilities)) == (90, 96)
+    for toy in (alone, paired):
+        assert float(toy.probabilities.sum()) == pytest.approx(1)
+        assert bool((toy.rows.editable.sum(dim=1) == LENGTH).all())
+    assert paired.entropy == pytest.approx(-LENGTH * (0.2 * math.log(0.2) + 0.8 * math.log(0.8)))
+    assert paired.entropy < alone.entropy < paired.entropy + UNIFORM
+
+
+def lexicon() -> Lexicon:
+    counts = torch.zeros(SIZE, dtype=torch.long)
+    counts[FIRST:] = 1000 * torch.arange(1, NUM_WORDS + 1)  # not the language's own: schedules by token are to differ
+    return Lexicon(MASK, PAD, torch.arange(SIZE) >= FIRST, (UNK,), counts)
+
+
+# ---- the systems ----------------------------------------------------------------------------------------------------
+
+BASE = Experiment(
+    Data("toy", max_length=8), NewBert(layers=1, width=32, heads=2, dropout=0.0), objective=Diffusion(num_steps=8)
+)
+
+
+@cache
+def starts() -> dict[Start, str]:
+    """Folders of networks to start from; their weights are random, but they are opened as pretrained ones."""
+    output = folder() / "starts"
+    config = BertConfig(
+        vocab_size=SIZE,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=9,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    decoder = new_decoder(SIZE, layers=1, width=32, heads=2, dropout=0.0, max_positions=9, pad_id=PAD)
+    for start, network in ((Start.MASKED, BertForMaskedLM(config)), (Start.DECODER, decoder)):
+        network.save_pretrained(output / start.value)
+    return {start: str(output / start.value) for start in (Start.MASKED, Start.DECODER)}
+
+
+def experiment_of(name: str) -> Experiment:
+    start = SYSTEMS[name].start
+    base = BASE if start is Start.SCRATCH else replace(BASE, network=Pretrained(starts()[start]))
+    experiment = SYSTEMS[name].experiment(base)
+    if isinstance(experiment.objective, VectorDiffusion):  # six words need no 128 axes
+        return replace(experiment, objective=replace(experiment.objective, width=8))
+    return experiment
+
+
+def built(name: str) -> Method:
+    sampling = replace(SYSTEMS[name].sampling, steps=16, top_k=None)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return build(experiment_of(name), lexicon(), sampling)
+
+
+def toy_of(name: str) -> Toy:
+    return language(SYSTEMS[name].needs_pairs)
+
+
+def figure(method: Method, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
+    """Nats a token over all sentences of the language, and their standard error over independent rounds of draws."""
+    strata = torch.arange(9, dtype=torch.float64) / 8
+    rows = toy.rows.rows(torch.arange(len(toy.probabilities)).repeat(8))
+    slices = torch.stack([strata[:-1], strata[1:]], dim=1).repeat_interleave(len(toy.probabilities), dim=0)
+    rows = replace(rows, strata=slices, example=torch.arange(len(slices)))
+    found = []
+    for number in range(rounds):
+        with torch.no_grad():
+            values = getattr(method, of)(rows, Noise(77, number)).reshape(len(slices), -1).sum(dim=1)
+        found.append(float(toy.probabilities @ values.double().reshape(8, -1).mean(dim=0)) / LENGTH)
+    estimates = torch.tensor(found, dtype=torch.float64)
+    return float(estimates.mean()), float(estimates.std() / math.sqrt(rounds))
+
+
+@cache
+def trained(name: str) -> tuple[Method, float]:
+    """The system after a short training, and its loss before."""
+    method, toy = built(name), toy_of(name)
+    before, _ = figure(method.eval(), toy, of="loss", rounds=2)
+    steps = 150 if isinstance(SYSTEMS[name].objective, VectorDiffusion) else 120
+    optimiser = torch.optim.AdamW(method.parameters(), lr=1e-2)
+    decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
+    method.train()
+    for step in range(steps):
+        x0 = Noise(step).stratify(toy.drawn(64, step))
+        loss = method(x0, Noise(1, step), x0.num_tokens)
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(method.parameters(), 1.0)
+        optimiser.step()
+        decay.step()
+    return method.eval(), before
+
+
+every_system = pytest.mark.parametrize("name", SYSTEMS)
+
+
+@every_system
+def test_every_system_learns_and_no_likelihood_lies_below_the_entropy(name):
+    method, before = trained(name)
+    toy, kind = toy_of(name), method.objective.likelihood
+    if kind in (Likelihood.EXACT, Likelihood.BOUND):
+        nats, error = figure(method, toy, of="nats", rounds=12)
+        assert nats + 3 * error >= toy.entropy / LENGTH
+        assert nats < 0.9 * UNIFORM
+        assert error < 0.1 * nats
+    after, _ = figure(method, toy, of="loss", rounds=4)
+    assert after < 0.85 * before
+
+
+@every_system
+def test_every_system_writes_its_language(name):
+    """A network that knows nothing would write 1 sentence in 14 of it; given a topic, 1 in 81."""
+    method, _ = trained(name)
+    toy = toy_of(name)
+    given = toy.drawn(100, seed=5)
+    *_, last = method.sample(replace(given, tokens=given.tokens.masked_fill(given.editable, MASK)), seed=0)
+    assert bool(lexicon().writable[last.tokens[given.editable]].all())
+    assert torch.equal(last.tokens[~given.editable], given.tokens[~given.editable])
+    known = {tuple(row) for row in toy.rows.tokens.tolist()}
+    assert sum(tuple(row) in known for row in last.tokens.tolist()) > 20
+
+
+def test_diffuseq_sees_a_clean_source_at_every_step_of_training_and_writing():
+    method, given = built("diffuseq"), language(True).drawn(6, seed=0)
+    clean = method.network.embed(given.tokens).detach()
+    seen = []
+    handle = method.network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    method.loss(given, Noise(0))
+    method.nats(given, Noise(0))
+    list(method.sample(given, seed=0))
+    handle.remove()
+    assert len(seen) == 2 + 16
+    for x_t in seen:
+        assert torch.equal(x_t[~given.editable], clean[~given.editable])
+        assert not torch.allclose(x_t[given.editable], clean[given.editable])
+
+
+# ---- systems as data ------------------------------------------------------------------------------------------------
+
+
+def test_kinds_of_likelihood():
+    kinds = {name: built(name).objective.likelihood for name in SYSTEMS}
+    assert {name for name, kind in kinds.items() if kind is Likelihood.EXACT} == {"decoder", "decoder-pretrained"}
+    assert {name for name, kind in kinds.items() if kind is Likelihood.NONE} == {"sundae"}
+    pseudo = {"diffusionbert-spindle-paper", "bert-mouth", "cmlm"}
+    assert {name for name, kind in kinds.items() if kind is Likelihood.PSEUDO} == pseudo
+
+
+def classes(method: Method) -> tuple[type, ...]:
+    process = getattr(method.objective, "process", None)
+    return type(method.objective), type(process), type(method.network), type(method.sampler)
+
+
+def test_three_systems_are_settings_alone():
+    """Each is made of classes that other systems have, too."""
+    multinomial, any_order, pairs = (built(name) for name in ("multinomial", "oa-ardm", "diffuseq"))
+    assert classes(multinomial) == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes(built("d3pm-uniform"))
+    assert multinomial.objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
+    assert classes(any_order) == (AnyOrder, type(None), Denoiser, FirstHitting)
+    assert classes(any_order)[2:] == classes(built("mdlm"))[2:]
+    assert isinstance(any_order.sampler.process, Absorbing)
+    assert classes(pairs)[::2] == (GaussianDiffusion, EmbeddingDenoiser)
+    assert type(pairs.sampler) is GaussianAncestral
+    assert classes(pairs) == classes(built("diffusion-lm"))
+    assert SYSTEMS["diffuseq"].objective == SYSTEMS["diffusion-lm-sqrt"].objective
+    assert [name for name, system in SYSTEMS.items() if system.needs_pairs] == ["diffuseq"]
+
+
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.start is not Start.SCRATCH])
+def test_a_system_that_starts_from_a_network_refuses_without_one(name):
+    with pytest.raises(ValueError, match=r"starts from a (masked|causal) language model; give one by --start"):
+        SYSTEMS[name].experiment(BASE)
+
+
+@every_system
+def test_a_system_keeps_the_size_and_the_text_of_its_base(name):
+    experiment = experiment_of(name)
+    assert experiment.data == BASE.data
+    assert experiment.training == BASE.training
+    assert from_json(to_json(experiment)) == experiment
+    if isinstance(experiment.objective, Diffusion):
+        assert experiment.objective.num_steps == 8
+    if SYSTEMS[name].start is Start.SCRATCH:
+        size = (experiment.network.layers, experiment.network.width, experiment.network.heads)
+        assert size == (1, 32, 2)
+        assert type(experiment.network) is (NewDecoder if name == "decoder" else NewBert)
+
+
+def test_a_decoder_and_an_encoder_are_not_taken_for_each_other():
+    with pytest.raises(ValueError, match="writing from left to right needs a decoder"):
+        build(replace(experiment_of("decoder"), network=NewBert()), lexicon())
+    with pytest.raises(ValueError, match="a decoder writes from left to right alone"):
+        build(replace(experiment_of("mdlm"), network=NewDecoder()), lexicon())
+    with pytest.raises(ValueError, match="its own way with time"):
+        build(replace(experiment_of("sundae"), time=Time.LAYERS), lexicon())
+
+
+WORDS = {
+    "diffusionbert-lte": ("linear", "LTE"),
+    "diffusionbert-pte": ("linear", "PTE"),
+    "diffusionbert": ("linear", "TAD"),
+    "diffusionbert-spindle": ("spindle (corpus mean), strict", "TAD"),
+    "diffusionbert-spindle-sentence": ("spindle (sentence mean), strict", "TAD"),
+    "diffusionbert-spindle-paper": ("spindle (sentence mean), paper", "TAD"),
+    "d3pm": ("linear", "LTE"),
+    "d3pm-uniform": ("linear, uniform noise", "LTE"),
+    "diffusion-lm": ("cosine", "input"),
+    "diffusion-lm-sqrt": ("sqrt", "input"),
+    "genmd4": ("learned", "TAD"),
+    "mdlm": ("linear", "TAD"),
+    "bert-mouth": ("–", "–"),
+    "sundae": ("–", "–"),
+    "decoder": ("–", "–"),
+}
+
+
+@pytest.mark.parametrize(("name", "words"), WORDS.items())
+def test_tables_name_schedules_and_times_as_the_paper_does(name, words):
+    assert (schedule_of(experiment_of(name)), time_of(experiment_of(name))) == words
+
+
+# ---- from the command line ------------------------------------------------------------------------------------------
+
+SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=512", f"--max-length={2 * MAX_LENGTH}"]
+QUICK = ["--steps=3", "--validate-every=3", "--save-every=3", "--batch-tokens=512"]
+
+
+def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
+    output, cache = tmp_path / "run", f"--cache={folder() / 'cache'}"
+    options = [*SMALL, *QUICK, "--diffusion-steps=20", f"--output={output}", cache]
+    main(["train", "--system=diffuseq", f"--data={pairs()}", *options])
+    source = "the old king saw the city of paris today ."
+    capsys.readouterr()
+    main(["generate", f"--model={output}", "--source", source, "-n", "3", "--length", "5", "--steps", "8"])
+    written = capsys.readouterr().out.splitlines()
+    assert len(written) == 3
+    assert not any("[" in text for text in written)
+    model = load(output, "cpu")
+    assert model.paired
+    task, sampling = Task(2, length=5, source=source), Sampling(steps=8)
+    assert model.experiment.objective.num_steps == 20
+    row = model.vocabulary.encode([source])[0]
+    canvas = model._canvas(task, sampling)
+    assert canvas.tokens[0, : len(row)].tolist() == row
+    for state in model._states(task, sampling, canvas):
+        assert bool((state.tokens[:, : len(row)] == torch.tensor(row)).all())
+    with pytest.raises(ValueError, match="give a source"):
+        model.generate(1)
+
+
+def refused(capsys, *arguments: str) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.strip()
+    return said.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--system=nonsense"], "there is no system 'nonsense'; use one of diffusionbert-lte, "),
+        (["--system=diffusionbert"], "starts from a masked language model; give one by --start"),
+        (["--system=sundae", "--schedule=spindle"], "--schedule spindle is not for the system sundae"),
+        (["--system=decoder", "--diffusion-steps=4"], "--diffusion-steps 4 is not for the system decoder"),
+        (["--system=sundae", "--time=layers"], "has its own way with time"),
+        (["--system=diffuseq"], "pairs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_system_does_not_take_is_refused_in_one_line(options, message, tmp_path, capsys):
+    cache = f"--cache={folder() / 'cache'}"
+    data, output = f"--data={corpus()}", f"--output={tmp_path / 'run'}"
+    said = refused(capsys, "train", data, output, cache, *SMALL, *QUICK, *options)
+    assert message in said
+    assert not (tmp_path / "run" / "experiment.json").exists()
