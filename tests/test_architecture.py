@@ -76,8 +76,8 @@ MAY_IMPORT = {
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "
     "model",
     "assessment": "method sampling metrics intervals scores checkpoints judges conventions material",
-    "assessing": "sampling metrics protocol scores evaluation experiments texts model judges conventions material "
-    "likelihoods assessment",
+    "assessing": "sampling metrics protocol scores evaluation experiments building texts model judges conventions "
+    "material likelihoods assessment",
     "retention": "shapes noise networks vocabulary canvas intervals",
     "symptoms": "method sampling vocabulary metrics evaluation building texts model",
     "doctor": "sampling retention symptoms",

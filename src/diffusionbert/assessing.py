@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from diffusionbert.assessment import Assessment, Figures, Samples, Speed
+from diffusionbert.building import resolved
 from diffusionbert.conventions import PLACES, Basis, Convention, conventions
 from diffusionbert.evaluation import Effort, length_nats
 from diffusionbert.experiments import Pretrained
@@ -205,7 +206,8 @@ def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, to
         min(model.rows_at_once, len(texts)),
     )
     first, second = tuple(texts[: plan.samples]), tuple(texts[plan.samples :])
-    return Samples(first, second, plan.sampling, plan.length, plan.seed, speed)
+    sampling = resolved(plan.sampling, model.experiment)
+    return Samples(first, second, sampling, plan.length, plan.seed, speed)
 
 
 def compare_texts(samples: Samples, material: Material, real: Sequence[int]) -> tuple[Figures, Figures]:

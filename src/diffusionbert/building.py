@@ -286,6 +286,12 @@ _OWN: dict[type, Algorithm] = {
 """How methods write that have a way of their own; diffusion on tokens writes by its own distribution."""
 
 
+def resolved(sampling: Sampling, experiment: Experiment) -> Sampling:
+    """The same, its algorithm called by its name if it was to be the method's own."""
+    own = _OWN.get(type(experiment.objective), Algorithm.EXACT)
+    return sampling if sampling.algorithm is not Algorithm.OWN else dataclasses.replace(sampling, algorithm=own)
+
+
 def _sampler(
     experiment: Experiment,
     process: Process | Gaussian | None,
@@ -294,10 +300,8 @@ def _sampler(
     end: float = 1.0,
     window: int | None = None,
 ) -> Sampler[Any]:
-    settings = experiment.objective
-    own = _OWN.get(type(settings), Algorithm.EXACT)
-    if sampling.algorithm is Algorithm.OWN:
-        sampling = dataclasses.replace(sampling, algorithm=own)
+    settings, own = experiment.objective, resolved(Sampling(), experiment).algorithm
+    sampling = resolved(sampling, experiment)
     if isinstance(process, Process):
         agnostic = experiment.time is Time.NONE
         forbidden = lexicon.forbidden
@@ -306,7 +310,7 @@ def _sampler(
         what = "in blocks" if sampling.block is not None else f"by {sampling.algorithm.value!r}"
         raise ValueError(f"this model writes by {own.value!r} and not {what}; leave it out")
     if end < 1:
-        raise ValueError("this model cannot rewrite a text: its noise is not [MASK]; use another model")
+        raise ValueError("this model does not write on [MASK], so it rewrites no text; use another model")
     shaping = sampling.shaping(lexicon.forbidden)
     if isinstance(process, Gaussian):
         assert isinstance(settings, VectorDiffusion)

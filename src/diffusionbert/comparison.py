@@ -376,8 +376,19 @@ def _protocol(systems: Sequence[System]) -> tuple[list[str], list[str]]:
         if len(set(said.values())) == 1:
             shared.append(f"{name}: {next(iter(said.values()))}")
         else:
-            different.append(f"{name} differs: " + ", ".join(f"{words} ({system})" for system, words in said.items()))
+            different.append(f"{name} differs: {_grouped(said)}")
     return shared, different
+
+
+def _grouped(said: dict[str, str]) -> str:
+    """Who says what; where many say the same, how many."""
+    by_words: dict[str, list[str]] = {}
+    for system, words in said.items():
+        by_words.setdefault(words, []).append(system)
+    return ", ".join(
+        f"{words} ({', '.join(systems) if len(systems) <= 3 else f'{len(systems)} systems'})"
+        for words, systems in by_words.items()
+    )
 
 
 def _card(report: dict[str, Any]) -> dict[str, str]:

@@ -342,7 +342,7 @@ def _sharpened(sampling: Sampling | None) -> tuple[str, str]:
         return f"temperature {sampling.temperature} all but takes the likeliest word", "--temperature 1"
     if sampling.top_p is not None and sampling.top_p < 0.7:
         return f"top-p {sampling.top_p} leaves few words", "--top-p 0.95"
-    if sampling.algorithm not in (Algorithm.EXACT, Algorithm.ANCESTRAL, Algorithm.REMASKING):
+    if sampling.algorithm in (Algorithm.CONFIDENCE, Algorithm.MARGIN, Algorithm.ENTROPY, Algorithm.MASK_PREDICT):
         return f"the sampler {sampling.algorithm.value} goes by what is likeliest, which is common", "--sampler exact"
     return "the network has learned too little, or from text that is itself monotonous", (
         "--top-k 0; then more training, or a larger and more varied corpus"

@@ -1,13 +1,13 @@
 """Every likelihood that a trained model has: over its own grid of steps, and in the limit of ever finer ones.
 
     grid          Σ over the T steps of training: what D3PM and DiffusionBERT report; it falls as T grows
-    continuous    T → ∞: what MDLM reports, and the least that any grid can reach with this network
+    continuous    T → ∞: what MDLM reports; the least of all grids where words cost no less the more is hidden
     exact         a decoder's: one token after another
     vectors       Diffusion-LM's: steps on vectors, and the rounding to words
     pseudo        BERT-Mouth's: each token given all others, which belongs to no distribution
 
-They are different numbers of one model and never share a column. Which one is the model's own, `experiments.scoring`
-says. Knows models and objectives by their contract; estimation itself is in `evaluation`.
+They are different numbers of one model and never share a column. Which one is its own, `building.scoring` says. Knows
+models and objectives by their contract; estimation itself is in `evaluation`.
 """
 
 from __future__ import annotations

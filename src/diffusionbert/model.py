@@ -241,6 +241,12 @@ class Model:
             canvas = place_words(network, canvas, self.vocabulary.mask_id, task.seed)
         return network.to(self.device) if isinstance(network, Constrained) else network, canvas
 
+    def _require_single(self, verb: str) -> None:
+        if self.paired:
+            raise ValueError(
+                f"this model was trained on pairs and {verb} no single sentence; give it a source to answer"
+            )
+
     def _require_room(self, places: int, what: str, remedy: str) -> None:
         """Raises ValueError if a row is longer than the model reads at once."""
         if places > self.max_places:
@@ -282,8 +288,9 @@ class Model:
         """The best whole fillings of a text that were found, best first; a `[BLANK]` has 1 to `longest` tokens."""
         if longest < 1 or alternatives < 1:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
+        self._require_single("fills")
         if not writes_on_masks(self.experiment):
-            raise ValueError("this model's noise is not [MASK], so it fills no blanks; use another model")
+            raise ValueError("this model does not write on [MASK], so it fills no blanks; use another model")
         task, given = Task(forbid=words_of(forbid)), Blanks(self.vocabulary, text)
         gaps = [self._gap(given.canvas(width), text) for width in range(1, longest + 1 if BLANK in given.marks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
@@ -368,6 +375,7 @@ class Model:
     def _sentences(self, texts: Sequence[str]) -> Sentences:
         if not texts or isinstance(texts, str):
             raise ValueError(f"a list of one or more sentences is expected, given {texts!r}")
+        self._require_single("scores")
         rows = Sentences(self.vocabulary, tuple(texts))
         empty = (rows.lengths <= self.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
         if empty:

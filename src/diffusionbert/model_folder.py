@@ -23,7 +23,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from diffusionbert import __version__
-from diffusionbert.building import Lexicon
+from diffusionbert.building import Lexicon, writes_on_masks
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.experiments import (
     AnyOrderWriting,
@@ -36,7 +36,7 @@ from diffusionbert.experiments import (
     from_json,
     to_json,
 )
-from diffusionbert.method import Method
+from diffusionbert.method import Likelihood, Method
 from diffusionbert.networks import is_causal, quiet
 from diffusionbert.processes import LearnedExponents
 from diffusionbert.vocabulary import Vocabulary
@@ -210,11 +210,12 @@ def _card(method: Method, origin: Origin, standing: Any) -> str:
     opening = f"opens with `AutoModelFor{'Causal' if is_decoder else 'Masked'}LM`"
     if _beside(dict(method.named_parameters())):
         opening = "has weights beside its backbone, and opens with diffusionbert alone"
-    kind = method.objective.likelihood.value
+    kind = method.objective.likelihood
+    unit = "of loss a token; there is no likelihood" if kind is Likelihood.NONE else f"nats a token, kind: {kind.value}"
     training = experiment.training
     return f"""---
 library_name: diffusionbert
-pipeline_tag: {"text-generation" if is_decoder else "fill-mask"}
+pipeline_tag: {"fill-mask" if writes_on_masks(experiment) else "text-generation"}
 tags: [diffusionbert, {family}-lm]
 ---
 # A DiffusionBERT model
@@ -227,7 +228,7 @@ A {family} language model of {weights / 1e6:.1f}M weights, trained with diffusio
 | network | `{experiment.network}`, time: {experiment.time.value} |
 | data | `{experiment.data.corpus}` (fingerprint {origin.data_fingerprint[:16]}) |
 | training | {standing.best_step} of {training.steps} steps, {standing.tokens:,} tokens seen in all |
-| held-out text | {standing.best:.4f} nats a token, kind: {kind}; at most {training.validation_sentences} sentences, \
+| held-out text | {standing.best:.4f} {unit}; at most {training.validation_sentences} sentences, \
 {training.validation_draws} stratified draws each, special tokens not counted, length given |
 
 It writes what its corpus was like, with that corpus's errors and biases, and knows nothing of truth.

@@ -145,6 +145,11 @@ def pretraining(preset: str, data: str, *, decoder: bool = False) -> Experiment:
     return replace(experiment, training=training)
 
 
+def as_new(network: NewBert | NewDecoder | Pretrained) -> NewBert | NewDecoder:
+    """A network of random weights; in place of a pretrained one, a BERT-base."""
+    return NewBert(12, 768, 12) if isinstance(network, Pretrained) else network
+
+
 def as_decoder(network: NewBert | NewDecoder | Pretrained) -> NewDecoder | Pretrained:
     """A decoder of the same size as a BERT."""
     if isinstance(network, NewBert):
@@ -160,7 +165,7 @@ def next_word(experiment: Experiment) -> Experiment:
 
 def masked(experiment: Experiment) -> Experiment:
     """The same network and data, trained by ordinary masking: the network that diffusion starts from."""
-    network = experiment.network if isinstance(experiment.network, NewBert) else NewBert(12, 768, 12)
+    network = as_new(experiment.network)
     vocabulary = experiment.data.vocabulary if isinstance(experiment.data.vocabulary, int) else 30_000
     training = experiment.training
     if training.learning_rate < 1e-4:  # the paper's is for a network that is trained already

@@ -192,6 +192,7 @@ class Reproduction:
         output = self.output / "pretrained" / kind.value
         data = self.request.pretraining_data or self.request.data
         self._ensure(output, lambda: self._seeded(self.scale.pretrained(data, kind is Start.DECODER)))
+        self._ensure_model(output)
         return str(output)
 
     def _experiment(self, name: str) -> Experiment:
@@ -229,11 +230,15 @@ class Reproduction:
     def model(self, name: str) -> Model:
         """The trained model of a system."""
         if name not in self._models:
-            run = RunFolder(self.run(name))
-            if not run.model.exists() and run.named("last") is not None:  # it was stopped before the model was written
-                train(None, run.path, self.cache, resume=True)
-            self._models = {name: load(run.path, self.device)}  # one at a time
+            run = self.run(name)
+            self._ensure_model(run)
+            self._models = {name: load(run, self.device)}  # one at a time
         return self._models[name]
+
+    def _ensure_model(self, output: Path) -> None:
+        run = RunFolder(output)
+        if not run.model.exists() and run.named("last") is not None:  # it was stopped before the model was written
+            train(None, output, self.cache, resume=True)
 
     # ---- evaluations ------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """How to write, as data: which algorithm, how many steps, which words; and the sampler that does it.
 
-Names an algorithm and its knobs. `sampler` is where they become a concrete `Sampler`, as `experiments.build` is for
+Names an algorithm and its knobs. `sampler` is where they become a concrete `Sampler`, as `building.build` is for
 methods.
 """
 

@@ -27,7 +27,7 @@ from diffusionbert.experiments import (
     VectorDiffusion,
 )
 from diffusionbert.methods.discrete import Quantity
-from diffusionbert.presets import as_decoder
+from diffusionbert.presets import as_decoder, as_new
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, Sqrt
 
@@ -59,7 +59,9 @@ class System:
     def experiment(self, base: Experiment) -> Experiment:
         """This system with the size, the text, the training and the start of another experiment."""
         network = base.network
-        if self.start is not Start.SCRATCH and not isinstance(network, Pretrained):
+        if self.start is Start.SCRATCH:
+            network = as_new(network)
+        elif not isinstance(network, Pretrained):
             raise ValueError(f"{self.title} starts from a {_STARTS[self.start]}; give one by --start")
         if isinstance(self.objective, NextWord):
             network = as_decoder(network)
@@ -90,7 +92,9 @@ SYSTEMS: dict[str, System] = {
     "d3pm-uniform": System("D3PM", Diffusion(uniform_noise=True, hybrid=_HYBRID), time=Time.LAYERS),
     "diffusion-lm": System("Diffusion-LM", VectorDiffusion(), sampling=Sampling(steps=2000)),
     "diffusion-lm-sqrt": System("Diffusion-LM", VectorDiffusion(Sqrt(), floor=0.01), sampling=Sampling(steps=2000)),
-    "diffusion-lm-bert": System("Diffusion-LM", VectorDiffusion(), Start.MASKED, sampling=Sampling(steps=2000)),
+    "diffusion-lm-bert": System(
+        "Diffusion-LM", VectorDiffusion(width=None), Start.MASKED, sampling=Sampling(steps=2000)
+    ),
     "bert-mouth": System("BERT-Mouth", MouthMasking(), Start.MASKED, sampling=_MOUTH),
     "sundae": System("SUNDAE", StepUnrolling(), sampling=Sampling(steps=64, temperature=0.8)),
     "decoder": System("Transformer decoder", NextWord()),

@@ -81,7 +81,8 @@ class Score:
         figure = f"{self.nats_per_token:.4f} ± {1.96 * self.standard_error:.4f}"
         if self.kind is Likelihood.NONE:
             return f"loss on held-out text {figure} a token (there is no likelihood)"
-        return f"{self.kind.value} on held-out text {figure} nats a token (perplexity {self.perplexity:.1f})"
+        perplexity = f"{self.perplexity:.1f}" if self.perplexity < 1e9 else f"{self.perplexity:.1e}"
+        return f"{self.kind.value} on held-out text {figure} nats a token (perplexity {perplexity})"
 
 
 @dataclass(frozen=True)

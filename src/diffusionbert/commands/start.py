@@ -157,7 +157,7 @@ def start(options: Run) -> None:
     experiment = _with_training(options, stored_experiment(options.output)) if options.resume else _experiment(options)
     _require_pairs(options, experiment)
     standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
-    best = f"{standing.best:.4f} nats a token at step {standing.best_step}" if standing.best is not None else "none"
+    best = "none" if standing.best is None else f"{standing.best:.4f} a token at step {standing.best_step}"
     model = RunFolder(options.output).model
     print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
     if options.push:

@@ -63,12 +63,14 @@ class EmbeddingDenoiser(nn.Module):
 
     writable: TokenSet
 
-    def __init__(self, backbone: PreTrainedModel, writable: TokenSet, width: int = 128) -> None:
+    def __init__(self, backbone: PreTrainedModel, writable: TokenSet, width: int | None = 128) -> None:
+        """`width` is that of a word's vector; None takes the backbone's."""
         super().__init__()
-        if width < 1:
-            raise ValueError(f"word vectors need a width of at least 1, given {width}; Diffusion-LM takes 128")
         words = backbone.get_input_embeddings()
         assert isinstance(words, nn.Embedding)
+        width = words.embedding_dim if width is None else width
+        if width < 1:
+            raise ValueError(f"word vectors need a width of at least 1, given {width}; Diffusion-LM takes 128")
         self.backbone = backbone
         num_words, inner, hidden = backbone.config.vocab_size, words.embedding_dim, backbone.config.hidden_size
         # Not persistent: it belongs to the vocabulary, and is no weight.
