@@ -16,6 +16,7 @@ PACKAGE = Path(diffusionbert.__file__).parent
 # The whole graph: what each module (or folder of peers) may import. Read from top to bottom, it goes in one
 # direction. Networks know nothing of noise, processes nothing of networks, training nothing of concrete methods.
 MAY_IMPORT = {
+    "errors": "",
     # the mathematics
     "shapes": "",
     "noise": "shapes",
@@ -25,8 +26,8 @@ MAY_IMPORT = {
     "processes": "shapes noise schedules categorical",
     # the networks
     "conditioning": "shapes",
-    "networks": "shapes conditioning",
-    "original": "",
+    "networks": "errors shapes conditioning",
+    "original": "errors",
     # the contract, and what meets it
     "method": "shapes noise",
     "methods": "shapes noise schedules proposals categorical processes networks method",
@@ -37,9 +38,9 @@ MAY_IMPORT = {
     "blanks": "shapes categorical networks filling",
     # text
     "reading": "",
-    "sources": "reading",
+    "sources": "errors reading",
     "corpus": "reading sources",
-    "vocabulary": "shapes reading",
+    "vocabulary": "errors shapes reading",
     "encoded": "shapes reading corpus vocabulary",
     "canvas": "shapes noise reading vocabulary",
     # what numbers mean
@@ -62,15 +63,15 @@ MAY_IMPORT = {
     "systems": "schedules methods sampling experiments presets",
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
-    "model_folder": "networks processes method vocabulary checkpoints experiments building",
+    "model_folder": "errors networks processes method vocabulary checkpoints experiments building",
     "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments building "
     "model_folder",
     "texts": "method protocol",
-    "model": "shapes texts categorical networks method sampling constraints filling blanks canvas checkpoints metrics "
-    "protocol scores evaluation experiments building model_folder",
+    "model": "errors shapes texts categorical networks method sampling constraints filling blanks canvas checkpoints "
+    "metrics protocol scores evaluation experiments building model_folder",
     "terminal": "texts",
     # what is said of a model
-    "judges": "networks intervals batches",
+    "judges": "errors networks intervals batches",
     "conventions": "shapes intervals scores",
     "material": "reading sources corpus vocabulary experiments",
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "
@@ -91,7 +92,7 @@ MAY_IMPORT = {
     "targets": "schedules sampling metrics checkpoints experiments texts systems model assessment tables comparison "
     "figures denoising reproduction",
     # the commands
-    "commands": "schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
+    "commands": "errors schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
     "progress checkpoints experiments presets systems model_folder runs texts model terminal judges conventions "
     "material assessment assessing retention symptoms doctor tables comparison figures reproduction targets",
     "cli": "commands",

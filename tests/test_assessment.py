@@ -38,7 +38,7 @@ from diffusionbert.experiments import (
     to_json,
 )
 from diffusionbert.judges import load_judge
-from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, score_texts, ways_to_score
+from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, ways_to_score
 from diffusionbert.material import gather, held_out, sha256_of
 from diffusionbert.method import Likelihood
 from diffusionbert.methods.any_order import AnyOrder
@@ -327,6 +327,7 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=PAIRS"], "pairs"),
         (["--data=pydoc", "--samples=0"], "at least 2"),
         (["--data=pydoc", "--samples=1"], "at least 2"),
+        (["--data=pydoc", "--seed=-1"], "0 or more"),
         (["--data=pydoc", "--sentences=1"], "at least two"),
         (["--data=pydoc", "--length=64"], "46"),
         (["--data=pydoc", "--length=nonsense"], "--length"),
@@ -426,7 +427,7 @@ def test_the_grid_is_that_of_the_asked_steps(model, material):
     for steps in (1, 1000):
         ways = ways_to_score(replace(model.experiment, objective=Diffusion(Linear(), steps)), model.lexicon)
         for name, way in ways.by_name.items():
-            found[steps, name] = score_texts(model, way, material.scored, effort, protocol=Protocol())
+            found[steps, name] = model.likelihood(material.scored, effort, way=way)
     batch = Sentences(model.vocabulary, material.scored).batch(range(6))
     hidden = batch.tokens.masked_fill(batch.editable, model.vocabulary.mask_id)
     with torch.no_grad():

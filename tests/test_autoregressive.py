@@ -25,7 +25,6 @@ from transformers import (
 from diffusionbert.categorical import Shaping
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.methods.autoregressive import Autoregressive
-from diffusionbert.networks.base import Backed
 from diffusionbert.networks.causal import CausalModel, CausalNetwork, make_room, new_decoder
 from diffusionbert.networks.loading import load_causal_lm
 from diffusionbert.noise import Noise
@@ -196,7 +195,8 @@ def test_a_new_decoder_is_as_large_as_a_bert_and_its_head_is_its_table_of_words(
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, CLS, SEP)
     model = CausalModel(decoder, writable())
     assert model.max_length == PLACES
-    assert isinstance(model, Backed)
+    assert model.backbone is decoder
+    assert len(model.writable) == VOCAB_SIZE
     assert isinstance(model, CausalNetwork)
 
 

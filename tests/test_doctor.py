@@ -12,6 +12,7 @@ import pytest
 import torch
 import tyro
 from backbones import MASK, NUM_SPECIAL, backbone_of, writable
+from tiny_models import plain_roberta
 
 from diffusionbert import doctor
 from diffusionbert.categorical import Shaping, draw
@@ -123,16 +124,16 @@ class TemperatureOnThePosterior(Ancestral):
 
     def sample(self, network, canvas, seed):
         x, num_steps = self.process.prior(canvas, Noise(seed)), len(self.times) - 1
-        yield State(x.tokens, self._time(num_steps, canvas), torch.zeros_like(canvas.example))
+        yield State(x.tokens, canvas.row_times(self.times[num_steps]), torch.zeros_like(canvas.example))
         for index in reversed(range(num_steps)):
             asked = self.process.asked(x)
             if bool(asked.any()):
-                s, t = self._time(index, x), self._time(index + 1, x)
+                s, t = (x.row_times(time) for time in self.times[index : index + 2])
                 log_p = self.process.reverse(x, network(x.tokens, x.attend, t, asked), s, t)
                 log_p = (log_p / self.temperature).log_softmax(-1)
                 uniform = Noise(seed, index).uniform(x.example, Purpose.WRITE, x.tokens.shape[1])
                 x = replace(x, tokens=x.tokens.masked_scatter(asked, draw(log_p, uniform[asked])))
-            yield State(x.tokens, self._time(index, canvas), torch.zeros_like(canvas.example))
+            yield State(x.tokens, canvas.row_times(self.times[index]), torch.zeros_like(canvas.example))
 
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
@@ -525,3 +526,12 @@ def test_codes_are_stable():
         *("one-token-samples", "length-mismatch", "unknown-tokens", "understanding-lost", "few-samples"),
     ):
         assert f'"{code}"' in source
+
+
+def test_what_a_byte_level_model_writes_is_known_by_its_ids():
+    """Its spelling does not lead back to them: read again, `Ġking` would be unknown or special."""
+    model = load(plain_roberta())
+    case = examine(model, Task(2, 6, seed=0), Sampling(steps=6))
+    own = next(iter(model.write(Task(1, 6, seed=0), Sampling(steps=6)))).text
+    assert model.vocabulary.decode(case.written[0]) == own
+    assert measure(case).special_tokens == 0

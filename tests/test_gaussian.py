@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from dataclasses import replace
@@ -15,12 +16,11 @@ from torch import Tensor, nn
 from diffusionbert.categorical import Shaping
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.methods.gaussian import GaussianDiffusion
-from diffusionbert.networks.base import Backed
 from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Gaussian
 from diffusionbert.samplers.gaussian import GaussianAncestral
-from diffusionbert.schedules import Cosine, Linear, Sqrt, uniform_grid
+from diffusionbert.schedules import Cosine, Linear, Spindle, Sqrt, uniform_grid
 from diffusionbert.shapes import Batch
 
 COIN = Language(2, 1, [0.8, 0.2])
@@ -428,12 +428,18 @@ def test_every_weight_that_asks_for_a_gradient_gets_one(architecture):
     assert any("layer" in name for name in names)
 
 
+def test_the_network_is_what_is_asked_for_also_where_python_does_not_look_into_modules():
+    """As since 3.12, `isinstance` with a protocol looks attributes up statically: no buffers, no submodules."""
+    for name in ("writable", "embed", "log_words", "nearest", "__call__"):
+        inspect.getattr_static(denoiser("bert"), name)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_padding_and_other_rows_do_not_matter(architecture):
     network = denoiser(architecture)
     x0 = sentences(network.backbone)
     assert isinstance(network, VectorNetwork)
-    assert isinstance(network, Backed)
+    assert len(network.writable) == network.backbone.config.vocab_size
     t = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     guess = network(network.embed(x0.tokens), x0.attend, t)
     assert guess.shape == (3, 9, 16)
@@ -620,3 +626,8 @@ def test_it_is_a_bound_and_its_weights_are_the_networks_alone():
     assert tested.objective.likelihood is Likelihood.BOUND
     assert all(name.startswith("network.") for name in tested.state_dict())
     assert {tensor.device.type for tensor in tested.to("meta").state_dict().values()} == {"meta"}
+
+
+def test_a_schedule_by_token_is_refused_and_others_are_named():
+    with pytest.raises(ValueError, match="use linear, cosine or sqrt"):
+        Gaussian(Spindle(0.3))

@@ -412,7 +412,7 @@ def test_training_by_drawn_losses_comes_near_the_exact_optimum():
         objective.loss(network, x0, Noise(0, step)).mean().backward()
         optimiser.step()
     reached = float(expected(AGREEMENT, exact_bound(process, network, AGREEMENT)).detach())
-    assert AGREEMENT.entropy < reached < 1.12  # linear 1.280, optimum 1.058
+    assert AGREEMENT.entropy < reached < 1.18  # linear 1.280, optimum 1.058
 
 
 # ---- sampling ---------------------------------------------------------------------------------------------------

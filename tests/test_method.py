@@ -213,6 +213,30 @@ def test_every_method_learns(name, time):
     assert 0 <= after < 0.6 * before
 
 
+@every_method
+def test_every_weight_gets_a_gradient_also_from_rows_with_nothing_to_write(name):
+    """Engines that exchange gradients wait for all of them, on every process."""
+    whole = batch()
+    for given in (whole, replace(whole, editable=torch.zeros_like(whole.editable)).rows(torch.tensor([0]))):
+        tested = method(name)
+        tested(given, Noise(1), 1.0).backward()
+        trained = {weight: parameter for weight, parameter in tested.named_parameters() if parameter.requires_grad}
+        assert len(trained) > 20
+        assert not [weight for weight, parameter in trained.items() if parameter.grad is None]
+        assert all(bool(parameter.grad.isfinite().all()) for parameter in trained.values())
+
+
+@every_method
+def test_every_tensor_is_made_on_the_device_of_the_batch(name):
+    """While the default device is another one, a tensor made without a word about devices would not fit."""
+    tested, whole, canvas = method(name), batch(), ragged()
+    with torch.device("meta"):
+        assert bool(tested.loss(whole, Noise(1)).isfinite().all())
+        if name != "sundae":
+            assert bool(tested.nats(whole, Noise(1)).isfinite().all())
+        assert last_of(tested, canvas, seed=0).device.type == "cpu"
+
+
 def ragged(rows: int = 5) -> Batch:
     """Rows of different lengths with names of their own; in one a word is frozen, and one has nothing to write."""
     whole = batch(rows)

@@ -185,6 +185,25 @@ def test_a_network_that_wants_the_time_does_not_open_without_its_embeddings():
         load(path)
 
 
+def test_word_vectors_and_learned_rates_must_be_there_and_fit():
+    """Random ones in their place would be another model, and nobody would be told."""
+    path = damaged(run_of("vectors") / "model", "wordless", {"beside.safetensors": None})
+    with pytest.raises(ValueError, match=r"word vectors.*beside.safetensors is missing"):
+        load(path)
+    source = run_of("learned") / "model"
+    frequencies = load_file(source / "token_counts.safetensors")
+    exponents = frequencies.pop("exponents")
+    for name, change in (
+        ("rateless", {}),
+        ("too-few-rates", {"exponents": exponents[:-1]}),
+        ("too-few-counts", {"exponents": exponents, "counts": frequencies["counts"][:-1]}),
+    ):
+        path = damaged(source, name, {"token_counts.safetensors": save(frequencies | change)})
+        with pytest.raises(ValueError, match=r"token_counts\.safetensors") as caught:
+            load(path)
+        assert "\n" not in str(caught.value)
+
+
 def test_the_time_embeddings_are_those_of_the_folder():
     source = run_of("layers") / "model"
     weights = load_file(source / "beside.safetensors")
@@ -301,6 +320,16 @@ def test_every_kind_of_model_scores_and_says_what_the_number_is(kind):
     if kind == "decoder":  # nothing is drawn, so nothing is uncertain
         assert score.ci95[0] == pytest.approx(score.nats) == pytest.approx(score.ci95[1])
         assert sum(nats for _, nats in surprise) == pytest.approx(score.nats)
+
+
+def test_a_model_folder_does_not_call_a_loss_nats():
+    unrolled, decoder = (
+        json.loads((run_of(kind) / "model" / "diffusionbert.json").read_text())["validation"]
+        for kind in ("unrolled", "decoder")
+    )
+    assert unrolled.keys() == {"loss_per_token", "step", "likelihood"}
+    assert decoder.keys() == {"nats_per_token", "step", "likelihood"}
+    assert (unrolled["likelihood"], decoder["likelihood"]) == ("none", "exact")
 
 
 def test_a_model_without_a_likelihood_says_so():

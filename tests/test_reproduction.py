@@ -13,9 +13,9 @@ from tiny_models import MAX_LENGTH, corpus, folder, run_of
 
 from diffusionbert import reproduction as reproduction_module
 from diffusionbert.batches import TokenBudget
-from diffusionbert.checkpoints import RunFolder
+from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
-from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert
+from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert, to_json
 from diffusionbert.presets import masked, next_word
 from diffusionbert.reproduction import SCALES, Reproduction, Request, Scale, is_finished
 from diffusionbert.settings import Training
@@ -207,7 +207,7 @@ def test_a_second_call_trains_and_evaluates_nothing(done, output):
 
 
 def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
-    with pytest.raises(ValueError, match=r"holds the reproduction of something else.*choose another --output"):
+    with pytest.raises(ValueError, match=r"with seed 0, not 1; ask for the same, or choose another --output"):
         asked(output, seed=1)
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "table2", f"--output={output}", f"--data={corpus()}", "--steps=7"])
@@ -215,6 +215,26 @@ def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     with pytest.raises(ValueError, match="there is no preset 'huge'"):
         Reproduction(output, Request(scale="huge"), folder() / "cache")
+
+
+def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
+    """A signal ends a training in good order; no table may be made of what it left."""
+
+    def stopped(experiment, path, cache, resume=False):
+        RunFolder(path).checkpoints.mkdir(parents=True)
+        write_json(RunFolder(path).experiment, to_json(experiment))
+        RunFolder(path).log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "valid', encoding="utf-8")
+
+    monkeypatch.setattr(reproduction_module, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        asked(tmp_path).run("mdlm")
+    assert not (tmp_path / "runs").exists()  # the masked network was to come first
+
+
+def test_wrong_settings_leave_nothing_behind(tmp_path):
+    with pytest.raises(ValueError, match="steps"):
+        asked(tmp_path / "new", steps=0)
+    assert not (tmp_path / "new").exists()
 
 
 def log_of(run: Path) -> list[dict]:
@@ -321,3 +341,17 @@ def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1, said
         assert not (tmp_path / "none.png").exists()
+
+
+def test_the_folder_one_stands_in_is_a_run_as_well(tmp_path, monkeypatch):
+    monkeypatch.chdir(run_of("linear"))
+    main(["plot", ".", f"--output={tmp_path / 'here.png'}"])
+    assert (tmp_path / "here.png").exists()
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "figure2", "--device=nowhere", f"--output={tmp_path / 'none'}"])
+    assert caught.value.code == 2
+    assert "--device nowhere is not to be had" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

@@ -215,7 +215,18 @@ def test_experiments_survive_json(preset):
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "Nonsense"}, {"wrong_name": 1}, {"time": "sometimes"}, {"data": {"kind": "Data", "corpus": 3}}],
+    [
+        {"kind": "Nonsense"},
+        {"wrong_name": 1},
+        {"time": "sometimes"},
+        {"data": {"kind": "Data", "corpus": 3}},
+        {"data": {"kind": "Linear"}},
+        {"objective": {"kind": "NewBert"}},
+        {"objective": {"kind": "Diffusion", "schedule": {"kind": "Even"}}},
+        {"objective": {"kind": "VectorDiffusion", "width": True}},
+        {"network": {"kind": "NewBert", "layers": [2]}},
+        {"data": ["pydoc"]},
+    ],
     ids=str,
 )
 def test_damaged_settings_are_refused(change):

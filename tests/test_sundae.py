@@ -428,6 +428,15 @@ def test_too_few_steps_are_refused(steps):
         Refining(writable(), steps)
 
 
+def test_a_share_of_places_is_rounded_up_and_not_by_rounding_errors():
+    """Seven tenths of ten places are seven, though 0.7 · 10 is a little more in floating point."""
+    number = torch.arange(1, 200)
+    x = Batch.of(torch.zeros(199, 199, dtype=torch.long), torch.arange(199) < number[:, None])
+    for percent in range(1, 101):
+        chosen = Refining(writable(), 2, update=percent / 100)._share(x, Noise(0)).sum(dim=1)
+        assert torch.equal(chosen, -(-percent * number // 100))
+
+
 @pytest.mark.parametrize("update", [0.0, -0.1, 1.1, math.nan])
 def test_other_shares_are_refused(update):
     with pytest.raises(ValueError, match=rf"\(0, 1\], given {update}"):

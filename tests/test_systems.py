@@ -21,6 +21,8 @@ from transformers import BertConfig, BertForMaskedLM
 
 from diffusionbert.building import Lexicon, build
 from diffusionbert.cli import main
+from diffusionbert.commands.start import _experiment
+from diffusionbert.commands.training import Train
 from diffusionbert.experiments import (
     Data,
     Diffusion,
@@ -45,6 +47,7 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
 from diffusionbert.sampling import Sampling
+from diffusionbert.schedules import Sqrt
 from diffusionbert.shapes import Batch
 from diffusionbert.systems import SYSTEMS, Start, schedule_of, time_of
 from diffusionbert.texts import Task
@@ -374,3 +377,16 @@ def test_what_a_system_does_not_take_is_refused_in_one_line(options, message, tm
     said = refused(capsys, "train", data, output, cache, *SMALL, *QUICK, *options)
     assert message in said
     assert not (tmp_path / "run" / "experiment.json").exists()
+
+
+def test_a_start_that_would_not_be_used_is_refused(tmp_path, capsys):
+    """Else a network of another size, with random weights, would be trained in its place without a word."""
+    run = ["train", f"--data={corpus()}", f"--output={tmp_path / 'run'}", "--system=d3pm", "--start=some/model"]
+    said = refused(capsys, *run)
+    assert "d3pm starts from random weights; leave out --start some/model" in said
+
+
+def test_word_vectors_take_a_schedule_and_its_floor(tmp_path):
+    options = Train(tmp_path, str(corpus()), system="diffusion-lm", schedule="sqrt", floor=0.01, diffusion_steps=50)
+    objective = _experiment(options).objective
+    assert objective == VectorDiffusion(Sqrt(), 50, 0.01)

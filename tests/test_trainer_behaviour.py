@@ -574,6 +574,7 @@ def test_rows_fewer_than_a_batch_are_trained_on_again_and_again(tmp_path):
         ("save_every", 0),
         ("keep", 0),
         ("learning_rate", math.nan),
+        ("seed", -1),
     ],
 )
 def test_impossible_settings_are_refused(name, value):

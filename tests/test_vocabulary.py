@@ -606,6 +606,19 @@ def test_the_end_of_a_text_is_no_unknown_word(tmp_path):
     assert int(vocabulary.special[plain].sum()) == 2
 
 
+@pytest.mark.parametrize("name", ["eos_token", "unk_token"])
+def test_padding_that_is_another_special_token_is_not_kept(name, tmp_path):
+    """As in many a tokenizer of the Hub; the frame could not be told from padding."""
+    tokenizer = llama_tokenizer()
+    tokenizer.pad_token = getattr(tokenizer, name)
+    tokenizer.save_pretrained(tmp_path)
+    vocabulary = Vocabulary.load(tmp_path)
+    assert vocabulary.pad_id == vocabulary.tokenizer.convert_tokens_to_ids("[PAD]")
+    assert bool(vocabulary.special[vocabulary.pad_id])
+    assert vocabulary.pad_id not in vocabulary.encode(["a string"])[0]
+    assert vocabulary.unk_id == tokenizer.unk_token_id
+
+
 def test_a_decoders_mask_takes_the_blank_before_it(decoder_folder):
     vocabulary = Vocabulary.load(decoder_folder)
     first, last = vocabulary.encode(["the"])[0], vocabulary.encode([" object"])[0]

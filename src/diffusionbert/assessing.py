@@ -23,7 +23,7 @@ from diffusionbert.conventions import PLACES, Basis, Convention, conventions
 from diffusionbert.evaluation import Effort, length_nats
 from diffusionbert.experiments import Pretrained
 from diffusionbert.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, score_texts, ways_to_score
+from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.material import Material
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model
@@ -59,6 +59,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.samples < 2:
             raise ValueError(f"self-BLEU compares samples with each other: ask for at least 2, not {self.samples}")
+        if self.seed < 0:
+            raise ValueError(f"an evaluation's seed is 0 or more, given {self.seed}; 0 is usual")
 
     def require(self, model: Model) -> None:
         """Refuses, before anything is done, what this model cannot do."""
@@ -131,11 +133,10 @@ def _at_most(effort: Effort, found: dict[str, Estimate]) -> Effort:
 def _likelihood(
     model: Model, material: Material, plan: Plan, ways: Ways, name: str, protocol: Protocol, watch: Watch
 ) -> Estimate:
-    found = score_texts(
-        model,
-        ways.by_name[name],
+    found = model.likelihood(
         material.scored,
         plan.effort,
+        way=ways.by_name[name],
         length_histogram=model.length_histogram if plan.modelled_length else None,
         protocol=protocol,
         advance=_counting(watch, f"likelihood, {name}", len(material.numbers) * plan.effort.max_rounds),

@@ -107,9 +107,7 @@ class Lexicon:
 def build(experiment: Experiment, lexicon: Lexicon, sampling: Sampling | None = None) -> Method:
     """Makes the method of an experiment; new weights come from torch's global generator."""
     if experiment.time is not Time.NONE and not isinstance(experiment.objective, Diffusion | ContinuousDiffusion):
-        raise ValueError(
-            f"{type(experiment.objective).__name__} has its own way with time; leave out {experiment.time.value!r}"
-        )
+        raise ValueError(f"time {experiment.time.value!r} (--time) is not for this method; leave it out")
     backbone = _backbone(experiment, lexicon)
     lexicon = lexicon.padded(backbone.config.vocab_size)
     network = _network(experiment, backbone, lexicon)
@@ -306,7 +304,8 @@ def _sampler(
         agnostic = experiment.time is Time.NONE
         forbidden = lexicon.forbidden
         return sampling.sampler(process, forbidden=forbidden, time_agnostic=agnostic, end=end, window=window)
-    if sampling.algorithm not in (own, Algorithm.EXACT) or sampling.block is not None:
+    has_law = not isinstance(settings, StepUnrolling)
+    if not (sampling.algorithm is own or (sampling.algorithm is Algorithm.EXACT and has_law)) or sampling.block:
         what = "in blocks" if sampling.block is not None else f"by {sampling.algorithm.value!r}"
         raise ValueError(f"this model writes by {own.value!r} and not {what}; leave it out")
     if end < 1:

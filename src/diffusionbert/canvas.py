@@ -122,9 +122,7 @@ def rewriting(
     count = int(canvas.editable[0].sum())
     if not count:
         raise ValueError(f"there is nothing to rewrite in {text!r}; give a sentence")
-    order = Noise(seed).uniform(canvas.example, Purpose.ORDER, canvas.tokens.shape[1])
-    rank = order.masked_fill(~canvas.editable, torch.inf).argsort(dim=1).argsort(dim=1)
-    chosen = rank < max(1, round(strength * count))
+    chosen = Noise(seed).chosen(canvas, torch.full((num_rows,), max(1, round(strength * count))))
     for word in unwanted:
         pieces = torch.tensor(vocabulary.pieces(word))
         starts = (canvas.tokens.unfold(1, len(pieces), 1) == pieces).all(dim=2).nonzero()

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,24 @@ class RunFolder:
         self.log = path / "log.jsonl"
         self.model = path / "model"
         self.experiment = path / "experiment.json"
+
+    def left_model(self) -> Path | None:
+        """The folder of the model that the run has left; None if there is no run here."""
+        if not os.path.isfile(self.experiment):  # noqa: PTH113 - a name too long for a file is no error here
+            return None
+        if not self.model.exists():
+            raise ValueError(
+                f"{str(self.path)!r} is a run that has not left a model yet; let it finish, or --resume it"
+            )
+        return self.model
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the log says, line by line; a line that a kill has cut off is left out."""
+        found = []
+        for line in self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else ():
+            with suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is."""

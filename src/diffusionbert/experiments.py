@@ -197,17 +197,19 @@ def from_json(plain: Any, annotation: Any = Experiment) -> Any:
         kind = _KINDS.get(str(plain.get("kind")))
         if kind is None:
             raise ValueError(f"unknown kind {plain.get('kind')!r} in settings; known are {', '.join(sorted(_KINDS))}")
+        if not any(isinstance(member, type) and issubclass(kind, member) for member in _members(annotation)):
+            raise ValueError(f"a setting is of the kind {kind.__name__}, but must be {annotation}")
         hints = typing.get_type_hints(kind)
         unknown = set(plain) - set(hints) - {"kind"}
         if unknown:
             raise ValueError(f"{kind.__name__} has no setting {sorted(unknown)[0]!r}; it has {', '.join(hints)}")
         return kind(**{name: from_json(plain[name], hints[name]) for name in hints if name in plain})
-    if isinstance(plain, list):
-        return tuple(plain)
+    if isinstance(plain, list | tuple) and typing.get_origin(annotation) is tuple:
+        return tuple(from_json(each, typing.get_args(annotation)[0]) for each in plain)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return annotation(plain)
-    plain_types = [kind for kind in _members(annotation) if kind in (str, int, float, bool, type(None))]
-    if plain_types and not isinstance(plain, tuple(plain_types)) and not (float in plain_types and type(plain) is int):
+    # The very type, because to Python a bool is an int; a whole number may stand for a float.
+    if type(plain) not in _members(annotation) and not (float in _members(annotation) and type(plain) is int):
         raise ValueError(f"a setting has the value {plain!r}, but must be {annotation}")
     return plain
 

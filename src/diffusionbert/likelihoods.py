@@ -15,16 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from diffusionbert.building import Lexicon, own_objective, scoring
-from diffusionbert.canvas import Sentences, batch_of
-from diffusionbert.evaluation import Effort, Rows, count_bytes, count_words, estimate
+from diffusionbert.canvas import batch_of
+from diffusionbert.evaluation import Effort, Rows, estimate
 from diffusionbert.experiments import (
     ContinuousDiffusion,
     Diffusion,
@@ -33,10 +32,10 @@ from diffusionbert.experiments import (
     NextWord,
     VectorDiffusion,
 )
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Likelihood
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
-from diffusionbert.model import Model
+from diffusionbert.model import Model, Way
 from diffusionbert.protocol import Protocol
 from diffusionbert.schedules import uniform_grid
 from diffusionbert.scores import Estimate
@@ -45,9 +44,6 @@ from diffusionbert.vocabulary import Vocabulary
 
 GRID, CONTINUOUS = "grid", "continuous"
 EXACT, VECTORS, PSEUDO = "exact", "vectors", "pseudo"
-
-Way = tuple[Objective[Any], str]
-"""An objective by which sentences are scored, and what it is called."""
 
 
 @final
@@ -90,51 +86,21 @@ def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
     return Ways({GRID: own, CONTINUOUS: limit})
 
 
-def score_texts(
-    model: Model,
-    way: Way,
-    texts: Sequence[str],
-    effort: Effort,
-    *,
-    length_histogram: Tensor | None = None,
-    protocol: Protocol,
-    advance: Callable[[int], None] = lambda num_sentences: None,
-) -> Estimate:
-    """The likelihood of sentences, each by itself; with a histogram, their lengths are paid for, too."""
-    return score_rows(
-        model,
-        way,
-        Sentences(model.vocabulary, tuple(texts)),
-        effort,
-        words=torch.tensor([count_words(text) for text in texts]),
-        bytes=torch.tensor([count_bytes(text) for text in texts]),
-        length_histogram=length_histogram,
-        protocol=protocol,
-        advance=advance,
-    )
-
-
 def score_rows(
     model: Model,
     way: Way,
     rows: Rows,
     effort: Effort,
     *,
-    words: Tensor | None = None,
-    bytes: Tensor | None = None,
-    length_histogram: Tensor | None = None,
     protocol: Protocol,
     advance: Callable[[int], None] = lambda num_sentences: None,
 ) -> Estimate:
-    """The likelihood of rows, whatever they are made of."""
+    """The likelihood of rows, whatever they are made of; that of sentences is `Model.likelihood`."""
     objective, steps = way
     return estimate(
         model.method(objective.to(model.device)),
         rows,
         effort,
-        words=words,
-        bytes=bytes,
-        length_histogram=length_histogram,
         protocol=replace(protocol, steps=steps),
         advance=advance,
     )

@@ -28,7 +28,8 @@ from diffusionbert.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths,
 from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
-from diffusionbert.evaluation import Effort, count_bytes, count_words, estimate, length_nats, surprise
+from diffusionbert.errors import reason_of
+from diffusionbert.evaluation import UNSAID, Effort, count_bytes, count_words, estimate, length_nats, surprise
 from diffusionbert.experiments import Diffusion, VectorDiffusion
 from diffusionbert.method import Method, Objective, State
 from diffusionbert.metrics import most_agreed
@@ -48,6 +49,8 @@ ATTEMPTS = 20
 """To write a text without forbidden words; one nearly always does."""
 ROWS_AT_ONCE = {"cpu": 32, "cuda": 512}
 """Rows written side by side; what is written does not depend on it."""
+Way = tuple[Objective[Any], str]
+"""An objective by which sentences are scored, and what it is called."""
 
 
 @final
@@ -76,8 +79,7 @@ class Model:
         objective = self.experiment.objective
         if isinstance(objective, Diffusion | VectorDiffusion):
             other.experiment = replace(self.experiment, objective=replace(objective, num_steps=num_steps))
-            for name in ("_scored_by", "_scored"):
-                other.__dict__.pop(name, None)
+            other.__dict__.pop("_scored_by", None)
         return other
 
     @property
@@ -274,7 +276,7 @@ class Model:
         mask = self.vocabulary.mask_id
         spelled = self.vocabulary.spelled(own)
         shown = tuple(None if token == mask else piece for token, piece in zip(own, spelled, strict=True))
-        return Moment(float(state.time[0]), int(state.calls[0]), shown, self.vocabulary.decode(own))
+        return Moment(float(state.time[0]), int(state.calls[0]), shown, self.vocabulary.decode(own), tuple(own))
 
     # ---- fill -------------------------------------------------------------------------------------------------------
 
@@ -348,26 +350,32 @@ class Model:
         texts: Sequence[str],
         effort: Effort,
         *,
+        way: Way | None = None,
         given: bool = False,
+        length_histogram: Tensor | None = None,
+        protocol: Protocol = UNSAID,
         advance: Callable[[int], None] = lambda num_sentences: None,
     ) -> Estimate:
-        """The likelihood of sentences: of these very ones if they are `given`, else of what they are a sample of."""
-        rows = self._sentences(texts)
+        """The likelihood of sentences, each by itself: of these very ones if they are `given`, else of what they are a
+        sample of. Unless another way is given it is the model's own; with a histogram, lengths are paid for, too.
+        """
+        objective, steps = way or self._scored_by
         return estimate(
-            self._scored,
-            rows,
+            self.method(objective.to(self.device)),
+            self._sentences(texts),
             effort,
             words=torch.tensor([count_words(text) for text in texts]),
             bytes=torch.tensor([count_bytes(text) for text in texts]),
+            length_histogram=length_histogram,
             given=given,
-            protocol=Protocol(steps=self._scored_by[1]),
+            protocol=replace(protocol, steps=steps),
             advance=advance,
         )
 
     def surprise(self, text: str, *, draws: int = 64, seed: int = 0) -> list[tuple[str, float]]:
         """Each token of a sentence and the nats that it costs."""
         batch = self._sentences([text]).batch([0]).to(self.device)
-        nats = surprise(self._scored, batch, draws, seed)[0]
+        nats = surprise(self.method(self._scored_by[0]), batch, draws, seed)[0]
         places = batch.editable[0]
         spelled = self.vocabulary.spelled(batch.tokens[0][places].tolist())
         return list(zip(spelled, nats[places].tolist(), strict=True))
@@ -389,13 +397,9 @@ class Model:
         return rows
 
     @cached_property
-    def _scored_by(self) -> tuple[Objective[Any], str]:
+    def _scored_by(self) -> Way:
         objective, name = scoring(self.experiment, self.lexicon)
         return objective.to(self.device), name
-
-    @cached_property
-    def _scored(self) -> Method:
-        return self.method(self._scored_by[0])
 
     def method(self, objective: Objective[Any]) -> Method:
         """This model with another objective."""
@@ -408,13 +412,9 @@ def load(name_or_folder: str | Path | None = None, device: str | torch.device | 
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if name_or_folder is None:
         return Model(read_model(BUNDLED), "bundled", chosen)
-    folder = Path(name_or_folder)
-    run = RunFolder(folder)
-    if os.path.isfile(run.experiment):  # noqa: PTH113 - a name too long for a file is no error here
-        if not run.model.exists():
-            raise ValueError(f"{str(folder)!r} is a run that has not left a model yet; let it finish, or --resume it")
-        folder = run.model
-    elif not os.path.isdir(folder):  # noqa: PTH112 - as above
+    given = Path(name_or_folder)
+    folder = RunFolder(given).left_model() or given
+    if not os.path.isdir(folder):  # noqa: PTH112 - a name too long for a folder is no error here
         folder = _downloaded(str(name_or_folder))
     return Model(read_model(folder), str(name_or_folder), chosen)
 
@@ -425,8 +425,7 @@ def _downloaded(name: str) -> Path:
         with quiet(bars=sys.stderr.isatty()):
             return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]))
     except Exception as error:  # no such name, no connection: one line in any case
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"no model at {name!r}: expected a run folder, a model's folder, or a name on the Hub and a connection to "
-            f"it ({reason})"
+            f"it ({reason_of(error)})"
         ) from error

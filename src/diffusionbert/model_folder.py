@@ -25,10 +25,12 @@ from transformers import PreTrainedModel
 from diffusionbert import __version__
 from diffusionbert.building import Lexicon, writes_on_masks
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
+from diffusionbert.errors import reason_of
 from diffusionbert.experiments import (
     AnyOrderWriting,
     Data,
     Experiment,
+    LearnedDiffusion,
     NextWord,
     Pretrained,
     Time,
@@ -70,6 +72,7 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
     if exponents is not None:
         frequencies["exponents"] = exponents
     save_tensors(frequencies, folder / "token_counts.safetensors")
+    kind = method.objective.likelihood
     write_json(
         folder / "diffusionbert.json",
         {
@@ -78,9 +81,10 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
             "data_fingerprint": origin.data_fingerprint,
             "paired": origin.paired,
             "validation": {
-                "nats_per_token": standing.best,
+                # As in the log: a loss is not called nats.
+                "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": standing.best,
                 "step": standing.best_step,
-                "likelihood": method.objective.likelihood.value,
+                "likelihood": kind.value,
             },
         },
     )
@@ -130,13 +134,27 @@ def read_model(folder: Path) -> Opened:
     said = _described(settings)
     experiment = replace(said["experiment"], network=network)
     frequencies = load_tensors(folder / "token_counts.safetensors")
-    if not {"counts", "length_histogram"} <= frequencies.keys():
-        raise ValueError(f"{str(folder)!r} lacks counts in token_counts.safetensors; export it anew")
-    if experiment.time is not Time.NONE and not (folder / "beside.safetensors").exists():
-        raise ValueError(f"{str(folder)!r} is told the time, but its beside.safetensors is missing")
+    _require_frequencies(folder, frequencies, vocabulary.size, isinstance(experiment.objective, LearnedDiffusion))
+    has_vectors = isinstance(experiment.objective, VectorDiffusion)
+    if (has_vectors or experiment.time is not Time.NONE) and not (folder / "beside.safetensors").exists():
+        what = "has its own word vectors" if has_vectors else "is told the time"
+        raise ValueError(f"{str(folder)!r} {what}, but its beside.safetensors is missing; export it anew")
     lexicon = lexicon_of(vocabulary, frequencies["counts"], frequencies.get("exponents"))
     paired = bool(said.get("paired", False))
     return Opened(folder, experiment, vocabulary, lexicon, frequencies["length_histogram"], paired)
+
+
+def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int, has_exponents: bool) -> None:
+    """Refuses what lacks a tensor, or has one for another vocabulary: the rates of a network may be more than its
+    tokenizer's ids.
+    """
+    needed = {"counts", "length_histogram"} | ({"exponents"} if has_exponents else set())
+    is_fitting = needed <= found.keys() and len(found["counts"]) == num_ids
+    if not is_fitting or (has_exponents and len(found["exponents"]) < num_ids):
+        raise ValueError(
+            f"{str(folder)!r} lacks {', '.join(sorted(needed))} of {num_ids} tokens in token_counts.safetensors; "
+            "export it anew"
+        )
 
 
 def _described(settings: Path) -> dict[str, Any]:
@@ -144,8 +162,6 @@ def _described(settings: Path) -> dict[str, Any]:
     try:
         said = dict(read_json(settings))
         experiment = from_json(said["experiment"])
-        if not isinstance(experiment, Experiment):
-            raise TypeError(f"{type(experiment).__name__} is no experiment")
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{str(settings)!r} does not describe a model ({reason}); export it anew") from error
@@ -159,9 +175,8 @@ def push_model(folder: Path, name: str) -> str:
         address = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a DiffusionBERT model")
     except Exception as error:  # no connection, no token, no such name: the model itself is safe
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise OSError(
-            f"{name!r} was not pushed ({reason}); the model is in {str(folder)!r}, log in and try again"
+            f"{name!r} was not pushed ({reason_of(error)}); the model is in {str(folder)!r}, log in and try again"
         ) from None
     return str(address)
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
 
+from diffusionbert.errors import reason_of
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,9 +47,8 @@ def _weights(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise ValueError(f"there is no file {str(path)!r}; give the .th file of an original checkpoint") from None
     except Exception as error:  # a pickle can fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{str(path)!r} is no checkpoint of plain tensors ({reason[:200]}); it is not opened"
+            f"{str(path)!r} is no checkpoint of plain tensors ({reason_of(error)[:200]}); it is not opened"
         ) from None
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]

@@ -13,7 +13,6 @@ Knows systems by name and what `train` and `evaluate` do; no concrete method.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,7 @@ from diffusionbert.assessment import Evaluation, read_evaluation, write_evaluati
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
 from diffusionbert.evaluation import Effort
-from diffusionbert.experiments import Diffusion, Experiment, NewBert
+from diffusionbert.experiments import Diffusion, Experiment, NewBert, VectorDiffusion
 from diffusionbert.material import Material, gather, held_out
 from diffusionbert.model import Model, load
 from diffusionbert.presets import masked, next_word, pretraining, tiny, wiki_small
@@ -162,15 +161,26 @@ class Reproduction:
         self.scale = SCALES[request.scale]
         self._models: dict[str, Model] = {}
         self._materials: dict[tuple[str, str, int], Material] = {}
-        settings = output / "settings.json"
-        asked = asdict(request)
-        if not settings.exists():
-            output.mkdir(parents=True, exist_ok=True)
-            write_json(settings, asked)
-        elif read_json(settings) != asked:
+        _ = self._base  # refuses wrong settings before any file is written
+        self._keep_settings()
+
+    def _keep_settings(self) -> None:
+        settings, asked = self.output / "settings.json", asdict(self.request)
+        stored = read_json(settings) if settings.exists() else asked
+        different = [name for name in asked if stored.get(name) != asked[name]]
+        if different:
+            name = different[0]
             raise ValueError(
-                f"{str(output)!r} holds the reproduction of something else ({settings.name}); choose another --output"
+                f"{str(self.output)!r} holds a reproduction with {name} {stored.get(name)!r}, not {asked[name]!r}; ask "
+                "for the same, or choose another --output"
             )
+        try:
+            self.output.mkdir(parents=True, exist_ok=True)
+            write_json(settings, asked)
+        except OSError as error:
+            raise ValueError(
+                f"nothing can be written to {str(self.output)!r} ({error.strerror}); choose another --output"
+            ) from None
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -222,10 +232,13 @@ class Reproduction:
             if not is_finished(output):
                 say(f"{output}: goes on")
                 train(None, output, self.cache, resume=True)
-            return
-        experiment = make()
-        say(f"{output}: {experiment.training.steps:,} steps")
-        train(experiment, output, self.cache)
+        else:
+            experiment = make()
+            say(f"{output}: {experiment.training.steps:,} steps")
+            train(experiment, output, self.cache)
+        if not is_finished(output):  # a signal ends a training in good order; what needs it must not go on
+            say(f"{output}: stopped; the same command goes on from there")
+            raise KeyboardInterrupt
 
     def model(self, name: str) -> Model:
         """The trained model of a system."""
@@ -269,8 +282,9 @@ class Reproduction:
 
     def sampling(self, name: str) -> Sampling:
         """How a system writes for the main table."""
-        own = SYSTEMS[name].sampling
-        return replace(own, steps=self.scale.vector_steps) if own.steps == 2000 else own
+        system = SYSTEMS[name]
+        is_slow = isinstance(system.objective, VectorDiffusion)
+        return replace(system.sampling, steps=self.scale.vector_steps) if is_slow else system.sampling
 
     def _plan(self, sampling: Sampling, scored: bool) -> Plan:
         effort = Effort(0.005, self.scale.max_draws, strata=min(16, self.scale.max_draws // 2), seed=self.request.seed)
@@ -288,15 +302,9 @@ class Reproduction:
 
 def is_finished(run: Path) -> bool:
     """Whether a run was trained and validated to its last step."""
-    log = RunFolder(run).log
-    if not log.exists():
-        return False
-    events = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-    return any("validation_standard_error" in event for event in events if event["step"] >= _last_step(run))
-
-
-def _last_step(run: Path) -> int:
-    return stored_experiment(run).training.steps
+    last = stored_experiment(run).training.steps
+    events = RunFolder(run).events()
+    return any("validation_standard_error" in event for event in events if event["step"] >= last)
 
 
 def _shortened(training: Training, steps: int) -> Training:

@@ -85,12 +85,7 @@ def started_from(experiment: Experiment, start: str) -> Experiment:
 
     The start brings its own vocabulary.
     """
-    folder = Path(start)
-    inner = RunFolder(folder).model
-    if RunFolder(folder).experiment.exists():
-        if not inner.exists():
-            raise ValueError(f"{start!r} is a run that has not left a model yet; let it finish, or --resume it")
-        start = str(inner)
+    start = str(RunFolder(Path(start)).left_model() or start)
     vocabulary = "bert-base-uncased" if start.endswith(".th") else start
     return replace(experiment, network=Pretrained(start), data=replace(experiment.data, vocabulary=vocabulary))
 

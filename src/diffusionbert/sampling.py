@@ -113,7 +113,8 @@ class Sampling:
 
     def _inner(self, process: Process, shaping: Shaping, time_agnostic: bool, end: float) -> Sampler[Network]:
         if self.algorithm in _OTHERS:
-            raise ValueError(f"{self.algorithm.value!r} is for a model {_OTHERS[self.algorithm]}, which this is not")
+            whose = _OTHERS[self.algorithm]
+            raise ValueError(f"{self.algorithm.value!r} is for a model {whose}, which this is not; leave it out")
         grid = uniform_grid(self.steps, end)
         by_law = self.algorithm in (Algorithm.OWN, Algorithm.EXACT)
         if by_law and isinstance(process, Absorbing):

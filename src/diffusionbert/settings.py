@@ -59,6 +59,7 @@ class Training:
             "validation_draws": self.validation_draws >= 1,
             "save_every": self.save_every >= 1,
             "keep": self.keep >= 1,
+            "seed": self.seed >= 0,
         }
         broken = [name for name, holds in rules.items() if not holds]
         if broken:

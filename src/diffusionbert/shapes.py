@@ -90,6 +90,15 @@ class Batch:
         """The number of editable tokens: what losses are divided by, summed over the global batch."""
         return self.editable.sum()
 
+    def row_times(self, time: float) -> RowTimes:
+        """One time for all rows."""
+        return torch.full((len(self.tokens),), time, dtype=torch.float64, device=self.tokens.device)
+
+    def share_of(self, places: Places) -> RowTimes:
+        """What share of each row's editable places is marked; 0 where nothing is editable."""
+        share: RowTimes = (places & self.editable).sum(dim=1).double() / self.editable.sum(dim=1).clamp(min=1)
+        return share
+
     def rows(self, index: Tensor) -> Batch:
         """Picks rows, cut after the last place that any of them attends to."""
         length = int(self.attend[index].any(dim=0).nonzero().max()) + 1 if len(index) else 0

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from diffusionbert.errors import reason_of
 from diffusionbert.reading import TEXT_FIELD, Fields, Format, Item, Pair, Place, PlainText, Shard
 
 
@@ -200,10 +201,9 @@ class HuggingFace(Source):
         try:
             return getattr(datasets, function)(self.name, self.config, **options)
         except Exception as error:  # whatever the library stumbles over, the user gets one line
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
-                f"dataset {self.name!r} (config {self.config!r}) cannot be opened ({reason}): check its name and "
-                "config, and the connection to the Hub"
+                f"dataset {self.name!r} (config {self.config!r}) cannot be opened ({reason_of(error)}): check its "
+                "name and config, and the connection to the Hub"
             ) from error
 
 

@@ -182,7 +182,7 @@ def examine(
         Reference.of_rows(rows, size) if any(rows) else stored,
         stored,
         rows,
-        tuple(_ids(vocabulary, path[-1]) for path in paths),
+        tuple(path[-1].tokens for path in paths),
         tuple(
             reveal_times((moment.time, [piece is None for piece in moment.pieces]) for moment in path) for path in paths
         ),
@@ -220,12 +220,6 @@ def _path(model: Model, task: Task, sampling: Sampling, index: int, advance: Cal
     path = list(model.watch(replace(task, number=1, seed=task.seed + index), sampling))
     advance()
     return path
-
-
-def _ids(vocabulary: Vocabulary, moment: Moment) -> Row:
-    mask = str(vocabulary.tokenizer.mask_token)
-    ids: Any = vocabulary.tokenizer.convert_tokens_to_ids([mask if piece is None else piece for piece in moment.pieces])
-    return tuple(ids)
 
 
 def _network(

@@ -13,7 +13,6 @@ pictures as PNG, and beside each picture its numbers as JSON.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -224,8 +223,7 @@ def curve(run: Path, name: str) -> figures.Curve:
     log = RunFolder(run).log
     if not log.is_file():
         raise ValueError(f"{str(run)!r} is no run: it has no {log.name}; give the folder of a run")
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    found = [line for line in lines if "validation_nats_per_token" in line]
+    found = [event for event in RunFolder(run).events() if "validation_nats_per_token" in event]
     if not found:
         raise ValueError(f"the run {str(run)!r} has no validated likelihood to be drawn; give another run")
     return figures.Curve(

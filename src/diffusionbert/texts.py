@@ -82,6 +82,8 @@ class Moment:
     """The tokens as the vocabulary spells them; None where one is hidden."""
     text: str
     """What is written so far, hidden places left out."""
+    tokens: tuple[int, ...] = ()
+    """Their ids: not every vocabulary's spelling leads back to them."""
 
 
 @dataclass(frozen=True)

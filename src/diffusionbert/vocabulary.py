@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from diffusionbert.errors import reason_of
 from diffusionbert.reading import Pair, detokenise
 from diffusionbert.shapes import TokenSet
 
@@ -83,10 +84,9 @@ class Vocabulary:
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False)
         except Exception as error:  # whatever the library stumbles over, the user gets one line
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
                 f"no tokenizer at {str(name_or_folder)!r}: expected a folder with tokenizer.json, or a name on the "
-                f"Hub and a connection to it ({reason})"
+                f"Hub and a connection to it ({reason_of(error)})"
             ) from error
         return cls(_completed(tokenizer) if tokenizer.mask_token is None and tokenizer.is_fast else tokenizer)
 
@@ -262,7 +262,8 @@ def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         )
     backend: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     mask = AddedToken("[MASK]", lstrip=True, special=True)  # as RoBERTa's: a blank before it belongs to what is hidden
-    padding = tokenizer.pad_token or "[PAD]"
+    taken = (None, begin, end, tokenizer.unk_token)  # many pad with their end, which then frames no text any more
+    padding = "[PAD]" if tokenizer.pad_token in taken else tokenizer.pad_token
     backend.add_special_tokens([mask, *(AddedToken(token, special=True) for token in (padding, begin, end))])
     backend.post_processor = processors.TemplateProcessing(
         single=[begin, "$A", end],

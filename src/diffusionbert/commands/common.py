@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diffusionbert.errors import reason_of
+
 if TYPE_CHECKING:
     from diffusionbert.model import Model
 
@@ -30,18 +32,22 @@ class WithModel:
 
     def loaded(self) -> Model:
         """Opens the model."""
-        import torch
-
         from diffusionbert.model import load
 
-        try:
-            device = torch.device(self.device) if self.device else None
-            if device is not None:
-                torch.zeros(1, device=device).item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"--device {self.device} is not to be had ({reason}); leave it out, or try cpu") from None
-        return load(self.model, device)
+        require_device(self.device)
+        return load(self.model, self.device)
+
+
+def require_device(name: str | None) -> None:
+    """Refuses a device on which nothing can be computed."""
+    import torch
+
+    if not name:
+        return
+    try:
+        torch.zeros(1, device=torch.device(name)).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"--device {name} is not to be had ({reason_of(error)}); leave it out, or try cpu") from None
 
 
 def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from diffusionbert.commands.common import print_json
+from diffusionbert.commands.common import print_json, require_device
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,28 @@ class Reproduce:
 
     def run(self) -> None:
         """Prints tables, and where everything is."""
+        from diffusionbert.figures import require_matplotlib
         from diffusionbert.reproduction import Reproduction, Request
         from diffusionbert.runs import default_cache
         from diffusionbert.targets import TARGETS
 
+        require_device(self.device)
         request = Request(
-            self.preset,
-            self.data,
-            self.validation,
-            self.test,
-            self.other_test,
-            self.pretraining_data,
-            self.masked,
-            self.decoder,
-            self.seed,
-            self.steps,
+            scale=self.preset,
+            data=self.data,
+            validation=self.validation,
+            test=self.test,
+            other_test=self.other_test,
+            pretraining_data=self.pretraining_data,
+            masked=self.masked,
+            decoder=self.decoder,
+            seed=self.seed,
+            steps=self.steps,
         )
         reproduction = Reproduction(self.output, request, self.cache or default_cache(), self.device)
         chosen = list(TARGETS) if self.target == "all" else [self.target]
+        if any(name.startswith("figure") for name in chosen):
+            require_matplotlib()  # now, and not after the training
         written = {name: TARGETS[name](reproduction) for name in chosen}
         if self.json:
             print_json({name: [str(path) for path in paths] for name, paths in written.items()})
@@ -99,5 +103,5 @@ class Plot:
 
         if not self.runs:
             raise ValueError("there is no run to be drawn; give run folders")
-        convergence([curve(run, run.name) for run in self.runs], self.output)
+        convergence([curve(run, run.resolve().name) for run in self.runs], self.output)
         print(f"written: {self.output}")

@@ -26,7 +26,7 @@ from diffusionbert.proposals import Bell
 from diffusionbert.runs import default_cache, open_corpus, started_from, stored_experiment, train
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, Sqrt
 from diffusionbert.sources import Split
-from diffusionbert.systems import SYSTEMS
+from diffusionbert.systems import SYSTEMS, Start
 
 
 def _given(options: Run, settings: Any) -> Any:
@@ -62,7 +62,7 @@ def _experiment(options: Run) -> Experiment:
 def _diffusion(options: Train, experiment: Experiment) -> Experiment:
     """Adds what only `train` can say."""
     if options.system is not None:
-        experiment = _system(options.system, experiment)
+        experiment = _system(options.system, options.start, experiment)
     if options.time:
         experiment = replace(experiment, time=Time(options.time))
     preset = experiment.objective
@@ -87,9 +87,11 @@ def _diffusion(options: Train, experiment: Experiment) -> Experiment:
     return replace(experiment, objective=objective)
 
 
-def _system(name: str, experiment: Experiment) -> Experiment:
+def _system(name: str, start: str | None, experiment: Experiment) -> Experiment:
     if name not in SYSTEMS:
         raise ValueError(f"there is no system {name!r}; use one of {', '.join(SYSTEMS)}")
+    if start is not None and SYSTEMS[name].start is Start.SCRATCH:
+        raise ValueError(f"{name} starts from random weights; leave out --start {start}, or take only its --vocabulary")
     return SYSTEMS[name].experiment(experiment)
 
 
@@ -112,6 +114,8 @@ def _other(options: Train, experiment: Experiment) -> Experiment:
         takes["proposal"] = Bell(options.bell, weighted=not options.bell_unweighted)
     if isinstance(objective, VectorDiffusion) and options.diffusion_steps is not None:
         takes["num_steps"] = options.diffusion_steps
+    if isinstance(objective, VectorDiffusion) and options.floor is not None:
+        takes["floor"] = options.floor
     names = {"schedule": "schedule", "bell": "proposal", "diffusion_steps": "num_steps"}
     for option in ("method", "schedule", "bell", "diffusion_steps", "quantity", "hybrid", "noise"):
         if getattr(options, option) is not None and names.get(option) not in takes:

@@ -10,6 +10,7 @@ Knows no tensors, models or run folders; matplotlib is imported when something i
 from diffusionbert.figures.curves import convergence, scaling, speed
 from diffusionbert.figures.data import KINDS, Curve, Survival, Tradeoff
 from diffusionbert.figures.layout import spread
+from diffusionbert.figures.style import require_matplotlib
 from diffusionbert.figures.survival import survival_curves
 from diffusionbert.figures.tradeoffs import quality_diversity
 
@@ -20,6 +21,7 @@ __all__ = [
     "Tradeoff",
     "convergence",
     "quality_diversity",
+    "require_matplotlib",
     "scaling",
     "speed",
     "spread",

@@ -52,18 +52,25 @@ SUFFIXES: dict[str, dict[str, None]] = {
 """What can be written, and what must be left out of each for the bytes to be the same tomorrow."""
 
 
+def require_matplotlib() -> None:
+    """Refuses to draw where matplotlib is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ValueError('pictures need the package matplotlib: pip install "diffusionbert[plot]"') from None
+
+
 @contextmanager
 def picture(path: Path) -> Iterator[Figure]:
     """An empty figure in our style, which is written when all is drawn."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{str(path)!r} ends in {path.suffix!r}; a picture's name ends in {', '.join(SUFFIXES)}")
-    try:
-        from matplotlib import style
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError('pictures need the package matplotlib: pip install "diffusionbert[plot]"') from None
+    require_matplotlib()
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     # From matplotlib's own defaults, so that nobody's matplotlibrc changes our pictures.
     with style.context(SETTINGS, after_reset=True):
         figure = Figure(figsize=(WIDTH, WIDTH), dpi=DPI)

@@ -15,7 +15,7 @@ from diffusionbert.categorical import log_prob_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
+from diffusionbert.shapes import Batch, PerPlace, RowValues, Tokens, per_place
 
 
 class AnyOrder(Objective[Network]):
@@ -45,7 +45,6 @@ class AnyOrder(Objective[Network]):
     def next_nats(self, network: Network, x0: Tokens, x_t: Batch) -> PerPlace:
         """The nats to write the next token at each of the k hidden places of x_t, over k."""
         asked = x_t.editable & (x_t.tokens == self.mask_id)
-        num_hidden = asked.sum(dim=1)
-        t: RowTimes = num_hidden.double() / x_t.editable.sum(dim=1).clamp(min=1)
-        log_f = network(x_t.tokens, x_t.attend, t, asked)
-        return per_place(-log_prob_of(log_f, x0[asked]), asked) / num_hidden.clamp(min=1)[:, None]
+        log_f = network(x_t.tokens, x_t.attend, x_t.share_of(asked), asked)
+        num_hidden = asked.sum(dim=1, keepdim=True)
+        return per_place(-log_prob_of(log_f, x0[asked]), asked) / num_hidden.clamp(min=1)

@@ -25,7 +25,7 @@ from diffusionbert.categorical import log_prob_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, per_place
+from diffusionbert.shapes import Batch, PerPlace, RowValues, per_place
 
 
 class ConditionalMaskedLM(Objective[Network]):
@@ -49,7 +49,6 @@ class ConditionalMaskedLM(Objective[Network]):
         length = x0.editable.sum(dim=1)
         num_hidden = 1 + (noise.position(x0) * length).long()
         hidden = noise.chosen(x0, num_hidden)
-        t: RowTimes = hidden.sum(dim=1).double() / length.clamp(min=1)
-        log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, t, hidden)
+        log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, x0.share_of(hidden), hidden)
         weight = 2 * length.double() / (length + 1)
         return weight[:, None] * per_place(-log_prob_of(log_f, x0.tokens[hidden]), hidden)

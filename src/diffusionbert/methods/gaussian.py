@@ -9,7 +9,8 @@ The terms of x_1 are 0 for every schedule that ends at 0. Places that are not ed
 
 `nats` weighs errors by SNR, up to (1 - floor) / floor at t → 0, where the network's words are right but its vectors
 never quite: by far most of the bound. So, as in sampling, steps from times up to `clamped` take the nearest word's
-vector for x̂0; this is the bound of the chain that so samples. The step is drawn half evenly and half in proportion to
+vector for x̂0; this is the bound of the chain that so samples and in the end draws its words from p(w | x_0), where the
+sampler takes the nearest ones unless it is told to draw. The step is drawn half evenly and half in proportion to
 log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if the D axes of a vector were one Gaussian number.
 
 Where the original departs: its equations sum squares over axes and steps, its code takes means over both, so that
@@ -96,8 +97,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
 
     def rounding_nats(self, network: VectorNetwork, x0: Batch, clean: Vectors, noise: Noise) -> PerPlace:
         """-log p(w | x at time 0) at one drawn x."""
-        start = torch.zeros(len(clean), dtype=torch.float64, device=clean.device)
-        x = self.process.corrupt(clean, x0.editable, x0.example, start, noise)
+        x = self.process.corrupt(clean, x0.editable, x0.example, x0.row_times(0.0), noise)
         log_p = network.log_words(x, x0.editable)
         return per_place(-log_prob_of(log_p, x0.tokens[x0.editable]), x0.editable)
 

@@ -49,8 +49,7 @@ class GridInAnyOrder(Objective[Network]):
         length = x0.editable.sum(dim=1)
         num_hidden = self._num_hidden(length, noise.position(x0))
         hidden = noise.chosen(x0, num_hidden)
-        t = num_hidden.double() / length.clamp(min=1)
-        log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, t, hidden)
+        log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, x0.share_of(hidden), hidden)
         weight = length / num_hidden.clamp(min=1)
         return weight[:, None] * per_place(-log_prob_of(log_f, x0.tokens[hidden]), hidden)
 
@@ -59,7 +58,8 @@ class GridInAnyOrder(Objective[Network]):
         if length not in self._laws:
             visible, later = self._visible[:-1], self._visible[1:]
             reveal = (visible - later) / (1 - later)
-            n, k = torch.tensor(length, dtype=torch.float64), torch.arange(1, length + 1).double()[:, None]
+            n = visible.new_tensor(length)
+            k = torch.arange(1, length + 1, dtype=visible.dtype, device=visible.device)[:, None]
             log_sets = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
             log_chance = torch.xlogy(k, 1 - later) + torch.xlogy(n - k, later)
             self._laws[length] = (k / n * reveal * (log_sets + log_chance).exp()).sum(dim=1)

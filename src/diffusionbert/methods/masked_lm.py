@@ -55,6 +55,5 @@ class MaskedLM(Objective[Network]):
         return self._cost(network, x0, replace(x0, tokens=x0.tokens.masked_fill(chosen, self.mask_id)), chosen)
 
     def _cost(self, network: Network, x0: Batch, x: Batch, chosen: Tensor) -> PerPlace:
-        t = torch.full((len(x0.tokens),), self.rate, dtype=torch.float64, device=x0.tokens.device)
-        log_f = network(x.tokens, x.attend, t, chosen)
+        log_f = network(x.tokens, x.attend, x.row_times(self.rate), chosen)
         return per_place(-log_prob_of(log_f, x0.tokens[chosen]), chosen) / self.rate

@@ -67,8 +67,7 @@ class StepUnrolled(Objective[Network]):
 
 def _mended(network: Network, x0: Batch, x: Batch) -> tuple[RowValues, AskedLogProbs]:
     """What the clean text costs each row when x is seen, and the whole answer."""
-    t = torch.ones(len(x.tokens), dtype=torch.float64, device=x.tokens.device)
-    log_f = network(x.tokens, x.attend, t, x0.editable)
+    log_f = network(x.tokens, x.attend, x.row_times(1.0), x0.editable)
     return per_place(-log_prob_of(log_f, x0.tokens[x0.editable]), x0.editable).sum(dim=1), log_f
 
 

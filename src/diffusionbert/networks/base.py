@@ -22,13 +22,17 @@ class Network(Protocol):
         """Gives log f(v | x_t) at the N asked places: a distribution over writable tokens, −∞ at all others."""
 
 
-@runtime_checkable
 class Backed(Protocol):
-    """What every network of the package is: a Hugging Face model, and perhaps some weights beside it."""
+    """What every network of the package is: a Hugging Face model, and perhaps some weights beside it.
+
+    For type checkers alone: since Python 3.12 `isinstance` with a protocol does not see a module's own modules.
+    """
 
     backbone: PreTrainedModel
-    writable: TokenSet
-    """Ids that may be written, over all ids that the backbone knows."""
+
+    @property
+    def writable(self) -> TokenSet:
+        """Ids that may be written, over all ids that the backbone knows."""
 
     @property
     def max_length(self) -> int:

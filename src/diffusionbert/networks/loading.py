@@ -22,6 +22,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from diffusionbert.errors import reason_of
+
 logger = logging.getLogger(__name__)
 
 
@@ -130,10 +132,9 @@ def _unreadable(kind: _Kind, name_or_folder: str | Path, error: Exception) -> Va
             f"{str(name_or_folder)!r} holds its weights as pickles, which can run code and are never loaded: "
             "convert them to model.safetensors where you trust them (from_pretrained, then save_pretrained)"
         )
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ValueError(
         f"no {kind.words} at {str(name_or_folder)!r}: expected a folder with config.json and "
-        f"model.safetensors, or a name on the Hub and a connection to it ({reason})"
+        f"model.safetensors, or a name on the Hub and a connection to it ({reason_of(error)})"
     )
 
 

@@ -26,8 +26,9 @@ from diffusionbert.shapes import AskedLogProbs, AskedTokens, Places, RowTimes, T
 class VectorNetwork(Protocol):
     """What every objective and sampler on word vectors asks."""
 
-    writable: TokenSet
-    """Ids that may be written."""
+    @property
+    def writable(self) -> TokenSet:
+        """Ids that may be written."""
 
     def embed(self, tokens: Tokens) -> Vectors:
         """E(w): the clean vector of each token."""
@@ -61,7 +62,7 @@ class EmbeddingDenoiser(nn.Module):
     clean vectors would drown.
     """
 
-    writable: TokenSet
+    _writable: Tensor
 
     def __init__(self, backbone: PreTrainedModel, writable: TokenSet, width: int | None = 128) -> None:
         """`width` is that of a word's vector; None takes the backbone's."""
@@ -74,7 +75,7 @@ class EmbeddingDenoiser(nn.Module):
         self.backbone = backbone
         num_words, inner, hidden = backbone.config.vocab_size, words.embedding_dim, backbone.config.hidden_size
         # Not persistent: it belongs to the vocabulary, and is no weight.
-        self.register_buffer("writable", padded_writable(writable, num_words), persistent=False)
+        self.register_buffer("_writable", padded_writable(writable, num_words), persistent=False)
         self.table = nn.Parameter(torch.randn(num_words, width))
         self.bias = nn.Parameter(torch.zeros(num_words))
         self.time = SinusoidalTime(inner)
@@ -86,6 +87,11 @@ class EmbeddingDenoiser(nn.Module):
         if width == inner:
             _start_from(words.weight.detach(), self.table, self.up)
         self._num_positions = backbone.config.max_position_embeddings - num_reserved_positions(backbone)
+
+    @property
+    def writable(self) -> TokenSet:
+        """Ids that may be written."""
+        return self._writable  # a buffer itself is not seen by `isinstance` with a protocol since Python 3.12
 
     @property
     def max_length(self) -> int:

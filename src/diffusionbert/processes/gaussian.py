@@ -27,7 +27,10 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         if self.schedule.by_token:
-            raise ValueError(f"Gaussian noise needs a schedule that treats all tokens alike, given {self.schedule}")
+            raise ValueError(
+                f"Gaussian noise needs a schedule that treats all tokens alike, given {self.schedule}; "
+                "use linear, cosine or sqrt"
+            )
         if not 0 < self.floor < 1:
             raise ValueError(f"floor must lie in (0, 1), given {self.floor}: it is the variance of clean vectors")
 

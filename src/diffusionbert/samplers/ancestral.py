@@ -18,7 +18,7 @@ from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Process
 from diffusionbert.schedules import require_grid
-from diffusionbert.shapes import Batch, Grid, RowTimes
+from diffusionbert.shapes import Batch, Grid
 
 
 class Ancestral(Sampler[Network]):
@@ -39,10 +39,10 @@ class Ancestral(Sampler[Network]):
         num_steps = len(self.times) - 1
         x = self.process.prior(canvas, Noise(seed, step=num_steps))
         calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, self._time(num_steps, canvas), calls)
+        yield State(x.tokens, canvas.row_times(self.times[num_steps]), calls)
         for index in reversed(range(num_steps)):
             x, calls = self._step(network, x, calls, index, seed)
-            yield State(x.tokens, self._time(index, canvas), calls)
+            yield State(x.tokens, canvas.row_times(self.times[index]), calls)
 
     @torch.no_grad()
     def _step(
@@ -51,12 +51,9 @@ class Ancestral(Sampler[Network]):
         asked = self.process.asked(x_t)
         if not bool(asked.any()):
             return x_t, calls
-        s, t = self._time(index, x_t), self._time(index + 1, x_t)
+        s, t = (x_t.row_times(time) for time in self.times[index : index + 2])
         log_f = ask(network, x_t, t, asked)
         log_p = self.process.reverse(x_t, log_f, s, t, self.shaping)
         uniform = Noise(seed, step=index).uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
         tokens = x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked]))
         return replace(x_t, tokens=tokens), calls + asked.any(dim=1)
-
-    def _time(self, index: int, canvas: Batch) -> RowTimes:
-        return torch.full((len(canvas.tokens),), self.times[index], dtype=torch.float64, device=canvas.tokens.device)

@@ -120,5 +120,4 @@ class ConfidenceOrder(Sampler[Network]):
         return kept & hidden
 
     def _time(self, x: Batch) -> RowTimes:
-        share: RowTimes = self.process.asked(x).sum(dim=1).double() / x.editable.sum(dim=1).clamp(min=1)
-        return share * self.end
+        return self.end * x.share_of(self.process.asked(x))

@@ -20,7 +20,7 @@ from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Gaussian
 from diffusionbert.schedules import require_grid
-from diffusionbert.shapes import Batch, Grid, RowTimes, Tokens, Vectors
+from diffusionbert.shapes import Batch, Grid, Tokens, Vectors
 
 
 class GaussianAncestral(Sampler[VectorNetwork]):
@@ -54,7 +54,7 @@ class GaussianAncestral(Sampler[VectorNetwork]):
         def state(words: Tokens, index: int) -> State:
             tokens = canvas.tokens.clone()
             tokens[rows, : words.shape[1]] = words
-            return State(tokens, self._time(index, canvas), calls)
+            return State(tokens, canvas.row_times(self.times[index]), calls)
 
         x, words = self._start(network, sent, Noise(seed, num_steps))
         yield state(words, num_steps)
@@ -73,7 +73,7 @@ class GaussianAncestral(Sampler[VectorNetwork]):
                 "holds a token that is no word: give words there, or a grid that ends at 1"
             )
         clean = network.embed(canvas.tokens)
-        x = self.process.corrupt(clean, canvas.editable, canvas.example, self._time(end, canvas), noise)
+        x = self.process.corrupt(clean, canvas.editable, canvas.example, canvas.row_times(self.times[end]), noise)
         return x, self._rounded(network, canvas, x)
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class GaussianAncestral(Sampler[VectorNetwork]):
     ) -> tuple[Vectors, Tokens]:
         if not len(x_t):
             return x_t, canvas.tokens
-        s, t = self._time(index, canvas), self._time(index + 1, canvas)
+        s, t = (canvas.row_times(time) for time in self.times[index : index + 2])
         guess = network(x_t, canvas.attend, t)
         if self.times[index + 1] <= self.clamped:
             guess = clamp_to_words(network, guess, canvas.editable, self.shaping.forbidden)
@@ -106,6 +106,3 @@ class GaussianAncestral(Sampler[VectorNetwork]):
         log_p = self.shaping(network.log_words(x, canvas.editable))
         uniform = noise.uniform(canvas.example, Purpose.WRITE, canvas.tokens.shape[1])
         return canvas.tokens.masked_scatter(canvas.editable, draw(log_p, uniform[canvas.editable]))
-
-    def _time(self, index: int, canvas: Batch) -> RowTimes:
-        return torch.full((len(canvas.tokens),), self.times[index], dtype=torch.float64, device=canvas.tokens.device)

@@ -100,6 +100,4 @@ class Gibbs(Sampler[Network]):
         return replace(x, tokens=x.tokens.masked_scatter(due, draw(log_p, uniform[due])))
 
     def _time(self, x: Batch) -> RowTimes:
-        hidden = x.editable & (x.tokens == self.mask_id)
-        share: RowTimes = hidden.sum(dim=1).double() / x.editable.sum(dim=1).clamp(min=1)
-        return self.end * share
+        return self.end * x.share_of(x.tokens == self.mask_id)

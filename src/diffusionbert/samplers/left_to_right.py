@@ -47,11 +47,10 @@ class LeftToRight(Sampler[CausalNetwork]):
             )
         # A place is written once, so one number each is enough for its word.
         uniform = Noise(seed).uniform(canvas.example, Purpose.WRITE, editable.shape[1])
-        num_editable = editable.sum(dim=1)
         tokens, calls = canvas.tokens.masked_fill(editable, self.mask_id), torch.zeros_like(canvas.example)
-        yield State(tokens, (num_editable > 0).double(), calls)
+        yield State(tokens, canvas.share_of(editable), calls)
         reader, start = network.begin(), 0
-        rows = torch.arange(len(tokens), device=tokens.device)
+        rows, places = (torch.arange(size, device=tokens.device) for size in tokens.shape)
         for place in editable.any(dim=0).nonzero()[:, 0].tolist():
             is_left = editable[rows, place:].any(dim=1)
             if not bool(is_left.all()):
@@ -62,8 +61,7 @@ class LeftToRight(Sampler[CausalNetwork]):
             words = self._next(reader, tokens[rows, start:place], due, uniform[rows, place])
             tokens, calls, start = tokens.clone(), calls + editable[:, place], place
             tokens[rows[due], place] = words
-            num_left = editable[:, place + 1 :].sum(dim=1)
-            yield State(tokens, num_left.double() / num_editable.clamp(min=1), calls)
+            yield State(tokens, canvas.share_of(editable & (places > place)), calls)
 
     @torch.no_grad()
     def _next(self, reader: Reader, tokens: Tokens, due: Tensor, uniform: PerAsked) -> Tensor:

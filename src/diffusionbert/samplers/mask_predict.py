@@ -74,5 +74,4 @@ class MaskPredict(Sampler[Network]):
         return replace(x, tokens=x.tokens.masked_fill(hidden, self.process.mask_id))
 
     def _time(self, x: Batch) -> RowTimes:
-        share: RowTimes = self.process.asked(x).sum(dim=1).double() / x.editable.sum(dim=1).clamp(min=1)
-        return share * self.end
+        return self.end * x.share_of(self.process.asked(x))

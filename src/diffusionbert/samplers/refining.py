@@ -23,7 +23,7 @@ from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Uniform
 from diffusionbert.schedules import Linear
-from diffusionbert.shapes import Batch, Places, RowTimes, TokenSet
+from diffusionbert.shapes import Batch, Places, TokenSet
 
 
 class Refining(Sampler[Network]):
@@ -63,11 +63,11 @@ class Refining(Sampler[Network]):
 
     def _share(self, x: Batch, noise: Noise) -> Places:
         """The random places of each row that a step may change."""
-        return noise.chosen(x, (self.update * x.editable.sum(dim=1)).ceil().long())
+        share = self.update * x.editable.sum(dim=1).double()
+        return noise.chosen(x, (share - 1e-9).ceil().long())  # or 0.7 of 10 places, 7.000000000000001, would be 8
 
     @torch.no_grad()
     def _refine(self, network: Network, x: Batch, due: Places, noise: Noise) -> Batch:
-        t: RowTimes = torch.ones(len(x.tokens), dtype=torch.float64, device=x.tokens.device)
-        log_p = self.shaping(ask(network, x, t, due))
+        log_p = self.shaping(ask(network, x, x.row_times(1.0), due))
         uniform = noise.uniform(x.example, Purpose.WRITE, x.tokens.shape[1])
         return replace(x, tokens=x.tokens.masked_scatter(due, draw(log_p, uniform[due])))

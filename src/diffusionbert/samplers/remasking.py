@@ -26,7 +26,7 @@ from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.schedules import Mean, Spindle, require_grid
-from diffusionbert.shapes import Batch, Grid, PerPlace, Places, RowTimes
+from diffusionbert.shapes import Batch, Grid, PerPlace, Places
 
 
 class Strategy(Enum):
@@ -87,17 +87,17 @@ class Remasking(Sampler[Network]):
         """Yields the prior and then the state after every step."""
         x = self.process.prior(canvas, Noise(seed))
         calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, _filled(self.steps[0].t, canvas), calls)
+        yield State(x.tokens, canvas.row_times(self.steps[0].t), calls)
         for number, step in enumerate(self.steps):
             hidden = self.process.asked(x)
             x, calls = self._step(network, x, hidden, step, Noise(seed, step=number)), calls + hidden.any(dim=1)
-            yield State(x.tokens, _filled(step.s, canvas), calls)
+            yield State(x.tokens, canvas.row_times(step.s), calls)
 
     @torch.no_grad()
     def _step(self, network: Network, x_t: Batch, hidden: Places, step: Step, noise: Noise) -> Batch:
         words = self._worded(network, x_t, hidden, step.t, noise)
-        alpha_s = self.process.survival(words, _filled(step.s, x_t))
-        alpha_t = self.process.survival(words, _filled(step.t, x_t))
+        alpha_s = self.process.survival(words, x_t.row_times(step.s))
+        alpha_t = self.process.survival(words, x_t.row_times(step.t))
         sigma = self._sigma(alpha_s, alpha_t, step.eta)
         # A word that cannot be hidden at t and yet is believed in (no reweighting) is revealed at once.
         written = torch.where(alpha_t < 1, (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t), 1.0)
@@ -110,7 +110,7 @@ class Remasking(Sampler[Network]):
         """x_t with a word drawn from p(v | x_t, t) at every hidden place; whether it is revealed is decided after."""
         if not bool(hidden.any()):
             return x_t
-        time = _filled(t, x_t)
+        time = x_t.row_times(t)
         log_f = ask(network, x_t, time, hidden)
         # A step down to 0 reveals everything: it is p(v | x_t, t) itself.
         log_p = self.process.reverse(x_t, log_f, torch.zeros_like(time), time, self.shaping)
@@ -131,7 +131,3 @@ def _steps(grid: list[float], eta: float, loop: Loop | None) -> list[Step]:
     around = [Step(s, t, 0.0) for s, t in itertools.pairwise(times)][::-1]
     place = [step.t for step in around].index(loop.time)
     return [*around[:place], *[Step(loop.time, loop.time, eta)] * loop.num_steps, *around[place:]]
-
-
-def _filled(time: float, batch: Batch) -> RowTimes:
-    return torch.full((len(batch.tokens),), time, dtype=torch.float64, device=batch.tokens.device)

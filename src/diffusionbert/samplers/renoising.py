@@ -41,12 +41,13 @@ class Renoising(Sampler[Network]):
         num_steps = len(self.times) - 1
         x = self.process.prior(canvas, Noise(seed, step=num_steps))
         calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, self._time(num_steps, canvas), calls)
+        yield State(x.tokens, canvas.row_times(self.times[num_steps]), calls)
         for index in reversed(range(num_steps)):
+            s, t = (canvas.row_times(time) for time in self.times[index : index + 2])
             asked, noise = self.process.asked(x), Noise(seed, step=index)
-            guess = self._guessed(network, x, asked, self._time(index + 1, canvas), noise)
-            x, calls = self.process.corrupt(guess, self._time(index, canvas), noise), calls + asked.any(dim=1)
-            yield State(x.tokens, self._time(index, canvas), calls)
+            guess = self._guessed(network, x, asked, t, noise)
+            x, calls = self.process.corrupt(guess, s, noise), calls + asked.any(dim=1)
+            yield State(x.tokens, s, calls)
 
     @torch.no_grad()
     def _guessed(self, network: Network, x_t: Batch, asked: Places, t: RowTimes, noise: Noise) -> Batch:
@@ -58,6 +59,3 @@ class Renoising(Sampler[Network]):
         log_p = self.process.reverse(x_t, log_f, torch.zeros_like(t), t, self.shaping)
         uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
         return replace(x_t, tokens=x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked])))
-
-    def _time(self, index: int, canvas: Batch) -> RowTimes:
-        return torch.full((len(canvas.tokens),), self.times[index], dtype=torch.float64, device=canvas.tokens.device)
