@@ -293,7 +293,7 @@ def test_a_decoder_and_an_encoder_are_not_taken_for_each_other():
         build(replace(experiment_of("decoder"), network=NewBert()), lexicon())
     with pytest.raises(ValueError, match="a decoder writes from left to right alone"):
         build(replace(experiment_of("mdlm"), network=NewDecoder()), lexicon())
-    with pytest.raises(ValueError, match="its own way with time"):
+    with pytest.raises(ValueError, match="is not for this method"):
         build(replace(experiment_of("sundae"), time=Time.LAYERS), lexicon())
 
 
@@ -366,7 +366,7 @@ def refused(capsys, *arguments: str) -> str:
         (["--system=diffusionbert"], "starts from a masked language model; give one by --start"),
         (["--system=sundae", "--schedule=spindle"], "--schedule spindle is not for the system sundae"),
         (["--system=decoder", "--diffusion-steps=4"], "--diffusion-steps 4 is not for the system decoder"),
-        (["--system=sundae", "--time=layers"], "has its own way with time"),
+        (["--system=sundae", "--time=layers"], "is not for this method; leave it out"),
         (["--system=diffuseq"], "pairs"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
