@@ -415,7 +415,7 @@ def test_pseudo_likelihoods_carry_their_kind():
 def test_a_method_without_a_likelihood_is_refused():
     method = method_of(Costs(Likelihood.NONE, lambda x0, noise: torch.ones(len(x0.tokens))))
     for ask in (lambda: estimate(method, [corpus(20, 0)]), lambda: surprise(method, corpus(20, 0))):
-        with pytest.raises(ValueError, match="Costs has no likelihood"):
+        with pytest.raises(ValueError, match="this method has no likelihood"):
             ask()
 
 

@@ -311,9 +311,7 @@ def _rates(scores: Scores, effort: Effort, *, given: bool) -> dict[Unit, Rate]:
 def _require_likelihood(method: Method) -> Likelihood:
     kind = method.objective.likelihood
     if kind is Likelihood.NONE:
-        raise ValueError(
-            f"{type(method.objective).__name__} has no likelihood, nor a bound on one: judge it by its samples"
-        )
+        raise ValueError("this method has no likelihood, nor a bound on one: judge it by its samples")
     return kind
 
 

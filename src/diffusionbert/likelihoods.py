@@ -66,7 +66,7 @@ def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
     own = scoring(experiment, lexicon)
     settings = experiment.objective
     if own[0].likelihood is Likelihood.NONE:
-        return Ways({}, (f"{type(own[0]).__name__} has no likelihood, nor a bound on one: judge it by its samples",))
+        return Ways({}, ("this method has no likelihood, nor a bound on one: judge it by its samples",))
     if isinstance(settings, NextWord):
         return Ways({EXACT: own})
     if isinstance(settings, VectorDiffusion):
