@@ -10,7 +10,6 @@ nor corpora: every table, picture and verdict comes from the kept files.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -336,7 +335,7 @@ def curves(results: Results) -> str:
 def costs(results: Results) -> str:
     """What each row took, and what its weights are."""
     file = results.folders[0] / "seconds.json"
-    spent = json.loads(file.read_text()) if file.exists() else {}
+    spent = read_json(file) if file.exists() else {}
     lines = [
         "## Costs and hashes",
         "",

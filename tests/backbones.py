@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AlbertConfig,
     AutoModelForMaskedLM,
@@ -21,6 +22,9 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime
+from diffusionbert.networks import Denoiser
+from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch
 
 VOCAB_SIZE, NUM_TOKENIZER_IDS, NUM_SPECIAL = 50, 47, 5
@@ -104,3 +108,52 @@ def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
     """Says what the model itself says of all places: a distribution over writable tokens."""
     logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
     return logits[..., :NUM_TOKENIZER_IDS].masked_fill(~writable(), -torch.inf).log_softmax(-1)
+
+
+def timed_bert() -> Denoiser:
+    """A network on which the time has an effect."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        backbone = backbone_of("bert")
+        conditioning = LayerwiseTime(backbone, SinusoidalTime(16))
+        for parameter in conditioning.projections.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        return Denoiser(backbone, conditioning, writable()).eval()
+
+
+def mixed_canvas(backbone: PreTrainedModel) -> Batch:
+    """A row all frozen, and rows of 5, 9, 2 and 6 words to write with a frozen word and a frozen mask among them."""
+    batch = sentences(backbone, (6, 7, 12, 4, 9))
+    editable = batch.editable.clone()
+    editable[2, 4] = editable[4, 3] = False
+    editable[0] = False
+    return replace(batch, editable=editable, example=torch.tensor([17, 5, 2**40 + 1, 3, 8]))
+
+
+def repeated_words(rows: int = 12) -> Batch:
+    """Sentences that repeat one word, some of them shorter."""
+    tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=torch.Generator().manual_seed(1)).repeat(1, 10)
+    attend = torch.ones_like(tokens, dtype=torch.bool)
+    attend[::3, 7:] = False
+    tokens[:, 0], tokens[~attend] = CLS, 0
+    editable = attend.clone()
+    editable[:, 0] = False
+    return Noise(8).stratify(Batch.of(tokens, editable, attend))
+
+
+class Spy(nn.Module):
+    """Passes a sampler's questions on and keeps them."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+        self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.questions.append((tokens, attend, t, asked))
+        return self.network(tokens, attend, t, asked)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(tokens) for tokens, *_ in self.questions)

@@ -8,13 +8,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, sentences, writable
+from backbones import (
+    MASK,
+    NUM_SPECIAL,
+    NUM_TOKENIZER_IDS,
+    Spy,
+    backbone_of,
+    mixed_canvas,
+    repeated_words,
+    sentences,
+    timed_bert,
+    writable,
+)
 from languages import Bayes, Language, Table, exact_nats
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
+from diffusionbert.conditioning import TimeAgnostic
 from diffusionbert.method import Likelihood, Method, State
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.bert_mouth import BertMouth
@@ -114,17 +125,6 @@ def method(iterations: int = 12) -> Method:
     return Method(network, BertMouth(MaskedLM(MASK, writable()), MASK), Gibbs(MASK, iterations))
 
 
-def repeated_words(rows: int = 12) -> Batch:
-    """Sentences that repeat one word, some of them shorter."""
-    tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=torch.Generator().manual_seed(1)).repeat(1, 10)
-    attend = torch.ones_like(tokens, dtype=torch.bool)
-    attend[::3, 7:] = False
-    tokens[:, 0], tokens[~attend] = CLS, 0
-    editable = attend.clone()
-    editable[:, 0] = False
-    return Noise(8).stratify(Batch.of(tokens, editable, attend))
-
-
 def test_it_learns_by_the_training_it_is_given():
     tested, whole = method(), repeated_words()
     expected = MaskedLM(MASK, writable()).loss(tested.network, whole, Noise(3, 4))
@@ -152,38 +152,12 @@ def test_it_learns_a_language_and_writes_it():
 
 @pytest.fixture(scope="module")
 def bert() -> Denoiser:
-    """A network on which the time has an effect."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        backbone = backbone_of("bert")
-        conditioning = LayerwiseTime(backbone, SinusoidalTime(16))
-        for parameter in conditioning.projections.parameters():
-            nn.init.normal_(parameter, std=0.3)
-        return Denoiser(backbone, conditioning, writable()).eval()
+    return timed_bert()
 
 
 @pytest.fixture
 def canvas(bert) -> Batch:
-    """A row all frozen, and rows of 5, 9, 2 and 6 words to write with a frozen word and a frozen mask among them."""
-    batch = sentences(bert.backbone, (6, 7, 12, 4, 9))
-    editable = batch.editable.clone()
-    editable[2, 4] = editable[4, 3] = False
-    editable[0] = False
-    return replace(batch, editable=editable, example=torch.tensor([17, 5, 2**40 + 1, 3, 8]))
-
-
-class Spy(nn.Module):
-    """Passes questions on and keeps them."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-        self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
-        assert not torch.is_grad_enabled()
-        self.questions.append((tokens, attend, t, asked))
-        return self.network(tokens, attend, t, asked)
+    return mixed_canvas(bert.backbone)
 
 
 parametrize_order = pytest.mark.parametrize("order", Order)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, sentences, writable
+from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, repeated_words, sentences, writable
 from languages import Bayes, Language, Table
 from torch import Tensor, nn
 
@@ -149,17 +149,6 @@ def test_of_a_single_sentence_it_is_no_bound():
 def method() -> Method:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
     return Method(network, ConditionalMaskedLM(MASK), MaskPredict(Absorbing(Linear(), MASK), 4))
-
-
-def repeated_words(rows: int = 12) -> Batch:
-    """Sentences that repeat one word, some of them shorter."""
-    tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=torch.Generator().manual_seed(1)).repeat(1, 10)
-    attend = torch.ones_like(tokens, dtype=torch.bool)
-    attend[::3, 7:] = False
-    tokens[:, 0], tokens[~attend] = CLS, 0
-    editable = attend.clone()
-    editable[:, 0] = False
-    return Noise(8).stratify(Batch.of(tokens, editable, attend))
 
 
 def test_the_loss_is_the_nats():

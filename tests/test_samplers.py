@@ -8,13 +8,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, backbone_of, sentences, writable
+from backbones import (
+    CLS,
+    MASK,
+    NUM_SPECIAL,
+    NUM_TOKENIZER_IDS,
+    SEP,
+    Spy,
+    backbone_of,
+    mixed_canvas,
+    sentences,
+    timed_bert,
+    writable,
+)
 from languages import Bayes, Language, Table, exact_log_likelihood, log_forward
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
+from diffusionbert.conditioning import TimeAgnostic
 from diffusionbert.method import Sampler, State
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing, Uniform
@@ -60,43 +72,14 @@ SAMPLERS: dict[str, Factory] = {
 parametrize_samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 
 
-class Spy(nn.Module):
-    """Passes questions on and keeps them."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-        self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
-        self.questions.append((tokens, attend, t, asked))
-        return self.network(tokens, attend, t, asked)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(len(tokens) for tokens, *_ in self.questions)
-
-
 @pytest.fixture(scope="module")
 def bert() -> Denoiser:
-    """A network on which the time has an effect."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        backbone = backbone_of("bert")
-        conditioning = LayerwiseTime(backbone, SinusoidalTime(16))
-        for parameter in conditioning.projections.parameters():
-            nn.init.normal_(parameter, std=0.3)
-        return Denoiser(backbone, conditioning, writable()).eval()
+    return timed_bert()
 
 
 @pytest.fixture
 def canvas(bert) -> Batch:
-    """A row all frozen, and rows of 5, 9, 2 and 6 words to write with a frozen word and a frozen mask among them."""
-    batch = sentences(bert.backbone, (6, 7, 12, 4, 9))
-    editable = batch.editable.clone()
-    editable[2, 4] = editable[4, 3] = False
-    editable[0] = False
-    return replace(batch, editable=editable, example=torch.tensor([17, 5, 2**40 + 1, 3, 8]))
+    return mixed_canvas(bert.backbone)
 
 
 @parametrize_samplers

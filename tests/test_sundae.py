@@ -8,7 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, sentences, writable
+from backbones import (
+    CLS,
+    MASK,
+    NUM_SPECIAL,
+    NUM_TOKENIZER_IDS,
+    Spy,
+    backbone_of,
+    mixed_canvas,
+    repeated_words,
+    writable,
+)
 from languages import Language, Table
 from scipy import stats
 from torch import Tensor, nn
@@ -186,17 +196,6 @@ def method(unrolls: int = 2) -> Method:
     return Method(network, StepUnrolled(writable(), unrolls), Refining(writable(), 6, Shaping(0.5)))
 
 
-def repeated_words(rows: int = 12) -> Batch:
-    """Sentences that repeat one word, some of them shorter."""
-    tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=torch.Generator().manual_seed(1)).repeat(1, 10)
-    attend = torch.ones_like(tokens, dtype=torch.bool)
-    attend[::3, 7:] = False
-    tokens[:, 0], tokens[~attend] = CLS, 0
-    editable = attend.clone()
-    editable[:, 0] = False
-    return Noise(8).stratify(Batch.of(tokens, editable, attend))
-
-
 @pytest.mark.parametrize("unrolls", [2, 3])
 def test_noise_belongs_to_the_example(unrolls):
     """However far a row is padded."""
@@ -233,26 +232,7 @@ def bert() -> Denoiser:
 
 @pytest.fixture
 def canvas(bert) -> Batch:
-    """A row all frozen, and rows of 5, 9, 2 and 6 words to write with a frozen word and a frozen mask among them."""
-    batch = sentences(bert.backbone, (6, 7, 12, 4, 9))
-    editable = batch.editable.clone()
-    editable[2, 4] = editable[4, 3] = False
-    editable[0] = False
-    return replace(batch, editable=editable, example=torch.tensor([17, 5, 2**40 + 1, 3, 8]))
-
-
-class Spy(nn.Module):
-    """Passes questions on and keeps them."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-        self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
-        assert not torch.is_grad_enabled()
-        self.questions.append((tokens, attend, t, asked))
-        return self.network(tokens, attend, t, asked)
+    return mixed_canvas(bert.backbone)
 
 
 SAMPLERS = {

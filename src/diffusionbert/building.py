@@ -139,8 +139,7 @@ def scoring(experiment: Experiment, lexicon: Lexicon) -> tuple[Objective[Any], s
     order-agnostic one, whose estimate scatters least. All others are scored by what they are trained by.
     """
     settings = experiment.objective
-    alike = not isinstance(settings, LearnedDiffusion) and not _schedule(settings).by_token
-    if experiment.time is Time.NONE and writes_on_masks(experiment) and alike:
+    if experiment.time is Time.NONE and writes_on_masks(experiment) and not _schedule(settings).by_token:
         return AnyOrder(lexicon.mask_id), "continuous time, estimated in any order"
     objective, _ = _objective(settings, lexicon)
     if isinstance(settings, NextWord):
@@ -157,6 +156,8 @@ def own_objective(experiment: Experiment, lexicon: Lexicon) -> Objective[Any]:
 
 
 def _schedule(settings: Objectives) -> NoiseSchedule:
+    if isinstance(settings, LearnedDiffusion):
+        return Power()
     return settings.schedule if isinstance(settings, Diffusion | ContinuousDiffusion | VectorDiffusion) else Linear()
 
 
@@ -180,7 +181,7 @@ def _objective(settings: Objectives, lexicon: Lexicon) -> tuple[Objective[Any], 
         case LearnedDiffusion():
             size = len(lexicon.writable)
             learned = torch.ones(size) if lexicon.exponents is None else lexicon.exponents
-            process = Absorbing(Power(), lexicon.mask_id, LearnedExponents(learned))
+            process = Absorbing(_schedule(settings), lexicon.mask_id, LearnedExponents(learned))
             return LearnedRates(process), process
         case AnyOrderWriting():
             return AnyOrder(lexicon.mask_id), absorbing(Linear())
@@ -284,10 +285,15 @@ _OWN: dict[type, Algorithm] = {
 """How methods write that have a way of their own; diffusion on tokens writes by its own distribution."""
 
 
+def _own_algorithm(experiment: Experiment) -> Algorithm:
+    return _OWN.get(type(experiment.objective), Algorithm.EXACT)
+
+
 def resolved(sampling: Sampling, experiment: Experiment) -> Sampling:
     """The same, its algorithm called by its name if it was to be the method's own."""
-    own = _OWN.get(type(experiment.objective), Algorithm.EXACT)
-    return sampling if sampling.algorithm is not Algorithm.OWN else dataclasses.replace(sampling, algorithm=own)
+    if sampling.algorithm is not Algorithm.OWN:
+        return sampling
+    return dataclasses.replace(sampling, algorithm=_own_algorithm(experiment))
 
 
 def _sampler(
@@ -298,8 +304,7 @@ def _sampler(
     end: float = 1.0,
     window: int | None = None,
 ) -> Sampler[Any]:
-    settings, own = experiment.objective, resolved(Sampling(), experiment).algorithm
-    sampling = resolved(sampling, experiment)
+    settings, own, sampling = experiment.objective, _own_algorithm(experiment), resolved(sampling, experiment)
     if isinstance(process, Process):
         agnostic = experiment.time is Time.NONE
         forbidden = lexicon.forbidden

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
-from diffusionbert.shapes import AskedLogProbs, AskedTokens, PerAsked
+from diffusionbert.shapes import AskedLogProbs, AskedTokens, PerAsked, PerPlace, Places, Tokens, per_place
 
 
 def log_prob_of(log_p: AskedLogProbs, tokens: AskedTokens) -> PerAsked:
     """The log-probability of one given token in each row, in float64."""
     return log_p.gather(-1, tokens[:, None])[:, 0].double()
+
+
+def nats_of(log_p: AskedLogProbs, tokens: Tokens, asked: Places) -> PerPlace:
+    """-log p of the token that stands at each asked place, put there; 0 elsewhere."""
+    return per_place(-log_prob_of(log_p, tokens[asked]), asked)
 
 
 def draw(log_p: AskedLogProbs, uniform: PerAsked) -> AskedTokens:

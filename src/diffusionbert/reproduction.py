@@ -228,10 +228,12 @@ class Reproduction:
         return replace(experiment, training=replace(experiment.training, seed=self.request.seed))
 
     def _ensure(self, output: Path, make: Callable[[], Experiment]) -> None:
-        if RunFolder(output).experiment.exists():
-            if not is_finished(output):
-                say(f"{output}: goes on")
-                train(None, output, self.cache, resume=True)
+        has_begun = RunFolder(output).experiment.exists()
+        if has_begun and is_finished(output):
+            return
+        if has_begun:
+            say(f"{output}: goes on")
+            train(None, output, self.cache, resume=True)
         else:
             experiment = make()
             say(f"{output}: {experiment.training.steps:,} steps")

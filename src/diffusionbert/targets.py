@@ -220,10 +220,10 @@ def figure4(reproduction: Reproduction) -> list[Path]:
 
 def curve(run: Path, name: str) -> figures.Curve:
     """The validations of a run."""
-    log = RunFolder(run).log
-    if not log.is_file():
-        raise ValueError(f"{str(run)!r} is no run: it has no {log.name}; give the folder of a run")
-    found = [event for event in RunFolder(run).events() if "validation_nats_per_token" in event]
+    folder = RunFolder(run)
+    if not folder.log.is_file():
+        raise ValueError(f"{str(run)!r} is no run: it has no {folder.log.name}; give the folder of a run")
+    found = [event for event in folder.events() if "validation_nats_per_token" in event]
     if not found:
         raise ValueError(f"the run {str(run)!r} has no validated likelihood to be drawn; give another run")
     return figures.Curve(

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from diffusionbert.categorical import log_prob_of
+from diffusionbert.categorical import nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowValues, Tokens, per_place
+from diffusionbert.shapes import Batch, PerPlace, RowValues, Tokens
 
 
 class AnyOrder(Objective[Network]):
@@ -47,4 +47,4 @@ class AnyOrder(Objective[Network]):
         asked = x_t.editable & (x_t.tokens == self.mask_id)
         log_f = network(x_t.tokens, x_t.attend, x_t.share_of(asked), asked)
         num_hidden = asked.sum(dim=1, keepdim=True)
-        return per_place(-log_prob_of(log_f, x0[asked]), asked) / num_hidden.clamp(min=1)
+        return nats_of(log_f, x0, asked) / num_hidden.clamp(min=1)

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from typing import final
 
-from diffusionbert.categorical import log_prob_of
+from diffusionbert.categorical import nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks.causal import CausalNetwork
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowValues, per_place
+from diffusionbert.shapes import Batch, PerPlace, RowValues
 
 
 @final
@@ -43,4 +43,4 @@ class Autoregressive(Objective[CausalNetwork]):
     def nats(self, network: CausalNetwork, x0: Batch, noise: Noise) -> PerPlace:
         """-log p of each editable word after those before it, whatever the noise."""
         log_p = network(x0.tokens, x0.attend, x0.editable)
-        return per_place(-log_prob_of(log_p, x0.tokens[x0.editable]), x0.editable)
+        return nats_of(log_p, x0.tokens, x0.editable)

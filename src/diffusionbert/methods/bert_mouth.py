@@ -14,11 +14,11 @@ The training is whatever objective is handed in; the paper's is that of BERT its
 
 from __future__ import annotations
 
-from diffusionbert.categorical import log_prob_of
+from diffusionbert.categorical import nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowValues, per_place
+from diffusionbert.shapes import Batch, PerPlace, RowValues
 
 
 class BertMouth(Objective[Network]):
@@ -47,4 +47,4 @@ class BertMouth(Objective[Network]):
         index = (noise.position(x0) * length).long()
         asked = x0.editable & (x0.editable.cumsum(dim=1) == 1 + index[:, None])
         log_f = network(x0.tokens.masked_fill(asked, self.mask_id), x0.attend, x0.share_of(asked), asked)
-        return length[:, None] * per_place(-log_prob_of(log_f, x0.tokens[asked]), asked)
+        return length[:, None] * nats_of(log_f, x0.tokens, asked)

@@ -21,11 +21,11 @@ predicted length, since lengths are given.
 
 from __future__ import annotations
 
-from diffusionbert.categorical import log_prob_of
+from diffusionbert.categorical import nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowValues, per_place
+from diffusionbert.shapes import Batch, PerPlace, RowValues
 
 
 class ConditionalMaskedLM(Objective[Network]):
@@ -51,4 +51,4 @@ class ConditionalMaskedLM(Objective[Network]):
         hidden = noise.chosen(x0, num_hidden)
         log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, x0.share_of(hidden), hidden)
         weight = 2 * length.double() / (length + 1)
-        return weight[:, None] * per_place(-log_prob_of(log_f, x0.tokens[hidden]), hidden)
+        return weight[:, None] * nats_of(log_f, x0.tokens, hidden)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffusionbert.categorical import log_prob_of
+from diffusionbert.categorical import nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise
@@ -39,7 +39,6 @@ from diffusionbert.shapes import (
     Vectors,
     exact_bits,
     from_bits,
-    per_place,
 )
 
 
@@ -99,7 +98,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         """-log p(w | x at time 0) at one drawn x."""
         x = self.process.corrupt(clean, x0.editable, x0.example, x0.row_times(0.0), noise)
         log_p = network.log_words(x, x0.editable)
-        return per_place(-log_prob_of(log_p, x0.tokens[x0.editable]), x0.editable)
+        return nats_of(log_p, x0.tokens, x0.editable)
 
     def step_probabilities(self, width: int) -> Grid:
         """With what probability `nats` draws each step of the grid."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffusionbert.categorical import log_prob_of
+from diffusionbert.categorical import nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise
 from diffusionbert.schedules import NoiseSchedule, require_grid
-from diffusionbert.shapes import Batch, Grid, PerPlace, RowCounts, RowTimes, RowValues, Values, per_place
+from diffusionbert.shapes import Batch, Grid, PerPlace, RowCounts, RowTimes, RowValues, Values
 
 
 class GridInAnyOrder(Objective[Network]):
@@ -51,7 +51,7 @@ class GridInAnyOrder(Objective[Network]):
         hidden = noise.chosen(x0, num_hidden)
         log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, x0.share_of(hidden), hidden)
         weight = length / num_hidden.clamp(min=1)
-        return weight[:, None] * per_place(-log_prob_of(log_f, x0.tokens[hidden]), hidden)
+        return weight[:, None] * nats_of(log_f, x0.tokens, hidden)
 
     def law(self, length: int) -> Values:
         """q(1), …, q(n)."""

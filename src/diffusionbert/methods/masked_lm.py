@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from diffusionbert.categorical import log_prob_of
+from diffusionbert.categorical import nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.shapes import Batch, PerPlace, RowValues, TokenSet, per_place
+from diffusionbert.shapes import Batch, PerPlace, RowValues, TokenSet
 
 
 class MaskedLM(Objective[Network]):
@@ -56,4 +56,4 @@ class MaskedLM(Objective[Network]):
 
     def _cost(self, network: Network, x0: Batch, x: Batch, chosen: Tensor) -> PerPlace:
         log_f = network(x.tokens, x.attend, x.row_times(self.rate), chosen)
-        return per_place(-log_prob_of(log_f, x0.tokens[chosen]), chosen) / self.rate
+        return nats_of(log_f, x0.tokens, chosen) / self.rate

@@ -15,13 +15,13 @@ from dataclasses import replace
 
 import torch
 
-from diffusionbert.categorical import draw, log_prob_of
+from diffusionbert.categorical import draw, nats_of
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Uniform
 from diffusionbert.schedules import Linear
-from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, PerPlace, RowValues, TokenSet, per_place
+from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, PerPlace, RowValues, TokenSet
 
 _PLACES_AT_ONCE = 1024
 
@@ -68,7 +68,7 @@ class StepUnrolled(Objective[Network]):
 def _mended(network: Network, x0: Batch, x: Batch) -> tuple[RowValues, AskedLogProbs]:
     """What the clean text costs each row when x is seen, and the whole answer."""
     log_f = network(x.tokens, x.attend, x.row_times(1.0), x0.editable)
-    return per_place(-log_prob_of(log_f, x0.tokens[x0.editable]), x0.editable).sum(dim=1), log_f
+    return nats_of(log_f, x0.tokens, x0.editable).sum(dim=1), log_f
 
 
 def _drawn(log_f: AskedLogProbs, uniform: PerAsked) -> AskedTokens:
