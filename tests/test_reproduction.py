@@ -53,6 +53,7 @@ SMALLER_THAN_TINY = Scale(
     max_draws=4,
     vector_steps=4,
     budgets=(2, 5),
+    timed_samples=4,
 )
 
 
@@ -294,10 +295,10 @@ def test_all_systems_have_one_vocabulary_and_the_same_number_of_steps(done, outp
 
 
 def test_from_scratch_the_learning_rate_may_be_higher(done, output, monkeypatch):
-    monkeypatch.setitem(SCALES, "tiny", replace(SMALLER_THAN_TINY, from_scratch=2.0))
-    reproduction = asked(output)
-    rates = {name: reproduction._experiment(name).training.learning_rate for name in ("mdlm", "mdlm-pretrained")}
-    assert rates == {"mdlm": 2e-3, "mdlm-pretrained": 1e-3}
+    monkeypatch.setitem(SCALES, "tiny", replace(SMALLER_THAN_TINY, new_bert=2.0, new_decoder=3.0))
+    names = "mdlm", "mdlm-pretrained", "decoder", "decoder-pretrained"
+    rates = [asked(output).planned(name).training.learning_rate for name in names]
+    assert rates == pytest.approx([2e-3, 1e-3, 3e-3, 1e-3])
 
 
 # ---- from the command line ------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from diffusionbert.experiments import (
 )
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.presets import as_decoder, as_new
+from diffusionbert.proposals import Bell
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, Sqrt
 
@@ -81,6 +82,9 @@ SYSTEMS: dict[str, System] = {
     "diffusionbert-lte": System("DiffusionBERT", Diffusion(), Start.MASKED, Time.LAYERS),
     "diffusionbert-pte": System("DiffusionBERT", Diffusion(), Start.MASKED, Time.PREFIX),
     "diffusionbert": System("DiffusionBERT", Diffusion(), Start.MASKED),
+    "diffusionbert-bell": System(
+        "DiffusionBERT (bell-shaped steps)", Diffusion(proposal=Bell(0.8, weighted=False)), Start.MASKED
+    ),
     "diffusionbert-spindle": System("DiffusionBERT", Diffusion(_SPINDLE), Start.MASKED),
     "diffusionbert-spindle-sentence": System("DiffusionBERT", Diffusion(_SENTENCE), Start.MASKED),
     "diffusionbert-spindle-paper": System(

@@ -13,7 +13,7 @@ pictures as PNG, and beside each picture its numbers as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,9 @@ MAIN: tuple[Row, ...] = (
     *(Row(name) for name in ("diffusion-lm", "diffusion-lm-sqrt", "diffusion-lm-bert", "bert-mouth")),
     Row("bert-mouth", Sampling(Algorithm.GIBBS_LEFT_TO_RIGHT, steps=64, top_k=30), "left to right"),
     *(Row(name) for name in ("diffusionbert-lte", "diffusionbert-pte", "diffusionbert", "diffusionbert-spindle")),
-    *(Row(name) for name in ("diffusionbert-spindle-sentence", "diffusionbert-spindle-paper", "genmd4")),
-    *(Row(name) for name in ("mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae", "decoder", "decoder-pretrained")),
+    *(Row(name) for name in ("diffusionbert-spindle-sentence", "diffusionbert-spindle-paper", "diffusionbert-bell")),
+    *(Row(name) for name in ("genmd4", "mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae")),
+    *(Row(name) for name in ("decoder", "decoder-pretrained")),
 )
 """The rows of table 2. DiffuSeq is missing: it wants pairs."""
 
@@ -94,7 +95,9 @@ def table3(reproduction: Reproduction) -> list[Path]:
     for system in ("diffusionbert", "diffusionbert-spindle", "diffusion-lm", "bert-mouth", "decoder-pretrained"):
         for steps in _budgets(reproduction, system):
             sampling = replace(reproduction.sampling(system), steps=steps)
-            found = reproduction.evaluation(f"{system}-{steps}-steps", system, sampling, steps=steps)
+            found = reproduction.evaluation(
+                f"{system}-{steps}-steps", system, sampling, steps=steps, samples=reproduction.scale.timed_samples
+            )
             folders.append(found.folder)
             names.append(f"{SYSTEMS[system].title}{_schedule_words(reproduction, system)}, {steps} steps")
     return write_table(reproduction.output / "table3", compare(folders, names=names))
@@ -143,12 +146,18 @@ def _trajectories(reproduction: Reproduction) -> dict[str, tuple[Moment, ...]]:
 
 def figure2(reproduction: Reproduction) -> list[Path]:
     """How likely each word of a sentence is still visible, over time."""
-    picture = reproduction.output / "figure2.png"
-    numbers = picture.with_suffix(".json")
-    if not numbers.exists():
-        write_json(numbers, [asdict(curve) for curve in _survival(reproduction.model("diffusionbert-spindle"))])
+    numbers = survival(reproduction)
+    picture = numbers.with_suffix(".png")
     figures.survival_curves([figures.Survival(**curve) for curve in read_json(numbers)], picture)
     return [picture, numbers]
+
+
+def survival(reproduction: Reproduction) -> Path:
+    """The numbers of figure 2."""
+    numbers = reproduction.output / "figure2.json"
+    if not numbers.exists():
+        write_json(numbers, [asdict(curve) for curve in _survival(reproduction.model("diffusionbert-spindle"))])
+    return numbers
 
 
 def _survival(model: Model) -> list[figures.Survival]:
@@ -168,18 +177,33 @@ def _survival(model: Model) -> list[figures.Survival]:
 
 def figure3(reproduction: Reproduction) -> list[Path]:
     """Quality against diversity: temperature for decoders, top-k for all others, as in the paper."""
-    series, real = [], None
-    for system in ("diffusionbert", "d3pm", "decoder", "decoder-pretrained"):
-        points = []
-        for label, sampling in _knobs(reproduction.sampling(system), by_temperature=system.startswith("decoder")):
-            found = reproduction.evaluation(f"{system}-{label}", system, sampling, scored=False)
-            points.append((label, found))
-            real = real or _real(found)
-        name = SYSTEMS[system].title + (", pretrained" if SYSTEMS[system].start is not Start.SCRATCH else "")
-        series.append(_tradeoff(name, points))
-    path = reproduction.output / "figure3.png"
-    figures.quality_diversity(series, path, real=real)
-    return [path, _numbers(path, [asdict(one) for one in series])]
+    picture = reproduction.output / "figure3.png"
+    series = draw_tradeoffs({system: tradeoff(reproduction, system) for system in TRADED_OFF}, picture)
+    return [picture, _numbers(picture, [asdict(one) for one in series])]
+
+
+TRADED_OFF = ("diffusionbert", "d3pm", "decoder", "decoder-pretrained")
+"""The systems of figure 3."""
+
+
+def tradeoff(reproduction: Reproduction, system: str) -> dict[str, Evaluation]:
+    """A system's samples at each setting of figure 3, without likelihoods."""
+    settings = _knobs(reproduction.sampling(system), by_temperature=system.startswith("decoder"))
+    return {
+        label: reproduction.evaluation(f"{system}-{label}", system, sampling, scored=False)
+        for label, sampling in settings
+    }
+
+
+def draw_tradeoffs(points: Mapping[str, Mapping[str, Evaluation]], picture: Path) -> list[figures.Tradeoff]:
+    """Figure 3 from each system's samples at each setting."""
+    series = []
+    for system, found in points.items():
+        start = ", pretrained" if SYSTEMS[system].start is not Start.SCRATCH else ""
+        series.append(_tradeoff(SYSTEMS[system].title + start, found))
+    anyone = next(iter(next(iter(points.values())).values()))
+    figures.quality_diversity(series, picture, real=_real(anyone))
+    return series
 
 
 def _knobs(own: Sampling, *, by_temperature: bool) -> list[tuple[str, Sampling]]:
@@ -188,14 +212,14 @@ def _knobs(own: Sampling, *, by_temperature: bool) -> list[tuple[str, Sampling]]
     return [(f"k={value}", replace(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
 
 
-def _tradeoff(name: str, points: Sequence[tuple[str, Evaluation]]) -> figures.Tradeoff:
+def _tradeoff(name: str, points: Mapping[str, Evaluation]) -> figures.Tradeoff:
     return figures.Tradeoff(
         name,
-        tuple(found.self_bleu4.mean for _, found in points),
-        tuple(found.bleu4.mean for _, found in points),
-        tuple(label for label, _ in points),
-        tuple(_standard_error(found.self_bleu4) for _, found in points),
-        tuple(_standard_error(found.bleu4) for _, found in points),
+        tuple(found.self_bleu4.mean for found in points.values()),
+        tuple(found.bleu4.mean for found in points.values()),
+        tuple(points),
+        tuple(_standard_error(found.self_bleu4) for found in points.values()),
+        tuple(_standard_error(found.bleu4) for found in points.values()),
     )
 
 

@@ -1,0 +1,223 @@
+"""The experiment of docs/results.md: every row, seed and budget, several at once on one GPU.
+
+    python benchmarks/experiment.py rows --output experiment --workers 10 --minutes 20 --data 'news.train-*.txt.xz' \
+        --validation news.valid.txt.xz --test news.test.txt.xz --other-test lm1b.heldout.txt.xz \
+        --masked masked --decoder decoder
+    python benchmarks/experiment.py alone  (the same)    # what is timed: nothing else may run on the chip
+    python benchmarks/results.py keep experiment
+    python benchmarks/results.py report
+
+`masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`.
+Everything goes through `diffusionbert.reproduction`, so what is finished is not done again: a stopped experiment goes
+on, and `diffusionbert reproduce table2 --output experiment/seed0` finds its rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from diffusionbert.checkpoints import write_json
+from diffusionbert.reproduction import Reproduction, Request, is_finished
+from diffusionbert.runs import default_cache, train
+from diffusionbert.systems import SYSTEMS, Start
+from diffusionbert.targets import MAIN, TRADED_OFF, Row, survival, table1, table3, tradeoff
+
+SEEDS = (1, 2)
+"""Beside 0, for the rows that carry a claim."""
+CLAIMED = (
+    *("diffusionbert", "d3pm-tad", "d3pm", "diffusionbert-spindle", "diffusionbert-lte", "diffusionbert-pte"),
+    *("diffusionbert-spindle-paper", "d3pm-spindle", "decoder", "diffusion-lm", "diffusion-lm-bert", "bert-mouth"),
+    *("diffusionbert-bell", "decoder-pretrained"),
+)
+BUDGETS = (300, 3000)
+"""Training steps beside the preset's."""
+SCALED = ("d3pm", "decoder", "decoder-pretrained", "diffusionbert", "diffusionbert-bell")
+"""The systems that are trained with every budget."""
+REWRITTEN = ("diffusionbert", "d3pm", "decoder")
+"""The systems that write the samples of BLEU with every seed."""
+TIMED = ("diffusionbert", "d3pm", "decoder")
+"""The systems whose training steps are timed: a masked one, one that is told the time, a causal one."""
+TIMED_STEPS = 150
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row of a folder, or a line of figure 3."""
+
+    folder: str
+    row: Row
+    seed: int = 0
+    steps: int | None = None
+    is_line: bool = False
+
+    @property
+    def name(self) -> str:
+        """Unique."""
+        return f"{self.folder}/{self.row.key}{'-line' if self.is_line else ''}"
+
+    @property
+    def needs(self) -> str | None:
+        """The job that trains its model, unless it does so itself."""
+        return f"{self.folder}/{self.row.system}" if self.is_line or self.row.note else None
+
+    def do(self, reproduction: Reproduction) -> None:
+        """Trains and evaluates; seconds are kept where the folder is kept."""
+        with _seconds(reproduction.output / "seconds" / f"{self.name.partition('/')[2]}.json") as lap:
+            system = self.row.system
+            if self.is_line:
+                tradeoff(reproduction, system)
+                lap("evaluate")
+                return
+            run = reproduction.run(system)
+            lap("train")
+            writes = self.folder == "seed0" or (self.steps is None and system in REWRITTEN)
+            few = None if writes else 2
+            reproduction.evaluation(self.row.key, system, self.row.sampling, samples=few)
+            lap("evaluate")
+            if self.folder == "seed0" and not self.row.note:
+                reproduction.other_evaluation(system)
+                lap("other text")
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+
+
+def jobs() -> list[Job]:
+    """All of them, those from scratch first, and the most important before others."""
+    first = [
+        *(Job(f"steps{BUDGETS[1]}", Row(name), steps=BUDGETS[1]) for name in SCALED),
+        *(Job("seed0", row) for row in MAIN),
+    ]
+    return [
+        *sorted(first, key=lambda job: SYSTEMS[job.row.system].start is not Start.SCRATCH),
+        *(Job(f"steps{BUDGETS[0]}", Row(name), steps=BUDGETS[0]) for name in SCALED),
+        *(Job("seed0", Row(name), is_line=True) for name in TRADED_OFF),
+        *(Job(f"seed{seed}", Row(name), seed=seed) for name in CLAIMED for seed in SEEDS),
+    ]
+
+
+@contextmanager
+def _seconds(path: Path) -> Iterator[Callable[[str], None]]:
+    laps: dict[str, float] = {}
+    last = time.monotonic()
+
+    def lap(name: str) -> None:
+        nonlocal last
+        laps[name], last = time.monotonic() - last, time.monotonic()
+
+    yield lap
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():  # a second call finds everything done: its seconds are no one's
+        write_json(path, laps)
+
+
+# ---- several at once ------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def _opened(output: Path, request: Request) -> Reproduction:
+    return Reproduction(output, request, default_cache())
+
+
+def _do(job: Job, output: Path, request: Request) -> float:
+    begin = time.monotonic()
+    job.do(_opened(output / job.folder, replace(request, seed=job.seed, steps=job.steps)))
+    return time.monotonic() - begin
+
+
+def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
+    """Does jobs side by side; none is begun after so many minutes."""
+    begin, waiting, finished = time.monotonic(), jobs(), set[str]()
+    running: dict[Future[float], Job] = {}
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        while True:
+            is_late = time.monotonic() - begin > 60 * minutes
+            ready = [] if is_late else [job for job in waiting if job.needs is None or job.needs in finished]
+            for job in ready[: workers - len(running)]:
+                waiting.remove(job)
+                running[pool.submit(_do, job, output, request)] = job
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                error = future.exception()
+                if error is None:
+                    finished.add(job.name)
+                    words = f"{future.result():.0f} s"
+                else:
+                    words = "failed\n" + "".join(traceback.format_exception(error))
+                print(f"{time.monotonic() - begin:6.0f} s  {job.name}: {words}", flush=True)
+    if waiting:
+        print(f"not begun: {', '.join(job.name for job in waiting)}", flush=True)
+
+
+# ---- one at a time --------------------------------------------------------------------------------------------------
+
+
+def alone(output: Path, request: Request) -> None:
+    """What is timed, or needs a moment."""
+    first = _opened(output / "seed0", request)
+    done: Sequence[tuple[str, Callable[[], object]]] = (
+        ("step times", lambda: _step_times(first, output / "alone")),
+        ("table 1", lambda: table1(first)),
+        ("figure 2", lambda: survival(first)),
+        ("table 3", lambda: table3(first)),
+    )
+    for name, do in done:
+        begin = time.monotonic()
+        try:
+            do()
+            print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+        except Exception:  # the others are worth having all the same
+            traceback.print_exc()
+
+
+def _step_times(reproduction: Reproduction, output: Path) -> None:
+    """Short runs whose logs say how many tokens a second are trained."""
+    for name in TIMED:
+        if (output / "runs" / name / "log.jsonl").exists() and is_finished(output / "runs" / name):
+            continue
+        experiment = reproduction.planned(name)
+        training = replace(
+            experiment.training,
+            steps=TIMED_STEPS,
+            log_every=TIMED_STEPS // 5,
+            validate_every=TIMED_STEPS,
+            save_every=TIMED_STEPS,
+            validation_sentences=8,
+        )
+        train(replace(experiment, training=training), output / "runs" / name, reproduction.cache)
+        shutil.rmtree(output / "runs" / name / "checkpoints", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("rows", "alone"))
+    parser.add_argument("--output", type=Path, default=Path("experiment"))
+    parser.add_argument("--preset", default="small", help="a scale of `diffusionbert reproduce`")
+    for name in ("data", "validation", "test", "other-test", "masked", "decoder"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--workers", type=int, default=8, help="jobs side by side")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no job is begun after these")
+    options = parser.parse_args()
+    request = Request(
+        options.preset,
+        options.data,
+        options.validation,
+        options.test,
+        options.other_test,
+        masked=options.masked,
+        decoder=options.decoder,
+    )
+    if options.what == "rows":
+        rows(options.output, request, options.workers, options.minutes)
+    else:
+        alone(options.output, request)
