@@ -335,4 +335,18 @@ def _device(method: Method) -> torch.device:
 def _arithmetic(method: Method, autocast: torch.dtype | None) -> str:
     weight = next(method.parameters(), None)
     dtype = autocast or (torch.float32 if weight is None else weight.dtype)
-    return str(dtype).removeprefix("torch.")
+    rounded = dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return str(dtype).removeprefix("torch.") + (
+        ", products in tf32" if rounded and _device(method).type == "cuda" else ""
+    )
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Lets GPUs multiply float32 matrices in TF32, several times faster; probabilities sum to one all the same."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
