@@ -137,7 +137,8 @@ def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
     """Does jobs side by side; none is begun after so many minutes."""
     begin, waiting, finished = time.monotonic(), jobs(), set[str]()
     running: dict[Future[float], Job] = {}
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    # A process for each job: memory is given back, and what one network compiled is not in another's way.
+    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
         while True:
             is_late = time.monotonic() - begin > 60 * minutes
             ready = [] if is_late else [job for job in waiting if job.needs is None or job.needs in finished]

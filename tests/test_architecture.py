@@ -60,7 +60,7 @@ MAY_IMPORT = {
     # everything together
     "experiments": "schedules proposals methods batches settings",
     "presets": "proposals batches settings experiments",
-    "systems": "schedules methods sampling experiments presets",
+    "systems": "schedules proposals methods sampling experiments presets",
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors networks processes method vocabulary checkpoints experiments building",

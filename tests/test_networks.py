@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from diffusionbert.conditioning import PrefixTime, TimeAgnostic
 from diffusionbert.networks import Denoiser, Network, load_masked_lm
+from diffusionbert.networks.base import distribution
 from diffusionbert.shapes import Batch
 
 
@@ -100,6 +101,22 @@ def test_probabilities_are_float32_or_better(architecture: str, stored: torch.dt
     log_p = answer(denoiser, sentences(denoiser.backbone))
     assert log_p.dtype == answered
     torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(len(log_p), dtype=answered))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_distribution_has_the_gradient_of_masked_logits(dtype: torch.dtype):
+    writable = torch.tensor([False, True, True, False, True])
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ours, plain = (logits.clone().requires_grad_() for _ in range(2))
+    log_p = distribution(ours * 1, writable)
+    expected = plain.float().masked_fill(~writable, -torch.inf).log_softmax(dim=-1)
+    torch.testing.assert_close(log_p, expected)
+    for values in (log_p, expected):
+        values[:, writable][torch.arange(3), torch.tensor([0, 2, 1])].sum().backward()
+    torch.testing.assert_close(ours.grad, plain.grad)
+    assert ours.grad is not None
+    assert bool((ours.grad[:, ~writable] == 0).all())
+    assert bool((ours.grad[:, writable] != 0).all())
 
 
 @pytest.mark.parametrize("prefix", [False, True])

@@ -101,7 +101,6 @@ def _small(data: str) -> Experiment:
         batching=TokenBudget(16_384),
         learning_rate=4e-4,
         warmup=400,
-        compile=False,  # compiling takes longer than it saves
         validate_every=250,
         validation_sentences=1024,
         validation_draws=8,

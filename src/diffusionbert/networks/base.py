@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from transformers import PreTrainedModel
@@ -44,6 +45,17 @@ def ask(network: Network, x_t: Batch, t: RowTimes, asked: Places) -> AskedLogPro
     rows = asked.any(dim=1).nonzero()[:, 0]
     sent = x_t.rows(rows)
     return network(sent.tokens, sent.attend, t[rows], asked[rows, : sent.tokens.shape[1]])
+
+
+def distribution(logits: Tensor, writable: TokenSet) -> AskedLogProbs:
+    """Log-probabilities over writable ids, in float32 or better; overwrites the logits.
+
+    Logits are most of the memory that a step moves: they are neither copied to another precision nor masked in the
+    backward pass, in which a softmax gives ids of probability 0 no gradient anyway.
+    """
+    with torch.no_grad():
+        logits.masked_fill_(~writable, -torch.inf)
+    return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def padded_writable(writable: TokenSet, vocab_size: int) -> Tensor:

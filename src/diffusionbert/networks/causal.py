@@ -19,7 +19,7 @@ from torch.nn.attention import sdpa_kernel
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, PreTrainedModel
 
 from diffusionbert.conditioning import rerouted
-from diffusionbert.networks.base import ATTENTION, padded_writable
+from diffusionbert.networks.base import ATTENTION, distribution, padded_writable
 from diffusionbert.shapes import AskedLogProbs, AskedRows, Places, Tokens, TokenSet
 
 
@@ -88,8 +88,7 @@ class CausalModel(nn.Module):
             # Vectors and not ids, in which transformers would look for padding and warn that no mask is given.
             words = self.backbone.get_input_embeddings()(tokens)
             logits: Tensor = self.backbone(inputs_embeds=words, return_dict=True, **options).logits.squeeze(0)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits.masked_fill_(~self.writable, -torch.inf).log_softmax(dim=-1)
+        return distribution(logits, self.writable)
 
     def require_room(self, length: int) -> None:
         """Refuses rows that are longer than the decoder reads."""

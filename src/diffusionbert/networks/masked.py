@@ -8,13 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel
 
 from diffusionbert.conditioning import TimeConditioning, after_first, rerouted
-from diffusionbert.networks.base import ATTENTION, num_reserved_positions, padded_writable
+from diffusionbert.networks.base import ATTENTION, distribution, num_reserved_positions, padded_writable
 from diffusionbert.shapes import AskedLogProbs, Places, RowTimes, Tokens, TokenSet
 
 
@@ -58,8 +57,7 @@ class Denoiser(nn.Module):
             rerouted(self.backbone, {self.backbone.base_model_prefix: keep}),
         ):
             logits: Tensor = self.backbone(**inputs, return_dict=True).logits.squeeze(0)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits.masked_fill_(~self.writable, -torch.inf).log_softmax(dim=-1)
+        return distribution(logits, self.writable)
 
 
 def _at_places(places: Tensor, encoder: nn.Module, *inputs: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel
 
 from diffusionbert.conditioning import SinusoidalTime
-from diffusionbert.networks.base import ATTENTION, num_reserved_positions, padded_writable
+from diffusionbert.networks.base import ATTENTION, distribution, num_reserved_positions, padded_writable
 from diffusionbert.shapes import AskedLogProbs, AskedTokens, Places, RowTimes, Tokens, TokenSet, Vectors
 
 
@@ -124,7 +124,7 @@ class EmbeddingDenoiser(nn.Module):
 
     def log_words(self, x: Vectors, asked: Places) -> AskedLogProbs:
         """x·E(w) + b_w, normalised over the writable words."""
-        return self._products(x[asked], self.bias).masked_fill(~self.writable, -torch.inf).log_softmax(dim=-1)
+        return distribution(self._products(x[asked], self.bias), self.writable)
 
     @torch.no_grad()
     def nearest(self, x: Vectors, asked: Places, forbidden: tuple[int, ...] = ()) -> AskedTokens:
