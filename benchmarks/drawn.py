@@ -1,0 +1,157 @@
+"""The sections of docs/results.md with pictures, and table 1: table 3 and figures 2, 3 and 4.
+
+Each section is a function from results, of which anything may be missing, and the folder of pictures to Markdown.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from claims import PAPER_STEPS
+from kept import Results
+from wording import exp, figure, grid, kind, missing, nats
+
+from diffusionbert import denoising, figures
+from diffusionbert.checkpoints import read_json
+from diffusionbert.systems import SYSTEMS, schedule_of
+from diffusionbert.tables import escaped_for_markdown
+from diffusionbert.targets import MAIN, TRADED_OFF, Row, curve, draw_tradeoffs, title
+
+DRAWN = 10_000
+"""A perplexity above this is not drawn: all others would lie on one line."""
+
+
+# ---- table 3, figures 3 and 4 ---------------------------------------------------------------------------------------
+
+
+def speeds(results: Results, pictures: Path) -> str:
+    """Table 3 and its picture."""
+    heading = "## Steps, seconds, perplexity (table 3)"
+    systems = "diffusionbert", "diffusionbert-spindle", "diffusion-lm", "bert-mouth", "decoder-pretrained"
+    folder = next((one for one in _seed_folders(results) if results.over_steps(systems[0], one)), None)
+    if folder is None:
+        return f"{heading}\n\nNot run yet."
+    lines, curves, left_out = [], [], []
+    for system in systems:
+        found = results.over_steps(system, folder)
+        name = _named(results, system, folder) if found else system
+        points = []
+        for steps, one in found.items():
+            seconds = one.report["speed"]["seconds_per_sample"]
+            paper = str(PAPER_STEPS.get(system, {}).get(steps, "–"))
+            lines.append((name, kind(one), str(steps), f"{seconds:.4f}", figure(one), paper))
+            points.append((seconds, exp(nats(one)), str(steps), kind(one)))
+        if points and all(value < DRAWN for _, value, _, _ in points):
+            xs, ys, notes, kinds = zip(*points, strict=True)
+            curves.append(figures.Curve(name, xs, ys, kinds[0], notes=notes))
+        elif points:
+            left_out.append(name)
+    if curves:
+        figures.speed(curves, pictures / "speed.png")
+    report = next(iter(results.over_steps(systems[0], folder).values())).report
+    header = "system", "kind", "steps", "seconds a sample", "perplexity a token", "paper"
+    words = (
+        f"Nothing else ran on the chip ({report['speed']['device']}); {report['sampling']['number']} samples of "
+        f"{report['sampling']['length']} tokens are written at once, and a sample's seconds are its share. A bound is "
+        "taken over as many steps as are written in."
+    )
+    note = f"\n\nNot drawn, because it is far above: {', '.join(left_out)}." if left_out else ""
+    absent = missing(system for system in systems if not results.over_steps(system, folder))
+    picture = "\n\n![perplexity and seconds](results/speed.png)" if curves else ""
+    return f"{heading}\n\n{words}\n\n{grid(header, lines, left=2)}{picture}{note}{absent}"
+
+
+def _named(results: Results, system: str, folder: str) -> str:
+    schedule = schedule_of(results.experiments(folder)[system])
+    return SYSTEMS[system].title + ("" if schedule == "–" else f", {schedule}")
+
+
+def _seed_folders(results: Results) -> list[str]:
+    return [f"seed{seed}" for seed in results.seeds]
+
+
+def tradeoffs(results: Results, pictures: Path) -> str:
+    """Figure 3."""
+    heading = "## Quality and diversity (figure 3)"
+    for folder in _seed_folders(results):
+        points = {system: results.tradeoff(system, folder) for system in TRADED_OFF}
+        known = {system: found for system, found in points.items() if found}
+        if known:
+            break
+    else:
+        return f"{heading}\n\nNot run yet."
+    series = draw_tradeoffs(known, pictures / "tradeoffs.png")
+    number_of = next(iter(next(iter(known.values())).values())).report["sampling"]["number"]
+    lines = [
+        (
+            one.name,
+            ", ".join(
+                f"{knob} {bleu:.3f} / {own:.3f}"
+                for knob, bleu, own in zip(one.knobs or (), one.bleu, one.self_bleu, strict=True)
+            ),
+        )
+        for one in series
+    ]
+    return (
+        f"{heading}\n\nBLEU-4 of {number_of:,} samples and self-BLEU of as many others at each setting, bars of ± 1.96 "
+        "standard errors; up and to the left is better, and real sentences are the star. Decoders are turned by "
+        "temperature, the others by top-k, as in the paper.\n\n![quality and diversity](results/tradeoffs.png)\n\n"
+        + grid(("system", "BLEU-4 / self-BLEU"), lines, left=2)
+        + missing(system for system in TRADED_OFF if system not in known)
+    )
+
+
+def convergence(results: Results, pictures: Path) -> str:
+    """Figure 4."""
+    names = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
+    trained = results.experiments("seed0")
+    known = [name for name in names if name in trained]
+    absent = missing(name for name in names if name not in trained)
+    if not known:
+        return f"## While training (figure 4){absent}"
+    curves = [curve(results.run(name), title(Row(name), trained[name])) for name in known]
+    figures.convergence(curves, pictures / "convergence.png")
+    sentences = trained[known[0]].training.validation_sentences
+    ends = ", ".join(f"`{name}` {one.ys[-1]:.3f}" for name, one in zip(known, curves, strict=True))
+    return (
+        f"## While training (figure 4)\n\nThe bound on {sentences:,} held-out sentences, averaged weights, seed 0; "
+        f"bands of ± 1.96 standard errors. At the end: {ends}; where lines lie on each other, the last drawn is seen."
+        f"\n\n![validation while training](results/convergence.png){absent}"
+    )
+
+
+# ---- figure 2, table 1 ----------------------------------------------------------------------------------------------
+
+
+def spindle(results: Results, pictures: Path) -> str:
+    """Figure 2."""
+    path = next((path for path in sorted(results.root.glob("seed*/figure2.json"))), None)
+    if path is None:
+        return "## The spindle (figure 2)\n\nNot run yet."
+    figures.survival_curves([figures.Survival(**one) for one in read_json(path)], pictures / "survival.png")
+    return (
+        "## The spindle (figure 2)\n\nHow likely each word of the paper's sentence is still visible, with the counts "
+        "of this training text and the mean of the sentence itself.\n\n![survival](results/survival.png)"
+    )
+
+
+def written(results: Results, _: Path) -> str:
+    """Table 1."""
+    path = next((path for path in sorted(results.root.glob("seed*/table1.json"))), None)
+    if path is None:
+        return "## A sentence being written (table 1)\n\nNot run yet."
+    rows = denoising.to_markdown(denoising.from_json(read_json(path))).rstrip()
+    return f"## A sentence being written (table 1)\n\nOne each, unselected; what is new is bold.\n\n{rows}"
+
+
+def texts(results: Results, _: Path) -> str:
+    """What each system writes."""
+    rows = [row for row in MAIN if results.has(row.key) and any(results.evaluation(row.key).samples)]
+    if not rows:
+        return "## What they write\n\nNot run yet."
+    lines = [(f"`{row.key}`", escaped_for_markdown(results.evaluation(row.key).samples[0])) for row in rows]
+    table = grid(("system", "text"), lines, left=2)
+    return (
+        "## What they write\n\nThe first sample of each, unselected; more are in `docs/results/seed0/evaluations`."
+        f"\n\n<details><summary>{len(rows)} samples</summary>\n\n{table}\n\n</details>"
+    )

@@ -1,0 +1,254 @@
+"""The sections of docs/results.md on likelihoods and samples: table 2, the ratio, other text, seeds, claims.
+
+Each section is a function from results, of which anything may be missing, and the folder of pictures to Markdown; what
+is not run yet is named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from claims import CLAIMS, COMPARABLE, MATCHES, PAPER, SUBSTANTIAL
+from kept import Results, perplexity
+from verdicts import Verdict, below, difference
+from wording import exp, figure, grid, kind, missing, nats, number, primary
+
+from diffusionbert.comparison import compare
+from diffusionbert.tables import SIGNIFICANT, Cell, Column, Direction, Table, to_markdown
+from diffusionbert.targets import MAIN, Row, curve, title
+
+TARGET = 0.65
+"""What DiffusionBERT's perplexity should be at most, as a share of the best D3PM's."""
+KINDS = {
+    "Bounds": ("bound.grid", "bound.continuous"),
+    "Bounds by way of vectors": ("bound.vectors",),
+    "Exact": ("exact.exact",),
+    "Pseudo: of no distribution over sentences": ("pseudo.grid", "pseudo.pseudo"),
+}
+"""The columns of table 2 that may stand side by side."""
+PAPER_SETTING = "BERT-base for 1.9 million steps on LM1B"
+TEXTS = ("bleu4", "self_bleu4", "distinct_2", "token_entropy", "calls_per_sample")
+
+
+# ---- table 2 --------------------------------------------------------------------------------------------------------
+
+
+def main_table(results: Results, _: Path) -> str:
+    """Table 2: likelihoods, a table for each kind, and samples."""
+    rows = [row for row in MAIN if results.has(row.key)]
+    absent = missing(row.key for row in MAIN if row not in rows)
+    if not rows:
+        return f"## Main results (table 2){absent}"
+    names = [title(row, results.experiments("seed0")[row.system]) for row in rows]
+    table = compare([results.path(row.key) for row in rows], names=names)
+    paper = {name: PAPER.get(row.key) for name, row in zip(names, rows, strict=True)}
+    parts = [
+        f"## Main results (table 2)\n\nThe paper's columns are of its table 2: a larger network, {PAPER_SETTING}. "
+        f"Orders compare, numbers do not.{absent}"
+    ]
+    told = {name: one and one[:1] for name, one in paper.items()}
+    again = {name for name, row in zip(names, rows, strict=True) if row.note}  # another way of writing, the same nats
+    for words, ways in KINDS.items():
+        keys = [column.key for column in table.columns if column.key.endswith(ways)]
+        if keys:
+            parts.append(f"### {words}\n\n{_markdown(_part(table, keys, _told(table, keys, told), again))}")
+    parts.append(_unlearnt(results, rows))
+    without = [name for name, row in zip(names, rows, strict=True) if not results.evaluation(row.key).scores]
+    parts.append(f"Without a likelihood: {'; '.join(without)}." if without else "")
+    shown = _part(table, TEXTS, {name: one and one[1:] for name, one in paper.items()})
+    warnings = tuple(words for words in table.warnings if not words.startswith("seconds"))
+    card = tuple(note for note in table.footnotes if not note[0])
+    parts.append(f"### Samples\n\n{_markdown(shown, card, warnings)}")
+    return "\n\n".join(filter(None, parts))
+
+
+def _told(table: Table, keys: Sequence[str], paper: Mapping[str, tuple[float, ...] | None]) -> dict[str, Any]:
+    """The paper's perplexities of those rows that have a first column: what it calls perplexity is of one kind."""
+    first = next(place for place, column in enumerate(table.columns) if column.key in keys)
+    return {name: paper.get(name) for name, row in zip(table.names, table.cells, strict=True) if row[first].value}
+
+
+def _markdown(table: Table, notes: tuple[tuple[str, str], ...] = (), warnings: tuple[str, ...] = ()) -> str:
+    """With the footnotes that its cells ask for; numbers of more than nine digits as powers of ten."""
+    marked = any(cell.significant for row in table.cells for cell in row)
+    own = tuple(note for note in table.footnotes if note[0] == SIGNIFICANT and marked)
+    markdown = to_markdown(replace(table, footnotes=(*own, *notes), warnings=warnings)).rstrip()
+    return re.sub(r"\d{1,3}(?:,\d{3}){3,}(?:\.\d+)?", lambda long: f"{float(long[0].replace(',', '')):.1e}", markdown)
+
+
+def _unlearnt(results: Results, rows: Sequence[Row]) -> str:
+    """Names what is worse than a network that has learnt nothing, by the first validation of D3PM."""
+    if "d3pm" not in results.experiments("seed0"):
+        return ""
+    start = curve(results.run("d3pm"), "d3pm").ys[0]
+    found = {row.key: results.evaluation(row.key) for row in rows if results.evaluation(row.key).scores}
+    worse = [f"`{key}` ({nats(one):.1f})" for key, one in found.items() if nats(one) > start]
+    if not worse:
+        return ""
+    return (
+        f"Above the {start:.2f} nats a token of a D3PM that was not trained at all: {', '.join(worse)}. What is "
+        "said against these need not hold for longer trainings."
+    )
+
+
+def _part(
+    table: Table, keys: Sequence[str], paper: Mapping[str, tuple[float, ...] | None], without: Collection[str] = ()
+) -> Table:
+    """Some columns of a table, and the paper's figures; rows that have none of them are left out, and some others."""
+    places = [place for place, column in enumerate(table.columns) if column.key in keys]
+    columns = [table.columns[place] for place in places]
+    told = len(next(filter(None, paper.values()), ()))
+    titles = {0: (), 1: ("paper",), 2: ("paper, BLEU-4", "paper, self-BLEU-4")}[told]
+    columns += [Column(words, words, Direction.NEITHER, 2 if words == "paper" else 3) for words in titles]
+    names, rows = [], []
+    for name, cells in zip(table.names, table.cells, strict=True):
+        own = [cells[place] for place in places]
+        if name not in without and any(cell.value is not None for cell in own):
+            names.append(name)
+            rows.append((*own, *(Cell(value) for value in paper.get(name) or [None] * len(titles))))
+    return Table(tuple(columns), tuple(names), tuple(rows), table.footnotes, table.warnings)
+
+
+def ratio(results: Results, _: Path) -> str:
+    """DiffusionBERT against the best D3PM, in perplexity over the same steps."""
+    heading = "## How far ahead"
+    lines, found = [], []
+    for seed in results.seeds:
+        folder = f"seed{seed}"
+        rivals = [key for key in ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-uniform") if results.has(key, folder)]
+        if not rivals or not results.has("diffusionbert", folder):
+            continue
+        scores = {key: results.scores(key, "grid", folder) for key in rivals}
+        best = min(scores, key=lambda key: perplexity(scores[key]))
+        own = results.scores("diffusionbert", "grid", folder)
+        apart = difference(own, scores[best])
+        found.append(apart)
+        share = [f"{math.exp(nats):.3f}" for nats in (apart.value, apart.low, apart.high)]
+        words = f"{number(perplexity(own))} : {number(perplexity(scores[best]))}", share[0], f"[{share[1]}, {share[2]}]"
+        lines.append((str(seed), f"`{best}` (of {len(rivals)})", *words))
+    if not found:
+        return f"{heading}{missing(['diffusionbert', 'd3pm'])}"
+    verdict = {Verdict.HOLDS: "met", Verdict.FAILS: "not met"}.get(below(found, math.log(TARGET)), "undecided")
+    table = grid(("seed", "best D3PM row", "perplexities", "ratio", "95 %"), lines, left=2)
+    return (
+        f"{heading}\n\nPerplexity a token of `diffusionbert` (linear, TAD) as a share of the best D3PM row's, both "
+        f"bounds over the same steps, sentences resampled in pairs. Target: at most {TARGET}; **{verdict}**. The best "
+        f"row was chosen on these very sentences, which favours D3PM.\n\n{table}"
+    )
+
+
+# ---- other text, seeds ----------------------------------------------------------------------------------------------
+
+
+def other_text(results: Results, _: Path) -> str:
+    """The same models on text of another kind."""
+    rows = [row for row in MAIN if not row.note]
+    known = [row for row in rows if results.has(f"{row.system}-other-text") and results.has(row.key)]
+    known = [row for row in known if results.evaluation(row.key).scores]
+    absent = missing(row.key for row in rows if not results.has(f"{row.system}-other-text"))
+    if not known:
+        return f"## Out of domain{absent}"
+    lines = []
+    for row in known:
+        own, other = results.evaluation(row.key), results.evaluation(f"{row.system}-other-text")
+        times = exp(nats(other) - nats(own))
+        cells = figure(own), figure(other), f"{times:.2f}" if times < 1000 else f"{times:.0e}"
+        name = title(row, results.experiments("seed0")[row.system])
+        lines.append((kind(own), name, *cells))
+    data = results.evaluation(f"{known[0].system}-other-text").report["data"]
+    table = grid(("kind", "system", "own text", "other text", "times"), sorted(lines, key=lambda line: line[0]), left=2)
+    return (
+        f"## Out of domain\n\nPerplexity a token on {data['num_sentences']:,} sentences of `{data['corpus']}`, a "
+        f"text of another kind. Kinds do not compare, but that a bound below an exact value is better than it.\n\n"
+        f"{table}{_proven(results, known)}{absent}"
+    )
+
+
+def _proven(results: Results, rows: Sequence[Row]) -> str:
+    """Says which bounds are below a decoder's exact value, on either text."""
+    lines = []
+    bounds = [row.key for row in rows if kind(results.evaluation(row.key)) == "bound"]
+    for decoder in (row.key for row in rows if kind(results.evaluation(row.key)) == "exact"):
+        for words, ending in (("own text", ""), ("other text", "-other-text")):
+            exact = results.scores(f"{decoder}{ending}", "exact")
+            found = [results.evaluation(f"{key}{ending}") for key in bounds]
+            below_it = [
+                f"`{key}`"
+                for key, one in zip(bounds, found, strict=True)
+                if below([difference(one.scores[primary(one)], exact)]) is Verdict.HOLDS
+            ]
+            lines.append(f"- on the {words}, below the exact value of `{decoder}`: {', '.join(below_it) or 'no bound'}")
+    return "\n\n" + "\n".join(lines) if lines else ""
+
+
+def seeds(results: Results, _: Path) -> str:
+    """Rows that were run with several seeds."""
+    lines = []
+    for row in MAIN:
+        folders = [f"seed{seed}" for seed in results.seeds if results.has(row.key, f"seed{seed}")]
+        found = [results.evaluation(row.key, folder) for folder in folders]
+        if len(found) < 2 or not found[0].scores:
+            continue
+        values = [nats(one) for one in found]
+        by_seed = ", ".join(number(exp(value)) for value in values)
+        cells = f"{mean(values):.3f}", f"{stdev(values):.3f}", number(exp(mean(values)))
+        lines.append((f"`{row.key}`", f"{kind(found[0])} ({primary(found[0])})", by_seed, *cells))
+    if not lines:
+        return "## Seeds\n\nNot run yet: seeds beside the first."
+    header = "row", "kind", "perplexity by seed", "mean nats", "standard deviation", "exp(mean)"
+    return (
+        "## Seeds\n\nSeeds differ in weights, batches and noise of training, and in the noise of evaluation. Standard "
+        f"deviations are of nats a token: 0.010 is 1 % of perplexity.\n\n{grid(header, lines, left=3)}"
+    )
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------------
+
+
+def claims(results: Results, _: Path) -> str:
+    """The paper's claims: verdicts, then what they rest on."""
+    found = [claim.judge(results) for claim in CLAIMS]
+    table = grid(
+        ("", "claim", "where", "verdict"),
+        [
+            (str(place), claim.words, claim.where, _strong(one.verdict))
+            for place, (claim, one) in enumerate(zip(CLAIMS, found, strict=True), start=1)
+        ],
+        left=4,
+    )
+    parts = []
+    for place, (claim, one) in enumerate(zip(CLAIMS, found, strict=True), start=1):
+        if one.verdict is not Verdict.NOT_RUN or len(one.measured) > 1:
+            lines = "\n".join(f"- {line}" for line in one.measured)
+            parts.append(f"**{place}. {claim.words}: {one.verdict.value}**\n\n{lines}")
+    return "\n\n".join(["## The paper's claims", _RULES, table, *parts])
+
+
+def _strong(verdict: Verdict) -> str:
+    return verdict.value if verdict is Verdict.NOT_RUN else f"**{verdict.value}**"
+
+
+_RULES = "\n".join(
+    (
+        "Each is judged in every seed at hand by itself: likelihoods on the same sentences, by a paired bootstrap; "
+        "BLEU by a bootstrap over the samples of either system.",
+        "",
+        "- *holds*: the 95 % interval lies on the claimed side in every seed",
+        "- *does not hold*: it lies on the other side in every seed; or, where the paper says “far”, it rules out even "
+        "half of the paper's figure",
+        "- *holds only by the paper's quantity*: the strict bound does not show it, but what the paper calls "
+        "perplexity does",
+        "- *undecided*: none of these; seeds that disagree decide nothing",
+        "",
+        "Sizes are changes of perplexity a token, the first against the second; bounds over the same steps where "
+        f"nothing else is said. Perplexities match within {100 * MATCHES:.0f} %, more steps bring a substantial "
+        f"improvement from {100 * SUBSTANTIAL:.0f} % on, and texts are comparable within {100 * COMPARABLE:.0f} % of "
+        "BLEU-4.",
+    )
+)

@@ -1,0 +1,201 @@
+"""How a claim is judged: in every seed by itself, by bootstrap, and a difference is real only if no seed disagrees.
+
+    holds                                  the 95 % interval lies on the claimed side in every seed
+    does not hold                          it lies on the other side in every seed; or, where the paper says "far", it
+                                           rules out, in every seed, even half of what the paper reports
+    holds only by the paper's quantity     the strict bound does not show it, but what the paper calls perplexity does
+    undecided                              otherwise: seeds that disagree decide nothing
+    not run yet                            a row is missing
+
+Knows scores and samples; what is claimed is in claims.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import final
+
+import numpy as np
+
+from diffusionbert.assessment import Evaluation
+from diffusionbert.intervals import Numbers, percentile_interval, resampled_sums
+from diffusionbert.metrics import PerSample
+from diffusionbert.scores import Scores
+
+
+class Verdict(Enum):
+    """What follows."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    BY_PAPER = "holds only by the paper's quantity"
+    UNDECIDED = "undecided"
+    NOT_RUN = "not run yet"
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """What was measured, and what follows."""
+
+    measured: tuple[str, ...]
+    verdict: Verdict
+
+
+@final
+@dataclass(frozen=True)
+class Interval:
+    """A value of one seed with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """As differences of BLEU are written."""
+        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]".replace("-", "−")
+
+    @property
+    def per_cent(self) -> str:
+        """A difference of nats, as a change of perplexity."""
+        if abs(self.value) > _EXTREME:
+            return change(self.value)
+        ends = [change(end).removesuffix(" %") for end in (self.low, self.high)]
+        return f"{change(self.value)} [{ends[0]}, {ends[1]}]"
+
+
+_EXTREME = math.log(1000)
+
+
+def change(nats: float) -> str:
+    """A difference of nats, as per cent of the second's perplexity."""
+    if abs(nats) > _EXTREME:
+        return "less than a thousandth" if nats < 0 else "more than a thousandfold"
+    return f"{round(100 * math.expm1(nats), 1) + 0.0:+.1f} %".replace("-", "−")
+
+
+# ---- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def below(found: Sequence[Interval], threshold: float = 0.0, paper: float | None = None) -> Verdict:
+    """Whether a value is below a threshold in every seed; `paper` is a value below 0 that was claimed to be large."""
+    if all(one.high < threshold for one in found):
+        return Verdict.HOLDS
+    if all(one.low > threshold for one in found):
+        return Verdict.FAILS
+    rules_out = paper is not None and all(one.low > paper / 2 for one in found)
+    return Verdict.FAILS if rules_out else Verdict.UNDECIDED
+
+
+def above(found: Sequence[Interval]) -> Verdict:
+    """Whether a value is above 0 in every seed."""
+    return below([Interval(-one.value, -one.high, -one.low) for one in found])
+
+
+def reaching(found: Sequence[Interval], claimed: float) -> Verdict:
+    """Whether a difference is as far below 0 as is claimed, as far as the interval of each seed can tell."""
+    if not any(one.low <= claimed for one in found):
+        return Verdict.FAILS
+    is_real = all(one.low <= claimed and one.high < 0 for one in found)
+    return Verdict.HOLDS if is_real else Verdict.UNDECIDED
+
+
+def within(found: Sequence[Interval], low: float, high: float) -> Verdict:
+    """Whether a value lies between two others in every seed."""
+    if all(low <= one.low and one.high <= high for one in found):
+        return Verdict.HOLDS
+    return Verdict.FAILS if all(one.high < low or one.low > high for one in found) else Verdict.UNDECIDED
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a claim with several parts, all of which must hold."""
+    for decisive in (Verdict.FAILS, Verdict.NOT_RUN):
+        if decisive in verdicts:
+            return decisive
+    return Verdict.HOLDS if set(verdicts) == {Verdict.HOLDS} else Verdict.UNDECIDED
+
+
+def either(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a claim that may hold in several ways."""
+    if Verdict.HOLDS in verdicts:
+        return Verdict.HOLDS
+    return Verdict.FAILS if set(verdicts) == {Verdict.FAILS} else Verdict.UNDECIDED
+
+
+def agreed(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of one claim in several seeds."""
+    return verdicts[0] if len(set(verdicts)) == 1 else Verdict.UNDECIDED
+
+
+# ---- differences ----------------------------------------------------------------------------------------------------
+
+
+def difference(first: Scores, second: Scores) -> Interval:
+    """Nats a token, the first's less the second's, sentences resampled in pairs, whatever the kinds.
+
+    Resamples depend on the number of sentences alone, so that a system's sums serve all its pairs, and the interval is
+    that of `scores.paired_bootstrap`.
+    """
+    if first.example.tolist() != second.example.tolist():
+        raise ValueError(f"{len(first)} and {len(second)} sentences of different names are no pairs: score the same")
+    rates = [_resampled_rates(scores) for scores in (first, second)]
+    value = float(first.nats.sum() / first.tokens.sum() - second.nats.sum() / second.tokens.sum())
+    return Interval(value, *percentile_interval(rates[0] - rates[1]))
+
+
+@cache
+def _resampled_rates(scores: Scores) -> Numbers:
+    nats, tokens = resampled_sums([scores.nats.double().numpy(), scores.tokens.double().numpy()], seed=0)
+    return nats / tokens
+
+
+def means_apart(first: PerSample, second: PerSample) -> Interval:
+    """Of two sets of samples, which are no pairs."""
+    means = [_resampled_means(one, seed) for seed, one in enumerate((first, second))]
+    return Interval(first.mean - second.mean, *percentile_interval(means[0] - means[1]))
+
+
+def _resampled_means(samples: PerSample, seed: int) -> Numbers:
+    means: Numbers = resampled_sums([samples.values], seed)[0] / len(samples.values)
+    return means
+
+
+def tradeoffs_apart(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> Interval | None:
+    """How much higher the first's BLEU-4 is at the same self-BLEU, as a share of the second's.
+
+    Lines through the settings of each, over the self-BLEU that both have; None if they have none in common.
+    """
+    lines = [_line(evaluations, 100 * at) for at, evaluations in enumerate((first, second))]
+    means = [_apart(*(line[:, :, sample] for line in lines)) for sample in range(lines[0].shape[2])]
+    known = np.array([gap for gap in means[1:] if gap is not None])
+    if means[0] is None or len(known) < len(means) / 2:
+        return None
+    return Interval(means[0], *percentile_interval(known))
+
+
+def _line(evaluations: Sequence[Evaluation], seed: int, resamples: int = 500) -> Numbers:
+    """Self-BLEU and BLEU at each setting: the means, then resampled ones."""
+    columns = []
+    for place, one in enumerate(evaluations):
+        pair = []
+        for which, samples in enumerate((one.self_bleu4, one.bleu4)):
+            drawn = _resampled_means(samples, seed + 2 * place + which)[:resamples]
+            pair.append(np.concatenate([[samples.mean], drawn]))
+        columns.append(pair)
+    line: Numbers = np.array(columns).transpose(1, 0, 2)
+    return line
+
+
+def _apart(first: Numbers, second: Numbers) -> float | None:
+    """The mean gap between two lines, as a share of the second's height."""
+    ordered = [line[:, np.argsort(line[0])] for line in (first, second)]
+    low, high = max(line[0, 0] for line in ordered), min(line[0, -1] for line in ordered)
+    if low >= high:
+        return None
+    at = np.linspace(low, high, 21)
+    heights = [np.interp(at, *line) for line in ordered]
+    return float(np.mean(heights[0] - heights[1]) / np.mean(heights[1]))

@@ -1,0 +1,56 @@
+"""Words and numbers of docs/results.md: tables of Markdown, perplexities with their intervals, what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from diffusionbert.assessment import Evaluation
+
+
+def missing(names: Iterable[str], more: Iterable[str] = ()) -> str:
+    """A line that says what is to come, if anything is."""
+    listed = ", ".join([*(f"`{name}`" for name in names), *more])
+    return f"\n\nNot run yet: {listed}." if listed else ""
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table of Markdown, whose first columns are words."""
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * left}{'---:|' * (len(header) - left)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def number(value: float) -> str:
+    """A perplexity."""
+    return f"{value:.1f}" if value < 1e5 else f"{value:.1e}" if math.isfinite(value) else "∞"
+
+
+def exp(nats: float) -> float:
+    """What may be beyond a float."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+def primary(found: Evaluation) -> str:
+    """The way by which a row is shown where there is room for one: over its grid of steps, if it has one."""
+    return "grid" if "grid" in found.scores else next(iter(found.scores))
+
+
+def kind(found: Evaluation) -> str:
+    """Of its likelihood by that way."""
+    return found.scores[primary(found)].kind.value
+
+
+def nats(found: Evaluation) -> float:
+    """A token, by that way."""
+    scores = found.scores[primary(found)]
+    return float(scores.nats.sum() / scores.tokens.sum())
+
+
+def figure(found: Evaluation) -> str:
+    """Its perplexity, with its interval."""
+    plain = found.report["likelihoods"][primary(found)]
+    value, low, high = (
+        number(math.inf if end is None else end)
+        for end in (plain["perplexity_per_token"], *plain["ci95"]["perplexity_per_token"])
+    )
+    return f"{value} [{low}, {high}]"

@@ -1,0 +1,214 @@
+"""The verdicts on the paper's claims: each can be reached, sizes are told, and seeds that disagree decide nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_up import evaluate, train  # first: it says where the scripts are
+
+import claims  # isort: skip
+import verdicts  # isort: skip
+from kept import Results  # isort: skip
+from verdicts import Interval, Verdict  # isort: skip
+
+from diffusionbert.checkpoints import load_tensors, save_tensors
+from diffusionbert.metrics import PerSample
+from diffusionbert.scores import paired_bootstrap
+
+# ---- verdicts -------------------------------------------------------------------------------------------------------
+
+
+LOW, ACROSS, HIGH = Interval(-0.3, -0.4, -0.2), Interval(0.0, -0.1, 0.1), Interval(0.3, 0.2, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ([LOW], Verdict.HOLDS),
+        ([LOW, LOW], Verdict.HOLDS),
+        ([HIGH, HIGH], Verdict.FAILS),
+        ([LOW, HIGH], Verdict.UNDECIDED),
+        ([LOW, ACROSS], Verdict.UNDECIDED),
+        ([ACROSS], Verdict.UNDECIDED),
+    ],
+)
+def test_a_difference_is_real_only_if_all_seeds_say_so(found, verdict):
+    assert verdicts.below(found) is verdict
+    assert verdicts.above([Interval(-one.value, -one.high, -one.low) for one in found]) is verdict
+
+
+def test_what_was_called_far_fails_if_even_half_of_it_is_ruled_out():
+    assert verdicts.below([ACROSS], paper=-0.3) is Verdict.FAILS
+    assert verdicts.below([ACROSS], paper=-0.15) is Verdict.UNDECIDED
+    assert verdicts.below([ACROSS, LOW], paper=-0.3) is Verdict.UNDECIDED
+    assert verdicts.below([LOW], paper=-3.0) is Verdict.HOLDS  # small, but real: its size is said beside it
+
+
+def test_a_claimed_size_must_be_reached_and_real():
+    assert verdicts.reaching([LOW, LOW], -0.35) is Verdict.HOLDS
+    assert verdicts.reaching([LOW, LOW], -0.5) is Verdict.FAILS
+    assert verdicts.reaching([ACROSS], -0.05) is Verdict.UNDECIDED  # it might be so large, or nothing at all
+    assert verdicts.reaching([LOW, HIGH], -0.35) is Verdict.UNDECIDED
+    assert verdicts.within([ACROSS], -0.2, 0.2) is Verdict.HOLDS
+    assert verdicts.within([LOW, HIGH], -0.15, 0.15) is Verdict.FAILS
+    assert verdicts.within([LOW, ACROSS], -0.15, 0.15) is Verdict.UNDECIDED
+
+
+def test_parts_of_a_claim_add_up():
+    holds, fails, open_, absent = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_RUN
+    assert [verdicts.together(one) for one in ([holds, holds], [holds, fails], [holds, open_], [holds, absent])] == [
+        *(holds, fails, open_, absent)
+    ]
+    assert verdicts.together([fails, absent]) is fails  # whatever the rest will be
+    assert [verdicts.either(one) for one in ([holds, fails], [fails, fails], [fails, open_])] == [holds, fails, open_]
+    assert [verdicts.agreed(one) for one in ([fails, fails], [holds, fails])] == [fails, open_]
+
+
+def test_differences_are_those_of_the_paired_bootstrap(tmp_path):
+    evaluate(tmp_path, "seed0/one", 4.0)
+    evaluate(tmp_path, "seed0/another", 4.1)
+    first, second = (Results(tmp_path).scores(key, "grid") for key in ("one", "another"))
+    expected = paired_bootstrap(first, second)
+    assert verdicts.difference(first, second) == Interval(expected.value, expected.low, expected.high)
+    with pytest.raises(ValueError, match="no pairs"):
+        verdicts.difference(first, second.rows(torch.arange(5)))
+
+
+def test_sizes_are_changes_of_perplexity():
+    assert verdicts.change(math.log(0.81)) == "−19.0 %"
+    assert verdicts.change(-1e-5) == "+0.0 %"
+    assert Interval(math.log(1.1), math.log(1.05), math.log(1.15)).per_cent == "+10.0 % [+5.0, +15.0]"
+    assert Interval(-30.0, -31.0, -29.0).per_cent == "less than a thousandth"
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------------
+
+
+def judge(check: claims.Check, root: Path) -> claims.Finding:
+    return claims.Claim("it is so", "§1", check).judge(Results(root))
+
+
+@pytest.mark.parametrize(
+    ("others", "verdict"),
+    [((4.5,), Verdict.HOLDS), ((3.5, 3.6), Verdict.FAILS), ((4.5, 3.5), Verdict.UNDECIDED), ((), Verdict.NOT_RUN)],
+)
+def test_a_system_is_better_in_all_seeds_or_it_is_not_said_to_be(tmp_path, others, verdict):
+    evaluate(tmp_path, "seed0/first", 4.0)
+    for seed, nats in enumerate(others):
+        evaluate(tmp_path, f"seed{seed}/second", nats)
+        if seed:
+            evaluate(tmp_path, f"seed{seed}/first", 4.0)
+    found = judge(claims.lower("first", "second"), tmp_path)
+    assert found.verdict is verdict
+    [words] = found.measured
+    if verdict is Verdict.NOT_RUN:
+        assert words == "not run yet: `second`"
+    else:
+        assert words.count("seed") == len(others)
+
+
+def test_a_spindle_that_gains_by_the_papers_quantity_alone(tmp_path):
+    evaluate(tmp_path, "seed0/base", 4.0)
+    evaluate(tmp_path, "seed0/base-spindle", 3.99)
+    evaluate(tmp_path, "seed0/theirs", 3.75, kind="pseudo")
+    assert judge(claims.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.BY_PAPER
+    assert judge(claims.spindle_gains("base", 0.19), tmp_path).verdict is Verdict.FAILS
+    evaluate(tmp_path, "seed0/base-spindle-sentence", 3.75)
+    assert judge(claims.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.HOLDS
+
+
+def test_a_bound_above_an_exact_value_proves_nothing(tmp_path):
+    evaluate(tmp_path, "seed0/bound", 4.0)
+    evaluate(tmp_path, "seed0/lower", 3.5, "exact")
+    evaluate(tmp_path, "seed0/higher", 4.5, "exact")
+    assert judge(claims.behind_exact("bound", "lower"), tmp_path).verdict is Verdict.BY_PAPER
+    assert judge(claims.behind_exact("bound", "higher"), tmp_path).verdict is Verdict.FAILS
+
+
+def test_better_text_may_not_be_bought_by_sameness(tmp_path):
+    evaluate(tmp_path, "seed0/first", 4.0, bleu=0.4)
+    evaluate(tmp_path, "seed0/second", 4.0, bleu=0.3)
+    assert judge(claims.writes_better("first", "second"), tmp_path).verdict is Verdict.HOLDS
+    assert judge(claims.writes_better("second", "first"), tmp_path).verdict is Verdict.FAILS
+    assert judge(claims.writes_better("first", "second", as_diverse=True), tmp_path).verdict is Verdict.UNDECIDED
+    assert judge(claims.writes_better("second", "first", as_diverse=True), tmp_path).verdict is Verdict.UNDECIDED
+
+
+def test_a_few_samples_say_nothing(tmp_path):
+    for key, number in (("first", 200), ("second", 2)):
+        evaluate(tmp_path, f"seed0/{key}", 4.0)
+        path = tmp_path / "seed0" / "evaluations" / key / "scores.safetensors"
+        tensors = load_tensors(path)
+        save_tensors(tensors | {name: tensors[name][:number].clone() for name in ("bleu4", "self_bleu4")}, path)
+    assert judge(claims.writes_better("first", "second"), tmp_path).measured == ("not run yet: samples of `second`",)
+
+
+def test_parts_that_are_missing_are_told_beside_those_that_are_not(tmp_path):
+    evaluate(tmp_path, "seed0/first", 4.0)
+    evaluate(tmp_path, "seed0/second", 4.5)
+    found = judge(claims.all_of(claims.lower("first", "second"), claims.lower("first", "third")), tmp_path)
+    assert found.verdict is Verdict.NOT_RUN
+    assert found.measured[1] == "not run yet: `third`"
+
+
+def test_who_converges_faster(tmp_path):
+    train(tmp_path, "seed0/d3pm", [9.0, 7.0, 5.0])
+    train(tmp_path, "seed0/diffusionbert", [6.0, 4.0, 3.0])
+    found = judge(claims.converges_faster, tmp_path)
+    assert found.verdict is Verdict.HOLDS
+    assert "below that from step 10 of 20 on" in found.measured[0]
+    train(tmp_path, "seed1/d3pm", [9.0, 7.0, 5.0])
+    train(tmp_path, "seed1/diffusionbert", [6.0, 8.0, 3.0])
+    assert judge(claims.converges_faster, tmp_path).verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(("nats", "verdict"), [(3.0, Verdict.HOLDS), (3.1, Verdict.FAILS)])
+def test_a_share_of_the_budget(tmp_path, nats, verdict):
+    train(tmp_path, "seed0/diffusionbert", [6.0, 5.0, 4.0])
+    evaluate(tmp_path, "seed0/diffusionbert", 3.0)
+    check = claims.budget(0.5, "diffusionbert", matches=True)
+    assert judge(check, tmp_path).measured == ("not run yet: `diffusionbert` in 10 steps",)
+    evaluate(tmp_path, "steps10/diffusionbert", nats)
+    assert judge(check, tmp_path).verdict is verdict
+
+
+@pytest.mark.parametrize(("nats", "verdict"), [(3.98, Verdict.HOLDS), (3.8, Verdict.FAILS)])
+def test_more_steps(tmp_path, nats, verdict):
+    for steps, value in ((2, 6.0), (16, 4.0), (128, nats)):
+        evaluate(tmp_path, f"seed1/diffusionbert-{steps}-steps", value)
+    found = judge(claims.few_steps_suffice, tmp_path)
+    assert found.verdict is verdict
+    assert "from 16 to 128" in found.measured[0]
+
+
+def test_lines_are_compared_at_the_same_sameness(tmp_path):
+    for key, bleu, self_bleu in (
+        *(("low-k=5", 0.3, 0.30), ("low-k=30", 0.2, 0.20), ("low-k=100", 0.1, 0.10)),
+        *(("high-T=0.6", 0.42, 0.35), ("high-T=0.9", 0.24, 0.20)),
+        ("far-k=5", 0.4, 0.9),
+        ("far-k=30", 0.4, 0.8),
+    ):
+        evaluate(tmp_path, f"seed1/{key}", 4.0)
+        noise = torch.linspace(-0.01, 0.01, 200, dtype=torch.float64)
+        path = tmp_path / "seed1" / "evaluations" / key / "scores.safetensors"
+        save_tensors(load_tensors(path) | {"bleu4": bleu + noise, "self_bleu4": self_bleu + noise}, path)
+    results = Results(tmp_path)
+    assert list(results.tradeoff("low", "seed1")) == ["k=5", "k=30", "k=100"]
+    apart = verdicts.tradeoffs_apart(*(list(results.tradeoff(one, "seed1").values()) for one in ("high", "low")))
+    assert apart is not None
+    assert apart.low < 0.2 < apart.high  # of self-BLEU 0.2 to 0.3: 0.24 to 0.36 over 0.2 to 0.3
+    assert apart.high - apart.low < 0.05
+    assert judge(claims.trades_off("high", "low", verdicts.above), tmp_path).verdict is Verdict.HOLDS
+    assert judge(claims.trades_off("high", "far", verdicts.above), tmp_path).verdict is Verdict.UNDECIDED
+    assert judge(claims.trades_off("high", "none", verdicts.above), tmp_path).verdict is Verdict.NOT_RUN
+
+
+def test_means_of_samples_are_no_pairs():
+    few, many = PerSample(np.linspace(0.1, 0.3, 50)), PerSample(np.linspace(0.3, 0.5, 400))
+    apart = verdicts.means_apart(few, many)
+    assert apart.value == pytest.approx(-0.2)
+    assert apart.low < apart.value < apart.high < 0
