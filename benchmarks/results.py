@@ -19,14 +19,14 @@ from statistics import mean, stdev
 import torch
 
 from diffusionbert import figures
-from diffusionbert.assessment import Evaluation, read_evaluation
+from diffusionbert.assessment.comparison import compare
+from diffusionbert.assessment.report import Evaluation, read_evaluation
+from diffusionbert.assessment.tables import to_markdown
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
-from diffusionbert.comparison import compare
+from diffusionbert.likelihood.scores import Scores, paired_bootstrap
+from diffusionbert.paper.systems import SYSTEMS
+from diffusionbert.paper.targets import MAIN, Row, curve, title
 from diffusionbert.runs import stored_experiment
-from diffusionbert.scores import Scores, paired_bootstrap
-from diffusionbert.systems import SYSTEMS
-from diffusionbert.tables import to_markdown
-from diffusionbert.targets import MAIN, Row, curve, title
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 KEPT_SAMPLES = 40

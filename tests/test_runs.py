@@ -27,7 +27,7 @@ from diffusionbert.model_folder import push_model
 from diffusionbert.original import load_original
 from diffusionbert.presets import PRESETS, masked
 from diffusionbert.schedules import Mean, Spindle
-from diffusionbert.settings import Training
+from diffusionbert.training.settings import Training
 
 QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
 SHORT = ["--max-length=48"]

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_worker import MASK, MadeUpRows, method
 
-import diffusionbert.training as training
+import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.checkpoints import RunFolder, weights_of
 from diffusionbert.cli import main
@@ -29,8 +29,8 @@ from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.noise import Noise
-from diffusionbert.settings import Training
-from diffusionbert.training import Score, Standing, Trainer, _learning_rate
+from diffusionbert.training.settings import Training
+from diffusionbert.training.trainer import Score, Standing, Trainer, _learning_rate
 
 QUICK = Training(
     steps=8,

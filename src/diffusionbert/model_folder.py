@@ -41,7 +41,7 @@ from diffusionbert.experiments import (
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.networks import is_causal, quiet
 from diffusionbert.processes import LearnedExponents
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.text.vocabulary import Vocabulary
 
 _NETWORK, _BACKBONE = "network.", "network.backbone."
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionbert.building import scoring
-from diffusionbert.evaluation import Effort
+from diffusionbert.likelihood.evaluation import Effort
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
 from diffusionbert.model import Model
 from diffusionbert.sampling import Sampling
-from diffusionbert.texts import Moment, Task
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.tasks import Moment, Task
+from diffusionbert.text.vocabulary import Vocabulary
 
 Row = tuple[int, ...]
 """A sentence's own tokens."""

@@ -30,7 +30,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, get_scheduler
 
-from diffusionbert.averaging import AveragedWeights
 from diffusionbert.batches import BatchPlan, Indices, Position, parts
 from diffusionbert.checkpoints import (
     RunFolder,
@@ -44,12 +43,13 @@ from diffusionbert.checkpoints import (
     write_json,
     written_folder,
 )
-from diffusionbert.evaluation import Rows, round_losses, round_nats
+from diffusionbert.likelihood.evaluation import Rows, round_losses, round_nats
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
-from diffusionbert.progress import ProgressLine
-from diffusionbert.settings import Training
 from diffusionbert.shapes import Batch
+from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.progress import ProgressLine
+from diffusionbert.training.settings import Training
 
 
 @dataclass(frozen=True)
