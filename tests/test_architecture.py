@@ -59,7 +59,9 @@ MAY_IMPORT = {
     "progress": "",
     "checkpoints": "",
     "averaging": "checkpoints",
-    "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging",
+    "optimising": "settings",
+    "standing": "method batches",
+    "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging optimising standing",
     "recipe": "noise method evaluation settings",
     # everything together
     "experiments": "schedules proposals methods batches settings",
@@ -68,8 +70,8 @@ MAY_IMPORT = {
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors networks processes method vocabulary checkpoints experiments building",
-    "runs": "method reading sources corpus vocabulary encoded batches checkpoints trainer recipe experiments building "
-    "model_folder",
+    "runs": "method reading sources corpus vocabulary encoded batches checkpoints standing trainer recipe experiments "
+    "building model_folder",
     "tasks": "method protocol",
     "model": "errors shapes tasks categorical networks method sampling constraints filling blanks canvas checkpoints "
     "metrics protocol scores evaluation experiments building model_folder",

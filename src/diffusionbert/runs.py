@@ -28,7 +28,8 @@ from diffusionbert.text.reading import Cleaning
 from diffusionbert.text.sources import Split
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 from diffusionbert.training.recipe import measure, proposed
-from diffusionbert.training.trainer import Standing, Trainer
+from diffusionbert.training.standing import Standing
+from diffusionbert.training.trainer import Trainer
 
 
 def default_cache() -> Path:
