@@ -12,7 +12,7 @@ import pytest
 import torch
 import tyro
 from backbones import MASK, NUM_SPECIAL, backbone_of, writable
-from tiny_models import plain_roberta
+from tiny_models import plain_roberta, run_of
 
 from diffusionbert.assessment import doctor
 from diffusionbert.assessment.doctor import Severity, diagnose
@@ -535,3 +535,9 @@ def test_what_a_byte_level_model_writes_is_known_by_its_ids():
     own = next(iter(model.write(Task(1, 6, seed=0), Sampling(steps=6)))).text
     assert model.vocabulary.decode(case.written[0]) == own
     assert measure(case).special_tokens == 0
+
+
+def test_a_methods_own_way_of_writing_is_called_by_its_name():
+    case = examine(load(run_of("mask-predict"), "cpu"), Task(2, 6), Sampling(steps=4))
+    assert case.sampling is not None
+    assert case.sampling.algorithm is Algorithm.MASK_PREDICT

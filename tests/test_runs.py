@@ -112,6 +112,16 @@ def test_a_start_brings_its_weights(masked_run, cache, tmp_path):
     assert all(torch.allclose(tensor, kept[name], atol=1e-6) for name, tensor in weights.items())
 
 
+def test_a_start_brings_the_rates_it_has_learned(masked_run, cache, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    common = ["train", "--data=pydoc", "--system=genmd4", f"--cache={cache}", *SHORT, "--batch-tokens=512"]
+    main([*common, f"--start={masked_run}", f"--output={first}", "--steps=4", "--learning-rate=1e-2"])
+    main([*common, f"--start={first}", f"--output={again}", "--steps=1", "--learning-rate=1e-12"])
+    before, after = (load_file(run / "model" / "token_counts.safetensors")["exponents"] for run in (first, again))
+    assert float((before - 1).abs().max()) > 1e-3
+    torch.testing.assert_close(after, before)
+
+
 def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
     """As a user would have it: the command itself killed at an arbitrary time, then run with --resume."""
     common = ["--data=pydoc", f"--cache={cache}", "--steps=30", "--validate-every=15", "--save-every=4", *SMALL]

@@ -199,6 +199,12 @@ def restore_beside(method: Method, folder: Path, experiment: Experiment) -> None
             own[name].copy_(weight)
 
 
+def learned_exponents(folder: Path) -> Tensor | None:
+    """The rates of hiding that a model folder's method has learned; None if it has not."""
+    file = folder / "token_counts.safetensors"
+    return load_tensors(file).get("exponents") if file.exists() else None
+
+
 def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a method's network that are not its backbone's."""
     return {name: weight for name, weight in _below(_NETWORK, weights).items() if not name.startswith("backbone.")}

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.building import scoring
+from diffusionbert.building import resolved, scoring
 from diffusionbert.likelihood.evaluation import Effort
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
@@ -187,7 +187,7 @@ def examine(
             reveal_times((moment.time, [piece is None for piece in moment.pieces]) for moment in path) for path in paths
         ),
         1 / TENTHS if schedule is None else 1 - float(schedule.survival(time, torch.ones_like(time))),
-        None if samples else sampling,
+        None if samples else resolved(sampling, model.experiment),
         not samples and task.length is not None,
         network_nats,
         unigram_nats,
