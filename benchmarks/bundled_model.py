@@ -15,17 +15,17 @@ import sys
 import time
 from pathlib import Path
 
+from diffusionbert.assessment.judges import load_judge
 from diffusionbert.checkpoints import write_json
-from diffusionbert.corpus import parse_corpus
-from diffusionbert.evaluation import Effort
-from diffusionbert.judges import load_judge
+from diffusionbert.likelihood.evaluation import Effort
+from diffusionbert.likelihood.scores import paired_bootstrap
 from diffusionbert.metrics import token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.reading import Cleaning
 from diffusionbert.sampling import Sampling
-from diffusionbert.scores import paired_bootstrap
-from diffusionbert.sources import Split
-from diffusionbert.texts import Task
+from diffusionbert.tasks import Task
+from diffusionbert.text.corpus import parse_corpus
+from diffusionbert.text.reading import Cleaning
+from diffusionbert.text.sources import Split
 
 FOLDER = Path(__file__).parent.parent / "docs" / "bundled_model"
 NUM_SAMPLES = 50

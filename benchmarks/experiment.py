@@ -8,8 +8,8 @@
     python benchmarks/results.py report
 
 `masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`.
-Everything goes through `diffusionbert.reproduction`, so what is finished is not done again: a stopped experiment goes
-on, and `diffusionbert reproduce table2 --output experiment/seed0` finds its rows.
+Everything goes through `diffusionbert.paper.reproduction`, so what is finished is not done again: a stopped experiment
+goes on, and `diffusionbert reproduce table2 --output experiment/seed0` finds its rows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from diffusionbert.checkpoints import write_json
-from diffusionbert.reproduction import Reproduction, Request, is_finished
+from diffusionbert.paper.reproduction import Reproduction, Request, is_finished
+from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, survival, table1, table3, tradeoff
 from diffusionbert.runs import default_cache, train
-from diffusionbert.targets import MAIN, TRADED_OFF, Row, survival, table1, table3, tradeoff
 
 SEEDS = (1, 2)
 """Beside 0, for the rows that carry a claim."""

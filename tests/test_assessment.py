@@ -17,16 +17,16 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from diffusionbert import likelihoods
-from diffusionbert.assessing import Plan, assess, compare_texts, weight_hashes
-from diffusionbert.assessment import Evaluation, mean_interval, read_evaluation, write_evaluation
+from diffusionbert.assessment import likelihoods
+from diffusionbert.assessment.assessing import Plan, assess, compare_texts, weight_hashes
+from diffusionbert.assessment.conventions import Basis, conventions
+from diffusionbert.assessment.judges import load_judge
+from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, ways_to_score
+from diffusionbert.assessment.material import gather, held_out, sha256_of
+from diffusionbert.assessment.report import Evaluation, mean_interval, read_evaluation, write_evaluation
 from diffusionbert.building import Lexicon
-from diffusionbert.canvas import Sentences
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.cli import main
-from diffusionbert.conventions import Basis, conventions
-from diffusionbert.corpus import parse_corpus
-from diffusionbert.evaluation import Effort, length_nats
 from diffusionbert.experiments import (
     AnyOrderWriting,
     ContinuousDiffusion,
@@ -37,9 +37,9 @@ from diffusionbert.experiments import (
     Time,
     to_json,
 )
-from diffusionbert.judges import load_judge
-from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, ways_to_score
-from diffusionbert.material import gather, held_out, sha256_of
+from diffusionbert.likelihood.evaluation import Effort, length_nats
+from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
 from diffusionbert.method import Likelihood
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
@@ -47,14 +47,14 @@ from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.protocol import Length, Protocol
-from diffusionbert.reading import AS_IT_IS, Cleaning, detokenise
 from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Linear, Mean, Spindle
-from diffusionbert.scores import Estimate, Scores, Unit, paired_bootstrap
 from diffusionbert.shapes import per_place
-from diffusionbert.sources import Split
-from diffusionbert.texts import Task
+from diffusionbert.tasks import Task
+from diffusionbert.text.canvas import Sentences
+from diffusionbert.text.corpus import parse_corpus
+from diffusionbert.text.reading import AS_IT_IS, Cleaning, detokenise
+from diffusionbert.text.sources import Split
 
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
 QUICK = ["--steps=4", "--validate-every=4", "--save-every=4", "--batch-tokens=512"]

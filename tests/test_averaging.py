@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from diffusionbert.averaging import AveragedWeights
+from diffusionbert.training.averaging import AveragedWeights
 
 
 def module() -> nn.Module:

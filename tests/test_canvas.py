@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tiny_models import plain_roberta, toy_sentences
 from torch import Tensor
 
-from diffusionbert.canvas import Blanks, Sentences, batch_of, blank, drawn_lengths, num_tokens, rewriting
 from diffusionbert.shapes import Batch
-from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.text.canvas import Blanks, Sentences, batch_of, blank, drawn_lengths, num_tokens, rewriting
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 
 SENTENCE = "the old king saw the city of paris today ."
 

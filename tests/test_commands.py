@@ -33,8 +33,8 @@ from diffusionbert import model as model_module
 from diffusionbert.cli import Command, main
 from diffusionbert.model import Model
 from diffusionbert.sampling import Algorithm
+from diffusionbert.tasks import Moment
 from diffusionbert.terminal import coloured, line_of, show_writing
-from diffusionbert.texts import Moment
 
 COMMANDS = [typing.get_args(each)[1].name for each in typing.get_args(Command)]
 OTHER_METHODS = {"refining": "unrolled", "left-to-right": "decoder"}

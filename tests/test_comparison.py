@@ -15,19 +15,19 @@ import torch
 import tyro
 from rich.console import Console
 
-from diffusionbert.assessment import Assessment, Figures, Samples, Speed, write_evaluation
+from diffusionbert.assessment.comparison import compare, independent_p_value
+from diffusionbert.assessment.judges import Judged, Judgement, Mauve
+from diffusionbert.assessment.material import Material, Origin
+from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, write_evaluation
+from diffusionbert.assessment.tables import Cell, Column, Direction, Table, ranked, to_latex, to_markdown, to_terminal
 from diffusionbert.commands.comparing import Compare
-from diffusionbert.comparison import compare, independent_p_value
-from diffusionbert.judges import Judged, Judgement, Mauve
-from diffusionbert.material import Material, Origin
+from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample, repetition, token_entropy
-from diffusionbert.protocol import Length, Protocol
 from diffusionbert.sampling import Sampling
-from diffusionbert.scores import Estimate, Scores, Unit, paired_bootstrap
-from diffusionbert.sources import Split
-from diffusionbert.tables import Cell, Column, Direction, Table, ranked, to_latex, to_markdown, to_terminal
-from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.text.sources import Split
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 
 SENTENCES = 60
 WORDS = torch.arange(SENTENCES) % 9 + 4

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 import zstandard
 
-from diffusionbert import reading
-from diffusionbert.corpus import Corpus, Report, parse_corpus
-from diffusionbert.reading import Cleaning, Pair, bounded_lines, detokenise
-from diffusionbert.sources import Split
+from diffusionbert.text import reading
+from diffusionbert.text.corpus import Corpus, Report, parse_corpus
+from diffusionbert.text.reading import Cleaning, Pair, bounded_lines, detokenise
+from diffusionbert.text.sources import Split
 
 LINES = [f"This is sentence number {number} ." for number in range(300)]
 

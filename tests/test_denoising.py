@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from diffusionbert.denoising import (
+from diffusionbert.paper.denoising import (
     HIDDEN,
     Row,
     Word,
@@ -19,7 +19,7 @@ from diffusionbert.denoising import (
     to_markdown,
     to_text,
 )
-from diffusionbert.texts import Moment
+from diffusionbert.tasks import Moment
 
 
 def moment(time: float, pieces: str, calls: int = 0) -> Moment:

@@ -12,28 +12,28 @@ import pytest
 import torch
 import tyro
 from backbones import MASK, NUM_SPECIAL, backbone_of, writable
-from tiny_models import plain_roberta
+from tiny_models import plain_roberta, run_of
 
-from diffusionbert import doctor
+from diffusionbert.assessment import doctor
+from diffusionbert.assessment.doctor import Severity, diagnose
+from diffusionbert.assessment.retention import Accuracy, Retention
+from diffusionbert.assessment.symptoms import Case, Reference, examine, measure, read, reveal_times
 from diffusionbert.categorical import Shaping, draw
 from diffusionbert.commands.diagnosing import Doctor
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.corpus import parse_corpus
-from diffusionbert.doctor import Severity, diagnose
-from diffusionbert.intervals import Difference
+from diffusionbert.likelihood.intervals import Difference
 from diffusionbert.method import State
 from diffusionbert.model import BUNDLED, load
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
-from diffusionbert.retention import Accuracy, Retention
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Cosine, Linear, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch
-from diffusionbert.symptoms import Case, Reference, examine, measure, read, reveal_times
-from diffusionbert.texts import Task
-from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.tasks import Task
+from diffusionbert.text.corpus import parse_corpus
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 
 FLAT = tuple((place + 1) / 20 for place in range(20))
 SIZE = 2000
@@ -535,3 +535,9 @@ def test_what_a_byte_level_model_writes_is_known_by_its_ids():
     own = next(iter(model.write(Task(1, 6, seed=0), Sampling(steps=6)))).text
     assert model.vocabulary.decode(case.written[0]) == own
     assert measure(case).special_tokens == 0
+
+
+def test_a_methods_own_way_of_writing_is_called_by_its_name():
+    case = examine(load(run_of("mask-predict"), "cpu"), Task(2, 6), Sampling(steps=4))
+    assert case.sampling is not None
+    assert case.sampling.algorithm is Algorithm.MASK_PREDICT

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import pytest
 import torch
 import tyro
+from test_architecture import GATHERED
 
 import diffusionbert
 from diffusionbert.building import Lexicon, own_objective
 from diffusionbert.cli import Command
 from diffusionbert.experiments import Data, Experiment, LearnedDiffusion, NextWord, StepUnrolling, VectorDiffusion
-from diffusionbert.systems import SYSTEMS, Start
-from diffusionbert.targets import MAIN, TARGETS
+from diffusionbert.paper.systems import SYSTEMS, Start
+from diffusionbert.paper.targets import MAIN, TARGETS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(diffusionbert.__file__).parent
@@ -112,7 +113,7 @@ def test_the_map_names_every_module_and_nothing_else():
     assert not missing
     extra = {"bundled/", "languages.py", "backbones.py", "diffusionbert/"}
     assert named - (modules | folders) <= extra
-    for folder in ("methods", "samplers", "networks"):
+    for folder in ("methods", "samplers", "networks", *GATHERED):
         for path in (PACKAGE / folder).glob("[a-z]*.py"):
             assert re.search(rf"\b{path.stem}\b", house), path
 

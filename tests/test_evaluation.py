@@ -15,7 +15,7 @@ from languages import Language, Table, all_states, exact_nats, log_forward
 from torch import Tensor, nn
 
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.evaluation import (
+from diffusionbert.likelihood.evaluation import (
     Effort,
     Rows,
     count_bytes,
@@ -25,7 +25,9 @@ from diffusionbert.evaluation import (
     round_nats,
     surprise,
 )
-from diffusionbert.intervals import student_quantile
+from diffusionbert.likelihood.intervals import student_quantile
+from diffusionbert.likelihood.protocol import Length, Limit, Protocol
+from diffusionbert.likelihood.scores import Scores, Unit, paired_bootstrap
 from diffusionbert.method import Likelihood, Method, Objective
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
@@ -34,10 +36,8 @@ from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.proposals import Early
-from diffusionbert.protocol import Length, Limit, Protocol
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Linear, Spindle, uniform_grid
-from diffusionbert.scores import Scores, Unit, paired_bootstrap
 from diffusionbert.shapes import Batch
 
 LANGUAGE = Language.random(3, 2, seed=6)

@@ -10,7 +10,7 @@ import torch
 from languages import Language, Table, exact_nats
 from torch import Tensor
 
-from diffusionbert.evaluation import Effort, estimate
+from diffusionbert.likelihood.evaluation import Effort, estimate
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.discrete import DiscreteTime

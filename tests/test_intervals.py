@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from diffusionbert.intervals import (
+from diffusionbert.likelihood.intervals import (
     degrees_of_freedom,
     paired_difference,
     percentile_interval,

@@ -12,8 +12,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from diffusionbert import judges
-from diffusionbert.judges import Judge, Reading, compute_mauve, featuriser, load_judge, require_mauve
+from diffusionbert.assessment import judges
+from diffusionbert.assessment.judges import Judge, Reading, compute_mauve, featuriser, load_judge, require_mauve
 
 WORDS = ["<end>", "<start>", "a", "b", "c", "d"]
 TEXTS = ["a b c", "d", "a a b", "c d a b c d"]

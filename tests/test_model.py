@@ -40,7 +40,7 @@ from diffusionbert.method import Likelihood
 from diffusionbert.model import BUNDLED, Model, load
 from diffusionbert.runs import train
 from diffusionbert.sampling import Algorithm, Sampling
-from diffusionbert.texts import Task
+from diffusionbert.tasks import Task
 
 SENTENCE = "the old king saw the city of paris today ."
 SPECIAL = re.compile(r"\[(MASK|UNK|PAD|CLS|SEP)\]|<(mask|unk|pad|s|/s)>")

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from tiny_models import MAX_LENGTH, corpus, folder, run_of
 
-from diffusionbert import reproduction as reproduction_module
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
 from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert, to_json
+from diffusionbert.paper import reproduction as reproduction_module
+from diffusionbert.paper.reproduction import SCALES, Reproduction, Request, Scale, is_finished
+from diffusionbert.paper.systems import SYSTEMS, Start
+from diffusionbert.paper.targets import MAIN, TARGETS
 from diffusionbert.presets import masked, next_word
-from diffusionbert.reproduction import SCALES, Reproduction, Request, Scale, is_finished
-from diffusionbert.settings import Training
-from diffusionbert.systems import SYSTEMS, Start
-from diffusionbert.targets import MAIN, TARGETS
-from diffusionbert.training import Trainer
+from diffusionbert.training.settings import Training
+from diffusionbert.training.trainer import Trainer
 
 STEPS = 3
 

@@ -12,12 +12,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM, BertConfig
 
-from diffusionbert import retention as module
+from diffusionbert.assessment import retention as module
+from diffusionbert.assessment.retention import Encoder, Probe, centred_cosine, linear_cka, retention
 from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.corpus import parse_corpus
 from diffusionbert.networks import Denoiser
-from diffusionbert.retention import Encoder, Probe, centred_cosine, linear_cka, retention
-from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.text.corpus import parse_corpus
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 
 
 @pytest.fixture(scope="module")

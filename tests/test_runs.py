@@ -27,7 +27,7 @@ from diffusionbert.model_folder import push_model
 from diffusionbert.original import load_original
 from diffusionbert.presets import PRESETS, masked
 from diffusionbert.schedules import Mean, Spindle
-from diffusionbert.settings import Training
+from diffusionbert.training.settings import Training
 
 QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
 SHORT = ["--max-length=48"]
@@ -110,6 +110,16 @@ def test_a_start_brings_its_weights(masked_run, cache, tmp_path):
           "--steps=1", "--learning-rate=1e-12", *SHORT])  # fmt: skip
     kept = load_file(again / "model" / "beside.safetensors")
     assert all(torch.allclose(tensor, kept[name], atol=1e-6) for name, tensor in weights.items())
+
+
+def test_a_start_brings_the_rates_it_has_learned(masked_run, cache, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    common = ["train", "--data=pydoc", "--system=genmd4", f"--cache={cache}", *SHORT, "--batch-tokens=512"]
+    main([*common, f"--start={masked_run}", f"--output={first}", "--steps=4", "--learning-rate=1e-2"])
+    main([*common, f"--start={first}", f"--output={again}", "--steps=1", "--learning-rate=1e-12"])
+    before, after = (load_file(run / "model" / "token_counts.safetensors")["exponents"] for run in (first, again))
+    assert float((before - 1).abs().max()) > 1e-3
+    torch.testing.assert_close(after, before)
 
 
 def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):

@@ -42,6 +42,7 @@ from diffusionbert.methods.gaussian import GaussianDiffusion
 from diffusionbert.model import load
 from diffusionbert.networks import Denoiser, EmbeddingDenoiser, new_decoder
 from diffusionbert.noise import Noise
+from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
 from diffusionbert.processes import Absorbing, Uniform
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
@@ -49,8 +50,7 @@ from diffusionbert.samplers.gaussian import GaussianAncestral
 from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Sqrt
 from diffusionbert.shapes import Batch
-from diffusionbert.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.texts import Task
+from diffusionbert.tasks import Task
 
 PAD, UNK, FIRST, NUM_WORDS, LENGTH, NEXT = 0, 1, 5, 6, 4, 0.2
 SIZE = FIRST + NUM_WORDS

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_worker import MASK, MadeUpRows, method
 
-import diffusionbert.training as training
+import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.checkpoints import RunFolder, weights_of
 from diffusionbert.cli import main
@@ -29,8 +29,10 @@ from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.noise import Noise
-from diffusionbert.settings import Training
-from diffusionbert.training import Score, Standing, Trainer, _learning_rate
+from diffusionbert.training.optimising import learning_rate
+from diffusionbert.training.settings import Training
+from diffusionbert.training.standing import Score, Standing, score_of
+from diffusionbert.training.trainer import Trainer
 
 QUICK = Training(
     steps=8,
@@ -428,7 +430,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 @pytest.mark.parametrize("decay", [*SHAPES, "inverse_sqrt"])
 def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
     settings = Training(steps=100, warmup=20, learning_rate=0.5, decay=decay)
-    rates = [_learning_rate(settings)(step) for step in range(100)]
+    rates = [learning_rate(settings)(step) for step in range(100)]
     # The k-th step of the warm-up has k / 20 of the rate: the first is no wasted step at 0.
     torch.testing.assert_close(rates[:20], [0.5 * (step + 1) / 20 for step in range(20)])
     for step in range(20, 100):
@@ -440,12 +442,12 @@ def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
 
 
 def test_the_papers_warm_up_starts_at_almost_nothing():
-    assert _learning_rate(Training(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
+    assert learning_rate(Training(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_no_step_is_wasted(decay):
-    assert _learning_rate(Training(steps=10, warmup=0, decay=decay))(9) > 0
+    assert learning_rate(Training(steps=10, warmup=0, decay=decay))(9) > 0
 
 
 def test_the_optimiser_gets_the_rate_that_is_logged(tmp_path, straight):
@@ -596,7 +598,7 @@ def test_a_loss_is_scored_with_the_error_of_a_ratio():
     generator = np.random.default_rng(0)
     tokens = generator.integers(3, 40, 400)
     nats = tokens * generator.normal(4.0, 1.0, 400)
-    score = training._score(torch.from_numpy(nats), torch.from_numpy(tokens).double(), Likelihood.BOUND)
+    score = score_of(torch.from_numpy(nats), torch.from_numpy(tokens).double(), Likelihood.BOUND)
     assert score.nats_per_token == pytest.approx(nats.sum() / tokens.sum())
     samples = generator.integers(0, 400, (4000, 400))
     spread = (nats[samples].sum(axis=1) / tokens[samples].sum(axis=1)).std()

@@ -25,13 +25,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from diffusionbert import encoded as encoded_module
-from diffusionbert.corpus import Corpus, parse_corpus
-from diffusionbert.encoded import Overlong, encode_corpus, open_encoded
-from diffusionbert.reading import Pair
 from diffusionbert.schedules import TokenInformation
-from diffusionbert.sources import Split
-from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.text import encoded as encoded_module
+from diffusionbert.text.corpus import Corpus, parse_corpus
+from diffusionbert.text.encoded import Overlong, encode_corpus, open_encoded
+from diffusionbert.text.reading import Pair
+from diffusionbert.text.sources import Split
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 
 SENTENCES = list(parse_corpus("pydoc"))[:300]
 

@@ -35,8 +35,8 @@ from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model import Model, load
 from diffusionbert.runs import train
 from diffusionbert.schedules import Cosine, Mean, Spindle
-from diffusionbert.settings import Training
-from diffusionbert.vocabulary import train_wordpiece
+from diffusionbert.text.vocabulary import train_wordpiece
+from diffusionbert.training.settings import Training
 
 MAX_LENGTH = 24
 """The places of a row, special tokens included, of every run here."""

@@ -25,9 +25,9 @@ from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Spindle, TokenInformation, uniform_grid
-from diffusionbert.settings import Training
 from diffusionbert.shapes import Batch
-from diffusionbert.training import Trainer
+from diffusionbert.training.settings import Training
+from diffusionbert.training.trainer import Trainer
 
 VOCABULARY, MASK = 30, 4
 
@@ -124,7 +124,7 @@ def main() -> None:
 
     trainer._step = step
     if options.kill_while_saving:
-        import diffusionbert.training as training
+        import diffusionbert.training.trainer as training
 
         written = training.save_tensors
 

@@ -17,7 +17,7 @@ from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.proposals import Bell, Even, TimeProposal
 from diffusionbert.schedules import Cosine, Linear, NoiseSchedule, Power, Spindle, Sqrt
-from diffusionbert.settings import Training
+from diffusionbert.training.settings import Training
 
 
 @dataclass(frozen=True)

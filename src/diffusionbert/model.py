@@ -24,22 +24,30 @@ from torch.nn.functional import pad
 from diffusionbert import filling
 from diffusionbert.blanks import Gap, fill_gaps
 from diffusionbert.building import build, build_sampler, scoring, writes_on_masks
-from diffusionbert.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
 from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.errors import reason_of
-from diffusionbert.evaluation import UNSAID, Effort, count_bytes, count_words, estimate, length_nats, surprise
 from diffusionbert.experiments import Diffusion, VectorDiffusion
+from diffusionbert.likelihood.evaluation import (
+    UNSAID,
+    Effort,
+    count_bytes,
+    count_words,
+    estimate,
+    length_nats,
+    surprise,
+)
+from diffusionbert.likelihood.protocol import Protocol
+from diffusionbert.likelihood.scores import Estimate, Unit
 from diffusionbert.method import Method, Objective, State
 from diffusionbert.metrics import most_agreed
 from diffusionbert.model_folder import Opened, read_model, restore_beside
 from diffusionbert.networks import Backed, Denoiser, Network, quiet
-from diffusionbert.protocol import Protocol
 from diffusionbert.sampling import Sampling
-from diffusionbert.scores import Estimate, Unit
 from diffusionbert.shapes import Batch
-from diffusionbert.texts import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
+from diffusionbert.tasks import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
+from diffusionbert.text.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The model inside the package."""

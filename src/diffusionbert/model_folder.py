@@ -41,7 +41,7 @@ from diffusionbert.experiments import (
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.networks import is_causal, quiet
 from diffusionbert.processes import LearnedExponents
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.text.vocabulary import Vocabulary
 
 _NETWORK, _BACKBONE = "network.", "network.backbone."
 
@@ -197,6 +197,12 @@ def restore_beside(method: Method, folder: Path, experiment: Experiment) -> None
     with torch.no_grad():
         for name, weight in stored.items():
             own[name].copy_(weight)
+
+
+def learned_exponents(folder: Path) -> Tensor | None:
+    """The rates of hiding that a model folder's method has learned; None if it has not."""
+    file = folder / "token_counts.safetensors"
+    return load_tensors(file).get("exponents") if file.exists() else None
 
 
 def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

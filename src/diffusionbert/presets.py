@@ -8,7 +8,7 @@ from dataclasses import replace
 from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.experiments import Data, Diffusion, Experiment, Masking, NewBert, NewDecoder, NextWord, Pretrained
 from diffusionbert.proposals import Bell
-from diffusionbert.settings import Training
+from diffusionbert.training.settings import Training
 
 
 def tiny(data: str) -> Experiment:

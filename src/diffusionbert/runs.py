@@ -19,16 +19,17 @@ from torch import Tensor
 from diffusionbert.batches import BatchPlan
 from diffusionbert.building import Lexicon, build
 from diffusionbert.checkpoints import RunFolder, read_json, write_json, written_folder
-from diffusionbert.corpus import Corpus, parse_corpus
-from diffusionbert.encoded import Encoded, encode_corpus
 from diffusionbert.experiments import Data, Experiment, Pretrained, from_json, to_json
 from diffusionbert.method import Method
-from diffusionbert.model_folder import Origin, lexicon_of, restore_beside, write_model
-from diffusionbert.reading import Cleaning
-from diffusionbert.recipe import measure, proposed
-from diffusionbert.sources import Split
-from diffusionbert.training import Standing, Trainer
-from diffusionbert.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.model_folder import Origin, learned_exponents, lexicon_of, restore_beside, write_model
+from diffusionbert.text.corpus import Corpus, parse_corpus
+from diffusionbert.text.encoded import Encoded, encode_corpus
+from diffusionbert.text.reading import Cleaning
+from diffusionbert.text.sources import Split
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.training.recipe import measure, proposed
+from diffusionbert.training.standing import Standing
+from diffusionbert.training.trainer import Trainer
 
 
 def default_cache() -> Path:
@@ -174,7 +175,9 @@ def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerat
 
 def _method(experiment: Experiment, prepared: Prepared) -> Method:
     torch.manual_seed(experiment.training.seed)
-    method = build(experiment, prepared.lexicon)
-    if isinstance(experiment.network, Pretrained):
-        restore_beside(method, Path(experiment.network.name), experiment)
+    if not isinstance(experiment.network, Pretrained):
+        return build(experiment, prepared.lexicon)
+    start = Path(experiment.network.name)
+    method = build(experiment, replace(prepared.lexicon, exponents=learned_exponents(start)))
+    restore_beside(method, start, experiment)
     return method

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from diffusionbert.texts import Moment
+    from diffusionbert.tasks import Moment
 
 DEAR = 10.0
 """Nats at which a token is shown in plain red."""

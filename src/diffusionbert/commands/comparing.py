@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from diffusionbert.tables import Table
+    from diffusionbert.assessment.tables import Table
 
 WIDTH = 240
 """Of a table in a file, in characters."""
@@ -34,8 +34,8 @@ class Compare:
 
     def run(self) -> None:
         """Prints the table or writes it."""
-        from diffusionbert.comparison import compare
-        from diffusionbert.scores import Unit
+        from diffusionbert.assessment.comparison import compare
+        from diffusionbert.likelihood.scores import Unit
 
         if self.json and self.format not in ("table", "json"):
             raise ValueError(f"--json and --format {self.format} contradict each other; give one of them")
@@ -53,7 +53,7 @@ class Compare:
 def _print(table: Table, form: str) -> None:
     from rich.console import Console
 
-    from diffusionbert.tables import below, to_terminal
+    from diffusionbert.assessment.tables import below, to_terminal
 
     console = Console(highlight=False)
     if form != "table" or not console.is_terminal:
@@ -67,7 +67,7 @@ def _print(table: Table, form: str) -> None:
 def _written(table: Table, form: str) -> str:
     from rich.console import Console
 
-    from diffusionbert.tables import as_json, below, to_latex, to_markdown, to_terminal
+    from diffusionbert.assessment.tables import as_json, below, to_latex, to_markdown, to_terminal
 
     match form:
         case "json":

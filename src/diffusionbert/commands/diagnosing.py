@@ -14,10 +14,10 @@ from diffusionbert.commands.common import WithModel, lines_of, print_json
 from diffusionbert.commands.writing import Generate
 
 if TYPE_CHECKING:
-    from diffusionbert.doctor import Diagnosis
+    from diffusionbert.assessment.doctor import Diagnosis
+    from diffusionbert.assessment.retention import Probe, Retention
+    from diffusionbert.assessment.symptoms import Case, Symptoms
     from diffusionbert.model import Model
-    from diffusionbert.retention import Probe, Retention
-    from diffusionbert.symptoms import Case, Symptoms
 
 CORPUS_SENTENCES = 1000
 """So many of a corpus are read: enough to know its frequencies and lengths."""
@@ -58,7 +58,7 @@ class Doctor(WithModel):
 
     def run(self) -> None:
         """Prints what was seen and what was found; findings are information, and no failure."""
-        from diffusionbert.doctor import diagnose
+        from diffusionbert.assessment.doctor import diagnose
 
         if self.before is not None and self.data is None:
             raise ValueError("--before compares what two networks understand of sentences; give some with --data")
@@ -75,8 +75,8 @@ class Doctor(WithModel):
             _show(diagnosis, model.name if self.samples is None else self.samples.name)
 
     def _case(self, model: Model, corpus: list[str]) -> Case:
-        from diffusionbert.progress import ProgressLine
-        from diffusionbert.symptoms import examine
+        from diffusionbert.assessment.symptoms import examine
+        from diffusionbert.training.progress import ProgressLine
 
         writing = Generate(
             number=self.number,
@@ -98,8 +98,8 @@ class Doctor(WithModel):
             return examine(model, task, sampling, samples, corpus, lambda: line.update(next(written), "samples"))
 
     def _corpus(self, model: Model) -> list[str]:
-        from diffusionbert.corpus import parse_corpus
-        from diffusionbert.reading import Cleaning
+        from diffusionbert.text.corpus import parse_corpus
+        from diffusionbert.text.reading import Cleaning
 
         if self.data is None:
             return []
@@ -109,7 +109,7 @@ class Doctor(WithModel):
         return list(islice(corpus, CORPUS_SENTENCES))
 
     def _probe(self) -> Probe | None:
-        from diffusionbert.retention import Probe
+        from diffusionbert.assessment.retention import Probe
 
         if self.labels is None:
             return None
@@ -120,8 +120,8 @@ class Doctor(WithModel):
         return Probe.of_labels(self.labels.stem, [(text, label) for text, label in rows])
 
     def _retention(self, model: Model, corpus: list[str], probe: Probe | None) -> Retention | None:
+        from diffusionbert.assessment.retention import Encoder, retention
         from diffusionbert.model import load
-        from diffusionbert.retention import Encoder, retention
 
         if self.before is None:
             return None

@@ -13,8 +13,8 @@ from diffusionbert.commands.common import WithModel, print_json
 from diffusionbert.commands.writing import Generate
 
 if TYPE_CHECKING:
-    from diffusionbert.assessing import Plan, Watch
-    from diffusionbert.material import Material
+    from diffusionbert.assessment.assessing import Plan, Watch
+    from diffusionbert.assessment.material import Material
     from diffusionbert.model import Model
 
 
@@ -66,9 +66,9 @@ class Evaluate(WithModel):
 
     def run(self) -> None:
         """Prints a table, or JSON."""
-        from diffusionbert.assessing import assess
-        from diffusionbert.assessment import write_evaluation
-        from diffusionbert.judges import featuriser, load_judge, require_mauve
+        from diffusionbert.assessment.assessing import assess
+        from diffusionbert.assessment.judges import featuriser, load_judge, require_mauve
+        from diffusionbert.assessment.report import write_evaluation
 
         if self.data is None:
             raise ValueError("there is no --data; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
@@ -99,8 +99,8 @@ class Evaluate(WithModel):
 
     def plan(self) -> Plan:
         """What is asked."""
-        from diffusionbert.assessing import USUAL_LENGTH, Plan
-        from diffusionbert.evaluation import Effort
+        from diffusionbert.assessment.assessing import USUAL_LENGTH, Plan
+        from diffusionbert.likelihood.evaluation import Effort
 
         length = str(USUAL_LENGTH) if self.length is None else self.length
         writing = Generate(sampler=self.sampler, steps=self.steps, top_k=self.top_k, length=length)
@@ -131,10 +131,10 @@ class Evaluate(WithModel):
         return run.path / "evaluation" if run.experiment.exists() else None
 
     def _material(self, model: Model) -> Material:
-        from diffusionbert.corpus import parse_corpus
-        from diffusionbert.material import gather, held_out
-        from diffusionbert.reading import Cleaning
-        from diffusionbert.sources import Split
+        from diffusionbert.assessment.material import gather, held_out
+        from diffusionbert.text.corpus import parse_corpus
+        from diffusionbert.text.reading import Cleaning
+        from diffusionbert.text.sources import Split
 
         assert self.data is not None
         trained = model.experiment.data

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from diffusionbert.assessment import Assessment, Figures, mean_interval
-from diffusionbert.conventions import BITS, Convention
-from diffusionbert.protocol import Length
-from diffusionbert.scores import Estimate
+from diffusionbert.assessment.conventions import BITS, Convention
+from diffusionbert.assessment.report import Assessment, Figures, mean_interval
+from diffusionbert.likelihood.protocol import Length
+from diffusionbert.likelihood.scores import Estimate
 
 Row = tuple[str, str, str, str]
 """What it is, its value, its interval, and the same of real sentences."""

@@ -52,9 +52,9 @@ class Reproduce:
     def run(self) -> None:
         """Prints tables, and where everything is."""
         from diffusionbert.figures import require_matplotlib
-        from diffusionbert.reproduction import Reproduction, Request
+        from diffusionbert.paper.reproduction import Reproduction, Request
+        from diffusionbert.paper.targets import TARGETS
         from diffusionbert.runs import default_cache
-        from diffusionbert.targets import TARGETS
 
         require_device(self.device)
         request = Request(
@@ -99,7 +99,7 @@ class Plot:
     def run(self) -> None:
         """Says where the picture is."""
         from diffusionbert.figures import convergence
-        from diffusionbert.targets import curve
+        from diffusionbert.paper.targets import curve
 
         if not self.runs:
             raise ValueError("there is no run to be drawn; give run folders")

@@ -11,7 +11,7 @@ import tyro
 from diffusionbert.commands.common import WithModel, lines_of, print_json
 
 if TYPE_CHECKING:
-    from diffusionbert.texts import SentenceScore
+    from diffusionbert.tasks import SentenceScore
 
 
 @dataclass(frozen=True)

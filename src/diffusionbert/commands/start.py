@@ -21,12 +21,12 @@ from diffusionbert.experiments import (
 )
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
+from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.presets import by_name, pretraining
 from diffusionbert.proposals import Bell
 from diffusionbert.runs import default_cache, open_corpus, started_from, stored_experiment, train
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, Sqrt
-from diffusionbert.sources import Split
-from diffusionbert.systems import SYSTEMS, Start
+from diffusionbert.text.sources import Split
 
 
 def _given(options: Run, settings: Any) -> Any:

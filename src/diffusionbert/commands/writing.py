@@ -13,7 +13,7 @@ from diffusionbert.commands.common import WithModel, lines_of, print_json, print
 
 if TYPE_CHECKING:
     from diffusionbert.sampling import Sampling
-    from diffusionbert.texts import Task
+    from diffusionbert.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Generate(WithModel):
 
     def task(self) -> Task:
         """What is to be written."""
-        from diffusionbert.texts import Task
+        from diffusionbert.tasks import Task
 
         return Task(
             self.number,

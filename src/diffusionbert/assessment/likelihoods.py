@@ -22,8 +22,6 @@ import torch
 from numpy.typing import NDArray
 
 from diffusionbert.building import Lexicon, own_objective, scoring
-from diffusionbert.canvas import batch_of
-from diffusionbert.evaluation import Effort, Rows, estimate
 from diffusionbert.experiments import (
     ContinuousDiffusion,
     Diffusion,
@@ -32,15 +30,17 @@ from diffusionbert.experiments import (
     NextWord,
     VectorDiffusion,
 )
+from diffusionbert.likelihood.evaluation import Effort, Rows, estimate
+from diffusionbert.likelihood.protocol import Protocol
+from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.method import Likelihood
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.model import Model, Way
-from diffusionbert.protocol import Protocol
 from diffusionbert.schedules import uniform_grid
-from diffusionbert.scores import Estimate
 from diffusionbert.shapes import Batch
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.text.canvas import batch_of
+from diffusionbert.text.vocabulary import Vocabulary
 
 GRID, CONTINUOUS = "grid", "continuous"
 EXACT, VECTORS, PSEUDO = "exact", "vectors", "pseudo"

@@ -17,9 +17,9 @@ from typing import Any, final
 
 import numpy as np
 
-from diffusionbert.retention import Retention
+from diffusionbert.assessment.retention import Retention
+from diffusionbert.assessment.symptoms import TENTHS, TOP, Case, Symptoms, measure
 from diffusionbert.sampling import Algorithm, Sampling
-from diffusionbert.symptoms import TENTHS, TOP, Case, Symptoms, measure
 
 LEAST_TOKENS, LEAST_SAMPLES = 120, 8
 """From fewer, frequencies and lengths say nothing."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.method import Likelihood
-from diffusionbert.protocol import Protocol
 
 
 def words_of(words: Sequence[str]) -> tuple[str, ...]:

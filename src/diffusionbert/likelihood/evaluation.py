@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from diffusionbert.batches import TokenBudget
+from diffusionbert.likelihood.protocol import GIVEN_INTERVAL, SAMPLED_INTERVAL, Length, Limit, Protocol
+from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
-from diffusionbert.protocol import GIVEN_INTERVAL, SAMPLED_INTERVAL, Length, Limit, Protocol
-from diffusionbert.scores import Estimate, Rate, Scores, Unit
 from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowValues
 
 _SEED = 2**40  # added to the seed: far from the seeds of training

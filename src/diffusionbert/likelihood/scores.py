@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from diffusionbert.intervals import (
+from diffusionbert.likelihood.intervals import (
     Difference,
     Numbers,
     Spread,
@@ -26,8 +26,8 @@ from diffusionbert.intervals import (
     spread,
     student_quantile,
 )
+from diffusionbert.likelihood.protocol import Limit, Protocol
 from diffusionbert.method import Likelihood
-from diffusionbert.protocol import Limit, Protocol
 from diffusionbert.shapes import RowCounts, RowKeys, RowValues
 
 

@@ -17,20 +17,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diffusionbert.assessment import Assessment, Figures, Samples, Speed
+from diffusionbert.assessment.conventions import PLACES, Basis, Convention, conventions
+from diffusionbert.assessment.judges import Judge, Judgement, Mauve, Reading, compute_mauve
+from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, ways_to_score
+from diffusionbert.assessment.material import Material
+from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed
 from diffusionbert.building import resolved
-from diffusionbert.conventions import PLACES, Basis, Convention, conventions
-from diffusionbert.evaluation import Effort, length_nats
 from diffusionbert.experiments import Pretrained
-from diffusionbert.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, ways_to_score
-from diffusionbert.material import Material
+from diffusionbert.likelihood.evaluation import Effort, length_nats
+from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model
-from diffusionbert.protocol import Length, Protocol
 from diffusionbert.sampling import Sampling
-from diffusionbert.scores import Estimate
-from diffusionbert.texts import Task
+from diffusionbert.tasks import Task
 
 USUAL_LENGTH = 64
 """Tokens of a sample in the paper."""

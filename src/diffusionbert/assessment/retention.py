@@ -29,12 +29,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from diffusionbert.canvas import Sentences
-from diffusionbert.intervals import Difference, Numbers, paired_difference, ratio_intervals
+from diffusionbert.likelihood.intervals import Difference, Numbers, paired_difference, ratio_intervals
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.shapes import RowCounts, RowKeys
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.text.canvas import Sentences
+from diffusionbert.text.vocabulary import Vocabulary
 
 Embeddings = Float[Tensor, "S _"]
 """One vector for each of S sentences; two encoders may have different widths."""

@@ -21,19 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffusionbert import denoising, figures
-from diffusionbert.assessment import Evaluation
+from diffusionbert import figures
+from diffusionbert.assessment.comparison import compare
+from diffusionbert.assessment.report import Evaluation
+from diffusionbert.assessment.tables import Table, as_json, to_latex, to_markdown
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
-from diffusionbert.comparison import compare
 from diffusionbert.experiments import Experiment
 from diffusionbert.metrics import PerSample
 from diffusionbert.model import Model
-from diffusionbert.reproduction import Reproduction
+from diffusionbert.paper import denoising
+from diffusionbert.paper.reproduction import Reproduction
+from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Mean, Spindle, TokenInformation
-from diffusionbert.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.tables import Table, as_json, to_latex, to_markdown
-from diffusionbert.texts import Moment, Task
+from diffusionbert.tasks import Moment, Task
 
 SENTENCE = "bella is sitting over there ."
 """The paper's, of figure 2."""

@@ -15,10 +15,9 @@ import json
 import math
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, get_scheduler
 
-from diffusionbert.averaging import AveragedWeights
-from diffusionbert.batches import BatchPlan, Indices, Position, parts
+from diffusionbert.batches import BatchPlan, Indices, parts
 from diffusionbert.checkpoints import (
     RunFolder,
     load_tensors,
@@ -44,63 +41,15 @@ from diffusionbert.checkpoints import (
     write_json,
     written_folder,
 )
-from diffusionbert.evaluation import Rows, round_losses, round_nats
+from diffusionbert.likelihood.evaluation import Rows, round_losses, round_nats
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
-from diffusionbert.progress import ProgressLine
-from diffusionbert.settings import Training
 from diffusionbert.shapes import Batch
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a validation found."""
-
-    nats_per_token: float
-    standard_error: float
-    kind: Likelihood
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nats per token)."""
-        return math.exp(min(self.nats_per_token, 700.0))
-
-    def to_json(self) -> dict[str, float | str]:
-        """What the log keeps; a loss is not called nats."""
-        error = {"validation_standard_error": self.standard_error, "likelihood": self.kind.value}
-        if self.kind is Likelihood.NONE:
-            return {"validation_loss_per_token": self.nats_per_token, **error}
-        return {
-            "validation_nats_per_token": self.nats_per_token,
-            "validation_perplexity_per_token": self.perplexity,
-            **error,
-        }
-
-    def summary(self) -> str:
-        """One line."""
-        figure = f"{self.nats_per_token:.4f} ± {1.96 * self.standard_error:.4f}"
-        if self.kind is Likelihood.NONE:
-            return f"loss on held-out text {figure} a token (there is no likelihood)"
-        perplexity = f"{self.perplexity:.1f}" if self.perplexity < 1e9 else f"{self.perplexity:.1e}"
-        return f"{self.kind.value} on held-out text {figure} nats a token (perplexity {perplexity})"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where a run stands, beside its tensors."""
-
-    step: int = 0
-    position: Position = Position()
-    tokens: int = 0
-    best: float | None = None
-    """The best validation so far, in nats per token."""
-    best_step: int = 0
-    validations_since_best: int = 0
-
-    @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> Standing:
-        """Reads what `asdict` gave."""
-        return cls(**plain | {"position": Position(**plain["position"])})
+from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.optimising import blocks_of, learning_rate, parameter_groups
+from diffusionbert.training.progress import ProgressLine
+from diffusionbert.training.settings import Training
+from diffusionbert.training.standing import Score, Standing, Window, forget_after, score_of
 
 
 class Trainer:
@@ -122,16 +71,16 @@ class Trainer:
         self.plan = BatchPlan(np.asarray(rows.lengths), settings.batching, settings.seed)
         self.method = method.to(accelerator.device).train()
         if settings.compile:
-            for block in _blocks(self.method):  # one short compilation serves all layers; shapes change with each batch
+            for block in blocks_of(self.method):  # one compilation serves all layers; shapes change with each batch
                 block.compile(dynamic=True)
         self.wrapped = self._distributed()
         self.optimiser = torch.optim.AdamW(
-            _parameter_groups(self.method, settings.weight_decay),
+            parameter_groups(self.method, settings.weight_decay),
             lr=settings.learning_rate,
             fused=accelerator.device.type == "cuda",
         )
         self.stepper = accelerator.prepare_optimizer(self.optimiser)
-        self.learning_rate = _learning_rate(settings)
+        self.learning_rate = learning_rate(settings)
         self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
         self.standing = Standing()
         self.signalled = self.stopping = False
@@ -147,7 +96,7 @@ class Trainer:
             if self.standing.best is None:
                 self._validate(line)
                 self.save()
-            window = _Window()
+            window = Window()
             for position, indices in self.plan.following(self.standing.position):
                 if self._is_over():
                     break
@@ -159,7 +108,7 @@ class Trainer:
                 window.add(loss, tokens)
                 if step % settings.log_every == 0:
                     self._log_window(window, norm, line)
-                    window = _Window()
+                    window = Window()
                 self._agree_to_stop()
                 validated = step % settings.validate_every == 0 or step == settings.steps
                 if validated:
@@ -247,7 +196,7 @@ class Trainer:
         if accelerator.num_processes == 1:
             return self.method
         if self.settings.sharded:
-            for block in _blocks(self.method):
+            for block in blocks_of(self.method):
                 fully_shard(block)
             # The root, too, goes back to shards after each forward: averages and checkpoints expect shards.
             fully_shard(self.method, reshard_after_forward=True)
@@ -299,7 +248,7 @@ class Trainer:
                     nats[rows] = estimate
                     tokens[rows] = batch.editable.sum(dim=1).double()
         nats, tokens = (accelerator.reduce(value, reduction="sum") for value in (nats, tokens))
-        return _score(nats, tokens, self.method.objective.likelihood)
+        return score_of(nats, tokens, self.method.objective.likelihood)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -361,7 +310,7 @@ class Trainer:
             self.averages.restore(load_tensors(path / "averages.safetensors"), num_averaged)
         if self.accelerator.is_main_process:
             self._name(path)  # a kill may have come between the two names
-            _forget_after(self.run.log, self.standing.step)
+            forget_after(self.run.log, self.standing.step)
 
     def _export_best(self) -> None:
         path = self.run.named("best") or self.run.named("last")
@@ -374,7 +323,7 @@ class Trainer:
 
     # ---- what is said -----------------------------------------------------------------------------------------------
 
-    def _log_window(self, window: _Window, norm: Tensor, line: ProgressLine) -> None:
+    def _log_window(self, window: Window, norm: Tensor, line: ProgressLine) -> None:
         loss = float(self.accelerator.reduce(window.loss, reduction="mean"))
         if not math.isfinite(loss):
             raise FloatingPointError(
@@ -419,91 +368,9 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-class _Window:
-    """What happened since the last line of the log."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.steps = 0
-        self.tokens = 0
-        self.started = time.perf_counter()
-
-    def add(self, loss: Tensor, tokens: int) -> None:
-        self.total = loss if self.total is None else self.total + loss
-        self.steps += 1
-        self.tokens += tokens
-
-    @property
-    def loss(self) -> Tensor:
-        assert self.total is not None
-        return self.total / self.steps
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / (time.perf_counter() - self.started)
-
-
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The parts of a Hugging Face model that are never split, less those that share weights with others."""
-    names = {
-        name
-        for model in module.modules()
-        if isinstance(model, PreTrainedModel)
-        for name in model._no_split_modules or ()
-    }
-    uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-    return [
-        block
-        for block in module.modules()
-        if type(block).__name__ in names and all(uses[id(parameter)] == 1 for parameter in block.parameters())
-    ]
-
-
-def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Biases and norms are not decayed."""
-    matrices = [parameter for parameter in module.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
-def _learning_rate(settings: Training) -> Callable[[int], float]:
-    """The learning rate at a step, as transformers' schedules have it, with no state to save."""
-    stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = get_scheduler(
-        settings.decay, stand_in, num_warmup_steps=settings.warmup, num_training_steps=settings.steps + 1
-    )
-    factor = schedule.lr_lambdas[0]
-    return lambda step: settings.learning_rate * float(factor(step + 1))
-
-
 def _dropout_seed(seed: int, step: int, process: int) -> int:
     return ((seed * 1_000_003 + step) * 65_536 + process) % 2**63
 
 
 def _inert(batch: Batch) -> Batch:
     return replace(batch, editable=torch.zeros_like(batch.editable))
-
-
-def _score(nats: Tensor, tokens: Tensor, kind: Likelihood) -> Score:
-    """Nats a token over all sentences, with the standard error of that ratio."""
-    mean = float(nats.sum() / tokens.sum())
-    residual = nats - mean * tokens
-    error = math.sqrt(float(residual.square().sum())) / float(tokens.sum())
-    return Score(mean, error, kind)
-
-
-def _forget_after(log: Path, step: int) -> None:
-    """Drops what a run logged after the checkpoint it goes back to."""
-    if not log.exists():
-        return
-    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-    temporary = log.with_name(log.name + ".unfinished")
-    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    temporary.replace(log)
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # cut off by a kill
-        return math.inf

@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.building import scoring
-from diffusionbert.evaluation import Effort
+from diffusionbert.building import resolved, scoring
+from diffusionbert.likelihood.evaluation import Effort
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
 from diffusionbert.model import Model
 from diffusionbert.sampling import Sampling
-from diffusionbert.texts import Moment, Task
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.tasks import Moment, Task
+from diffusionbert.text.vocabulary import Vocabulary
 
 Row = tuple[int, ...]
 """A sentence's own tokens."""
@@ -187,7 +187,7 @@ def examine(
             reveal_times((moment.time, [piece is None for piece in moment.pieces]) for moment in path) for path in paths
         ),
         1 / TENTHS if schedule is None else 1 - float(schedule.survival(time, torch.ones_like(time))),
-        None if samples else sampling,
+        None if samples else resolved(sampling, model.experiment),
         not samples and task.length is not None,
         network_nats,
         unigram_nats,

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffusionbert.assessment.conventions import Convention
+from diffusionbert.assessment.judges import Judgement, Mauve
+from diffusionbert.assessment.material import Material
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
-from diffusionbert.conventions import Convention
-from diffusionbert.intervals import percentile_interval, resampled_sums
-from diffusionbert.judges import Judgement, Mauve
-from diffusionbert.material import Material
+from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
+from diffusionbert.likelihood.scores import Estimate, Scores, rates_to_json
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample, Repetition, TokenEntropy
 from diffusionbert.sampling import Sampling
-from diffusionbert.scores import Estimate, Scores, rates_to_json
 
 FORMAT = 1
 """Raised when the files or their meaning change."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.reading import Pair
 from diffusionbert.shapes import Batch
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.text.reading import Pair
+from diffusionbert.text.vocabulary import Vocabulary
 
 MASK = "[MASK]"
 """Stands for one token, however a vocabulary writes its own."""

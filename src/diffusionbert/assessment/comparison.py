@@ -22,13 +22,13 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from diffusionbert.assessment import Evaluation, read_evaluation
+from diffusionbert.assessment.report import Evaluation, read_evaluation
+from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, ranked
 from diffusionbert.checkpoints import RunFolder
-from diffusionbert.intervals import resampled_sums
+from diffusionbert.likelihood.intervals import resampled_sums
+from diffusionbert.likelihood.scores import Scores, Unit, paired_bootstrap, rates_to_json
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample
-from diffusionbert.scores import Scores, Unit, paired_bootstrap, rates_to_json
-from diffusionbert.tables import SIGNIFICANT, Cell, Column, Direction, Table, ranked
 
 LEVEL = 0.05
 """Below this probability a difference is called significant."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from diffusionbert.corpus import Corpus, Report, parse_corpus, parse_source
 from diffusionbert.experiments import Data
-from diffusionbert.reading import Cleaning
-from diffusionbert.sources import Files, PythonDocumentation, Source, Split
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.text.corpus import Corpus, Report, parse_corpus, parse_source
+from diffusionbert.text.reading import Cleaning
+from diffusionbert.text.sources import Files, PythonDocumentation, Source, Split
+from diffusionbert.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from diffusionbert.evaluation import Rows
+from diffusionbert.likelihood.evaluation import Rows
 from diffusionbert.method import Method
 from diffusionbert.noise import Noise
-from diffusionbert.settings import Training
+from diffusionbert.training.settings import Training
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from diffusionbert.errors import reason_of
-from diffusionbert.reading import Pair, detokenise
 from diffusionbert.shapes import TokenSet
+from diffusionbert.text.reading import Pair, detokenise
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from diffusionbert import __version__
-from diffusionbert.intervals import RESAMPLES
+from diffusionbert.likelihood.intervals import RESAMPLES
 
 SAMPLED_INTERVAL = f"95 %, over sentences and draws: percentile bootstrap of {RESAMPLES} resamples"
 GIVEN_INTERVAL = "95 %, over draws alone, the sentences being given: Student's t"

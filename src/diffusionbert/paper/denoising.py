@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, final
 
-from diffusionbert.tables import escaped_for_latex, escaped_for_markdown, one_line
-from diffusionbert.texts import Moment
+from diffusionbert.assessment.tables import escaped_for_latex, escaped_for_markdown, one_line
+from diffusionbert.tasks import Moment
 
 HIDDEN = "[MASK]"
 

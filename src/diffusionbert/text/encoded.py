@@ -30,10 +30,10 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.corpus import Corpus, Record, Report
-from diffusionbert.reading import Pair
 from diffusionbert.shapes import Batch
-from diffusionbert.vocabulary import Vocabulary
+from diffusionbert.text.corpus import Corpus, Record, Report
+from diffusionbert.text.reading import Pair
+from diffusionbert.text.vocabulary import Vocabulary
 
 VERSION = 1
 """Raised when the files or their meaning change, so that no older cache is opened."""

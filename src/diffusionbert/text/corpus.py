@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from diffusionbert.reading import (
+from diffusionbert.text.reading import (
     AS_IT_IS,
     COMPRESSION,
     TEXT_FIELD,
@@ -31,7 +31,7 @@ from diffusionbert.reading import (
     Shard,
     TabSeparated,
 )
-from diffusionbert.sources import Files, HuggingFace, OneBillionWords, PythonDocumentation, Source, Split
+from diffusionbert.text.sources import Files, HuggingFace, OneBillionWords, PythonDocumentation, Source, Split
 
 VERSION = 1
 """Raised when the same files would give other sentences, so that no cache outlives the change."""

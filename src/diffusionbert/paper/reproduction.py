@@ -20,20 +20,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import final
 
-from diffusionbert.assessing import Plan, assess
-from diffusionbert.assessment import Evaluation, read_evaluation, write_evaluation
+from diffusionbert.assessment.assessing import Plan, assess
+from diffusionbert.assessment.material import Material, gather, held_out
+from diffusionbert.assessment.report import Evaluation, read_evaluation, write_evaluation
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
-from diffusionbert.evaluation import Effort, fast_products
 from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
-from diffusionbert.material import Material, gather, held_out
+from diffusionbert.likelihood.evaluation import Effort, fast_products
 from diffusionbert.model import Model, load
+from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.presets import masked, next_word, pretraining, tiny, wiki_small
-from diffusionbert.reading import Cleaning
 from diffusionbert.runs import started_from, stored_experiment, train
 from diffusionbert.sampling import Sampling
-from diffusionbert.settings import Training
-from diffusionbert.systems import SYSTEMS, Start
+from diffusionbert.text.reading import Cleaning
+from diffusionbert.training.settings import Training
 
 
 @dataclass(frozen=True)

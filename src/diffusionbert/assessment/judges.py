@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.errors import reason_of
-from diffusionbert.intervals import Numbers, ratio_intervals
+from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
 from diffusionbert.networks import quiet
 
 USUAL_FEATURES = "gpt2-large"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from diffusionbert.errors import reason_of
-from diffusionbert.reading import TEXT_FIELD, Fields, Format, Item, Pair, Place, PlainText, Shard
+from diffusionbert.text.reading import TEXT_FIELD, Fields, Format, Item, Pair, Place, PlainText, Shard
 
 
 class Split(Enum):

@@ -24,8 +24,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from diffusionbert.intervals import Numbers, ratio_intervals
-from diffusionbert.scores import Estimate, Rate, Unit, rates_to_json
+from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
+from diffusionbert.likelihood.scores import Estimate, Rate, Unit, rates_to_json
 from diffusionbert.shapes import RowValues
 
 PLACES = 128

@@ -1,0 +1,1 @@
+"""From files to rows of token ids, and back: strings stop here."""
