@@ -4,8 +4,8 @@
         --validation news.valid.txt.xz --test news.test.txt.xz --other-test lm1b.heldout.txt.xz \
         --masked masked --decoder decoder
     python benchmarks/experiment.py alone  (the same)    # what is timed: nothing else may run on the chip
-    python benchmarks/results.py keep experiment
-    python benchmarks/results.py report
+    python benchmarks/results keep experiment
+    python benchmarks/results report
 
 `masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`.
 Everything goes through `diffusionbert.paper.reproduction`, so what is finished is not done again: a stopped experiment
@@ -19,7 +19,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -71,9 +71,9 @@ class Job:
         """The job that trains its model, unless it does so itself."""
         return f"{self.folder}/{self.row.system}" if self.is_line or self.row.note else None
 
-    def do(self, reproduction: Reproduction) -> None:
+    def do(self, reproduction: Reproduction, workers: int) -> None:
         """Trains and evaluates; seconds are kept where the folder is kept."""
-        with _seconds(reproduction.output / "seconds" / f"{self.name.partition('/')[2]}.json") as lap:
+        with _seconds(reproduction.output / "seconds" / f"{self.name.partition('/')[2]}.json", workers) as lap:
             system = self.row.system
             if self.is_line:
                 tradeoff(reproduction, system)
@@ -105,8 +105,8 @@ def jobs() -> list[Job]:
 
 
 @contextmanager
-def _seconds(path: Path) -> Iterator[Callable[[str], None]]:
-    laps: dict[str, float] = {}
+def _seconds(path: Path, workers: int) -> Iterator[Callable[[str], None]]:
+    laps: dict[str, float] = {"workers": workers}  # who share the chip: all of these seconds are longer for it
     last = time.monotonic()
 
     def lap(name: str) -> None:
@@ -127,24 +127,29 @@ def _opened(output: Path, request: Request) -> Reproduction:
     return Reproduction(output, request, default_cache())
 
 
-def _do(job: Job, output: Path, request: Request) -> float:
+def _do(job: Job, output: Path, request: Request, workers: int) -> float:
     begin = time.monotonic()
-    job.do(_opened(output / job.folder, replace(request, seed=job.seed, steps=job.steps)))
+    job.do(_opened(output / job.folder, replace(request, seed=job.seed, steps=job.steps)), workers)
     return time.monotonic() - begin
+
+
+def _apart(job: Job, output: Path, request: Request, workers: int) -> float:
+    """In a process of its own: memory is given back, what was compiled is forgotten, and a crash costs one job."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(_do, job, output, request, workers).result()
 
 
 def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
     """Does jobs side by side; none is begun after so many minutes."""
     begin, waiting, finished = time.monotonic(), jobs(), set[str]()
     running: dict[Future[float], Job] = {}
-    # A process for each job: memory is given back, and what one network compiled is not in another's way.
-    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         while True:
             is_late = time.monotonic() - begin > 60 * minutes
             ready = [] if is_late else [job for job in waiting if job.needs is None or job.needs in finished]
             for job in ready[: workers - len(running)]:
                 waiting.remove(job)
-                running[pool.submit(_do, job, output, request)] = job
+                running[pool.submit(_apart, job, output, request, workers)] = job
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -418,6 +418,11 @@ HOSTILE = Table(
 )
 
 
+def test_numbers_too_long_to_read_are_powers_of_ten():
+    table = Table((Column("x", "x", Direction.LOWER, 1),), ("a", "b"), ((Cell(9.125e15),), (Cell(999_999.0),)))
+    assert [line.split("|")[2].strip() for line in to_markdown(table).splitlines()[2:4]] == ["9.1e+15", "999,999.0"]
+
+
 def test_markdown_is_a_table_whatever_is_in_it():
     lines = to_markdown(HOSTILE).splitlines()
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[:4]]

@@ -14,13 +14,13 @@ from made_up import evaluate, train  # first: it says where the scripts are
 
 import budgets  # isort: skip
 import kept  # isort: skip
-import results as results_script  # isort: skip
+import page  # isort: skip
 import sections  # isort: skip
 from kept import NotRun, Results  # isort: skip
 
 from diffusionbert import figures
 from diffusionbert.checkpoints import load_tensors, write_json
-from diffusionbert.targets import MAIN
+from diffusionbert.paper.targets import MAIN
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 KEPT = PAGE.with_suffix("")
@@ -33,8 +33,8 @@ def test_the_page_is_what_the_kept_files_say(monkeypatch, tmp_path):
     for name in ("convergence", "scaling", "speed", "survival_curves", "quality_diversity"):
         monkeypatch.setattr(figures, name, lambda *_, **__: None)  # they have their own tests, and take long
     text = PAGE.read_text(encoding="utf-8")
-    between = text.partition(results_script.BEGIN)[2].partition(results_script.END)[0]
-    assert between.strip() == results_script.body(KEPT, tmp_path).strip(), "run: python benchmarks/results.py report"
+    between = text.partition(page.BEGIN)[2].partition(page.END)[0]
+    assert between.strip() == page.body(KEPT, tmp_path).strip(), "run: python benchmarks/results report"
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", between):
         assert (PAGE.parent / picture).stat().st_size > 10_000, picture
 
@@ -79,13 +79,13 @@ def experiment(root: Path) -> Path:
     train(root, "seed0/d3pm", [9.0, 5.0])
     write_json(root / "seed0" / "settings.json", {"data": "text/news.train-*.txt", "seed": 0})
     (root / "seed0" / "seconds").mkdir()
-    write_json(root / "seed0" / "seconds" / "d3pm.json", {"train": 60.0})
+    write_json(root / "seed0" / "seconds" / "d3pm.json", {"workers": 3, "train": 60.0})
     return root
 
 
 def test_what_was_kept_is_read_again(tmp_path):
     source = experiment(tmp_path / "experiment")
-    kept.pack(source, tmp_path / "kept", workers=3)
+    kept.pack(source, tmp_path / "kept")
     kept.unpack(tmp_path / "kept", tmp_path / "again")
     before, after = Results(source), Results(tmp_path / "again")
     first, second = before.scores("d3pm", "grid"), after.scores("d3pm", "grid")
@@ -104,12 +104,12 @@ def test_what_was_kept_is_read_again(tmp_path):
 
 
 def test_what_a_second_call_does_not_bring_stays(tmp_path):
-    kept.pack(experiment(tmp_path / "experiment"), tmp_path / "kept", workers=3)
+    kept.pack(experiment(tmp_path / "experiment"), tmp_path / "kept")
     evaluate(tmp_path / "more", "seed0/d3pm-tad", 5.0)
     train(tmp_path / "more", "seed0/d3pm", [9.0, 4.0])
     (tmp_path / "more" / "seed0" / "seconds").mkdir()
-    write_json(tmp_path / "more" / "seed0" / "seconds" / "d3pm.json", {"train": 1.0})  # it was found done
-    kept.pack(tmp_path / "more", tmp_path / "kept", workers=1)
+    write_json(tmp_path / "more" / "seed0" / "seconds" / "d3pm.json", {"workers": 1, "train": 1.0})  # it was found done
+    kept.pack(tmp_path / "more", tmp_path / "kept")
     kept.unpack(tmp_path / "kept", tmp_path / "again")
     assert Results(tmp_path / "again").keys("seed0") == ["d3pm", "d3pm-tad", "other"]
     assert Results(tmp_path / "again").seconds("seed0") == {"d3pm": {"workers": 3, "train": 60.0}}
@@ -120,7 +120,7 @@ def test_runs_that_did_not_end_are_not_kept(tmp_path):
     train(source, "seed0/d3pm-tad", [9.0, 5.0])
     log = source / "seed0" / "runs" / "d3pm-tad" / "log.jsonl"
     log.write_text("\n".join(log.read_text().splitlines()[:-1]) + "\n")
-    kept.pack(source, tmp_path / "kept", workers=1)
+    kept.pack(source, tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept" / "seed0" / "trained").iterdir()] == ["d3pm"]
 
 
@@ -132,7 +132,7 @@ def test_places_on_a_machine_are_refused_before_anything_is_kept(tmp_path, words
     source = experiment(tmp_path / "experiment")
     write_json(source / "seed0" / "evaluations" / "other" / "evaluation.json", {"data": {"report": words}})
     with pytest.raises(ValueError, match="relative paths"):
-        kept.pack(source, tmp_path / "kept", workers=1)
+        kept.pack(source, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
@@ -146,10 +146,10 @@ def test_other_strokes_are_no_places(tmp_path, words):
 
 def test_other_settings_are_not_mixed_in(tmp_path):
     source = experiment(tmp_path / "experiment")
-    kept.pack(source, tmp_path / "kept", workers=1)
+    kept.pack(source, tmp_path / "kept")
     write_json(source / "seed0" / "settings.json", {"data": "text/other.txt", "seed": 0})
     with pytest.raises(ValueError, match="other settings"):
-        kept.pack(source, tmp_path / "kept", workers=1)
+        kept.pack(source, tmp_path / "kept")
 
 
 # ---- budgets --------------------------------------------------------------------------------------------------------

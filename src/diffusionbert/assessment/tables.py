@@ -235,7 +235,9 @@ def _raised(mark: str, markup: _Markup) -> str:
 
 
 def _number(value: float, digits: int) -> str:
-    return f"{value:,.{digits}f}" if math.isfinite(value) else "∞"
+    if not math.isfinite(value):
+        return "∞"
+    return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.1e}"
 
 
 def _plain(cell: Cell) -> dict[str, Any]:

@@ -7,7 +7,7 @@
       alone/                         the short runs that were timed
 
 `pack` leaves out weights, draws, all but a few samples, and most lines of the logs. `unpack` gives back the layout of
-`diffusionbert.reproduction`, so that whatever reads an experiment reads what was kept of it, too.
+`diffusionbert.paper.reproduction`, so that whatever reads an experiment reads what was kept of it, too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from diffusionbert.assessment import Evaluation, read_evaluation
+from diffusionbert.assessment.report import Evaluation, read_evaluation
 from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors
 from diffusionbert.experiments import Experiment
-from diffusionbert.reproduction import is_finished
+from diffusionbert.likelihood.scores import Scores
+from diffusionbert.paper.reproduction import is_finished
+from diffusionbert.paper.targets import MAIN
 from diffusionbert.runs import stored_experiment
-from diffusionbert.scores import Scores
-from diffusionbert.targets import MAIN
 
 SHARED = ("example", "tokens", "words", "bytes")
 """Of each sentence, whatever the system."""
@@ -44,7 +44,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.*?\]/-])~?/[\w.-]+/[^\s\"']*")
 # ---- packing --------------------------------------------------------------------------------------------------------
 
 
-def pack(source: Path, target: Path, workers: int) -> None:
+def pack(source: Path, target: Path) -> None:
     """Copies what a report needs; what was kept before and is not in the source stays."""
     folders = sorted(path for path in source.iterdir() if (path / "runs").is_dir())
     if not folders:
@@ -61,7 +61,7 @@ def pack(source: Path, target: Path, workers: int) -> None:
             _pack_evaluation(evaluation.parent, kept / "evaluations" / evaluation.parent.name, has_samples)
         for seconds in sorted(folder.glob("seconds/*.json")):
             if not (kept / "seconds" / seconds.name).exists():
-                _write(kept / "seconds" / seconds.name, {"workers": workers} | read_json(seconds))
+                _write(kept / "seconds" / seconds.name, read_json(seconds))
         for name in ("settings.json", "table1.json", "figure2.json"):
             if (folder / name).exists():
                 _write(kept / name, read_json(folder / name))

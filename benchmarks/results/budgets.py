@@ -17,14 +17,14 @@ from kept import NotRun, Results
 from wording import exp, figure, grid, kind, missing, nats, number, primary
 
 from diffusionbert import figures
-from diffusionbert.assessment import Evaluation
+from diffusionbert.assessment.report import Evaluation
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import NextWord, Time
-from diffusionbert.systems import SYSTEMS, Start
-from diffusionbert.targets import Row, title
+from diffusionbert.paper.systems import SYSTEMS, Start
+from diffusionbert.paper.targets import Row, title
 
 SCALED = ("diffusionbert", "diffusionbert-bell", "d3pm", "decoder", "decoder-pretrained")
-PRETRAINING = Path(__file__).parent.parent / "docs" / "bundled_model"
+PRETRAINING = Path(__file__).parents[2] / "docs" / "bundled_model"
 LOGS = {Start.MASKED: "pretraining.jsonl", Start.DECODER: "decoder.jsonl"}
 """Of the networks that pretrained systems start from."""
 

@@ -4,6 +4,7 @@
     does not hold                          it lies on the other side in every seed; or, where the paper says "far", it
                                            rules out, in every seed, even half of what the paper reports
     holds only by the paper's quantity     the strict bound does not show it, but what the paper calls perplexity does
+    holds by the bound                     a bound lies above an exact value: it may be the bound that is loose
     undecided                              otherwise: seeds that disagree decide nothing
     not run yet                            a row is missing
 
@@ -21,10 +22,10 @@ from typing import final
 
 import numpy as np
 
-from diffusionbert.assessment import Evaluation
-from diffusionbert.intervals import Numbers, percentile_interval, resampled_sums
+from diffusionbert.assessment.report import Evaluation
+from diffusionbert.likelihood.intervals import Numbers, percentile_interval, resampled_sums
+from diffusionbert.likelihood.scores import Scores
 from diffusionbert.metrics import PerSample
-from diffusionbert.scores import Scores
 
 
 class Verdict(Enum):
@@ -33,6 +34,7 @@ class Verdict(Enum):
     HOLDS = "holds"
     FAILS = "does not hold"
     BY_PAPER = "holds only by the paper's quantity"
+    BY_BOUND = "holds by the bound"
     UNDECIDED = "undecided"
     NOT_RUN = "not run yet"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from diffusionbert.assessment import Evaluation
+from diffusionbert.assessment.report import Evaluation
 
 
 def missing(names: Iterable[str], more: Iterable[str] = ()) -> str:

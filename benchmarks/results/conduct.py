@@ -11,8 +11,8 @@ from wording import grid
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
-from diffusionbert.systems import SYSTEMS, Start
-from diffusionbert.targets import MAIN
+from diffusionbert.paper.systems import SYSTEMS, Start
+from diffusionbert.paper.targets import MAIN
 
 
 def said(values: Mapping[str, object]) -> str:
@@ -176,8 +176,8 @@ def commands(results: Results, _: Path) -> str:
             _lines(
                 f"python benchmarks/experiment.py rows --output experiment --workers {workers} {own}",
                 f"python benchmarks/experiment.py alone --output experiment {own}",
-                f"python benchmarks/results.py keep experiment --workers {workers}",
-                "python benchmarks/results.py report",
+                "python benchmarks/results keep experiment",
+                "python benchmarks/results report",
             )
         )
         + "\n```\n\nOne table or figure of one seed, by itself:\n\n```\n"

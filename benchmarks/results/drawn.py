@@ -11,11 +11,12 @@ from claims import PAPER_STEPS
 from kept import Results
 from wording import exp, figure, grid, kind, missing, nats
 
-from diffusionbert import denoising, figures
+from diffusionbert import figures
+from diffusionbert.assessment.tables import escaped_for_markdown
 from diffusionbert.checkpoints import read_json
-from diffusionbert.systems import SYSTEMS, schedule_of
-from diffusionbert.tables import escaped_for_markdown
-from diffusionbert.targets import MAIN, TRADED_OFF, Row, curve, draw_tradeoffs, title
+from diffusionbert.paper import denoising
+from diffusionbert.paper.systems import SYSTEMS, schedule_of
+from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, curve, draw_tradeoffs, title
 
 DRAWN = 10_000
 """A perplexity above this is not drawn: all others would lie on one line."""

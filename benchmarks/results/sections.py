@@ -7,7 +7,6 @@ is not run yet is named.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from kept import Results, perplexity
 from verdicts import Verdict, below, difference
 from wording import exp, figure, grid, kind, missing, nats, number, primary
 
-from diffusionbert.comparison import compare
-from diffusionbert.tables import SIGNIFICANT, Cell, Column, Direction, Table, to_markdown
-from diffusionbert.targets import MAIN, Row, curve, title
+from diffusionbert.assessment.comparison import compare
+from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, to_markdown
+from diffusionbert.paper.targets import MAIN, Row, curve, title
 
 TARGET = 0.65
 """What DiffusionBERT's perplexity should be at most, as a share of the best D3PM's."""
@@ -75,11 +74,10 @@ def _told(table: Table, keys: Sequence[str], paper: Mapping[str, tuple[float, ..
 
 
 def _markdown(table: Table, notes: tuple[tuple[str, str], ...] = (), warnings: tuple[str, ...] = ()) -> str:
-    """With the footnotes that its cells ask for; numbers of more than nine digits as powers of ten."""
+    """With the footnotes that its cells ask for."""
     marked = any(cell.significant for row in table.cells for cell in row)
     own = tuple(note for note in table.footnotes if note[0] == SIGNIFICANT and marked)
-    markdown = to_markdown(replace(table, footnotes=(*own, *notes), warnings=warnings)).rstrip()
-    return re.sub(r"\d{1,3}(?:,\d{3}){3,}(?:\.\d+)?", lambda long: f"{float(long[0].replace(',', '')):.1e}", markdown)
+    return to_markdown(replace(table, footnotes=(*own, *notes), warnings=warnings)).rstrip()
 
 
 def _unlearnt(results: Results, rows: Sequence[Row]) -> str:
@@ -244,6 +242,7 @@ _RULES = "\n".join(
         "half of the paper's figure",
         "- *holds only by the paper's quantity*: the strict bound does not show it, but what the paper calls "
         "perplexity does",
+        "- *holds by the bound*: a bound lies above an exact value in every seed; it may be the bound that is loose",
         "- *undecided*: none of these; seeds that disagree decide nothing",
         "",
         "Sizes are changes of perplexity a token, the first against the second; bounds over the same steps where "

@@ -30,7 +30,7 @@ from verdicts import (
 )
 from wording import number
 
-from diffusionbert.targets import curve
+from diffusionbert.paper.targets import curve
 
 PAPER = {
     "d3pm": (82.34, 0.3897, 0.2347),
@@ -145,7 +145,7 @@ def behind_exact(first: str, second: str, way: str = "grid") -> Check:
             f"bound {number(perplexity(one))}, exact {number(perplexity(two))}, {apart.per_cent}"
             for (one, two), apart in zip(pairs, found, strict=True)
         ]
-        verdict = {Verdict.HOLDS: Verdict.FAILS, Verdict.FAILS: Verdict.BY_PAPER}.get(below(found), Verdict.UNDECIDED)
+        verdict = {Verdict.HOLDS: Verdict.FAILS, Verdict.FAILS: Verdict.BY_BOUND}.get(below(found), Verdict.UNDECIDED)
         return Finding((f"`{first}` against `{second}`: {listed(folders, words)}",), verdict)
 
     return check

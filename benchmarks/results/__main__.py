@@ -1,0 +1,32 @@
+"""The experiment: keeps what runs on a GPU left behind, and writes docs/results.md from it.
+
+    python benchmarks/results keep experiment
+    python benchmarks/results report
+
+`keep` copies settings, logs, scores and some samples into docs/results, without weights. `report` needs neither models
+nor corpora: every table, picture and verdict of the page comes from the kept files, and what is not there yet is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kept import pack
+from page import PAGE, report
+
+parser = argparse.ArgumentParser(
+    prog="results", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+actions = parser.add_subparsers(dest="action", required=True)
+keeping = actions.add_parser("keep", help="copy what a report needs")
+keeping.add_argument("source", type=Path, help="the folder that benchmarks/experiment.py wrote")
+actions.add_parser("report", help="write docs/results.md")
+options = parser.parse_args()
+try:
+    if options.action == "keep":
+        pack(options.source, PAGE.with_suffix(""))
+    else:
+        report()
+except ValueError as error:
+    parser.exit(1, f"{error}\n")
