@@ -71,9 +71,14 @@ class Job:
         """The job that trains its model, unless it does so itself."""
         return f"{self.folder}/{self.row.system}" if self.is_line or self.row.note else None
 
+    def seconds(self, output: Path) -> Path:
+        """What it took; the file is written when it is done."""
+        folder, _, name = self.name.partition("/")
+        return output / folder / "seconds" / f"{name}.json"
+
     def do(self, reproduction: Reproduction, workers: int) -> None:
-        """Trains and evaluates; seconds are kept where the folder is kept."""
-        with _seconds(reproduction.output / "seconds" / f"{self.name.partition('/')[2]}.json", workers) as lap:
+        """Trains and evaluates."""
+        with _seconds(self.seconds(reproduction.output.parent), workers) as lap:
             system = self.row.system
             if self.is_line:
                 tradeoff(reproduction, system)
@@ -97,10 +102,9 @@ def jobs() -> list[Job]:
     return [
         *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),
         *(Job(LOOKED_AT, Row(name), seed=SEEDS[0]) for name in CLAIMED),
-        *(Job(f"steps{BUDGETS[1]}", Row(name), steps=BUDGETS[1]) for name in SCALED),
+        *(Job(f"steps{steps}", Row(name), steps=steps) for name in SCALED for steps in BUDGETS),
         *(Job(LOOKED_AT, Row(name), seed=SEEDS[0], is_line=True) for name in TRADED_OFF),
         *(Job(f"seed{seed}", Row(name), seed=seed) for name in CLAIMED for seed in SEEDS[1:]),
-        *(Job(f"steps{BUDGETS[0]}", Row(name), steps=BUDGETS[0]) for name in SCALED),
     ]
 
 
@@ -115,8 +119,7 @@ def _seconds(path: Path, workers: int) -> Iterator[Callable[[str], None]]:
 
     yield lap
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():  # a second call finds everything done: its seconds are no one's
-        write_json(path, laps)
+    write_json(path, laps)
 
 
 # ---- several at once ------------------------------------------------------------------------------------------------
@@ -141,7 +144,9 @@ def _apart(job: Job, output: Path, request: Request, workers: int) -> float:
 
 def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
     """Does jobs side by side; none is begun after so many minutes."""
-    begin, waiting, finished = time.monotonic(), jobs(), set[str]()
+    begin = time.monotonic()
+    finished = {job.name for job in jobs() if job.seconds(output).exists()}
+    waiting = [job for job in jobs() if job.name not in finished]
     running: dict[Future[float], Job] = {}
     with ThreadPoolExecutor(workers) as pool:
         while True:
