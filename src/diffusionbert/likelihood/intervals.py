@@ -14,8 +14,9 @@ Pure numpy: this module knows nothing of methods, networks or text. Infinite nat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ Numbers = npt.NDArray[np.float64]
 """One number for each sentence."""
 RESAMPLES = 2000
 _CELLS = 2**20  # of a table of resampled counts: 8 MB, however many sentences there are
+_KEPT_CELLS = 2**23  # 16 MB
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,26 @@ def resampled_sums(columns: list[Numbers], seed: int, resamples: int = RESAMPLES
     finite = np.stack([np.where(np.isfinite(column), column, 0.0) for column in columns], axis=1)
     infinite = np.stack([np.isinf(column) for column in columns], axis=1).astype(np.float64)
     table = np.concatenate([finite, infinite], axis=1)
+    drawn = _kept_resamples if size * resamples <= _KEPT_CELLS else _resamples
+    sums = [times_chosen.astype(np.float64) @ table for times_chosen in drawn(size, seed, resamples)]
+    finite_sums, infinite_sums = np.split(np.concatenate(sums), 2, axis=1)
+    return list(np.where(infinite_sums > 0, np.inf, finite_sums).T)
+
+
+def _resamples(size: int, seed: int, resamples: int) -> Iterator[npt.NDArray[np.uint16]]:
+    """How often each sentence is chosen in each resample, some resamples at a time."""
     chance = np.random.default_rng(seed)
     at_once = max(1, _CELLS // size)
-    sums = []
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
         chosen = chance.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
-        times_chosen = np.bincount(chosen.ravel(), minlength=rows * size).reshape(rows, size)
-        sums.append(times_chosen.astype(np.float64) @ table)
-    finite_sums, infinite_sums = np.split(np.concatenate(sums), 2, axis=1)
-    return list(np.where(infinite_sums > 0, np.inf, finite_sums).T)
+        yield np.bincount(chosen.ravel(), minlength=rows * size).reshape(rows, size).astype(np.uint16)
+
+
+@lru_cache(maxsize=4)
+def _kept_resamples(size: int, seed: int, resamples: int) -> tuple[npt.NDArray[np.uint16], ...]:
+    """The same, kept: tables compare many systems on the same sentences, and drawing takes most of the time."""
+    return tuple(_resamples(size, seed, resamples))
 
 
 def percentile_interval(values: Numbers) -> tuple[float, float]:
