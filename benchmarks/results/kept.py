@@ -234,7 +234,8 @@ class Results:
 
     def tokens(self, name: str, folder: str) -> int:
         """How many a run was trained on."""
-        return max(int(event["tokens"]) for event in RunFolder(self.run(name, folder)).events() if "tokens" in event)
+        events = RunFolder(self.run(name, folder)).events()
+        return max((int(event["tokens"]) for event in events if "tokens" in event), default=0)
 
     def settings(self, folder: str = "seed0") -> dict[str, Any]:
         """What was asked for."""
