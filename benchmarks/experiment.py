@@ -97,12 +97,14 @@ class Job:
 
 
 def jobs() -> list[Job]:
-    """All of them, the most important first."""
+    """All of them: the longest first, or others would wait for them in the end; then the most important."""
     order = {name: number for number, name in enumerate(CLAIMED)}
+    short, long = BUDGETS
     return [
+        *(Job(f"steps{long}", Row(name), steps=long) for name in SCALED),
         *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),
         *(Job(LOOKED_AT, Row(name), seed=SEEDS[0]) for name in CLAIMED),
-        *(Job(f"steps{steps}", Row(name), steps=steps) for name in SCALED for steps in BUDGETS),
+        *(Job(f"steps{short}", Row(name), steps=short) for name in SCALED),
         *(Job(LOOKED_AT, Row(name), seed=SEEDS[0], is_line=True) for name in TRADED_OFF),
         *(Job(f"seed{seed}", Row(name), seed=seed) for name in CLAIMED for seed in SEEDS[1:]),
     ]
