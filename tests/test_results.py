@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import tyro
 from made_up import evaluate, train  # first: it says where the scripts are
 
 import budgets  # isort: skip
@@ -20,6 +22,7 @@ from kept import NotRun, Results  # isort: skip
 
 from diffusionbert import figures
 from diffusionbert.checkpoints import load_tensors, write_json
+from diffusionbert.cli import Command
 from diffusionbert.paper.targets import MAIN
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
@@ -37,6 +40,15 @@ def test_the_page_is_what_the_kept_files_say(monkeypatch, tmp_path):
     assert between.strip() == page.body(KEPT, tmp_path).strip(), "run: python benchmarks/results report"
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", between):
         assert (PAGE.parent / picture).stat().st_size > 10_000, picture
+
+
+def test_every_command_of_the_page_is_understood():
+    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    own = [shlex.split(line)[1:] for line in lines if line.startswith("diffusionbert ")]
+    assert len(own) >= 2
+    for command in own:
+        tyro.cli(Command, args=command)
 
 
 def test_what_is_kept_is_small_and_names_no_machine():

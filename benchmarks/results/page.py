@@ -10,6 +10,7 @@ from budgets import beyond
 from conduct import commands, costs, what_was_run
 from drawn import convergence, speeds, spindle, texts, tradeoffs, written
 from kept import NotRun, Results, unpack
+from plateau import plateau
 from sections import claims, main_table, other_text, ratio, seeds
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
@@ -25,6 +26,7 @@ SECTIONS: tuple[Section, ...] = (
     speeds,
     tradeoffs,
     convergence,
+    plateau,
     spindle,
     written,
     texts,
