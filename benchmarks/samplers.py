@@ -1,0 +1,102 @@
+"""Prints the figures of docs/mathematics.md on samplers: how long exact ones take, how far inexact ones are off.
+
+python benchmarks/samplers.py          # about a minute on one thread
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import torch
+from languages import Bayes, Language
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM
+
+from diffusionbert.conditioning import TimeAgnostic
+from diffusionbert.method import Sampler
+from diffusionbert.networks import Denoiser
+from diffusionbert.processes import Absorbing
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
+from diffusionbert.samplers.first_hitting import FirstHitting
+from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.samplers.remasking import Remasking, Strategy
+from diffusionbert.samplers.renoising import Renoising
+from diffusionbert.samplers.skip_exact import SkipExact
+from diffusionbert.schedules import Linear, Spindle, TokenInformation, uniform_grid
+from diffusionbert.shapes import Batch
+
+VOCABULARY, PLACES, ROWS, STEPS = 16_000, 24, 8, 512
+LANGUAGE = Language.random(3, 3, seed=0)
+SAMPLES, FEW_STEPS = 100_000, 8
+
+
+def timings() -> Table:
+    """Seconds on one thread, with a network of random weights."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512
+    )
+    mask = VOCABULARY - 1
+    writable = torch.arange(VOCABULARY) != mask
+    network = Denoiser(BertForMaskedLM(config), TimeAgnostic(), writable).eval()
+    tokens = torch.full((ROWS, PLACES), mask)
+    canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    information = TokenInformation.from_counts((1e9 / torch.arange(1, VOCABULARY + 1)).long(), writable=writable)
+    table = Table(title=f"{PLACES} places, {ROWS} rows, {STEPS} steps, V = {VOCABULARY:,}, one thread")
+    for column in ("schedule", "sampler", "seconds", "calls a row"):
+        table.add_column(column)
+    for schedule, faster in ((Linear(), FirstHitting), (Spindle(0.3), SkipExact)):
+        process = Absorbing(schedule, mask, information)
+        for kind in (Ancestral, faster):
+            begin = time.perf_counter()
+            *_, last = kind(process, uniform_grid(STEPS)).sample(network, canvas, seed=0)
+            seconds = time.perf_counter() - begin
+            table.add_row(type(schedule).__name__, kind.__name__, f"{seconds:.2f}", f"{last.calls.double().mean():.1f}")
+    return table
+
+
+def distances() -> Table:
+    """Total variation between samples and language, the network being the best one."""
+    process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
+    grid = uniform_grid(FEW_STEPS)
+    samplers: dict[str, Sampler[Any]] = {
+        "ancestral": Ancestral(process, grid),
+        "renoising": Renoising(process, grid),
+        "remasking, cap 0.3": Remasking(process, grid, 0.3, Strategy.CAP),
+        "margin, one place at a time": ConfidenceOrder(process, FEW_STEPS, Criterion.MARGIN),
+        "confidence, by probability": ConfidenceOrder(process, FEW_STEPS, Criterion.PROBABILITY),
+        "mask-predict": MaskPredict(process, FEW_STEPS),
+    }
+    network = Bayes(LANGUAGE, process)
+    canvas = LANGUAGE.batch(torch.full((SAMPLES, LANGUAGE.length), LANGUAGE.mask_id))
+    table = Table(title=f"A random language: V = {LANGUAGE.num_words}, L = {LANGUAGE.length}; {FEW_STEPS} steps")
+    for column in ("sampler", "total variation"):
+        table.add_column(column)
+    for name, sampler in samplers.items():
+        *_, last = sampler.sample(network, canvas, seed=0)
+        table.add_row(name, f"{total_variation(last.tokens):.3f}")
+    exact = torch.multinomial(LANGUAGE.probabilities, SAMPLES, True, generator=torch.Generator().manual_seed(0))
+    table.add_row("as many sentences of the language", f"{total_variation(LANGUAGE.sentences[exact]):.3f}")
+    return table
+
+
+def total_variation(tokens: Tensor) -> float:
+    """Half the sum of absolute differences of probabilities."""
+    powers = LANGUAGE.num_words ** torch.arange(LANGUAGE.length - 1, -1, -1)
+    found = torch.bincount(tokens @ powers, minlength=len(LANGUAGE.sentences)).double() / len(tokens)
+    return float((found - LANGUAGE.probabilities).abs().sum() / 2)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    console = Console()
+    console.print(distances())
+    console.print(timings())
