@@ -512,6 +512,27 @@ def test_autocast_leaves_the_table_in_full_precision():
     assert not torch.equal(guess, guess.bfloat16().float())  # the last projection was no half-precision one
 
 
+@pytest.mark.parametrize(("width", "num_words"), [(16, 20), (64, 400)])
+def test_where_words_are_certain_the_nearest_one_is_right(width, num_words):
+    """At the first noisy time that is called certain, and not at a time that is far from it."""
+    process, times = PROCESSES["cosine"], torch.linspace(0, 1, 1001, dtype=torch.float64)
+    certain = process.is_certain(times, width, torch.tensor(num_words))
+    assert bool((certain[:-1] >= certain[1:]).all())  # once and for all
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randn(num_words, width, generator=generator, dtype=torch.float64)
+    chosen = torch.randint(num_words, (40_000,), generator=generator)
+
+    def error_rate(t: float) -> float:
+        alpha = process.signal(torch.tensor([t], dtype=torch.float64))
+        noise = torch.randn(len(chosen), width, generator=generator, dtype=torch.float64)
+        x_t = alpha.sqrt() * words[chosen] + (1 - alpha).sqrt() * noise
+        return float((torch.cdist(x_t, alpha.sqrt() * words).argmin(dim=1) != chosen).double().mean())
+
+    last = float(times[certain][-1])
+    assert error_rate(last) < 1 / num_words
+    assert error_rate((1 + last) / 2) > 5 / num_words
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="width of at least 1"):
         EmbeddingDenoiser(backbone_of("bert"), writable(), width=0)

@@ -124,8 +124,9 @@ class VectorDiffusion:
     """The variance of a clean vector: 1e-4 with the cosine, 0.01 with the square root."""
     width: int | None = 128
     """Of a word's vector; None is that of the backbone's, whose own vectors are then the first ones."""
-    clamped: float = 0.3
-    """Up to this time each step's guess is moved to the nearest word, in the bound as in writing; 0 is never."""
+    clamped: float | None = None
+    """Up to this time each step's guess is moved to the nearest word, in the bound as in writing; 0 is never, None as
+    long as the noisy vectors themselves tell the word."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ x_0 is the vector at time 0, which is not quite E(w). The word vectors E learn, 
 The terms of x_1 are 0 for every schedule that ends at 0. Places that are not editable keep E(w) and cost nothing.
 
 `nats` weighs errors by SNR, up to (1 - floor) / floor at t → 0, where the network's words are right but its vectors
-never quite: by far most of the bound. So, as in sampling, steps from times up to `clamped` take the nearest word's
-vector for x̂0; this is the bound of the chain that so samples and in the end draws its words from p(w | x_0), where the
-sampler takes the nearest ones unless it is told to draw. The step is drawn half evenly and half in proportion to
-log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if the D axes of a vector were one Gaussian number.
+never quite: by far most of the bound. So, as in sampling, steps from times at which x_t itself tells the word, or up to
+`clamped`, take the nearest word's vector for x̂0; this is the bound of the chain that so samples and in the end draws
+its words from p(w | x_0), where the sampler takes the nearest ones unless it is told to draw. The step is drawn half
+evenly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if the D axes of a vector were
+one Gaussian number.
 
 Where the original departs: its equations sum squares over axes and steps, its code takes means over both, so that
 rounding counts for more. So do we: summed over axes, the vectors shrink until rounding fails. Its code wants x_0, with
@@ -47,11 +48,13 @@ class GaussianDiffusion(Objective[VectorNetwork]):
 
     _grid: Tensor
 
-    def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float = 0.3):
-        """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them."""
+    def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float | None = None):
+        """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them, None
+        those from times at which the word is certain.
+        """
         super().__init__()
         require_grid(grid)
-        if not 0 <= clamped <= 1:
+        if clamped is not None and not 0 <= clamped <= 1:
             raise ValueError(f"clamped must be a time from 0 (no step) to 1 (all steps), given {clamped}")
         self.process = process
         self.clamped = clamped
@@ -91,7 +94,8 @@ class GaussianDiffusion(Objective[VectorNetwork]):
     ) -> PerPlace:
         """The divergence of step (s, t) at one drawn x_t."""
         guess = self._guess(network, x0, clean, t, noise)
-        guess = clamp_to_words(network, guess, x0.editable & (t <= self.clamped)[:, None])
+        clamps = self.process.clamps(t, self.clamped, clean.shape[-1], network.writable.sum())
+        guess = clamp_to_words(network, guess, x0.editable & clamps[:, None])
         return torch.where(x0.editable, self.process.divergence(clean, guess, s, t), 0.0)
 
     def rounding_nats(self, network: VectorNetwork, x0: Batch, clean: Vectors, noise: Noise) -> PerPlace:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.schedules import NoiseSchedule
-from diffusionbert.shapes import PerPlace, Places, RowKeys, RowTimes, Vectors
+from diffusionbert.shapes import PerPlace, Places, RowFlags, RowKeys, RowTimes, Vectors
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,18 @@ class Gaussian:
         alpha = self.signal(torch.ones(1, dtype=torch.float64, device=x0.device))[:, None]
         per_axis_variance = (-alpha - torch.log1p(-alpha)) * x0.shape[-1]
         return (alpha * x0.double().square().sum(dim=-1) + per_axis_variance) / 2
+
+    def clamps(self, t: RowTimes, until: bool | float | None, width: int, num_words: Tensor) -> RowFlags:
+        """Whether steps from t use the clamping trick: up to a time, or as long as the word is certain."""
+        return self.is_certain(t, width, num_words) if until is None else t <= until
+
+    def is_certain(self, t: RowTimes, width: int, num_words: Tensor) -> RowFlags:
+        """Whether the word whose vector is nearest to x_t / √ᾱ_t is nearly always the right one.
+
+        Words lie √(2D) apart, D being the width and their axes of variance 1. So one of V others is nearer with
+        probability V·exp(-D·SNR/4) at most, which is less than 1/V as soon as D·SNR > 8·log V.
+        """
+        return width * self.signal_to_noise(t) > 8 * num_words.double().log()
 
     def signal_to_noise(self, t: RowTimes) -> RowTimes:
         """ᾱ_t / (1 - ᾱ_t): from (1 - floor) / floor at t = 0 down to 0."""

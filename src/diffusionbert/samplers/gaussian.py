@@ -32,11 +32,15 @@ class GaussianAncestral(Sampler[VectorNetwork]):
     canvas, made as noisy as they are there.
     """
 
-    def __init__(self, process: Gaussian, grid: Grid, shaping: Shaping | None = None, clamped: bool | float = 0.3):
-        """Steps from times up to `clamped` use the clamping trick; True or 1 is all of them, False or 0 none."""
+    def __init__(
+        self, process: Gaussian, grid: Grid, shaping: Shaping | None = None, clamped: bool | float | None = None
+    ):
+        """Steps from times up to `clamped` use the clamping trick; True or 1 is all of them, False or 0 none, None
+        those from times at which the word is certain.
+        """
         super().__init__()
         require_grid(grid, partial=True)
-        if not 0 <= clamped <= 1:
+        if clamped is not None and not 0 <= clamped <= 1:
             raise ValueError(f"clamped must be a time from 0 (no step) to 1 (all steps), given {clamped}")
         self.process = process
         self.shaping = shaping or Shaping()
@@ -84,7 +88,7 @@ class GaussianAncestral(Sampler[VectorNetwork]):
             return x_t, canvas.tokens
         s, t = (canvas.row_times(time) for time in self.times[index : index + 2])
         guess = network(x_t, canvas.attend, t)
-        if self.times[index + 1] <= self.clamped:
+        if bool(self.process.clamps(t[:1], self.clamped, x_t.shape[-1], network.writable.sum())):
             guess = clamp_to_words(network, guess, canvas.editable, self.shaping.forbidden)
         mean, deviation = self.process.reverse(x_t, guess, s, t)
         drawn = noise.normal(canvas.example, Purpose.GAUSS, *x_t.shape[1:]).to(x_t.dtype)
