@@ -189,3 +189,14 @@ def test_steps_are_timed_by_the_network_of_the_same_kind(tmp_path):
     assert budgets.seconds_a_step(Results(tmp_path), "decoder-pretrained") == pytest.approx(100 / 50)
     with pytest.raises(NotRun):
         budgets.seconds_a_step(Results(tmp_path), "d3pm")
+
+
+def test_files_are_noted_by_their_names(tmp_path):
+    (tmp_path / "masked").mkdir()
+    (tmp_path / "masked" / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "news.txt").write_bytes(b"")
+    kept.note_hashes([tmp_path / "news.txt", tmp_path / "masked" / "model.safetensors"], tmp_path / "kept")
+    kept.unpack(tmp_path / "kept", tmp_path / "again")
+    given = Results(tmp_path / "again").given()
+    assert list(given) == ["masked/model.safetensors", "news.txt"]
+    assert given["news.txt"] == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # of nothing

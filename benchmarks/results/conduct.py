@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from claims import FEWEST
 from kept import NotRun, Results
@@ -158,9 +159,10 @@ def _hashes(results: Results) -> str:
         for key in results.keys(folder):
             data = results.evaluation(key, folder).report["data"]
             found[data["corpus"], data["corpus_sha256"]] = data["num_in_corpus"]
-    return "Texts:\n\n" + "\n".join(
-        f"- `{corpus}`, {number:,} sentences: `{digest}`" for (corpus, digest), number in sorted(found.items())
-    )
+    tested = [f"- `{corpus}`, {number:,} sentences: `{digest}`" for (corpus, digest), number in sorted(found.items())]
+    given = [f"- `{name}`: `{digest}`" for name, digest in results.given().items()]
+    lines = ["SHA-256 of the texts that were tested, as they were read:", "", *tested]
+    return "\n".join([*lines, "", "and of the files that the experiment was given:", "", *given] if given else lines)
 
 
 def commands(results: Results, _: Path) -> str:
@@ -177,6 +179,7 @@ def commands(results: Results, _: Path) -> str:
                 f"python benchmarks/experiment.py rows --output experiment --workers {workers} {own}",
                 f"python benchmarks/experiment.py alone --output experiment {own}",
                 "python benchmarks/results keep experiment",
+                f"python benchmarks/results hash {_given(settings)}",
                 "python benchmarks/results report",
             )
         )
@@ -184,6 +187,12 @@ def commands(results: Results, _: Path) -> str:
         + "\n".join(_lines(f"diffusionbert reproduce table2 --output experiment/seed0 {own}"))
         + "\n```"
     )
+
+
+def _given(settings: Mapping[str, Any]) -> str:
+    texts = [str(settings[name]) for name in ("data", "validation", "test", "other_test") if settings[name]]
+    starts = [f"{settings[name]}/*.safetensors" for name in ("masked", "decoder") if settings[name]]
+    return " ".join([*texts, *starts])
 
 
 def _quoted(text: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -115,6 +115,15 @@ def _pack_evaluation(evaluation: Path, kept: Path, has_samples: bool) -> None:
     if has_samples:
         lines = (evaluation / "samples.txt").read_text(encoding="utf-8").splitlines()[:NUM_SAMPLES]
         (kept / "samples.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def note_hashes(files: Sequence[Path], target: Path) -> None:
+    """Notes the SHA-256 of files, by their names and, for weights, those of their folders."""
+    found = {}
+    for path in files:
+        name = f"{path.parent.name}/{path.name}" if path.suffix == ".safetensors" else path.name
+        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    _write(target / "given" / "sha256.json", dict(sorted(found.items())))
 
 
 def _small(values: Tensor) -> Tensor:
@@ -236,6 +245,11 @@ class Results:
         """How many a run was trained on."""
         events = RunFolder(self.run(name, folder)).events()
         return max((int(event["tokens"]) for event in events if "tokens" in event), default=0)
+
+    def given(self) -> dict[str, str]:
+        """The SHA-256 of each file that the experiment was given, as far as it was noted."""
+        path = self.root / "given" / "sha256.json"
+        return dict(read_json(path)) if path.exists() else {}
 
     def settings(self, folder: str = "seed0") -> dict[str, Any]:
         """What was asked for."""
