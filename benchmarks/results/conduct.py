@@ -203,7 +203,8 @@ def _lines(*commands: str) -> Iterable[str]:
     """Commands, broken where they get long."""
     for command in commands:
         line = ""
-        for word in command.replace(" --", "\n--").split("\n"):
+        # An option stays with its value.
+        for word in command.replace(" --", "\n--").split("\n") if " --" in command else command.split():
             if len(line) + len(word) > 105:
                 yield f"{line} \\"
                 line = "   "
