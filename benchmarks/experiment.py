@@ -4,10 +4,10 @@
         --validation news.valid.txt.xz --test news.test.txt.xz --other-test lm1b.heldout.txt.xz \
         --masked masked --decoder decoder
     python benchmarks/experiment.py alone  (the same)    # what is timed: nothing else may run on the chip
-    python benchmarks/results keep experiment
-    python benchmarks/results report
 
-`masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`.
+`masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`. What
+the experiment leaves becomes docs/results.md by `benchmarks/results`.
+
 Everything goes through `diffusionbert.paper.reproduction`, so what is finished is not done again: a stopped experiment
 goes on, and `diffusionbert reproduce table2 --output experiment/seed0` finds its rows.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from diffusionbert.checkpoints import write_json
 from diffusionbert.paper.reproduction import Reproduction, Request, is_finished
-from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, survival, table1, table3, tradeoff
+from diffusionbert.paper.targets import MAIN, SCALED, TRADED_OFF, Row, survival, table1, table3, tradeoff
 from diffusionbert.runs import default_cache, train
 
 SEEDS = (1, 2)
@@ -42,8 +42,6 @@ CLAIMED = (
 )
 BUDGETS = (600, 6000)
 """Training steps beside the preset's."""
-SCALED = ("d3pm", "decoder", "decoder-pretrained", "diffusionbert", "diffusionbert-bell")
-"""The systems that are trained with every budget."""
 REWRITTEN = ("diffusionbert", "d3pm", "decoder")
 """The systems that write the samples of BLEU with every seed."""
 TIMED = ("diffusionbert", "d3pm", "decoder")
@@ -147,8 +145,9 @@ def _apart(job: Job, output: Path, request: Request, workers: int) -> float:
 def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
     """Does jobs side by side; none is begun after so many minutes."""
     begin = time.monotonic()
-    finished = {job.name for job in jobs() if job.seconds(output).exists()}
-    waiting = [job for job in jobs() if job.name not in finished]
+    every = jobs()
+    finished = {job.name for job in every if job.seconds(output).exists()}
+    waiting = [job for job in every if job.name not in finished]
     running: dict[Future[float], Job] = {}
     with ThreadPoolExecutor(workers) as pool:
         while True:
@@ -196,7 +195,8 @@ def alone(output: Path, request: Request) -> None:
 def _step_times(reproduction: Reproduction, output: Path) -> None:
     """Short runs whose logs say how many tokens a second are trained."""
     for name in TIMED:
-        if (output / "runs" / name / "log.jsonl").exists() and is_finished(output / "runs" / name):
+        run = output / "runs" / name
+        if is_finished(run):
             continue
         experiment = reproduction.planned(name)
         training = replace(
@@ -207,8 +207,8 @@ def _step_times(reproduction: Reproduction, output: Path) -> None:
             save_every=TIMED_STEPS,
             validation_sentences=8,
         )
-        train(replace(experiment, training=training), output / "runs" / name, reproduction.cache)
-        shutil.rmtree(output / "runs" / name / "checkpoints", ignore_errors=True)
+        train(replace(experiment, training=training), run, reproduction.cache)
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
 
 if __name__ == "__main__":

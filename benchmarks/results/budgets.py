@@ -13,17 +13,16 @@ from statistics import median
 from typing import final
 
 from claims import Claim, lower
-from kept import NotRun, Results
-from wording import exp, figure, grid, kind, missing, nats, number, primary
+from kept import NotRun, Results, exp
+from wording import figure, grid, kind, missing, nats, number, primary
 
 from diffusionbert import figures
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import NextWord, Time
 from diffusionbert.paper.systems import SYSTEMS, Start
-from diffusionbert.paper.targets import Row, title
+from diffusionbert.paper.targets import SCALED, Row, title
 
-SCALED = ("diffusionbert", "diffusionbert-bell", "d3pm", "decoder", "decoder-pretrained")
 PRETRAINING = Path(__file__).parents[2] / "docs" / "bundled_model"
 LOGS = {Start.MASKED: "pretraining.jsonl", Start.DECODER: "decoder.jsonl"}
 """Of the networks that pretrained systems start from."""

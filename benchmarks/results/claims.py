@@ -91,10 +91,9 @@ def _known(check: Check, results: Results) -> Finding:
 
 def common_seeds(results: Results, *keys: str, samples: int = 0) -> list[str]:
     """The folders of the seeds with which all of these rows were run, each with so many samples."""
-    folders = [f"seed{seed}" for seed in results.seeds]
-    found = [folder for folder in folders if all(_has(results, key, folder, samples) for key in keys)]
+    found = [folder for folder in results.seeds if all(_has(results, key, folder, samples) for key in keys)]
     if not found:
-        missing = [key for key in keys if not any(_has(results, key, folder, samples) for folder in folders)]
+        missing = [key for key in keys if not any(_has(results, key, folder, samples) for folder in results.seeds)]
         raise NotRun(("samples of " if samples else "") + " and ".join(f"`{key}`" for key in missing or keys))
     return found
 
@@ -197,7 +196,7 @@ def budget(share: float, rival: str, *, matches: bool) -> Check:
 def converges_faster(results: Results) -> Finding:
     """At every validation the pretrained network is below the one from scratch that ends lowest."""
     folders, verdicts, words = [], [], []
-    for folder in (f"seed{seed}" for seed in results.seeds):
+    for folder in results.seeds:
         trained = results.experiments(folder)
         rivals = [curve(results.run(name, folder), name) for name in trained if name.startswith("d3pm")]
         if "diffusionbert" not in trained or not rivals:
@@ -219,7 +218,7 @@ def converges_faster(results: Results) -> Finding:
 
 def few_steps_suffice(results: Results) -> Finding:
     """The last multiplication of the number of steps brings less than a substantial share of perplexity."""
-    folders = [f"seed{seed}" for seed in results.seeds if len(results.over_steps("diffusionbert", f"seed{seed}")) > 1]
+    folders = [folder for folder in results.seeds if len(results.over_steps("diffusionbert", folder)) > 1]
     if not folders:
         raise NotRun("table 3")
     found, words = [], []
@@ -266,7 +265,7 @@ def trades_off(first: str, second: str, judged: Callable[[Sequence[Interval]], V
 
     def check(results: Results) -> Finding:
         folders, found = [], []
-        for folder in (f"seed{seed}" for seed in results.seeds):
+        for folder in results.seeds:
             lines = [list(results.tradeoff(system, folder).values()) for system in (first, second)]
             if all(len(line) > 1 for line in lines):
                 folders.append(folder)

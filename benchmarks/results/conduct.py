@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from claims import FEWEST
 from kept import NotRun, Results
-from wording import grid
+from wording import broken, grid
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
@@ -105,7 +105,7 @@ def _evaluation(results: Results) -> str:
 
 def _writers(results: Results) -> str:
     """Which rows have such samples: not all were asked with every seed."""
-    others = [f"seed{seed}" for seed in results.seeds if seed]
+    others = results.seeds[1:]
     rows = [
         f"`{row.key}`"
         for row in MAIN
@@ -121,27 +121,22 @@ def _writers(results: Results) -> str:
 def costs(results: Results, _: Path) -> str:
     """What each row took, and what its weights are."""
     stages = "train", "evaluate", "other text"
-    lines, sums = [], []
+    lines, shares, workers = [], dict[str, list[float]](), set[int]()
     for folder in _folders(results):
-        spent = results.seconds(folder)
-        for key, laps in spent.items():
+        for key, laps in results.seconds(folder).items():
             cells = [f"{laps[stage]:.0f}" if stage in laps else "–" for stage in stages]
-            shared = sum(laps.get(stage, 0.0) for stage in stages) / laps["workers"] / 60
-            lines.append((f"`{folder}/{key}`", *cells, f"{shared:.2f}", _weights(results, key, folder)))
-        minutes = sum(sum(laps.get(stage, 0.0) for stage in stages) / laps["workers"] for laps in spent.values()) / 60
-        if spent:
-            sums.append((folder, len(spent), minutes))
-    workers = sorted(
-        {int(laps["workers"]) for folder in _folders(results) for laps in results.seconds(folder).values()}
-    )
+            minutes = sum(laps.get(stage, 0.0) for stage in stages) / laps["workers"] / 60
+            shares[folder] = [*shares.get(folder, []), minutes]
+            workers.add(int(laps["workers"]))
+            lines.append((f"`{folder}/{key}`", *cells, f"{minutes:.2f}", _weights(results, key, folder)))
     if not lines:
         return "## Costs and hashes\n\nNot run yet."
-    total = ", ".join(f"{minutes:.1f} for the {rows} rows of `{folder}`" for folder, rows, minutes in sums)
+    each = ", ".join(f"{sum(own):.1f} for the {len(own)} rows of `{folder}`" for folder, own in shares.items())
     header = ("row", "training, s", "evaluation, s", "other text, s", "GPU minutes", "weights, sha256")
     return (
-        f"## Costs and hashes\n\nSeconds are wall seconds while {' or '.join(map(str, workers))} rows ran side by side "
-        "on one chip, so a row alone is faster; its share, seconds ÷ rows, is given as GPU minutes. Together: "
-        f"{total}; {sum(minutes for *_, minutes in sums):.1f} GPU minutes, without what ran alone (step times, "
+        f"## Costs and hashes\n\nSeconds are wall seconds while {' or '.join(map(str, sorted(workers)))} rows ran side "
+        "by side on one chip, so a row alone is faster; its share, seconds ÷ rows, is given as GPU minutes. Together: "
+        f"{each}; {sum(map(sum, shares.values())):.1f} GPU minutes, without what ran alone (step times, "
         "tables 1 and 3) and without pretraining.\n\n<details><summary>Every row</summary>\n\n"
         f"{grid(header, lines)}\n\n</details>\n\n{_hashes(results)}"
     )
@@ -175,7 +170,7 @@ def commands(results: Results, _: Path) -> str:
     return (
         "## The commands\n\n```\n"
         + "\n".join(
-            _lines(
+            broken(
                 f"python benchmarks/experiment.py rows --output experiment --workers {workers} {own}",
                 f"python benchmarks/experiment.py alone --output experiment {own}",
                 "python benchmarks/results keep experiment",
@@ -184,7 +179,7 @@ def commands(results: Results, _: Path) -> str:
             )
         )
         + "\n```\n\nOne table or figure of one seed, by itself:\n\n```\n"
-        + "\n".join(_lines(f"diffusionbert reproduce table2 --output experiment/seed0 {own}"))
+        + "\n".join(broken(f"diffusionbert reproduce table2 --output experiment/seed0 {own}"))
         + "\n```"
     )
 
@@ -197,16 +192,3 @@ def _given(settings: Mapping[str, Any]) -> str:
 
 def _quoted(text: str) -> str:
     return f"'{text}'" if "*" in text else text
-
-
-def _lines(*commands: str) -> Iterable[str]:
-    """Commands, broken where they get long."""
-    for command in commands:
-        line = ""
-        # An option stays with its value.
-        for word in command.replace(" --", "\n--").split("\n") if " --" in command else command.split():
-            if len(line) + len(word) > 105:
-                yield f"{line} \\"
-                line = "   "
-            line = f"{line} {word}" if line else word
-        yield line

@@ -8,15 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from claims import PAPER_STEPS
-from kept import Results
-from wording import exp, figure, grid, kind, missing, nats
+from kept import Results, exp
+from wording import figure, grid, kind, missing, nats
 
 from diffusionbert import figures
 from diffusionbert.assessment.tables import escaped_for_markdown
 from diffusionbert.checkpoints import read_json
 from diffusionbert.paper import denoising
-from diffusionbert.paper.systems import SYSTEMS, schedule_of
-from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, curve, draw_tradeoffs, title
+from diffusionbert.paper.targets import (
+    BY_STEPS,
+    CONVERGING,
+    MAIN,
+    TRADED_OFF,
+    Row,
+    curve,
+    draw_tradeoffs,
+    short_title,
+    title,
+)
 
 DRAWN = 10_000
 """A perplexity above this is not drawn: all others would lie on one line."""
@@ -28,14 +37,13 @@ DRAWN = 10_000
 def speeds(results: Results, pictures: Path) -> str:
     """Table 3 and its picture."""
     heading = "## Steps, seconds, perplexity (table 3)"
-    systems = "diffusionbert", "diffusionbert-spindle", "diffusion-lm", "bert-mouth", "decoder-pretrained"
-    folder = next((one for one in _seed_folders(results) if results.over_steps(systems[0], one)), None)
+    folder = next((one for one in results.seeds if results.over_steps(BY_STEPS[0], one)), None)
     if folder is None:
         return f"{heading}\n\nNot run yet."
     lines, curves, left_out = [], [], []
-    for system in systems:
+    for system in BY_STEPS:
         found = results.over_steps(system, folder)
-        name = _named(results, system, folder) if found else system
+        name = short_title(system, results.experiments(folder)[system]) if found else system
         points = []
         for steps, one in found.items():
             seconds = one.report["speed"]["seconds_per_sample"]
@@ -49,7 +57,7 @@ def speeds(results: Results, pictures: Path) -> str:
             left_out.append(name)
     if curves:
         figures.speed(curves, pictures / "speed.png")
-    report = next(iter(results.over_steps(systems[0], folder).values())).report
+    report = next(iter(results.over_steps(BY_STEPS[0], folder).values())).report
     header = "system", "kind", "steps", "seconds a sample", "perplexity a token", "paper"
     words = (
         f"Nothing else ran on the chip ({report['speed']['device']}); {report['sampling']['number']} samples of "
@@ -57,24 +65,15 @@ def speeds(results: Results, pictures: Path) -> str:
         "taken over as many steps as are written in."
     )
     note = f"\n\nNot drawn, because it is far above: {', '.join(left_out)}." if left_out else ""
-    absent = missing(system for system in systems if not results.over_steps(system, folder))
+    absent = missing(system for system in BY_STEPS if not results.over_steps(system, folder))
     picture = "\n\n![perplexity and seconds](results/speed.png)" if curves else ""
     return f"{heading}\n\n{words}\n\n{grid(header, lines, left=2)}{picture}{note}{absent}"
-
-
-def _named(results: Results, system: str, folder: str) -> str:
-    schedule = schedule_of(results.experiments(folder)[system])
-    return SYSTEMS[system].title + ("" if schedule == "–" else f", {schedule}")
-
-
-def _seed_folders(results: Results) -> list[str]:
-    return [f"seed{seed}" for seed in results.seeds]
 
 
 def tradeoffs(results: Results, pictures: Path) -> str:
     """Figure 3."""
     heading = "## Quality and diversity (figure 3)"
-    for folder in _seed_folders(results):
+    for folder in results.seeds:
         points = {system: results.tradeoff(system, folder) for system in TRADED_OFF}
         known = {system: found for system, found in points.items() if found}
         if known:
@@ -104,10 +103,9 @@ def tradeoffs(results: Results, pictures: Path) -> str:
 
 def convergence(results: Results, pictures: Path) -> str:
     """Figure 4."""
-    names = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
     trained = results.experiments("seed0")
-    known = [name for name in names if name in trained]
-    absent = missing(name for name in names if name not in trained)
+    known = [name for name in CONVERGING if name in trained]
+    absent = missing(name for name in CONVERGING if name not in trained)
     if not known:
         return f"## While training (figure 4){absent}"
     curves = [curve(results.run(name), title(Row(name), trained[name])) for name in known]

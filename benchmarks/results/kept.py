@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from diffusionbert.assessment.assessing import file_hash
 from diffusionbert.assessment.report import Evaluation, read_evaluation
 from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors
 from diffusionbert.experiments import Experiment
@@ -54,7 +56,7 @@ def pack(source: Path, target: Path) -> None:
     for folder in folders:
         kept = target / folder.name
         _require_same_settings(folder, kept)
-        for run in filter(_is_whole, sorted((folder / "runs").iterdir())):
+        for run in filter(is_finished, sorted((folder / "runs").iterdir())):
             _pack_run(run, kept / "trained" / run.name)
         for evaluation in sorted(folder.glob("evaluations/*/evaluation.json")):
             has_samples = folder.name == "seed0" and evaluation.parent.name in {row.key for row in MAIN}
@@ -85,10 +87,6 @@ def _require_same_settings(folder: Path, kept: Path) -> None:
     paths = [path / "settings.json" for path in (folder, kept)]
     if all(path.exists() for path in paths) and read_json(paths[0]) != read_json(paths[1]):
         raise ValueError(f"{str(folder)!r} has other settings than {str(kept)!r}; remove the latter to keep it instead")
-
-
-def _is_whole(run: Path) -> bool:
-    return RunFolder(run).experiment.exists() and is_finished(run)
 
 
 def _pack_run(run: Path, kept: Path) -> None:
@@ -122,7 +120,7 @@ def note_hashes(files: Sequence[Path], target: Path) -> None:
     found = {}
     for path in files:
         name = f"{path.parent.name}/{path.name}" if path.suffix == ".safetensors" else path.name
-        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[name] = file_hash(path)
     _write(target / "given" / "sha256.json", dict(sorted(found.items())))
 
 
@@ -182,9 +180,9 @@ class Results:
     root: Path
 
     @property
-    def seeds(self) -> list[int]:
-        """Those of which there is a folder."""
-        return sorted(int(path.name[4:]) for path in self.root.glob("seed*") if path.name[4:].isdigit())
+    def seeds(self) -> list[str]:
+        """The folders of seeds."""
+        return sorted((path.name for path in self.root.glob("seed*")), key=lambda name: int(name.removeprefix("seed")))
 
     @property
     def budgets(self) -> dict[int, str]:
@@ -233,7 +231,7 @@ class Results:
     def run(self, name: str, folder: str = "seed0") -> Path:
         """The run folder of a system."""
         path = self.root / folder / "runs" / name
-        if not (path / "log.jsonl").exists() or not is_finished(path):
+        if not is_finished(path):
             raise NotRun(f"{folder}/{name}")
         return path
 
@@ -272,9 +270,19 @@ def _read(folder: Path) -> Evaluation:
 @cache
 def _experiments(runs: Path) -> dict[str, Experiment]:
     paths = sorted(runs.glob("*/experiment.json"))
-    return {path.parent.name: stored_experiment(path.parent) for path in paths if _is_whole(path.parent)}
+    return {path.parent.name: stored_experiment(path.parent) for path in paths if is_finished(path.parent)}
+
+
+def nats_of(scores: Scores) -> float:
+    """A token's."""
+    return float(scores.nats.sum() / scores.tokens.sum())
 
 
 def perplexity(scores: Scores) -> float:
     """A token's."""
-    return float(torch.exp(scores.nats.sum() / scores.tokens.sum()))
+    return exp(nats_of(scores))
+
+
+def exp(nats: float) -> float:
+    """What may be beyond a float."""
+    return math.exp(nats) if nats < 700 else math.inf

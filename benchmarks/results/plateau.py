@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kept import NotRun, Results
-from wording import grid
+from wording import broken, grid
 
 from diffusionbert.checkpoints import read_json
 
@@ -38,12 +38,13 @@ def plateau(results: Results, _: Path) -> str:
 
 def _command(probe: dict[str, Any], settings: dict[str, Any]) -> str:
     steps = max(map(int, probe["nats_per_token"]))
-    return (
-        f"diffusionbert train --system {probe['system']} --preset wiki-small --data '{settings['data']}' \\\n"
-        f"    --validation {settings['validation']} --vocabulary {settings['masked']} --hybrid {probe['hybrid']:g} "
-        f"--batch-tokens {probe['tokens_a_step']} \\\n    --learning-rate {probe['learning_rate']:g} --warmup "
+    command = (
+        f"diffusionbert train --system {probe['system']} --preset wiki-small --data '{settings['data']}' "
+        f"--validation {settings['validation']} --vocabulary {settings['masked']} --hybrid {probe['hybrid']:g} "
+        f"--batch-tokens {probe['tokens_a_step']} --learning-rate {probe['learning_rate']:g} --warmup "
         f"{probe['warmup']} --decay {probe['decay']} --steps {steps} --no-compile --output probe"
     )
+    return "\n".join(broken(command))
 
 
 def _row(probe: dict[str, Any]) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from claims import CLAIMS, COMPARABLE, MATCHES, PAPER, SUBSTANTIAL
-from kept import Results, perplexity
+from kept import Results, exp, perplexity
 from verdicts import Verdict, below, difference
-from wording import exp, figure, grid, kind, missing, nats, number, primary
+from wording import figure, grid, kind, missing, nats, number, primary
 
 from diffusionbert.assessment.comparison import compare
 from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, to_markdown
@@ -117,8 +117,7 @@ def ratio(results: Results, _: Path) -> str:
     """DiffusionBERT against the best D3PM, in perplexity over the same steps."""
     heading = "## How far ahead"
     lines, found = [], []
-    for seed in results.seeds:
-        folder = f"seed{seed}"
+    for folder in results.seeds:
         rivals = [key for key in ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-uniform") if results.has(key, folder)]
         if not rivals or not results.has("diffusionbert", folder):
             continue
@@ -129,7 +128,7 @@ def ratio(results: Results, _: Path) -> str:
         found.append(apart)
         share = [f"{math.exp(nats):.3f}" for nats in (apart.value, apart.low, apart.high)]
         words = f"{number(perplexity(own))} : {number(perplexity(scores[best]))}", share[0], f"[{share[1]}, {share[2]}]"
-        lines.append((str(seed), f"`{best}` (of {len(rivals)})", *words))
+        lines.append((folder.removeprefix("seed"), f"`{best}` (of {len(rivals)})", *words))
     if not found:
         return f"{heading}{missing(['diffusionbert', 'd3pm'])}"
     verdict = {Verdict.HOLDS: "met", Verdict.FAILS: "not met"}.get(below(found, math.log(TARGET)), "undecided")
@@ -189,8 +188,7 @@ def seeds(results: Results, _: Path) -> str:
     """Rows that were run with several seeds."""
     lines = []
     for row in MAIN:
-        folders = [f"seed{seed}" for seed in results.seeds if results.has(row.key, f"seed{seed}")]
-        found = [results.evaluation(row.key, folder) for folder in folders]
+        found = [results.evaluation(row.key, folder) for folder in results.seeds if results.has(row.key, folder)]
         if len(found) < 2 or not found[0].scores:
             continue
         values = [nats(one) for one in found]

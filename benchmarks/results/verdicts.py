@@ -17,13 +17,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from typing import final
 
 import numpy as np
 
 from diffusionbert.assessment.report import Evaluation
-from diffusionbert.likelihood.intervals import Numbers, percentile_interval, resampled_sums
+from diffusionbert.likelihood.intervals import Numbers, paired_difference, percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import Scores
 from diffusionbert.metrics import PerSample
 
@@ -137,22 +136,12 @@ def agreed(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def difference(first: Scores, second: Scores) -> Interval:
-    """Nats a token, the first's less the second's, sentences resampled in pairs, whatever the kinds.
-
-    Resamples depend on the number of sentences alone, so that a system's sums serve all its pairs, and the interval is
-    that of `scores.paired_bootstrap`.
-    """
+    """Nats a token, the first's less the second's, sentences resampled in pairs, whatever the kinds."""
     if first.example.tolist() != second.example.tolist():
         raise ValueError(f"{len(first)} and {len(second)} sentences of different names are no pairs: score the same")
-    rates = [_resampled_rates(scores) for scores in (first, second)]
-    value = float(first.nats.sum() / first.tokens.sum() - second.nats.sum() / second.tokens.sum())
-    return Interval(value, *percentile_interval(rates[0] - rates[1]))
-
-
-@cache
-def _resampled_rates(scores: Scores) -> Numbers:
-    nats, tokens = resampled_sums([scores.nats.double().numpy(), scores.tokens.double().numpy()], seed=0)
-    return nats / tokens
+    nats = first.nats.numpy(), second.nats.numpy()
+    found = paired_difference(nats, (first.tokens.double().numpy(), second.tokens.double().numpy()))
+    return Interval(found.value, found.low, found.high)
 
 
 def means_apart(first: PerSample, second: PerSample) -> Interval:

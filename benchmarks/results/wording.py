@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from kept import nats_of
+
 from diffusionbert.assessment.report import Evaluation
 
 
@@ -25,11 +27,6 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value < 1e5 else f"{value:.1e}" if math.isfinite(value) else "∞"
 
 
-def exp(nats: float) -> float:
-    """What may be beyond a float."""
-    return math.exp(nats) if nats < 700 else math.inf
-
-
 def primary(found: Evaluation) -> str:
     """The way by which a row is shown where there is room for one: over its grid of steps, if it has one."""
     return "grid" if "grid" in found.scores else next(iter(found.scores))
@@ -42,8 +39,7 @@ def kind(found: Evaluation) -> str:
 
 def nats(found: Evaluation) -> float:
     """A token, by that way."""
-    scores = found.scores[primary(found)]
-    return float(scores.nats.sum() / scores.tokens.sum())
+    return nats_of(found.scores[primary(found)])
 
 
 def figure(found: Evaluation) -> str:
@@ -54,3 +50,16 @@ def figure(found: Evaluation) -> str:
         for end in (plain["perplexity_per_token"], *plain["ci95"]["perplexity_per_token"])
     )
     return f"{value} [{low}, {high}]"
+
+
+def broken(*commands: str) -> Iterable[str]:
+    """Commands, broken where they get long."""
+    for command in commands:
+        line = ""
+        # An option stays with its value.
+        for word in command.replace(" --", "\n--").split("\n") if " --" in command else command.split():
+            if len(line) + len(word) > 105:
+                yield f"{line} \\"
+                line = "   "
+            line = f"{line} {word}" if line else word
+        yield line

@@ -289,10 +289,11 @@ def weight_hashes(model: Model) -> dict[str, str]:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it."""
     network = model.experiment.network
     files = Path(network.name).glob("*.safetensors") if isinstance(network, Pretrained) else ()
-    return {path.name: _file_hash(path) for path in sorted(files)}
+    return {path.name: file_hash(path) for path in sorted(files)}
 
 
-def _file_hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file, however large."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -89,10 +89,9 @@ def _smallest_pretraining(data: str, decoder: bool) -> Experiment:
 
 
 def _small(data: str) -> Experiment:
-    """The size of the bundled model for 2,000 steps of 16k tokens, about a minute on one H200.
+    """The size of the bundled model for 2,000 steps of 16k tokens; docs/results.md says what they take and why so many.
 
-    From random weights a BERT rests at the unigram's entropy for 600 to 800 steps, however large they are: many small
-    ones it is. At a learning rate of 1e-3 it never leaves.
+    From random weights a BERT rests at the unigram's entropy for hundreds of steps, however large they are.
     """
     experiment = wiki_small(data)
     training = replace(
@@ -240,10 +239,9 @@ class Reproduction:
         return replace(experiment, training=replace(experiment.training, seed=self.request.seed))
 
     def _ensure(self, output: Path, make: Callable[[], Experiment]) -> None:
-        has_begun = RunFolder(output).experiment.exists()
-        if has_begun and is_finished(output):
+        if is_finished(output):
             return
-        if has_begun:
+        if RunFolder(output).experiment.exists():
             say(f"{output}: goes on")
             train(None, output, self.cache, resume=True)
         else:
@@ -324,10 +322,12 @@ class Reproduction:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a run was trained and validated to its last step."""
+    """Whether there is a run here that was trained and validated to its last step."""
+    folder = RunFolder(run)
+    if not folder.experiment.exists():
+        return False
     last = stored_experiment(run).training.steps
-    events = RunFolder(run).events()
-    return any("validation_standard_error" in event for event in events if event["step"] >= last)
+    return any("validation_standard_error" in event for event in folder.events() if event["step"] >= last)
 
 
 def _shortened(training: Training, steps: int) -> Training:

@@ -90,17 +90,33 @@ def title(row: Row, experiment: Experiment) -> str:
     return ", ".join(word for word in words if word and word != "–")
 
 
+BY_STEPS = ("diffusionbert", "diffusionbert-spindle", "diffusion-lm", "bert-mouth", "decoder-pretrained")
+"""The systems of table 3."""
+TRADED_OFF = ("diffusionbert", "d3pm", "decoder", "decoder-pretrained")
+"""Of figure 3."""
+CONVERGING = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
+"""Of figure 4."""
+SCALED = ("diffusionbert", "diffusionbert-bell", "d3pm", "decoder", "decoder-pretrained")
+"""Of what the paper does not ask: the same training, shorter and longer."""
+
+
+def short_title(system: str, experiment: Experiment) -> str:
+    """Method and schedule, as in the paper's table of speeds."""
+    schedule = schedule_of(experiment)
+    return SYSTEMS[system].title + ("" if schedule == "–" else f", {schedule}")
+
+
 def table3(reproduction: Reproduction) -> list[Path]:
     """Steps, seconds, perplexity: a bound over as many steps as are written in."""
     folders, names = [], []
-    for system in ("diffusionbert", "diffusionbert-spindle", "diffusion-lm", "bert-mouth", "decoder-pretrained"):
+    for system in BY_STEPS:
         for steps in _budgets(reproduction, system):
             sampling = replace(reproduction.sampling(system), steps=steps)
             found = reproduction.evaluation(
                 f"{system}-{steps}-steps", system, sampling, steps=steps, samples=reproduction.scale.timed_samples
             )
             folders.append(found.folder)
-            names.append(f"{SYSTEMS[system].title}{_schedule_words(reproduction, system)}, {steps} steps")
+            names.append(f"{short_title(system, reproduction.experiment(system))}, {steps} steps")
     return write_table(reproduction.output / "table3", compare(folders, names=names))
 
 
@@ -115,11 +131,6 @@ def _budgets(reproduction: Reproduction, system: str) -> tuple[int, ...]:
             return (reproduction.scale.length,)
         case _:
             return reproduction.scale.budgets
-
-
-def _schedule_words(reproduction: Reproduction, system: str) -> str:
-    schedule = schedule_of(reproduction.experiment(system))
-    return "" if schedule == "–" else f", {schedule}"
 
 
 def table1(reproduction: Reproduction) -> list[Path]:
@@ -183,10 +194,6 @@ def figure3(reproduction: Reproduction) -> list[Path]:
     return [picture, _numbers(picture, [asdict(one) for one in series])]
 
 
-TRADED_OFF = ("diffusionbert", "d3pm", "decoder", "decoder-pretrained")
-"""The systems of figure 3."""
-
-
 def tradeoff(reproduction: Reproduction, system: str) -> dict[str, Evaluation]:
     """A system's samples at each setting of figure 3, without likelihoods."""
     settings = _knobs(reproduction.sampling(system), by_temperature=system.startswith("decoder"))
@@ -235,8 +242,7 @@ def _real(found: Evaluation) -> figures.Tradeoff:
 
 def figure4(reproduction: Reproduction) -> list[Path]:
     """The validation figure while training: pretrained against scratch."""
-    systems = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
-    runs = {name: reproduction.run(name) for name in systems}
+    runs = {name: reproduction.run(name) for name in CONVERGING}
     curves = [curve(run, title(Row(name), reproduction.experiment(name))) for name, run in runs.items()]
     path = reproduction.output / "figure4.png"
     figures.convergence(curves, path)

@@ -61,9 +61,11 @@ class GaussianAncestral(Sampler[VectorNetwork]):
             return State(tokens, canvas.row_times(self.times[index]), calls)
 
         x, words = self._start(network, sent, Noise(seed, num_steps))
+        from_times = torch.tensor(self.times[1:], dtype=torch.float64, device=x.device)
+        clamps = self.process.clamps(from_times, self.clamped, x.shape[-1], network.writable.sum()).tolist()
         yield state(words, num_steps)
         for index in reversed(range(num_steps)):
-            x, words = self._step(network, sent, x, index, Noise(seed, index))
+            x, words = self._step(network, sent, x, index, Noise(seed, index), clamps=clamps[index])
             calls = calls + active
             yield state(words, index)
 
@@ -82,13 +84,13 @@ class GaussianAncestral(Sampler[VectorNetwork]):
 
     @torch.no_grad()
     def _step(
-        self, network: VectorNetwork, canvas: Batch, x_t: Vectors, index: int, noise: Noise
+        self, network: VectorNetwork, canvas: Batch, x_t: Vectors, index: int, noise: Noise, *, clamps: bool
     ) -> tuple[Vectors, Tokens]:
         if not len(x_t):
             return x_t, canvas.tokens
         s, t = (canvas.row_times(time) for time in self.times[index : index + 2])
         guess = network(x_t, canvas.attend, t)
-        if bool(self.process.clamps(t[:1], self.clamped, x_t.shape[-1], network.writable.sum())):
+        if clamps:
             guess = clamp_to_words(network, guess, canvas.editable, self.shaping.forbidden)
         mean, deviation = self.process.reverse(x_t, guess, s, t)
         drawn = noise.normal(canvas.example, Purpose.GAUSS, *x_t.shape[1:]).to(x_t.dtype)
