@@ -27,7 +27,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from diffusionbert.checkpoints import write_json
-from diffusionbert.paper.reproduction import Reproduction, Request, is_finished
+from diffusionbert.paper.reproduction import SCALES, Reproduction, Request, is_finished
 from diffusionbert.paper.targets import MAIN, SCALED, TRADED_OFF, Row, survival, table1, table3, tradeoff
 from diffusionbert.runs import default_cache, train
 
@@ -215,7 +215,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("rows", "alone"))
     parser.add_argument("--output", type=Path, default=Path("experiment"))
-    parser.add_argument("--preset", default="small", help="a scale of `diffusionbert reproduce`")
+    parser.add_argument("--preset", choices=SCALES, default="small", help="a scale of `diffusionbert reproduce`")
     for name in ("data", "validation", "test", "other-test", "masked", "decoder"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--workers", type=int, default=8, help="jobs side by side")

@@ -200,3 +200,11 @@ def test_files_are_noted_by_their_names(tmp_path):
     given = Results(tmp_path / "again").given()
     assert list(given) == ["masked/model.safetensors", "news.txt"]
     assert given["news.txt"] == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # of nothing
+    with pytest.raises(ValueError, match="is no file"):
+        kept.note_hashes([tmp_path / "nowhere.txt"], tmp_path / "kept")
+
+
+def test_a_folder_that_is_no_experiment_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match="no folder with runs"):
+            kept.pack(folder, tmp_path / "kept")

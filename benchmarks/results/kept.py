@@ -48,7 +48,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.*?\]/-])~?/[\w.-]+/[^\s\"']*")
 
 def pack(source: Path, target: Path) -> None:
     """Copies what a report needs; what was kept before and is not in the source stays."""
-    folders = sorted(path for path in source.iterdir() if (path / "runs").is_dir())
+    folders = sorted(path.parent for path in source.glob("*/runs"))
     if not folders:
         raise ValueError(f"{str(source)!r} holds no folder with runs; give what benchmarks/experiment.py wrote")
     for path in (path for folder in folders for path in _texts(folder)):
@@ -119,6 +119,8 @@ def note_hashes(files: Sequence[Path], target: Path) -> None:
     """Notes the SHA-256 of files, by their names and, for weights, those of their folders."""
     found = {}
     for path in files:
+        if not path.is_file():
+            raise ValueError(f"{str(path)!r} is no file; give the files that the experiment was given")
         name = f"{path.parent.name}/{path.name}" if path.suffix == ".safetensors" else path.name
         found[name] = file_hash(path)
     _write(target / "given" / "sha256.json", dict(sorted(found.items())))
