@@ -2,11 +2,12 @@
 
     python benchmarks/experiment.py rows --output experiment --workers 10 --minutes 20 --data 'news.train-*.txt.xz' \
         --validation news.valid.txt.xz --test news.test.txt.xz --other-test lm1b.heldout.txt.xz \
-        --masked masked --decoder decoder
+        --masked masked --decoder decoder --pretraining-data 'wiki.train-*.txt.xz'
     python benchmarks/experiment.py alone  (the same)    # what is timed: nothing else may run on the chip
 
-`masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`. What
-the experiment leaves becomes docs/results.md by `benchmarks/results`.
+`masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`; the
+larger network is pretrained here, on the last text. What the experiment leaves becomes docs/results.md by
+`benchmarks/results`.
 
 Everything goes through `diffusionbert.paper.reproduction`, so what is finished is not done again: a stopped experiment
 goes on, and `diffusionbert reproduce table2 --output experiment/seed0` finds its rows.
@@ -21,91 +22,20 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from diffusionbert.checkpoints import write_json
-from diffusionbert.paper.reproduction import SCALES, Reproduction, Request, is_finished
-from diffusionbert.paper.targets import MAIN, SCALED, TRADED_OFF, Row, survival, table1, table3, tradeoff
+from plan import LOOKED_AT, SEEDS, TIMED, Job, jobs
+
+from diffusionbert.checkpoints import RunFolder, write_json
+from diffusionbert.paper.reproduction import SCALES, Reproduction, is_finished
+from diffusionbert.paper.request import Request
+from diffusionbert.paper.targets import survival, table1, table3, tradeoff
 from diffusionbert.runs import default_cache, train
 
-SEEDS = (1, 2)
-"""Beside 0, for the rows that carry a claim."""
-LOOKED_AT = f"seed{SEEDS[0]}"
-"""Whose models write for table 1, table 3 and figure 3: those rows are all among the claims."""
-CLAIMED = (
-    *("diffusionbert", "d3pm-tad", "d3pm", "diffusionbert-spindle", "diffusionbert-lte", "diffusionbert-pte"),
-    *("diffusionbert-spindle-paper", "d3pm-spindle", "decoder", "diffusion-lm", "diffusion-lm-bert", "bert-mouth"),
-    *("diffusionbert-bell", "decoder-pretrained"),
-)
-BUDGETS = (600, 6000)
-"""Training steps beside the preset's."""
-REWRITTEN = ("diffusionbert", "d3pm", "decoder")
-"""The systems that write the samples of BLEU with every seed."""
-TIMED = ("diffusionbert", "d3pm", "decoder")
-"""The systems whose training steps are timed: a masked one, one that is told the time, a causal one."""
 TIMED_STEPS = 150
-
-
-@dataclass(frozen=True)
-class Job:
-    """One row of a folder, or a line of figure 3."""
-
-    folder: str
-    row: Row
-    seed: int = 0
-    steps: int | None = None
-    is_line: bool = False
-
-    @property
-    def name(self) -> str:
-        """Unique."""
-        return f"{self.folder}/{self.row.key}{'-line' if self.is_line else ''}"
-
-    @property
-    def needs(self) -> str | None:
-        """The job that trains its model, unless it does so itself."""
-        return f"{self.folder}/{self.row.system}" if self.is_line or self.row.note else None
-
-    def seconds(self, output: Path) -> Path:
-        """What it took; the file is written when it is done."""
-        folder, _, name = self.name.partition("/")
-        return output / folder / "seconds" / f"{name}.json"
-
-    def do(self, reproduction: Reproduction, workers: int) -> None:
-        """Trains and evaluates."""
-        with _seconds(self.seconds(reproduction.output.parent), workers) as lap:
-            system = self.row.system
-            if self.is_line:
-                tradeoff(reproduction, system)
-                lap("evaluate")
-                return
-            run = reproduction.run(system)
-            lap("train")
-            writes = self.folder == "seed0" or (self.steps is None and system in REWRITTEN)
-            few = None if writes else 2
-            reproduction.evaluation(self.row.key, system, self.row.sampling, samples=few)
-            lap("evaluate")
-            if self.folder == "seed0" and not self.row.note:
-                reproduction.other_evaluation(system)
-                lap("other text")
-            shutil.rmtree(run / "checkpoints", ignore_errors=True)
-
-
-def jobs() -> list[Job]:
-    """All of them: the longest first, or others would wait for them in the end; then the most important."""
-    order = {name: number for number, name in enumerate(CLAIMED)}
-    short, long = BUDGETS
-    return [
-        *(Job(f"steps{long}", Row(name), steps=long) for name in SCALED),
-        *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),
-        *(Job(LOOKED_AT, Row(name), seed=SEEDS[0]) for name in CLAIMED),
-        *(Job(f"steps{short}", Row(name), steps=short) for name in SCALED),
-        *(Job(LOOKED_AT, Row(name), seed=SEEDS[0], is_line=True) for name in TRADED_OFF),
-        *(Job(f"seed{seed}", Row(name), seed=seed) for name in CLAIMED for seed in SEEDS[1:]),
-    ]
 
 
 @contextmanager
@@ -131,9 +61,42 @@ def _opened(output: Path, request: Request) -> Reproduction:
 
 
 def _do(job: Job, output: Path, request: Request, workers: int) -> float:
+    """Trains and evaluates; the seconds are those of all of it."""
     begin = time.monotonic()
-    job.do(_opened(output / job.folder, replace(request, seed=job.seed, steps=job.steps)), workers)
+    reproduction = _opened(output / job.folder, _asked(job, request))
+    with _seconds(job.seconds(output), workers) as lap:
+        if job.is_line:
+            tradeoff(reproduction, job.row.system)
+            lap("evaluate")
+        else:
+            _train_and_evaluate(job, reproduction, lap)
     return time.monotonic() - begin
+
+
+def _train_and_evaluate(job: Job, reproduction: Reproduction, lap: Callable[[str], None]) -> None:
+    system, run = job.row.system, RunFolder(reproduction.output / "runs" / job.row.system)
+    if (job.is_larger or job.training) and not run.experiment.exists():
+        planned = reproduction.planned(system)
+        if job.is_larger:
+            lap("pretrain")
+        if job.training:
+            planned = replace(planned, training=replace(planned.training, **dict(job.training)))
+            train(planned, run.path, reproduction.cache)
+    reproduction.run(system)
+    lap("train")
+    reproduction.evaluation(job.row.key, system, job.row.sampling, samples=None if job.writes else 2)
+    lap("evaluate")
+    if job.folder == "seed0" and not job.row.note:
+        reproduction.other_evaluation(system)
+        lap("other text")
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+
+
+def _asked(job: Job, request: Request) -> Request:
+    asked = replace(request, seed=job.seed, steps=job.steps)
+    if not job.is_larger:
+        return replace(asked, pretraining_data=None)
+    return replace(asked, preset="medium", vocabulary=request.masked, masked=None, decoder=None)
 
 
 def _apart(job: Job, output: Path, request: Request, workers: int) -> float:
@@ -145,7 +108,7 @@ def _apart(job: Job, output: Path, request: Request, workers: int) -> float:
 def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
     """Does jobs side by side; none is begun after so many minutes."""
     begin = time.monotonic()
-    every = jobs()
+    every = [job for job in jobs() if request.pretraining_data or not job.is_larger]
     finished = {job.name for job in every if job.seconds(output).exists()}
     waiting = [job for job in every if job.name not in finished]
     running: dict[Future[float], Job] = {}
@@ -176,7 +139,7 @@ def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
 
 def alone(output: Path, request: Request) -> None:
     """What is timed, or needs a moment."""
-    looked_at = _opened(output / LOOKED_AT, replace(request, seed=SEEDS[0]))
+    looked_at = _opened(output / LOOKED_AT, replace(request, seed=SEEDS[0], pretraining_data=None))
     done: Sequence[tuple[str, Callable[[], object]]] = (
         ("step times", lambda: _step_times(looked_at, output / "alone")),
         ("table 1", lambda: table1(looked_at)),
@@ -218,18 +181,12 @@ if __name__ == "__main__":
     parser.add_argument("--preset", choices=SCALES, default="small", help="a scale of `diffusionbert reproduce`")
     for name in ("data", "validation", "test", "other-test", "masked", "decoder"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--pretraining-data", help="for the larger network; else it is left out")
     parser.add_argument("--workers", type=int, default=8, help="jobs side by side")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no job is begun after these")
     options = parser.parse_args()
-    request = Request(
-        options.preset,
-        options.data,
-        options.validation,
-        options.test,
-        options.other_test,
-        masked=options.masked,
-        decoder=options.decoder,
-    )
+    names = "preset", "data", "validation", "test", "other_test", "masked", "decoder", "pretraining_data"
+    request = Request(**{name: getattr(options, name) for name in names})
     if options.what == "rows":
         rows(options.output, request, options.workers, options.minutes)
     else:

@@ -13,7 +13,8 @@ from diffusionbert.checkpoints import save_tensors, write_json
 from diffusionbert.experiments import Data, Experiment, to_json
 from diffusionbert.training.settings import Training
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "results"))  # its scripts are no package
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path[:0] = [str(BENCHMARKS / "results"), str(BENCHMARKS)]  # their scripts are no package
 
 NUM_SENTENCES, NUM_TOKENS = 60, 20
 KINDS = {"grid": "bound", "continuous": "bound", "vectors": "bound", "exact": "exact"}

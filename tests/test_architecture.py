@@ -93,14 +93,15 @@ MAY_IMPORT = {
     "figures": "",
     "denoising": "tasks tables",
     # the paper
+    "request": "",
     "reproduction": "reading batches evaluation settings checkpoints sampling experiments presets systems runs model "
-    "material report assessing",
+    "material report assessing request",
     "targets": "schedules sampling metrics checkpoints experiments tasks systems model report tables comparison "
     "figures denoising reproduction",
     # the commands
     "commands": "errors schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
     "progress checkpoints experiments presets systems model_folder runs tasks model terminal judges conventions "
-    "material report assessing retention symptoms doctor tables comparison figures reproduction targets",
+    "material report assessing retention symptoms doctor tables comparison figures request reproduction targets",
     "cli": "commands",
 }
 

@@ -16,7 +16,8 @@ from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
 from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert, to_json
 from diffusionbert.paper import reproduction as reproduction_module
-from diffusionbert.paper.reproduction import SCALES, Reproduction, Request, Scale, is_finished
+from diffusionbert.paper.reproduction import SCALES, Reproduction, Scale, is_finished
+from diffusionbert.paper.request import Request
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import MAIN, TARGETS
 from diffusionbert.presets import masked, next_word
@@ -214,8 +215,6 @@ def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
         main(["reproduce", "table2", f"--output={output}", f"--data={corpus()}", "--steps=7"])
     assert caught.value.code == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    with pytest.raises(ValueError, match="there is no preset 'huge'"):
-        Reproduction(output, Request(scale="huge"), folder() / "cache")
 
 
 def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
@@ -356,3 +355,17 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_pa
     assert caught.value.code == 2
     assert "--device nowhere is not to be had" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_a_decoder_is_pretrained_with_the_vocabulary_of_the_masked_network(tmp_path):
+    reproduction = asked(tmp_path)
+    decoder = reproduction._pretraining(Start.DECODER).data.vocabulary
+    assert (
+        decoder == reproduction.planned("decoder").data.vocabulary == str(tmp_path / "pretrained" / "masked" / "model")
+    )
+
+
+def test_a_vocabulary_beside_a_network_that_has_its_own_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="give --vocabulary, or --masked and --decoder"):
+        asked(tmp_path / "new", vocabulary="a", masked="b")
+    assert not (tmp_path / "new").exists()

@@ -5,14 +5,17 @@
     python benchmarks/results report
 
 `keep` copies settings, logs, scores and some samples into docs/results, without weights; `hash` notes which files the
-experiment was given. `report` needs neither models
-nor corpora: every table, picture and verdict of the page comes from the kept files, and what is not there yet is named.
+experiment was given. `report` needs neither models nor corpora: every table, picture and verdict of the page comes from
+the kept files, and what is not there yet is named.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for the plan
 
 from kept import note_hashes, pack
 from page import PAGE, report

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import final
 
-from claims import Claim, lower
 from kept import NotRun, Results, exp
+from plan import SCALED
 from wording import figure, grid, kind, missing, nats, number, primary
 
 from diffusionbert import figures
@@ -21,7 +21,7 @@ from diffusionbert.assessment.report import Evaluation
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import NextWord, Time
 from diffusionbert.paper.systems import SYSTEMS, Start
-from diffusionbert.paper.targets import SCALED, Row, title
+from diffusionbert.paper.targets import Row, title
 
 PRETRAINING = Path(__file__).parents[2] / "docs" / "bundled_model"
 LOGS = {Start.MASKED: "pretraining.jsonl", Start.DECODER: "decoder.jsonl"}
@@ -60,21 +60,9 @@ def beyond(results: Results, pictures: Path) -> str:
     if len(results.budgets) < 2:
         absent.append("other budgets than the first")
     parts = [heading, _at_equal_steps(results, known) + missing((), absent), _at_equal_time(results, known)]
-    parts.append(_recipe(results))
     if len(results.budgets) > 1:
         parts.append(_pictures(results, known, pictures))
     return "\n\n".join(part for part in parts if part)
-
-
-def _recipe(results: Results) -> str:
-    """What drawing the steps of training from a bell brings."""
-    claim = Claim("`diffusionbert-bell` has the lower bound", "", lower("diffusionbert-bell", "diffusionbert"))
-    found = claim.judge(results)
-    lines = "\n".join(f"- {line}" for line in found.measured)
-    return (
-        "### Steps of training from a bell\n\nTraining sees the middle of the noise more often and is not weighted "
-        f"back: the bundled model's recipe. That {claim.words}: **{found.verdict.value}**.\n\n{lines}"
-    )
 
 
 def _points(results: Results, system: str) -> list[Point]:

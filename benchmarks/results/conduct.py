@@ -15,6 +15,9 @@ from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import MAIN
 
+PRETRAINING_DATA = "text/wiki.train-*.txt.xz"
+"""On which the larger network is pretrained."""
+
 
 def said(values: Mapping[str, object]) -> str:
     """What the systems have, and which of them have something else: 0.0004 (`decoder`: 0.0008)."""
@@ -120,7 +123,7 @@ def _writers(results: Results) -> str:
 
 def costs(results: Results, _: Path) -> str:
     """What each row took, and what its weights are."""
-    stages = "train", "evaluate", "other text"
+    stages = "pretrain", "train", "evaluate", "other text"
     lines, shares, workers = [], dict[str, list[float]](), set[int]()
     for folder in _folders(results):
         for key, laps in results.seconds(folder).items():
@@ -132,12 +135,20 @@ def costs(results: Results, _: Path) -> str:
     if not lines:
         return "## Costs and hashes\n\nNot run yet."
     each = ", ".join(f"{sum(own):.1f} for the {len(own)} rows of `{folder}`" for folder, own in shares.items())
-    header = ("row", "training, s", "evaluation, s", "other text, s", "GPU minutes", "weights, sha256")
+    header = (
+        "row",
+        "pretraining, s",
+        "training, s",
+        "evaluation, s",
+        "other text, s",
+        "GPU minutes",
+        "weights, sha256",
+    )
     return (
         f"## Costs and hashes\n\nSeconds are wall seconds while {' or '.join(map(str, sorted(workers)))} rows ran side "
         "by side on one chip, so a row alone is faster; its share, seconds ÷ rows, is given as GPU minutes. Together: "
         f"{each}; {sum(map(sum, shares.values())):.1f} GPU minutes, without what ran alone (step times, "
-        "tables 1 and 3) and without pretraining.\n\n<details><summary>Every row</summary>\n\n"
+        "tables 1 and 3) and without the pretraining of what was given.\n\n<details><summary>Every row</summary>\n\n"
         f"{grid(header, lines)}\n\n</details>\n\n{_hashes(results)}"
     )
 
@@ -166,12 +177,13 @@ def commands(results: Results, _: Path) -> str:
     names = "data", "validation", "test", "other_test", "masked", "decoder"
     options = [f"--{name.replace('_', '-')} {_quoted(str(settings[name]))}" for name in names if settings[name]]
     workers = max((int(laps["workers"]) for laps in results.seconds("seed0").values()), default=1)
-    own = f"--preset {settings['scale']} {' '.join(options)}"
+    own = f"--preset {settings['preset']} {' '.join(options)}"
+    larger = f" --pretraining-data {_quoted(PRETRAINING_DATA)}"
     return (
         "## The commands\n\n```\n"
         + "\n".join(
             broken(
-                f"python benchmarks/experiment.py rows --output experiment --workers {workers} {own}",
+                f"python benchmarks/experiment.py rows --output experiment --workers {workers} {own}{larger}",
                 f"python benchmarks/experiment.py alone --output experiment {own}",
                 "python benchmarks/results keep experiment",
                 f"python benchmarks/results hash {_given(settings)}",

@@ -85,8 +85,13 @@ def _texts(folder: Path) -> Iterator[Path]:
 
 def _require_same_settings(folder: Path, kept: Path) -> None:
     paths = [path / "settings.json" for path in (folder, kept)]
-    if all(path.exists() for path in paths) and read_json(paths[0]) != read_json(paths[1]):
+    if all(path.exists() for path in paths) and _said(paths[0]) != _said(paths[1]):
         raise ValueError(f"{str(folder)!r} has other settings than {str(kept)!r}; remove the latter to keep it instead")
+
+
+def _said(settings: Path) -> dict[str, Any]:
+    """Without what was not asked for: a later version may offer more to ask."""
+    return {name: value for name, value in read_json(settings).items() if value is not None}
 
 
 def _pack_run(run: Path, kept: Path) -> None:

@@ -11,6 +11,7 @@ from conduct import commands, costs, what_was_run
 from drawn import convergence, speeds, spindle, texts, tradeoffs, written
 from kept import NotRun, Results, unpack
 from plateau import plateau
+from recipes import recipes
 from sections import claims, main_table, other_text, ratio, seeds
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
@@ -30,6 +31,7 @@ SECTIONS: tuple[Section, ...] = (
     spindle,
     written,
     texts,
+    recipes,
     beyond,
     costs,
     commands,

@@ -15,6 +15,7 @@ from typing import Any
 
 from claims import CLAIMS, COMPARABLE, MATCHES, PAPER, SUBSTANTIAL
 from kept import Results, exp, perplexity
+from plan import LONG
 from verdicts import Verdict, below, difference
 from wording import figure, grid, kind, missing, nats, number, primary
 
@@ -86,13 +87,19 @@ def _unlearnt(results: Results, rows: Sequence[Row]) -> str:
         return ""
     start = curve(results.run("d3pm"), "d3pm").ys[0]
     found = {row.key: results.evaluation(row.key) for row in rows if results.evaluation(row.key).scores}
-    worse = [f"`{key}` ({nats(one):.1f})" for key, one in found.items() if nats(one) > start]
+    worse = [key for key, one in found.items() if nats(one) > start]
     if not worse:
         return ""
+    words = ", ".join(f"`{key}` ({nats(found[key]):.1f}{_longer(results, key)})" for key in worse)
     return (
-        f"Above the {start:.2f} nats a token of a D3PM that was not trained at all: {', '.join(worse)}. What is "
-        "said against these need not hold for longer trainings."
+        f"Above the {start:.2f} nats a token of a D3PM that was not trained at all: {words}. What is said against "
+        "these need not hold for longer trainings."
     )
+
+
+def _longer(results: Results, key: str) -> str:
+    folder = f"steps{LONG}"
+    return f"; {nats(results.evaluation(key, folder)):.1f} after {LONG:,} steps" if results.has(key, folder) else ""
 
 
 def _part(

@@ -42,9 +42,9 @@ def nats(found: Evaluation) -> float:
     return nats_of(found.scores[primary(found)])
 
 
-def figure(found: Evaluation) -> str:
-    """Its perplexity, with its interval."""
-    plain = found.report["likelihoods"][primary(found)]
+def figure(found: Evaluation, way: str | None = None) -> str:
+    """Its perplexity by that way or another, with its interval."""
+    plain = found.report["likelihoods"][way or primary(found)]
     value, low, high = (
         number(math.inf if end is None else end)
         for end in (plain["perplexity_per_token"], *plain["ci95"]["perplexity_per_token"])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from diffusionbert.commands.common import print_json, require_device
+from diffusionbert.paper.request import Request
 
 
-@dataclass(frozen=True)
-class Reproduce:
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(Request):
     """Reproduce a table or a figure of the paper: train what is missing, evaluate it, write tables and pictures.
 
     Example: diffusionbert reproduce table2 --preset tiny --output reproduction
@@ -23,25 +24,6 @@ class Reproduce:
     figure2: spindle curves. figure3: quality and diversity. figure4: validation while training."""
     output: Path = Path("reproduction")
     """Where runs, evaluations, tables and pictures go. A second call goes on there, and skips what is finished."""
-    preset: Literal["tiny", "small"] = "tiny"
-    """tiny: two cores, minutes, small numbers. small: the size of the bundled model, one GPU, two minutes a system."""
-    data: str = "pydoc"
-    """The text of training, as for train."""
-    validation: str | None = None
-    """A corpus to validate on; else a share of the data is held out."""
-    test: str | None = None
-    """The text that is assessed; else what training held out."""
-    other_test: str | None = None
-    """A text of another kind, on which likelihoods are found, too."""
-    pretraining_data: str | None = None
-    """The text on which the networks to start from are pretrained; else the same as data."""
-    masked: str | None = None
-    """A masked language model to start from; else one is pretrained."""
-    decoder: str | None = None
-    """A causal language model to start from; else one is pretrained."""
-    steps: int | None = None
-    """Training steps of every system; else the preset's."""
-    seed: int = 0
     device: str | None = None
     """For evaluations: cpu, cuda, …; else a GPU if there is one."""
     cache: Path | None = None
@@ -52,23 +34,12 @@ class Reproduce:
     def run(self) -> None:
         """Prints tables, and where everything is."""
         from diffusionbert.figures import require_matplotlib
-        from diffusionbert.paper.reproduction import Reproduction, Request
+        from diffusionbert.paper.reproduction import Reproduction
         from diffusionbert.paper.targets import TARGETS
         from diffusionbert.runs import default_cache
 
         require_device(self.device)
-        request = Request(
-            scale=self.preset,
-            data=self.data,
-            validation=self.validation,
-            test=self.test,
-            other_test=self.other_test,
-            pretraining_data=self.pretraining_data,
-            masked=self.masked,
-            decoder=self.decoder,
-            seed=self.seed,
-            steps=self.steps,
-        )
+        request = Request(**{field.name: getattr(self, field.name) for field in fields(Request)})
         reproduction = Reproduction(self.output, request, self.cache or default_cache(), self.device)
         chosen = list(TARGETS) if self.target == "all" else [self.target]
         if any(name.startswith("figure") for name in chosen):

@@ -28,8 +28,9 @@ from diffusionbert.checkpoints import RunFolder, read_json, write_json
 from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
 from diffusionbert.likelihood.evaluation import Effort, fast_products
 from diffusionbert.model import Model, load
+from diffusionbert.paper.request import Request
 from diffusionbert.paper.systems import SYSTEMS, Start
-from diffusionbert.presets import masked, next_word, pretraining, tiny, wiki_small
+from diffusionbert.presets import by_name, masked, next_word, pretraining, tiny
 from diffusionbert.runs import started_from, stored_experiment, train
 from diffusionbert.sampling import Sampling
 from diffusionbert.text.reading import Cleaning
@@ -88,12 +89,11 @@ def _smallest_pretraining(data: str, decoder: bool) -> Experiment:
     return replace(experiment, training=replace(experiment.training, steps=150, validate_every=150, save_every=150))
 
 
-def _small(data: str) -> Experiment:
-    """The size of the bundled model for 2,000 steps of 16k tokens; docs/results.md says what they take and why so many.
+def _briefly(experiment: Experiment) -> Experiment:
+    """Trained for 2,000 steps of 16k tokens; docs/results.md says what they take and why so many.
 
     From random weights a BERT rests at the unigram's entropy for hundreds of steps, however large they are.
     """
-    experiment = wiki_small(data)
     training = replace(
         experiment.training,
         steps=2000,
@@ -108,6 +108,22 @@ def _small(data: str) -> Experiment:
     return replace(experiment, training=training)
 
 
+def _scale(preset: str) -> Scale:
+    """The size and the pretraining of a preset."""
+    return Scale(
+        lambda data: _briefly(by_name(preset, data)),
+        lambda data, decoder: pretraining(preset, data, decoder=decoder),
+        sentences=2000,
+        samples=1000,
+        length=64,
+        max_draws=32,
+        vector_steps=250,
+        budgets=(2, 8, 16, 64, 128, 512),
+        timed_samples=250,
+        new_decoder=2.0,
+    )
+
+
 SCALES: dict[str, Scale] = {
     "tiny": Scale(
         _smallest,
@@ -120,42 +136,9 @@ SCALES: dict[str, Scale] = {
         budgets=(2, 8, 16, 64),
         timed_samples=40,
     ),
-    "small": Scale(
-        _small,
-        lambda data, decoder: pretraining("wiki-small", data, decoder=decoder),
-        sentences=2000,
-        samples=1000,
-        length=64,
-        max_draws=32,
-        vector_steps=250,
-        budgets=(2, 8, 16, 64, 128, 512),
-        timed_samples=250,
-        new_decoder=2.0,
-    ),
+    "small": _scale("wiki-small"),
+    "medium": _scale("wiki-medium"),
 }
-"""tiny: two cores, minutes. small: the size of the bundled model, one GPU, about two minutes a system."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is reproduced, on which text."""
-
-    scale: str = "tiny"
-    data: str = "pydoc"
-    validation: str | None = None
-    test: str | None = None
-    """The text that is assessed; else what training held out."""
-    other_test: str | None = None
-    """A text of another kind, on which likelihoods are found, too."""
-    pretraining_data: str | None = None
-    """The text on which the starting networks are pretrained; else the same."""
-    masked: str | None = None
-    """A masked language model to start from, in place of a pretrained one."""
-    decoder: str | None = None
-    """A causal one."""
-    seed: int = 0
-    steps: int | None = None
-    """Training steps of every system; else the scale's."""
 
 
 @final
@@ -163,10 +146,13 @@ class Reproduction:
     """One folder of runs and evaluations."""
 
     def __init__(self, output: Path, request: Request, cache: Path, device: str | None = None):
-        if request.scale not in SCALES:
-            raise ValueError(f"there is no preset {request.scale!r} to reproduce; use one of {', '.join(SCALES)}")
+        if request.vocabulary and (request.masked or request.decoder):
+            raise ValueError(
+                f"the vocabulary {request.vocabulary!r} was asked for beside a network that has its own; give "
+                "--vocabulary, or --masked and --decoder"
+            )
         self.output, self.request, self.cache, self.device = output, request, cache, device
-        self.scale = SCALES[request.scale]
+        self.scale = SCALES[request.preset]
         self._models: dict[str, Model] = {}
         self._materials: dict[tuple[str, str, int], Material] = {}
         _ = self._base  # refuses wrong settings before any file is written
@@ -208,19 +194,29 @@ class Reproduction:
         if given is not None:
             return given
         output = self.output / "pretrained" / kind.value
-        data = self.request.pretraining_data or self.request.data
-        self._ensure(output, lambda: self._seeded(self.scale.pretrained(data, kind is Start.DECODER)))
+        self._ensure(output, lambda: self._pretraining(kind))
         self._ensure_model(output)
         return str(output)
+
+    def _pretraining(self, kind: Start) -> Experiment:
+        data = self.request.pretraining_data or self.request.data
+        experiment = self._seeded(self.scale.pretrained(data, kind is Start.DECODER))
+        if kind is Start.MASKED and self.request.vocabulary is None:
+            return experiment  # its vocabulary becomes everybody's
+        return self._with_vocabulary(experiment)
+
+    def _with_vocabulary(self, experiment: Experiment) -> Experiment:
+        """Every system has that of the masked network, or the one asked for, so that a token is a token."""
+        owner = self.request.vocabulary or self.start(Start.MASKED)
+        vocabulary = started_from(experiment, owner).data.vocabulary
+        return replace(experiment, data=replace(experiment.data, vocabulary=vocabulary))
 
     def planned(self, name: str) -> Experiment:
         """What a system's run will be; the network it starts from is pretrained first, unless it has been."""
         system, base = SYSTEMS[name], self._base
         if system.start is not Start.SCRATCH:
             return system.experiment(started_from(base, self.start(system.start)))
-        # Every system has the vocabulary of the pretrained network, so that a token is a token.
-        vocabulary = started_from(base, self.start(Start.MASKED)).data.vocabulary
-        experiment = system.experiment(replace(base, data=replace(base.data, vocabulary=vocabulary)))
+        experiment = system.experiment(self._with_vocabulary(base))
         if isinstance(experiment.network, NewDecoder):
             rate = self.scale.new_decoder * base.training.learning_rate
             experiment = replace(experiment, training=replace(experiment.training, learning_rate=rate))

@@ -96,8 +96,6 @@ TRADED_OFF = ("diffusionbert", "d3pm", "decoder", "decoder-pretrained")
 """Of figure 3."""
 CONVERGING = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
 """Of figure 4."""
-SCALED = ("diffusionbert", "diffusionbert-bell", "d3pm", "decoder", "decoder-pretrained")
-"""Of what the paper does not ask: the same training, shorter and longer."""
 
 
 def short_title(system: str, experiment: Experiment) -> str:

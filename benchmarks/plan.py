@@ -1,0 +1,86 @@
+"""What the experiment of docs/results.md consists of: read by `experiment.py`, which does it, and by `results`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row
+
+SEEDS = (1, 2)
+"""Beside 0, for the rows that carry a claim."""
+LOOKED_AT = f"seed{SEEDS[0]}"
+"""Whose models write for table 1, table 3 and figure 3: those rows are all among the claims."""
+CLAIMED = (
+    *("diffusionbert", "d3pm-tad", "d3pm", "diffusionbert-spindle", "diffusionbert-lte", "diffusionbert-pte"),
+    *("diffusionbert-spindle-paper", "d3pm-spindle", "decoder", "diffusion-lm", "diffusion-lm-bert", "bert-mouth"),
+    *("diffusionbert-bell", "decoder-pretrained"),
+)
+SHORT, LONG = 600, 6000
+"""Training steps beside the preset's."""
+SCALED = ("diffusionbert", "diffusionbert-bell", "d3pm", "decoder", "decoder-pretrained")
+"""The systems that are trained shorter and longer."""
+LONGER = (*SCALED, "genmd4", "diffusion-lm")
+"""Those that are trained longer: with the best recipe, and one that hardly learns in so few steps."""
+LARGER = ("genmd4", "decoder")
+"""The best recipe and a decoder, of twice the weights and longer."""
+Changes = tuple[tuple[str, object], ...]
+RECIPES: dict[str, Changes] = {
+    "unaveraged": (("averaging", None),),
+    "faster": (("learning_rate", 8e-4),),
+}
+"""Folders in which `diffusionbert-bell` is trained in another way."""
+REWRITTEN = ("diffusionbert", "d3pm", "decoder")
+"""The systems that write the samples of BLEU with every seed."""
+TIMED = ("diffusionbert", "d3pm", "decoder")
+"""The systems whose training steps are timed: a masked one, one that is told the time, a causal one."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row of a folder, or a line of figure 3."""
+
+    folder: str
+    row: Row
+    seed: int = 0
+    steps: int | None = None
+    is_line: bool = False
+    is_larger: bool = False
+    """Whether its network is, and is pretrained first."""
+    training: Changes = ()
+    """Settings that differ from the preset's."""
+
+    @property
+    def name(self) -> str:
+        """Unique."""
+        return f"{self.folder}/{self.row.key}{'-line' if self.is_line else ''}"
+
+    @property
+    def needs(self) -> str | None:
+        """The job that trains its model, unless it does so itself."""
+        return f"{self.folder}/{self.row.system}" if self.is_line or self.row.note else None
+
+    @property
+    def writes(self) -> bool:
+        """Whether its samples are for BLEU."""
+        return self.folder == "seed0" or (self.folder.startswith("seed") and self.row.system in REWRITTEN)
+
+    def seconds(self, output: Path) -> Path:
+        """What it took; the file is written when it is done."""
+        folder, _, name = self.name.partition("/")
+        return output / folder / "seconds" / f"{name}.json"
+
+
+def jobs() -> list[Job]:
+    """All of them: the longest first, or others would wait for them in the end; then the most important."""
+    order = {name: number for number, name in enumerate(CLAIMED)}
+    return [
+        *(Job("larger", Row(name), steps=LONG, is_larger=True) for name in LARGER),
+        *(Job(f"steps{LONG}", Row(name), steps=LONG) for name in LONGER),
+        *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),
+        *(Job(LOOKED_AT, Row(name), seed=SEEDS[0]) for name in CLAIMED),
+        *(Job(f"steps{SHORT}", Row(name), steps=SHORT) for name in SCALED),
+        *(Job(LOOKED_AT, Row(name), seed=SEEDS[0], is_line=True) for name in TRADED_OFF),
+        *(Job(f"seed{seed}", Row(name), seed=seed) for seed in SEEDS[1:] for name in CLAIMED),
+        *(Job(folder, Row("diffusionbert-bell"), training=changes) for folder, changes in RECIPES.items()),
+    ]

@@ -1,0 +1,120 @@
+"""Beyond the paper: which recipe has the lowest bound, step by step, and how far a decoder of its size is ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from claims import Claim, lower
+from kept import Results, exp, nats_of
+from plan import LONG
+from wording import figure, grid, missing, nats
+
+from diffusionbert.assessment.report import Evaluation
+from diffusionbert.experiments import NewBert
+from diffusionbert.paper.reproduction import SCALES
+
+WAY = "continuous"
+"""All recipes have this bound: a learned schedule knows no grid."""
+
+
+DECODER = "decoder"
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """A run, and what sets it apart from the first."""
+
+    words: str
+    system: str
+    folder: str = "seed0"
+
+
+RECIPES = (
+    Recipe("the paper's: every time alike", "diffusionbert"),
+    Recipe("times from a bell", "diffusionbert-bell"),
+    Recipe("times from a bell, weights not averaged", "diffusionbert-bell", "unaveraged"),
+    Recipe("times from a bell, twice the learning rate", "diffusionbert-bell", "faster"),
+    Recipe("a schedule learned for each word", "genmd4"),
+    Recipe("times from a bell, longer", "diffusionbert-bell", f"steps{LONG}"),
+    Recipe("learned schedule, longer", "genmd4", f"steps{LONG}"),
+    Recipe("learned schedule, longer, larger", "genmd4", "larger"),
+)
+
+
+def recipes(results: Results, _: Path) -> str:
+    """The whole section."""
+    known = [recipe for recipe in RECIPES if results.has(recipe.system, recipe.folder)]
+    absent = [f"`{recipe.folder}/{recipe.system}`" for recipe in RECIPES if recipe not in known]
+    heading = "## Beyond the paper: the best recipe"
+    if not known:
+        return heading + missing((), absent)
+    lines = [
+        (
+            recipe.words,
+            f"`{recipe.folder}/{recipe.system}`",
+            _size(results, recipe.folder),
+            *_length(results, recipe.system, recipe.folder),
+            figure(_found(results, recipe), WAY),
+        )
+        for recipe in known
+    ]
+    header = "recipe", "row", "network", "training steps", "tokens", "perplexity a token (bound, continuous)"
+    return (
+        f"{heading}\n\nWhat was tried, on the text and at the batch of the tables above, from pretrained weights; seed "
+        f"0.\n\n{grid(header, lines, left=3)}{missing((), absent)}\n\n{_against_decoder(results, known)}\n\n"
+        f"{_bell(results)}"
+    )
+
+
+def _found(results: Results, recipe: Recipe) -> Evaluation:
+    return results.evaluation(recipe.system, recipe.folder)
+
+
+def _size(results: Results, folder: str) -> str:
+    network = SCALES[results.settings(folder)["preset"]].preset("").network
+    assert isinstance(network, NewBert)
+    return f"{network.layers} layers, width {network.width}"
+
+
+def _length(results: Results, system: str, folder: str) -> tuple[str, str]:
+    steps = results.experiments(folder)[system].training.steps
+    return f"{steps:,}", f"{results.tokens(system, folder) / 1e6:.0f}M"
+
+
+def _against_decoder(results: Results, known: Sequence[Recipe]) -> str:
+    """The lowest bound of each size and length, beside a decoder's exact value."""
+    lines = []
+    for folder in ("seed0", f"steps{LONG}", "larger"):
+        own = [recipe for recipe in known if recipe.folder == folder]
+        if own and results.has(DECODER, folder):
+            best = min(own, key=lambda recipe: _nats(results, recipe))
+            decoder = results.evaluation(DECODER, folder)
+            ratio = exp(_nats(results, best) - nats(decoder))
+            cells = figure(_found(results, best), WAY), figure(decoder), f"{ratio:.2f}"
+            lines.append((_size(results, folder), _length(results, best.system, folder)[0], best.words, *cells))
+    if not lines:
+        return ""
+    header = "network", "training steps", "best recipe", "its perplexity (bound)", "decoder's (exact)", "ratio"
+    return (
+        "A decoder of the same size, from random weights, on as many tokens of this text (those of pretraining are not "
+        f"counted: [below](#at-equal-steps) they are):\n\n{grid(header, lines, left=3)}"
+    )
+
+
+def _nats(results: Results, recipe: Recipe) -> float:
+    return nats_of(_found(results, recipe).scores[WAY])
+
+
+def _bell(results: Results) -> str:
+    """What drawing the steps of training from a bell brings, seed by seed."""
+    claim = Claim("`diffusionbert-bell` has the lower bound", "", lower("diffusionbert-bell", "diffusionbert"))
+    found = claim.judge(results)
+    lines = "\n".join(f"- {line}" for line in found.measured)
+    return (
+        "A bell of times: training sees the middle of the noise more often and is not weighted back, the bundled "
+        f"model's recipe. That {claim.words} over 512 steps: **{found.verdict.value}**.\n\n{lines}"
+    )

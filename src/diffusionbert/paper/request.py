@@ -1,0 +1,34 @@
+"""What of the paper is to be reproduced, on which text: the settings of a folder of runs, and flags of `reproduce`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Kept in the folder: another call must ask for the same."""
+
+    preset: Literal["tiny", "small", "medium"] = "tiny"
+    """tiny: two cores, minutes, small numbers. small: the size of the bundled model, one GPU, two minutes a system.
+    medium: twice as large."""
+    data: str = "pydoc"
+    """The text of training, as for train."""
+    validation: str | None = None
+    """A corpus to validate on; else a share of the data is held out."""
+    test: str | None = None
+    """The text that is assessed; else what training held out."""
+    other_test: str | None = None
+    """A text of another kind, on which likelihoods are found, too."""
+    pretraining_data: str | None = None
+    """The text on which the networks to start from are pretrained; else the same as data."""
+    masked: str | None = None
+    """A masked language model to start from; else one is pretrained."""
+    decoder: str | None = None
+    """A causal language model to start from; else one is pretrained."""
+    vocabulary: str | None = None
+    """A model folder or a name whose vocabulary all systems have; else that of the masked language model."""
+    steps: int | None = None
+    """Training steps of every system; else the preset's."""
+    seed: int = 0

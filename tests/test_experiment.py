@@ -1,0 +1,70 @@
+"""The experiment of docs/results.md: what it consists of, and how one of its jobs is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import made_up  # noqa: F401 - first: it says where the scripts are
+import pytest
+from test_reproduction import SMALLER_THAN_TINY, STEPS
+from tiny_models import corpus, folder
+
+import experiment  # isort: skip
+import plan  # isort: skip
+from plan import Job, jobs  # isort: skip
+
+from diffusionbert.checkpoints import read_json
+from diffusionbert.model import load
+from diffusionbert.paper.reproduction import SCALES
+from diffusionbert.paper.request import Request
+from diffusionbert.paper.targets import BY_STEPS, MAIN, TRADED_OFF, Row
+from diffusionbert.runs import stored_experiment
+
+
+def test_every_row_is_there_once_and_what_it_needs_comes_before():
+    names = [job.name for job in jobs()]
+    assert len(set(names)) == len(names)
+    for job in jobs():
+        assert job.needs is None or names.index(job.needs) < names.index(job.name)
+    assert {f"seed0/{row.key}" for row in MAIN} < set(names)
+    for seed in ("seed1", "seed2"):
+        assert {f"{seed}/{name}" for name in plan.CLAIMED} < set(names)
+
+
+def test_what_is_looked_at_is_among_the_rows_of_its_seed():
+    assert {*BY_STEPS, *TRADED_OFF} < set(plan.CLAIMED)
+
+
+@pytest.fixture
+def request_(monkeypatch) -> Request:
+    monkeypatch.setenv("DIFFUSIONBERT_CACHE", str(folder() / "cache"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setitem(SCALES, "tiny", SMALLER_THAN_TINY)
+    monkeypatch.setitem(SCALES, "medium", replace(SMALLER_THAN_TINY, samples=3))
+    experiment._opened.cache_clear()
+    return Request(data=str(corpus()), other_test=str(corpus()))
+
+
+def test_a_job_with_other_settings_is_trained_by_them(request_, tmp_path):
+    job = Job("unaveraged", Row("d3pm-tad"), training=(("learning_rate", 0.5),))
+    experiment._do(job, tmp_path, request_, workers=2)
+    assert stored_experiment(tmp_path / "unaveraged" / "runs" / "d3pm-tad").training.learning_rate == 0.5
+    laps = read_json(job.seconds(tmp_path))
+    assert laps["workers"] == 2
+    assert {"train", "evaluate"} < set(laps)
+    report = read_json(tmp_path / "unaveraged" / "evaluations" / "d3pm-tad" / "evaluation.json")
+    assert report["sampling"]["number"] == 2  # it is not asked for BLEU
+
+
+def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_others(request_, tmp_path):
+    small = Job("seed0", Row("d3pm-tad"))
+    experiment._do(small, tmp_path, request_, workers=1)
+    masked = str(tmp_path / "seed0" / "pretrained" / "masked")
+    request = replace(request_, masked=masked, pretraining_data=str(corpus()))
+    for name in ("diffusionbert", "decoder"):
+        experiment._do(Job("larger", Row(name), steps=STEPS + 1, is_larger=True), tmp_path, request, workers=1)
+    runs = tmp_path / "larger" / "runs"
+    assert stored_experiment(runs / "diffusionbert").training.steps == STEPS + 1
+    assert "pretrain" in read_json(tmp_path / "larger" / "seconds" / "diffusionbert.json")
+    owner = load(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
+    assert {load(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
