@@ -35,7 +35,7 @@ from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import survival, table1, table3, tradeoff
 from diffusionbert.runs import default_cache, train
 
-TIMED_STEPS = 150
+TIMED_STEPS = 600
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def _step_times(reproduction: Reproduction, output: Path) -> None:
         training = replace(
             experiment.training,
             steps=TIMED_STEPS,
-            log_every=TIMED_STEPS // 5,
+            log_every=TIMED_STEPS // 12,
             validate_every=TIMED_STEPS,
             save_every=TIMED_STEPS,
             validation_sentences=8,

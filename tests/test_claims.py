@@ -10,12 +10,13 @@ import pytest
 import torch
 from made_up import evaluate, train  # first: it says where the scripts are
 
+import checks  # isort: skip
 import claims  # isort: skip
 import verdicts  # isort: skip
 from kept import Results  # isort: skip
 from verdicts import Interval, Verdict  # isort: skip
 
-from diffusionbert.checkpoints import load_tensors, save_tensors
+from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.likelihood.scores import paired_bootstrap
 from diffusionbert.metrics import PerSample
 
@@ -80,7 +81,7 @@ def test_differences_are_those_of_the_paired_bootstrap(tmp_path):
 
 def test_sizes_are_changes_of_perplexity():
     assert verdicts.change(math.log(0.81)) == "−19.0 %"
-    assert verdicts.change(-1e-5) == "+0.0 %"
+    assert verdicts.change(-1e-5) == verdicts.change(1e-5) == "±0.0 %"
     assert Interval(math.log(1.1), math.log(1.05), math.log(1.15)).per_cent == "+10.0 % [+5.0, +15.0]"
     assert Interval(-30.0, -31.0, -29.0).per_cent == "less than a thousandth"
 
@@ -88,7 +89,7 @@ def test_sizes_are_changes_of_perplexity():
 # ---- claims ---------------------------------------------------------------------------------------------------------
 
 
-def judge(check: claims.Check, root: Path) -> claims.Finding:
+def judge(check: checks.Check, root: Path) -> checks.Finding:
     return claims.Claim("it is so", "§1", check).judge(Results(root))
 
 
@@ -102,7 +103,7 @@ def test_a_system_is_better_in_all_seeds_or_it_is_not_said_to_be(tmp_path, other
         evaluate(tmp_path, f"seed{seed}/second", nats)
         if seed:
             evaluate(tmp_path, f"seed{seed}/first", 4.0)
-    found = judge(claims.lower("first", "second"), tmp_path)
+    found = judge(checks.lower("first", "second"), tmp_path)
     assert found.verdict is verdict
     [words] = found.measured
     if verdict is Verdict.NOT_RUN:
@@ -115,27 +116,27 @@ def test_a_spindle_that_gains_by_the_papers_quantity_alone(tmp_path):
     evaluate(tmp_path, "seed0/base", 4.0)
     evaluate(tmp_path, "seed0/base-spindle", 3.99)
     evaluate(tmp_path, "seed0/theirs", 3.75, kind="pseudo")
-    assert judge(claims.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.BY_PAPER
-    assert judge(claims.spindle_gains("base", 0.19), tmp_path).verdict is Verdict.FAILS
+    assert judge(checks.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.BY_PAPER
+    assert judge(checks.spindle_gains("base", 0.19), tmp_path).verdict is Verdict.FAILS
     evaluate(tmp_path, "seed0/base-spindle-sentence", 3.75)
-    assert judge(claims.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.HOLDS
+    assert judge(checks.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.HOLDS
 
 
 def test_a_bound_above_an_exact_value_proves_nothing(tmp_path):
     evaluate(tmp_path, "seed0/bound", 4.0)
     evaluate(tmp_path, "seed0/lower", 3.5, "exact")
     evaluate(tmp_path, "seed0/higher", 4.5, "exact")
-    assert judge(claims.behind_exact("bound", "lower"), tmp_path).verdict is Verdict.BY_BOUND
-    assert judge(claims.behind_exact("bound", "higher"), tmp_path).verdict is Verdict.FAILS
+    assert judge(checks.behind_exact("bound", "lower"), tmp_path).verdict is Verdict.BY_BOUND
+    assert judge(checks.behind_exact("bound", "higher"), tmp_path).verdict is Verdict.FAILS
 
 
 def test_better_text_may_not_be_bought_by_sameness(tmp_path):
     evaluate(tmp_path, "seed0/first", 4.0, bleu=0.4)
     evaluate(tmp_path, "seed0/second", 4.0, bleu=0.3)
-    assert judge(claims.writes_better("first", "second"), tmp_path).verdict is Verdict.HOLDS
-    assert judge(claims.writes_better("second", "first"), tmp_path).verdict is Verdict.FAILS
-    assert judge(claims.writes_better("first", "second", as_diverse=True), tmp_path).verdict is Verdict.UNDECIDED
-    assert judge(claims.writes_better("second", "first", as_diverse=True), tmp_path).verdict is Verdict.UNDECIDED
+    assert judge(checks.writes_better("first", "second"), tmp_path).verdict is Verdict.HOLDS
+    assert judge(checks.writes_better("second", "first"), tmp_path).verdict is Verdict.FAILS
+    assert judge(checks.writes_better("first", "second", as_diverse=True), tmp_path).verdict is Verdict.UNDECIDED
+    assert judge(checks.writes_better("second", "first", as_diverse=True), tmp_path).verdict is Verdict.UNDECIDED
 
 
 def test_a_few_samples_say_nothing(tmp_path):
@@ -144,33 +145,73 @@ def test_a_few_samples_say_nothing(tmp_path):
         path = tmp_path / "seed0" / "evaluations" / key / "scores.safetensors"
         tensors = load_tensors(path)
         save_tensors(tensors | {name: tensors[name][:number].clone() for name in ("bleu4", "self_bleu4")}, path)
-    assert judge(claims.writes_better("first", "second"), tmp_path).measured == ("not run yet: samples of `second`",)
+    assert judge(checks.writes_better("first", "second"), tmp_path).measured == ("not run yet: samples of `second`",)
 
 
 def test_parts_that_are_missing_are_told_beside_those_that_are_not(tmp_path):
     evaluate(tmp_path, "seed0/first", 4.0)
     evaluate(tmp_path, "seed0/second", 4.5)
-    found = judge(claims.all_of(claims.lower("first", "second"), claims.lower("first", "third")), tmp_path)
+    found = judge(checks.all_of(checks.lower("first", "second"), checks.lower("first", "third")), tmp_path)
     assert found.verdict is Verdict.NOT_RUN
+    assert found.measured[0].endswith("(*holds*)")
     assert found.measured[1] == "not run yet: `third`"
+    alike = judge(checks.all_of(checks.lower("first", "second"), checks.lower("first", "second")), tmp_path)
+    assert "holds" not in "".join(alike.measured)
+    assert (alike.seeds, found.seeds) == (1, 0)
+
+
+@pytest.mark.parametrize(("nats", "verdict"), [(5.0, Verdict.HOLDS), (9.5, Verdict.UNLEARNT)])
+def test_nothing_follows_from_what_has_not_learnt(tmp_path, nats, verdict):
+    train(tmp_path, "seed0/d3pm", [9.0, 5.0])
+    evaluate(tmp_path, "seed0/first", 4.0)
+    evaluate(tmp_path, "seed0/second", nats)
+    found = judge(checks.if_learnt(checks.lower("first", "second"), "second"), tmp_path)
+    assert found.verdict is verdict
+    assert ("`second` (9.5)" in found.measured[-1]) == (verdict is Verdict.UNLEARNT)
+
+
+def test_a_budget_is_a_comparison_of_its_own(tmp_path):
+    train(tmp_path, "seed0/first", [6.0, 5.0])
+    for folder, nats in (("seed0", 4.0), ("steps60", 4.5)):
+        evaluate(tmp_path, f"{folder}/first", nats)
+        evaluate(tmp_path, f"{folder}/second", 4.2)
+    assert judge(checks.lower("first", "second"), tmp_path).verdict is Verdict.HOLDS
+    assert judge(checks.lower("first", "second", steps=60), tmp_path).verdict is Verdict.FAILS
+    assert judge(checks.lower("first", "third", steps=60), tmp_path).measured == ("not run yet: `third` in 60 steps",)
+
+
+@pytest.mark.parametrize(("fast", "slow", "verdict"), [(3.0, 2.0, Verdict.HOLDS), (5.0, 2.0, Verdict.FAILS)])
+def test_better_in_as_little_time(tmp_path, fast, slow, verdict):
+    for key, nats, seconds in (
+        ("first-2-steps", fast, 1.0),
+        ("first-64-steps", slow, 4.0),
+        ("second-8-steps", 4.0, 2.0),
+    ):
+        evaluate(tmp_path, f"seed1/{key}", nats)
+        path = tmp_path / "seed1" / "evaluations" / key / "evaluation.json"
+        write_json(path, read_json(path) | {"speed": {"seconds_per_sample": seconds}})
+    found = judge(checks.faster_and_better("first", "second"), tmp_path)
+    assert found.verdict is verdict
+    assert "(2 steps)" in found.measured[0]
+    assert judge(checks.faster_and_better("first", "third"), tmp_path).verdict is Verdict.NOT_RUN
 
 
 def test_who_converges_faster(tmp_path):
     train(tmp_path, "seed0/d3pm", [9.0, 7.0, 5.0])
     train(tmp_path, "seed0/diffusionbert", [6.0, 4.0, 3.0])
-    found = judge(claims.converges_faster, tmp_path)
+    found = judge(checks.converges_faster, tmp_path)
     assert found.verdict is Verdict.HOLDS
     assert "below that from step 10 of 20 on" in found.measured[0]
     train(tmp_path, "seed1/d3pm", [9.0, 7.0, 5.0])
     train(tmp_path, "seed1/diffusionbert", [6.0, 8.0, 3.0])
-    assert judge(claims.converges_faster, tmp_path).verdict is Verdict.UNDECIDED
+    assert judge(checks.converges_faster, tmp_path).verdict is Verdict.UNDECIDED
 
 
 @pytest.mark.parametrize(("nats", "verdict"), [(3.0, Verdict.HOLDS), (3.1, Verdict.FAILS)])
 def test_a_share_of_the_budget(tmp_path, nats, verdict):
     train(tmp_path, "seed0/diffusionbert", [6.0, 5.0, 4.0])
     evaluate(tmp_path, "seed0/diffusionbert", 3.0)
-    check = claims.budget(0.5, "diffusionbert", matches=True)
+    check = checks.budget(0.5, "diffusionbert", matches=True)
     assert judge(check, tmp_path).measured == ("not run yet: `diffusionbert` in 10 steps",)
     evaluate(tmp_path, "steps10/diffusionbert", nats)
     assert judge(check, tmp_path).verdict is verdict
@@ -180,7 +221,7 @@ def test_a_share_of_the_budget(tmp_path, nats, verdict):
 def test_more_steps(tmp_path, nats, verdict):
     for steps, value in ((2, 6.0), (16, 4.0), (128, nats)):
         evaluate(tmp_path, f"seed1/diffusionbert-{steps}-steps", value)
-    found = judge(claims.few_steps_suffice, tmp_path)
+    found = judge(checks.few_steps_suffice("diffusionbert"), tmp_path)
     assert found.verdict is verdict
     assert "from 16 to 128" in found.measured[0]
 
@@ -200,11 +241,12 @@ def test_lines_are_compared_at_the_same_sameness(tmp_path):
     assert list(results.tradeoff("low", "seed1")) == ["k=5", "k=30", "k=100"]
     apart = verdicts.tradeoffs_apart(*(list(results.tradeoff(one, "seed1").values()) for one in ("high", "low")))
     assert apart is not None
-    assert apart.low < 0.2 < apart.high  # of self-BLEU 0.2 to 0.3: 0.24 to 0.36 over 0.2 to 0.3
-    assert apart.high - apart.low < 0.05
-    assert judge(claims.trades_off("high", "low", verdicts.above), tmp_path).verdict is Verdict.HOLDS
-    assert judge(claims.trades_off("high", "far", verdicts.above), tmp_path).verdict is Verdict.UNDECIDED
-    assert judge(claims.trades_off("high", "none", verdicts.above), tmp_path).verdict is Verdict.NOT_RUN
+    assert apart.mean.low < 0.2 < apart.mean.high  # of self-BLEU 0.2 to 0.3: 0.24 to 0.36 over 0.2 to 0.3
+    assert apart.mean.high - apart.mean.low < 0.05
+    assert apart.diverse == pytest.approx(0.2) == apart.dull
+    assert judge(checks.trades_off("high", "low", verdicts.above), tmp_path).verdict is Verdict.HOLDS
+    assert judge(checks.trades_off("high", "far", verdicts.above), tmp_path).verdict is Verdict.UNDECIDED
+    assert judge(checks.trades_off("high", "none", verdicts.above), tmp_path).verdict is Verdict.NOT_RUN
 
 
 def test_means_of_samples_are_no_pairs():

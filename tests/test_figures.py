@@ -76,7 +76,7 @@ SAID = {
     "speed": ["seconds a sample", "bound, perplexity a token", "2 steps", "128"],
     "quality_diversity": [
         "self-BLEU-4   (← more diverse)",
-        "BLEU-4   (more like real text →)",
+        "BLEU-4   (more of it in real text →)",
         "real sentences",
         "k=5",
     ],

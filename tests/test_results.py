@@ -72,14 +72,33 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("nats", "verdict"), [(5.0, "**met**"), (4.2, "**not met**")])
-def test_how_far_ahead_is_measured_against_the_best_row(tmp_path, nats, verdict):
-    evaluate(tmp_path, "seed0/diffusionbert", 4.0)
-    evaluate(tmp_path, "seed0/d3pm", 6.0)
-    evaluate(tmp_path, "seed0/d3pm-spindle", nats)
+def test_how_far_ahead_is_measured_against_the_best_row_of_each_training(tmp_path, nats, verdict):
+    train(tmp_path, "seed0/diffusionbert", [6.0, 4.0])
+    train(tmp_path, "steps20/diffusionbert", [6.0, 5.0, 4.0])
+    for key, value in (("diffusionbert", 4.0), ("d3pm", 6.0), ("d3pm-spindle", nats)):
+        evaluate(tmp_path, f"seed0/{key}", value)
+    evaluate(tmp_path, "steps20/diffusionbert", 4.0)
+    evaluate(tmp_path, "steps20/d3pm", 4.1)
     shown = sections.ratio(Results(tmp_path), tmp_path)
     assert verdict in shown
-    [ratio] = re.findall(r"\| `d3pm-spindle` \(of 2\) \| .*? \| ([\d.]+) \|", shown)
+    assert "in 20 steps: not met" in shown
+    [ratio] = re.findall(r"\| `d3pm-spindle` \(of 2\) \| .*? \| ([\d.]+) \[", shown)
     assert float(ratio) == pytest.approx(math.exp(4.0 - nats), rel=0.02)
+
+
+def test_a_bound_below_an_exact_value_stands_out(tmp_path):
+    for place, nats, way in (
+        *(("seed0/diffusionbert", 4.0, "grid"), ("seed0/decoder", 3.5, "exact")),
+        *(("steps20/diffusionbert", 4.0, "grid"), ("steps20/decoder", 4.5, "exact")),
+    ):
+        train(tmp_path, place, [6.0, 4.0] if place.startswith("seed0") else [6.0, 5.0, 4.0])
+        evaluate(tmp_path, place, nats, way)
+    results = Results(tmp_path)
+    known = {system: budgets._points(results, system) for system in ("diffusionbert", "decoder")}
+    [line] = [line for line in budgets._against_decoders(results, known).splitlines() if "` : `" in line]
+    short, long = line.split(" | ")[1:]
+    assert not short.startswith("**")
+    assert long.startswith("**0.6")
 
 
 # ---- keeping --------------------------------------------------------------------------------------------------------
@@ -173,8 +192,10 @@ def test_tokens_of_pretraining_are_the_last_that_its_log_counts():
         for line in (budgets.PRETRAINING / "decoder.jsonl").read_text().splitlines()
         if "tokens" in line
     ]
-    assert budgets.pretraining_tokens("decoder-pretrained") == last["tokens"] > 1e8
-    assert budgets.pretraining_tokens("decoder") == 0
+    found = budgets.pretraining("decoder-pretrained")
+    assert found.tokens == last["tokens"] > 1e8
+    assert 60 < found.seconds < 600
+    assert budgets.pretraining("decoder") == budgets.Pretraining(0, 0.0)
 
 
 def test_between_budgets_nats_are_interpolated():
@@ -186,7 +207,7 @@ def test_between_budgets_nats_are_interpolated():
 
 def test_steps_are_timed_by_the_network_of_the_same_kind(tmp_path):
     train(tmp_path, "alone/decoder", [5.0, 4.0])
-    assert budgets.seconds_a_step(Results(tmp_path), "decoder-pretrained") == pytest.approx(100 / 50)
+    assert budgets.seconds_a_step(Results(tmp_path), "decoder-pretrained") == pytest.approx([100 / 50] * 3)
     with pytest.raises(NotRun):
         budgets.seconds_a_step(Results(tmp_path), "d3pm")
 

@@ -14,7 +14,8 @@ from typing import final
 
 from kept import NotRun, Results, exp
 from plan import SCALED
-from wording import figure, grid, kind, missing, nats, number, primary
+from verdicts import Interval, difference
+from wording import figure, grid, kind, missing, nats, number, primary, times
 
 from diffusionbert import figures
 from diffusionbert.assessment.report import Evaluation
@@ -78,13 +79,23 @@ def _name(results: Results, system: str) -> str:
     return title(Row(system), results.experiments(folder)[system])
 
 
-def pretraining_tokens(system: str) -> int:
-    """Those that its start was trained on before."""
+@final
+@dataclass(frozen=True)
+class Pretraining:
+    """What a start had seen before, and for how long."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def pretraining(system: str) -> Pretraining:
+    """That of the network it starts from, by its log."""
     log = LOGS.get(SYSTEMS[system].start)
     if log is None:
-        return 0
-    events = map(json.loads, (PRETRAINING / log).read_text(encoding="utf-8").splitlines())
-    return max(int(event["tokens"]) for event in events if "tokens" in event)
+        return Pretraining()
+    events = [json.loads(line) for line in (PRETRAINING / log).read_text(encoding="utf-8").splitlines()]
+    tokens = max(int(event["tokens"]) for event in events if "tokens" in event)
+    return Pretraining(tokens, events[-1]["time"] - events[0]["time"])
 
 
 def _at_equal_steps(results: Results, known: dict[str, list[Point]]) -> str:
@@ -93,49 +104,124 @@ def _at_equal_steps(results: Results, known: dict[str, list[Point]]) -> str:
     for system, points in known.items():
         by_steps = {point.steps: point for point in points}
         cells = [figure(by_steps[steps].found) if steps in by_steps else "–" for steps in budgets]
-        before = pretraining_tokens(system)
+        before = pretraining(system).tokens
         tokens = [f"{count / 1e6:,.0f}M" for count in (points[-1].tokens, before, points[-1].tokens + before)]
         lines.append((_name(results, system), kind(points[0].found), *cells, *tokens))
     header = "system", "kind", *(f"{steps:,} steps" for steps in budgets), "tokens at the end", "in pretraining", "both"
+    masked, decoder = pretraining("diffusionbert"), pretraining("decoder-pretrained")
     return (
         "### At equal steps\n\nPerplexity a token, seed 0; each budget is a run of its own, with its own warm-up and "
-        f"decay.\n\n{grid(header, lines, left=2)}"
+        f"decay. Pretraining was not equal: {masked.tokens / 1e6:.0f}M tokens in {masked.seconds / 60:.1f} minutes for "
+        f"the masked network, {decoder.tokens / 1e6:.0f}M in {decoder.seconds / 60:.1f} for the decoder.\n\n"
+        f"{grid(header, lines, left=2)}{_against_decoders(results, known)}"
     )
 
 
-def seconds_a_step(results: Results, system: str) -> float:
-    """Alone on the chip, by the run of the same kind of network that was timed; the first lines of a log warm up."""
+def _against_decoders(results: Results, known: dict[str, list[Point]]) -> str:
+    """The ratio of each bound to each exact value, budget by budget."""
+    exact = {system: points for system, points in known.items() if kind(points[0].found) == "exact"}
+    lines = []
+    for system in (system for system in known if system not in exact):
+        for decoder, theirs in exact.items():
+            rivals = {point.steps: point.found.scores["exact"] for point in theirs}
+            found = {
+                point.steps: difference(point.found.scores[primary(point.found)], rivals[point.steps])
+                for point in known[system]
+                if point.steps in rivals
+            }
+            cells = [_told(found[steps]) if steps in found else "–" for steps in results.budgets]
+            lines.append((f"`{system}` : `{decoder}`", *cells))
+    if not lines:
+        return ""
+    header = "bound : exact", *(f"{steps:,} steps" for steps in results.budgets)
+    return (
+        "\n\nRatios of perplexities, sentences resampled in pairs. A bound below an exact value proves the system "
+        "better on this text (**bold**); one above proves nothing, but the further above, the less likely it is that "
+        f"the bound alone is loose.\n\n{grid(header, lines)}"
+    )
+
+
+def _told(apart: Interval) -> str:
+    return f"**{times(apart)}**" if apart.high < 0 else times(apart)
+
+
+def _timed_as(system: str) -> str:
+    """The system whose steps were timed: that with the same kind of network and time."""
     objective, time = SYSTEMS[system].objective, SYSTEMS[system].time
-    timed = "decoder" if isinstance(objective, NextWord) else "d3pm" if time is Time.LAYERS else "diffusionbert"
-    events = [event for event in RunFolder(results.run(timed, "alone")).events() if "tokens_per_second" in event]
-    tokens = events[-1]["tokens"] / events[-1]["step"]
-    return float(tokens / median(event["tokens_per_second"] for event in events[1:] or events))
+    return "decoder" if isinstance(objective, NextWord) else "d3pm" if time is Time.LAYERS else "diffusionbert"
+
+
+def tokens_a_second(results: Results, system: str, folder: str) -> list[float]:
+    """Of the windows of a log, without the first, which warms up."""
+    events = [event for event in RunFolder(results.run(system, folder)).events() if "tokens_per_second" in event]
+    return [float(event["tokens_per_second"]) for event in events[1:] or events]
+
+
+def seconds_a_step(results: Results, system: str) -> list[float]:
+    """Alone on the chip, window by window, by the run of the same kind of network that was timed."""
+    timed = _timed_as(system)
+    windows = tokens_a_second(results, timed, "alone")
+    tokens = results.tokens(timed, "alone") / results.experiments("alone")[timed].training.steps
+    return sorted(tokens / one for one in windows)
 
 
 def _at_equal_time(results: Results, known: dict[str, list[Point]]) -> str:
     heading = "### At equal time"
     try:
-        step = {system: seconds_a_step(results, system) for system in known}
+        windows = {system: seconds_a_step(results, system) for system in known}
     except NotRun:
         return f"{heading}\n\nNot run yet: `alone`, which times the steps."
-    full = next((steps for steps, folder in results.budgets.items() if folder == "seed0"), min(results.budgets))
-    time = full * step.get("diffusionbert", next(iter(step.values())))
+    step = {system: median(found) for system, found in windows.items()}
+    own = step.get("diffusionbert", next(iter(step.values())))
+    budgets = {steps: steps * own for steps in results.budgets}
     lines = []
     for system, points in known.items():
-        xs = [math.log(point.steps * step[system]) for point in points]
-        value = _interpolated(math.log(time), xs, [nats(point.found) for point in points])
-        cells = (
-            f"{1000 * step[system]:.1f}",
-            f"{time / step[system]:,.0f}",
-            "–" if value is None else number(exp(value)),
-        )
-        lines.append((_name(results, system), kind(points[0].found), *cells))
-    header = "system", "kind", "milliseconds a step", f"steps in {time:.0f} s", "perplexity a token"
-    return (
-        f"{heading}\n\nSteps were timed with nothing else on the chip. In the time that {full:,} steps of "
-        "DiffusionBERT take; between budgets, nats are interpolated over the logarithm of time.\n\n"
-        + grid(header, lines, left=2)
+        xs, ys = [math.log(point.steps * step[system]) for point in points], [nats(point.found) for point in points]
+        values = [_interpolated(math.log(time), xs, ys) for time in budgets.values()]
+        cells = [_reached(value, math.log(time), xs) for value, time in zip(values, budgets.values(), strict=True)]
+        spread = f"{1000 * step[system]:.1f} ({1000 * windows[system][0]:.1f} to {1000 * windows[system][-1]:.1f})"
+        together = _side_by_side(results, system, results.budgets[max(results.budgets)])
+        lines.append((_name(results, system), kind(points[0].found), spread, together, *cells))
+    header = (
+        *("system", "kind", "ms a step, alone", "thousand tokens a second, side by side"),
+        *(f"perplexity in {time:.0f} s" for time in budgets.values()),
     )
+    timed = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_timed_as, known)))
+    return (
+        f"{heading}\n\nIn the times that {', '.join(f'{steps:,}' for steps in budgets)} steps of DiffusionBERT take, "
+        "without pretraining, compilation and validation. Steps were timed with nothing else on the chip, by short "
+        f"runs of {timed}, which stand for others of the same network: the median of their windows, and the range. "
+        "Between budgets, nats are interpolated over the logarithm of time; nothing is said beyond them. One training "
+        "alone does not fill the chip, and then all networks wait for the same small kernels; many side by side do, and "
+        f"the differences are larger.\n\n{grid(header, lines, left=2)}{_with_pretraining(results, step)}"
+    )
+
+
+def _with_pretraining(results: Results, step: dict[str, float]) -> str:
+    """How long a decoder could be trained in the time that pretraining takes, too."""
+    if not {"diffusionbert", "decoder"} <= set(step):
+        return ""
+    full = next(steps for steps, folder in results.budgets.items() if folder == "seed0")
+    time = pretraining("diffusionbert").seconds + full * step["diffusionbert"]
+    steps, most = time / step["decoder"], max(results.budgets)
+    words = "more than were run here" if steps > most else "fewer than were run here"
+    return (
+        f"\n\nWith pretraining counted, the {full:,} steps of DiffusionBERT take {time / 60:.1f} minutes: as long as "
+        f"{steps:,.0f} steps of a decoder from scratch, {words} ({most:,})."
+    )
+
+
+def _side_by_side(results: Results, system: str, folder: str) -> str:
+    if not results.has(system, folder):
+        return "–"
+    return f"{median(tokens_a_second(results, system, folder)) / 1000:.0f}"
+
+
+def _reached(value: float | None, time: float, xs: list[float]) -> str:
+    """A perplexity; outside of what was measured, none."""
+    if value is not None:
+        return number(exp(value))
+    return "too short" if time < xs[0] else "too long"
 
 
 def _interpolated(x: float, xs: list[float], ys: list[float]) -> float | None:
@@ -153,7 +239,7 @@ def _pictures(results: Results, known: dict[str, list[Point]], pictures: Path) -
         curves = [
             figures.Curve(
                 _name(results, system),
-                [point.tokens + is_counted * pretraining_tokens(system) for point in points],
+                [point.tokens + is_counted * pretraining(system).tokens for point in points],
                 [nats(point.found) for point in points],
                 kind(points[0].found),
                 [point.standard_error for point in points],

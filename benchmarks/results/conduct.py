@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from claims import FEWEST
+from checks import FEWEST
 from kept import NotRun, Results
 from wording import broken, grid
 
@@ -32,13 +32,9 @@ def what_was_run(results: Results, _: Path) -> str:
     if not trained:
         raise NotRun("seed0")
     parts = [_network(trained), _training(results, trained), _text(trained, settings), _evaluation(results)]
-    folders = [f"`{folder}` ({len(results.experiments(folder))} systems)" for folder in _folders(results)]
+    folders = [f"`{folder}` ({len(results.experiments(folder))} systems)" for folder in results.folders]
     parts.append(f"**At hand.** {', '.join(folders)}.")
     return "## What was run\n\n" + "\n".join(f"- {part}" for part in parts if part)
-
-
-def _folders(results: Results) -> list[str]:
-    return sorted(path.parent.name for path in results.root.glob("*/runs"))
 
 
 def _network(trained: Mapping[str, Experiment]) -> str:
@@ -125,7 +121,7 @@ def costs(results: Results, _: Path) -> str:
     """What each row took, and what its weights are."""
     stages = "pretrain", "train", "evaluate", "other text"
     lines, shares, workers = [], dict[str, list[float]](), set[int]()
-    for folder in _folders(results):
+    for folder in results.folders:
         for key, laps in results.seconds(folder).items():
             cells = [f"{laps[stage]:.0f}" if stage in laps else "–" for stage in stages]
             minutes = sum(laps.get(stage, 0.0) for stage in stages) / laps["workers"] / 60
@@ -161,7 +157,7 @@ def _weights(results: Results, key: str, folder: str) -> str:
 
 def _hashes(results: Results) -> str:
     found = {}
-    for folder in _folders(results):
+    for folder in results.folders:
         for key in results.keys(folder):
             data = results.evaluation(key, folder).report["data"]
             found[data["corpus"], data["corpus_sha256"]] = data["num_in_corpus"]
@@ -190,7 +186,8 @@ def commands(results: Results, _: Path) -> str:
                 "python benchmarks/results report",
             )
         )
-        + "\n```\n\nOne table or figure of one seed, by itself:\n\n```\n"
+        + "\n```\n\n[bundled_model.md](bundled_model.md) has the commands that pretrained what was given.\n\nOne "
+        "table or figure of one seed, by itself:\n\n```\n"
         + "\n".join(broken(f"diffusionbert reproduce table2 --output experiment/seed0 {own}"))
         + "\n```"
     )

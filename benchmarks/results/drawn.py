@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from claims import PAPER_STEPS
 from kept import Results, exp
+from published import PAPER_STEPS
 from wording import figure, grid, kind, missing, nats
 
 from diffusionbert import figures
@@ -48,7 +48,8 @@ def speeds(results: Results, pictures: Path) -> str:
         for steps, one in found.items():
             seconds = one.report["speed"]["seconds_per_sample"]
             paper = str(PAPER_STEPS.get(system, {}).get(steps, "–"))
-            lines.append((name, kind(one), str(steps), f"{seconds:.4f}", figure(one), paper))
+            calls = f"{one.report['speed']['calls_per_sample']:.0f}"
+            lines.append((name, kind(one), str(steps), calls, f"{seconds:.4f}", figure(one), paper))
             points.append((seconds, exp(nats(one)), str(steps), kind(one)))
         if points and all(value < DRAWN for _, value, _, _ in points):
             xs, ys, notes, kinds = zip(*points, strict=True)
@@ -58,11 +59,13 @@ def speeds(results: Results, pictures: Path) -> str:
     if curves:
         figures.speed(curves, pictures / "speed.png")
     report = next(iter(results.over_steps(BY_STEPS[0], folder).values())).report
-    header = "system", "kind", "steps", "seconds a sample", "perplexity a token", "paper"
+    header = "system", "kind", "steps", "calls", "seconds a sample", "perplexity a token", "paper's quantity"
     words = (
-        f"Nothing else ran on the chip ({report['speed']['device']}); {report['sampling']['number']} samples of "
+        f"Nothing else ran on the chip ({report['speed']['device']}); {report['speed']['batch']} samples of "
         f"{report['sampling']['length']} tokens are written at once, and a sample's seconds are its share. A bound is "
-        "taken over as many steps as are written in."
+        "taken over as many steps as are written in. Calls are those of the network a sample: steps in which nothing "
+        "is revealed are skipped, for each sample by itself with the linear schedule; with the spindle, samples go "
+        "through their steps together, which takes longer for the same calls."
     )
     note = f"\n\nNot drawn, because it is far above: {', '.join(left_out)}." if left_out else ""
     absent = missing(system for system in BY_STEPS if not results.over_steps(system, folder))
@@ -128,9 +131,17 @@ def spindle(results: Results, pictures: Path) -> str:
     if path is None:
         return "## The spindle (figure 2)\n\nNot run yet."
     figures.survival_curves([figures.Survival(**one) for one in read_json(path)], pictures / "survival.png")
+    middle = {
+        one["word"]: one["survival"][len(one["survival"]) // 2] for one in read_json(path) if one["word"] != "linear"
+    }
+    first, last = min(middle, key=lambda word: middle[word]), max(middle, key=lambda word: middle[word])
+    parts = [f"`{word}`" for word in middle if word.startswith("##")]
+    split = f" The vocabulary splits a word, so that {' and '.join(parts)} is a part of one." if parts else ""
     return (
         "## The spindle (figure 2)\n\nHow likely each word of the paper's sentence is still visible, with the counts "
-        "of this training text and the mean of the sentence itself.\n\n![survival](results/survival.png)"
+        f"of this training text and the mean of the sentence itself. Here `{first}` is hidden first and `{last}` last."
+        f"{split} A line at 1 is clamped: the spindle would ask for more than that.\n\n"
+        "![survival](results/survival.png)"
     )
 
 
@@ -140,7 +151,10 @@ def written(results: Results, _: Path) -> str:
     if path is None:
         return "## A sentence being written (table 1)\n\nNot run yet."
     rows = denoising.to_markdown(denoising.from_json(read_json(path))).rstrip()
-    return f"## A sentence being written (table 1)\n\nOne each, unselected; what is new is bold.\n\n{rows}"
+    return (
+        "## A sentence being written (table 1)\n\nOne each, unselected; what is new is bold. DiffusionBERT has the "
+        f"spindle here, as in the paper.\n\n{rows}"
+    )
 
 
 def texts(results: Results, _: Path) -> str:

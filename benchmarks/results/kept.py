@@ -38,7 +38,8 @@ SHARED = ("example", "tokens", "words", "bytes")
 """Of each sentence, whatever the system."""
 NUM_SAMPLES = 20
 LOG_EVERY = 5
-"""Of the lines that a log has between validations, one of so many is kept; and the last, which counts all tokens."""
+"""Of the lines that a log has between validations, one of so many is kept; and the last, which counts all tokens.
+All of those of runs that were timed."""
 SMALL = {torch.float64: torch.float32, torch.int64: torch.int32}
 _ABSOLUTE = re.compile(r"(?<![\w.*?\]/-])~?/[\w.-]+/[^\s\"']*")
 
@@ -57,7 +58,7 @@ def pack(source: Path, target: Path) -> None:
         kept = target / folder.name
         _require_same_settings(folder, kept)
         for run in filter(is_finished, sorted((folder / "runs").iterdir())):
-            _pack_run(run, kept / "trained" / run.name)
+            _pack_run(run, kept / "trained" / run.name, every=1 if folder.name == "alone" else LOG_EVERY)
         for evaluation in sorted(folder.glob("evaluations/*/evaluation.json")):
             has_samples = folder.name == "seed0" and evaluation.parent.name in {row.key for row in MAIN}
             _pack_evaluation(evaluation.parent, kept / "evaluations" / evaluation.parent.name, has_samples)
@@ -94,10 +95,10 @@ def _said(settings: Path) -> dict[str, Any]:
     return {name: value for name, value in read_json(settings).items() if value is not None}
 
 
-def _pack_run(run: Path, kept: Path) -> None:
+def _pack_run(run: Path, kept: Path, every: int) -> None:
     events = RunFolder(run).events()
     losses = [event for event in events if "loss" in event]
-    chosen = {id(event) for event in (*losses[LOG_EVERY - 1 :: LOG_EVERY], losses[-1])} if losses else set()
+    chosen = {id(event) for event in (*losses[every - 1 :: every], losses[-1])} if losses else set()
     lines = [json.dumps(event) for event in events if "loss" not in event or id(event) in chosen]
     _write(kept / "experiment.json", read_json(run / "experiment.json"))
     (kept / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -187,6 +188,11 @@ class Results:
     root: Path
 
     @property
+    def folders(self) -> list[str]:
+        """All that have runs."""
+        return sorted(path.parent.name for path in self.root.glob("*/runs"))
+
+    @property
     def seeds(self) -> list[str]:
         """The folders of seeds."""
         return sorted((path.name for path in self.root.glob("seed*")), key=lambda name: int(name.removeprefix("seed")))
@@ -197,6 +203,14 @@ class Results:
         found = {int(path.name[5:]): path.name for path in self.root.glob("steps*") if path.name[5:].isdigit()}
         steps = {run.training.steps for run in self.experiments("seed0").values()}
         return dict(sorted((found | dict.fromkeys(steps, "seed0")).items()))
+
+    def budget(self, steps: int, *keys: str) -> str:
+        """The folder of a number of training steps that has all of these rows."""
+        folder = self.budgets.get(steps)
+        absent = [f"`{key}`" for key in keys if folder is None or not self.has(key, folder)]
+        if folder is None or absent:
+            raise NotRun(f"{' and '.join(absent)} in {steps:,} steps")
+        return folder
 
     def has(self, key: str, folder: str = "seed0") -> bool:
         """Whether a row was evaluated."""

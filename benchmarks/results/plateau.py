@@ -30,8 +30,10 @@ def plateau(results: Results, _: Path) -> str:
         "Short probes on the training text, from random weights, by which the learning rate was chosen. A BERT first "
         "learns how frequent words are, rests there, and then begins to use context. Here the rest ended between steps "
         f"{min(left)} and {max(left)}, with {_tokens(probes)} tokens a step, at learning rates up to {highest:g}; at "
-        f"{', '.join(f'{rate:g}' for rate in stuck)} it never did. Figures are training losses where the rate was held "
-        f"(the bound, at one draw each), else validation bounds.\n\n{grid(header, rows, left=1)}\n\n"
+        f"{', '.join(f'{rate:g}' for rate in stuck)} it did not within the probe. Probes are few, and some differ in "
+        "more than the rate: the rate of the tables, between two that worked, may not be D3PM's best. Figures are "
+        "training losses where the rate was held (the bound, at one draw each), else validation bounds."
+        f"\n\n{grid(header, rows, left=1)}\n\n"
         f"The first row is\n\n```\n{_command(probes[0], results.settings())}\n```"
     )
 
@@ -56,7 +58,7 @@ def _row(probe: dict[str, Any]) -> tuple[str, ...]:
         f"{probe['tokens_a_step']:,}",
         f"{probe['learning_rate']:g}",
         f"{probe['warmup']}",
-        "never" if left is None else f"{left:,}",
+        "not in these" if left is None else f"{left:,}",
         f"{probe['nats_per_token'][str(last)]:.2f} ({probe['figure']})",
         f"{last:,} steps",
     )

@@ -1,11 +1,12 @@
 """How a claim is judged: in every seed by itself, by bootstrap, and a difference is real only if no seed disagrees.
 
     holds                                  the 95 % interval lies on the claimed side in every seed
-    does not hold                          it lies on the other side in every seed; or, where the paper says "far", it
-                                           rules out, in every seed, even half of what the paper reports
+    does not hold                          it lies on the other side in every seed; or, where the paper calls the
+                                           difference large, it rules out, in every seed, even half of it
     holds only by the paper's quantity     the strict bound does not show it, but what the paper calls perplexity does
     holds by the bound                     a bound lies above an exact value: it may be the bound that is loose
     undecided                              otherwise: seeds that disagree decide nothing
+    undecided: not learnt                  a system is worse than a network that was not trained at all
     not run yet                            a row is missing
 
 Knows scores and samples; what is claimed is in claims.py.
@@ -35,6 +36,7 @@ class Verdict(Enum):
     BY_PAPER = "holds only by the paper's quantity"
     BY_BOUND = "holds by the bound"
     UNDECIDED = "undecided"
+    UNLEARNT = "undecided: not learnt"
     NOT_RUN = "not run yet"
 
 
@@ -45,6 +47,8 @@ class Finding:
 
     measured: tuple[str, ...]
     verdict: Verdict
+    seeds: int = 0
+    """How many it rests on."""
 
 
 @final
@@ -76,7 +80,13 @@ def change(nats: float) -> str:
     """A difference of nats, as per cent of the second's perplexity."""
     if abs(nats) > _EXTREME:
         return "less than a thousandth" if nats < 0 else "more than a thousandfold"
-    return f"{round(100 * math.expm1(nats), 1) + 0.0:+.1f} %".replace("-", "−")
+    return per_cent(math.expm1(nats), 1)
+
+
+def per_cent(share: float, digits: int = 0) -> str:
+    """A share with its sign."""
+    rounded = round(100 * share, digits)
+    return f"{rounded:+.{digits}f} %".replace("-", "−") if rounded else f"±{0:.{digits}f} %"
 
 
 # ---- verdicts -------------------------------------------------------------------------------------------------------
@@ -155,17 +165,40 @@ def _resampled_means(samples: PerSample, seed: int) -> Numbers:
     return means
 
 
-def tradeoffs_apart(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> Interval | None:
+@final
+@dataclass(frozen=True)
+class Gap:
+    """How much higher one BLEU-4 is than another at the same self-BLEU, as a share."""
+
+    mean: Interval
+    diverse: float
+    """In the third with the least self-BLEU."""
+    dull: float
+    """In that with the most."""
+
+    def __str__(self) -> str:
+        """The mean, and the ends."""
+        interval = f"[{per_cent(self.mean.low)}, {per_cent(self.mean.high)}]".replace(" %", "")
+        return (
+            f"{per_cent(self.mean.value)} {interval} on average, {per_cent(self.diverse)} where texts are most "
+            f"diverse, {per_cent(self.dull)} where they are least"
+        )
+
+
+def tradeoffs_apart(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> Gap | None:
     """How much higher the first's BLEU-4 is at the same self-BLEU, as a share of the second's.
 
     Lines through the settings of each, over the self-BLEU that both have; None if they have none in common.
     """
     lines = [_line(evaluations, 100 * at) for at, evaluations in enumerate((first, second))]
-    means = [_apart(*(line[:, :, sample] for line in lines)) for sample in range(lines[0].shape[2])]
+    gaps = [_gaps(*(line[:, :, sample] for line in lines)) for sample in range(lines[0].shape[2])]
+    means = [None if gap is None else float(gap.mean()) for gap in gaps]
     known = np.array([gap for gap in means[1:] if gap is not None])
-    if means[0] is None or len(known) < len(means) / 2:
+    if gaps[0] is None or means[0] is None or len(known) < len(means) / 2:
         return None
-    return Interval(means[0], *percentile_interval(known))
+    third = len(gaps[0]) // 3
+    ends = float(gaps[0][:third].mean()), float(gaps[0][-third:].mean())
+    return Gap(Interval(means[0], *percentile_interval(known)), *ends)
 
 
 def _line(evaluations: Sequence[Evaluation], seed: int, resamples: int = 500) -> Numbers:
@@ -181,12 +214,13 @@ def _line(evaluations: Sequence[Evaluation], seed: int, resamples: int = 500) ->
     return line
 
 
-def _apart(first: Numbers, second: Numbers) -> float | None:
-    """The mean gap between two lines, as a share of the second's height."""
+def _gaps(first: Numbers, second: Numbers) -> Numbers | None:
+    """How far the first line is above the second, as a share of its height, from the least self-BLEU to the most."""
     ordered = [line[:, np.argsort(line[0])] for line in (first, second)]
     low, high = max(line[0, 0] for line in ordered), min(line[0, -1] for line in ordered)
     if low >= high:
         return None
     at = np.linspace(low, high, 21)
     heights = [np.interp(at, *line) for line in ordered]
-    return float(np.mean(heights[0] - heights[1]) / np.mean(heights[1]))
+    gaps: Numbers = (heights[0] - heights[1]) / heights[1]
+    return gaps

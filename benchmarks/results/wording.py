@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from kept import nats_of
+from verdicts import Interval
 
 from diffusionbert.assessment.report import Evaluation
 
@@ -49,6 +50,12 @@ def figure(found: Evaluation, way: str | None = None) -> str:
         number(math.inf if end is None else end)
         for end in (plain["perplexity_per_token"], *plain["ci95"]["perplexity_per_token"])
     )
+    return f"{value} [{low}, {high}]"
+
+
+def times(apart: Interval) -> str:
+    """A difference of nats as a ratio of perplexities, with its interval."""
+    value, low, high = (f"{math.exp(end):.3f}" for end in (apart.value, apart.low, apart.high))
     return f"{value} [{low}, {high}]"
 
 

@@ -24,6 +24,6 @@ def quality_diversity(series: Sequence[Tradeoff], path: Path, *, real: Tradeoff 
         for one in (*systems, *stars):
             one.draw(axes)
         axes.margins(0.1)
-        say(axes, "self-BLEU-4   (← more diverse)", "BLEU-4   (more like real text →)")
+        say(axes, "self-BLEU-4   (← more diverse)", "BLEU-4   (more of it in real text →)")
         arrange(figure, [axes], [names], 3.9)
         write_notes(axes, [*stars, *systems])
