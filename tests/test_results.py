@@ -17,6 +17,7 @@ from made_up import evaluate, train  # first: it says where the scripts are
 import budgets  # isort: skip
 import kept  # isort: skip
 import page  # isort: skip
+import recipes  # isort: skip
 import sections  # isort: skip
 from kept import NotRun, Results  # isort: skip
 
@@ -229,3 +230,41 @@ def test_a_folder_that_is_no_experiment_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match="no folder with runs"):
             kept.pack(folder, tmp_path / "kept")
+
+
+def test_every_line_of_a_run_that_was_timed_is_kept(tmp_path):
+    for folder in ("alone", "seed0"):
+        train(tmp_path / "experiment", f"{folder}/decoder", [5.0, 4.0, 3.0, 2.0])
+    kept.pack(tmp_path / "experiment", tmp_path / "kept")
+    lines = {
+        folder: (tmp_path / "kept" / folder / "trained" / "decoder" / "log.jsonl").read_text().count('"loss"')
+        for folder in ("alone", "seed0")
+    }
+    assert lines == {"alone": 10, "seed0": 2}
+
+
+def test_the_best_recipe_is_set_against_a_decoder_of_its_size(tmp_path):
+    for place, nats, way in (
+        *(("seed0/diffusionbert", 4.0, "continuous"), ("seed0/diffusionbert-bell", 3.9, "continuous")),
+        *(("seed0/decoder", 3.5, "exact"), ("larger/genmd4", 3.2, "continuous"), ("larger/decoder", 3.3, "exact")),
+    ):
+        train(tmp_path, place, [6.0, 4.0])
+        evaluate(tmp_path, place, nats, way)
+        card = {"likelihood": kept_kind(way), "perplexity_per_token": math.exp(nats)}
+        ends = {"ci95": {"perplexity_per_token": [math.exp(nats - 0.1), math.exp(nats + 0.1)]}}
+        path = tmp_path.joinpath(*place.split("/")[:1], "evaluations", place.split("/")[1], "evaluation.json")
+        report = json.loads(path.read_text())
+        write_json(path, report | {"likelihoods": {way: report["likelihoods"][way] | card | ends}})
+    for folder, preset in (("seed0", "small"), ("larger", "medium")):
+        write_json(tmp_path / folder / "settings.json", {"preset": preset})
+    shown = recipes.recipes(Results(tmp_path), tmp_path)
+    assert "`unaveraged/diffusionbert-bell`" in shown.partition("Not run yet:")[2]
+    small, larger = [line.split(" | ") for line in shown.splitlines() if re.search(r"\d \[[\d., ]+\] \|$", line)][-2:]
+    assert small[2] == "times from a bell"
+    assert float(small[-1].split()[0]) == pytest.approx(math.exp(0.4), rel=0.02)
+    assert "width 512" in larger[0]
+    assert float(larger[-1].split()[0]) == pytest.approx(math.exp(-0.1), rel=0.02)
+
+
+def kept_kind(way: str) -> str:
+    return "exact" if way == "exact" else "bound"

@@ -192,8 +192,8 @@ def _at_equal_time(results: Results, known: dict[str, list[Point]]) -> str:
         "without pretraining, compilation and validation. Steps were timed with nothing else on the chip, by short "
         f"runs of {timed}, which stand for others of the same network: the median of their windows, and the range. "
         "Between budgets, nats are interpolated over the logarithm of time; nothing is said beyond them. One training "
-        "alone does not fill the chip, and then all networks wait for the same small kernels; many side by side do, and "
-        f"the differences are larger.\n\n{grid(header, lines, left=2)}{_with_pretraining(results, step)}"
+        "alone does not fill the chip, and then all networks wait for the same small kernels; many side by side do, "
+        f"and the differences are larger.\n\n{grid(header, lines, left=2)}{_with_pretraining(results, step)}"
     )
 
 

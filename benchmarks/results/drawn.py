@@ -64,8 +64,8 @@ def speeds(results: Results, pictures: Path) -> str:
         f"Nothing else ran on the chip ({report['speed']['device']}); {report['speed']['batch']} samples of "
         f"{report['sampling']['length']} tokens are written at once, and a sample's seconds are its share. A bound is "
         "taken over as many steps as are written in. Calls are those of the network a sample: steps in which nothing "
-        "is revealed are skipped, for each sample by itself with the linear schedule; with the spindle, samples go "
-        "through their steps together, which takes longer for the same calls."
+        "is revealed are skipped, for each sample by itself with the linear schedule; with the spindle and top-k, "
+        "samples go through their steps together, which takes longer for the same calls."
     )
     note = f"\n\nNot drawn, because it is far above: {', '.join(left_out)}." if left_out else ""
     absent = missing(system for system in BY_STEPS if not results.over_steps(system, folder))
