@@ -35,7 +35,8 @@ MAY_IMPORT = {
     # the contract, and what meets it
     "method": "shapes noise",
     "methods": "shapes noise schedules proposals categorical processes networks method",
-    "samplers": "shapes noise schedules categorical processes networks method",
+    "walking": "shapes noise schedules categorical processes networks method",
+    "samplers": "shapes noise schedules categorical processes networks method walking",
     "sampling": "schedules categorical processes networks method samplers",
     "constraints": "shapes noise networks",
     "filling": "shapes noise categorical networks constraints",
