@@ -125,8 +125,8 @@ class VectorDiffusion:
     width: int | None = 128
     """Of a word's vector; None is that of the backbone's, whose own vectors are then the first ones."""
     clamped: float | None = None
-    """Up to this time each step's guess is moved to the nearest word, in the bound as in writing; 0 is never, None as
-    long as the noisy vectors themselves tell the word."""
+    """Up to this time each step's guess is moved to the nearest word, in the bound as in writing; 0 is never. None: as
+    long as noisy vectors themselves tell the word, in writing; the bound then believes these."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@
 x_0 is the vector at time 0, which is not quite E(w). The word vectors E learn, too; the rounding term keeps them apart.
 The terms of x_1 are 0 for every schedule that ends at 0. Places that are not editable keep E(w) and cost nothing.
 
-`nats` weighs errors by SNR, up to (1 - floor) / floor at t → 0, where the network's words are right but its vectors
-never quite: by far most of the bound. So, as in sampling, steps from times at which x_t itself tells the word, or up to
-`clamped`, take the nearest word's vector for x̂0; this is the bound of the chain that so samples and in the end draws
-its words from p(w | x_0), where the sampler takes the nearest ones unless it is told to draw. The step is drawn half
-evenly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if the D axes of a vector were
-one Gaussian number.
+`nats` weighs errors by SNR, up to (1 - floor) / floor at t → 0, where the network's vectors are never quite right, and
+of rare words not even its words: by far most of the bound. It is a bound whatever x̂0 is, so steps from times at which
+x_t itself tells the word take the vector of the word nearest to x_t / √ᾱ_t, and the network's guess does not count.
+That is the bound of the chain that so goes; the sampler, which has no true words to start from, moves the network's
+guess to the nearest word at these times, and writes better for it. Up to a given time `clamped`, the guess is moved
+here as there. In the end words are drawn from p(w | x_0), where the sampler takes the nearest ones unless it is told to
+draw. The step is drawn half evenly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if
+the D axes of a vector were one Gaussian number.
 
 Where the original departs: its equations sum squares over axes and steps, its code takes means over both, so that
 rounding counts for more. So do we: summed over axes, the vectors shrink until rounding fails. Its code wants x_0, with
@@ -49,8 +51,8 @@ class GaussianDiffusion(Objective[VectorNetwork]):
     _grid: Tensor
 
     def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float | None = None):
-        """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them, None
-        those from times at which the word is certain.
+        """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them. None is
+        none of them, but where x_t tells the word, it is believed.
         """
         super().__init__()
         require_grid(grid)
@@ -75,7 +77,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         clean = network.embed(x0.tokens)
         num_steps = len(self.grid) - 1
         t = self.grid[1 + (noise.position(x0) * num_steps).long()]
-        guess = self._guess(network, x0, clean, t, noise)
+        guess = network(self.process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attend, t)
         left = self.process.signal(torch.ones_like(t))[:, None] * clean.double().square().mean(dim=-1)
         squares = (clean - guess).double().square().mean(dim=-1) + left
         return (torch.where(x0.editable, squares, 0.0) + self.rounding_nats(network, x0, clean, noise)).sum(dim=1)
@@ -93,9 +95,13 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         self, network: VectorNetwork, x0: Batch, clean: Vectors, s: RowTimes, t: RowTimes, noise: Noise
     ) -> PerPlace:
         """The divergence of step (s, t) at one drawn x_t."""
-        guess = self._guess(network, x0, clean, t, noise)
-        clamps = self.process.clamps(t, self.clamped, clean.shape[-1], network.writable.sum())
-        guess = clamp_to_words(network, guess, x0.editable & clamps[:, None])
+        x_t = self.process.corrupt(clean, x0.editable, x0.example, t, noise)
+        guess = network(x_t, x0.attend, t)
+        if self.clamped is None:
+            told = x0.editable & self.process.is_certain(t, clean.shape[-1], network.writable.sum())[:, None]
+            guess = torch.where(told[..., None], clamp_to_words(network, self.process.unscaled(x_t, t), told), guess)
+        else:
+            guess = clamp_to_words(network, guess, x0.editable & (t <= self.clamped)[:, None])
         return torch.where(x0.editable, self.process.divergence(clean, guess, s, t), 0.0)
 
     def rounding_nats(self, network: VectorNetwork, x0: Batch, clean: Vectors, noise: Noise) -> PerPlace:
@@ -114,7 +120,3 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         probabilities = self.step_probabilities(width)
         index = torch.searchsorted(probabilities.cumsum(dim=0), position, right=True).clamp(max=len(probabilities) - 1)
         return index, probabilities[index]
-
-    def _guess(self, network: VectorNetwork, x0: Batch, clean: Vectors, t: RowTimes, noise: Noise) -> Vectors:
-        x_t = self.process.corrupt(clean, x0.editable, x0.example, t, noise)
-        return network(x_t, x0.attend, t)

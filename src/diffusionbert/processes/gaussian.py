@@ -79,6 +79,10 @@ class Gaussian:
         """
         return width * self.signal_to_noise(t) > 8 * num_words.double().log()
 
+    def unscaled(self, x_t: Vectors, t: RowTimes) -> Vectors:
+        """x_t / √ᾱ_t: a clean vector and noise around it."""
+        return x_t / self.signal(t).sqrt()[:, None, None].to(x_t.dtype)
+
     def signal_to_noise(self, t: RowTimes) -> RowTimes:
         """ᾱ_t / (1 - ᾱ_t): from (1 - floor) / floor at t = 0 down to 0."""
         signal = self.signal(t)
