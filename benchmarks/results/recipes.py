@@ -43,7 +43,7 @@ RECIPES = (
     Recipe("a schedule learned for each word", "genmd4"),
     Recipe("times from a bell, longer", "diffusionbert-bell", f"steps{LONG}"),
     Recipe("learned schedule, longer", "genmd4", f"steps{LONG}"),
-    Recipe("learned schedule, longer, larger", "genmd4", "larger"),
+    Recipe("times from a bell, longer, larger", "diffusionbert-bell", "larger"),
 )
 
 
