@@ -13,11 +13,13 @@ from kept import NotRun, Results, unpack
 from plateau import plateau
 from recipes import recipes
 from sections import claims, main_table, other_text, ratio, seeds
+from summary import summary
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 Section = Callable[[Results, Path], str]
 SECTIONS: tuple[Section, ...] = (
+    summary,
     what_was_run,
     ratio,
     claims,
@@ -45,7 +47,7 @@ def body(kept: Path, pictures: Path) -> str:
         results = Results(Path(folder))
         if not results.seeds:
             raise ValueError(f"{str(kept)!r} holds nothing; keep an experiment first")
-        return "\n\n".join(_written(section, results, pictures) for section in SECTIONS)
+        return "\n\n".join(filter(None, (_written(section, results, pictures) for section in SECTIONS)))
 
 
 def _written(section: Section, results: Results, pictures: Path) -> str:

@@ -27,6 +27,7 @@ from diffusionbert.paper.targets import MAIN, Row, title
 
 TARGET = 0.65
 """What DiffusionBERT's perplexity should be at most, as a share of the best D3PM's."""
+RIVALS = ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-uniform")
 KINDS = {
     "Bounds": ("bound.grid", "bound.continuous"),
     "Bounds by way of vectors": ("bound.vectors",),
@@ -151,17 +152,17 @@ def ratio(results: Results, _: Path) -> str:
     budgets = {folder: steps for steps, folder in results.budgets.items()}
     lines, found = [], {}
     for folder in (*results.seeds, *(one for one in (*budgets, *VARIATIONS) if one != "seed0")):
-        rivals = [key for key in ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-uniform") if results.has(key, folder)]
-        if not rivals or not results.has("diffusionbert", folder):
+        best = best_rival(results, folder)
+        if best is None or not results.has("diffusionbert", folder):
             continue
-        scores = {key: results.scores(key, "grid", folder) for key in rivals}
-        best = min(scores, key=lambda key: perplexity(scores[key]))
-        own = results.scores("diffusionbert", "grid", folder)
-        found[folder] = difference(own, scores[best])
-        words = f"{number(perplexity(own))} : {number(perplexity(scores[best]))}"
+        own, theirs = (results.scores(key, "grid", folder) for key in ("diffusionbert", best))
+        found[folder] = difference(own, theirs)
+        words = f"{number(perplexity(own))} : {number(perplexity(theirs))}"
         training = results.experiments(folder)["diffusionbert"].training
         told = f"{training.steps:,}", f"{training.learning_rate:g}", f"{training.seed}"
-        lines.append((*told, f"`{best}` (of {len(rivals)})", words, times(found[folder])))
+        lines.append(
+            (*told, f"`{best}` (of {sum(results.has(key, folder) for key in RIVALS)})", words, times(found[folder]))
+        )
     if not found:
         return f"{heading}{missing(['diffusionbert', 'd3pm'])}"
     header = "training steps", "learning rate", "seed", "best D3PM row", "perplexities", "ratio"
@@ -175,9 +176,15 @@ def ratio(results: Results, _: Path) -> str:
         f"scale of table 2: **{verdict}**"
         + (f"; in {', '.join(others)}" if others else "")
         + ". The best row was chosen on these very sentences, which favours D3PM. A share says how soon D3PM left its "
-        "[plateau](#from-scratch-a-plateau), too: the longer the training, the less pretraining is worth.\n\n"
+        "[plateau](#from-scratch-a-plateau), too, and so changes with the length of training.\n\n"
         + grid(header, lines, left=4)
     )
+
+
+def best_rival(results: Results, folder: str) -> str | None:
+    """The row of D3PM with the lowest bound, if there is one."""
+    rivals = [key for key in RIVALS if results.has(key, folder)]
+    return min(rivals, key=lambda key: perplexity(results.scores(key, "grid", folder)), default=None)
 
 
 def _met(found: Sequence[Interval]) -> str:
