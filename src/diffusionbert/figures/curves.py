@@ -38,12 +38,12 @@ def scaling(curves: Sequence[Curve], path: Path, *, x: str = "training tokens", 
 
 
 def speed(curves: Sequence[Curve], path: Path, *, x: str = "seconds a sample", y: str = "perplexity a token") -> None:
-    """Draws quality against the time that a sample takes, on a logarithmic axis; `notes` say the numbers of steps."""
+    """Draws quality against the time that a sample takes, on logarithmic axes; `notes` say the numbers of steps."""
     require_some(curves)
     for curve in curves:
         require_positive(curve.name, xs=curve.xs)
     with picture(path) as figure:
-        for axes, part in draw_panels(figure, curves, x, y, _draw_points, log="x", ends=False):
+        for axes, part in draw_panels(figure, curves, x, y, _draw_points, log="xy", ends=False):
             write_notes(axes, [Points.of_curve(curve, look) for curve, look in part])
 
 
