@@ -242,7 +242,7 @@ def test_panels_show_the_same_stretch_of_training(drawn):
 
 
 @pytest.mark.parametrize(
-    ("draw", "scales"), [(convergence, "linear linear"), (scaling, "log log"), (speed, "log linear")]
+    ("draw", "scales"), [(convergence, "linear linear"), (scaling, "log log"), (speed, "log log")]
 )
 def test_scales_and_ticks(draw, scales, drawn):
     [axes] = drawn(lambda path: draw([curve("one")], path)).axes
