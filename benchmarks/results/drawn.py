@@ -63,7 +63,8 @@ def speeds(results: Results, pictures: Path) -> str:
     words = (
         f"Nothing else ran on the chip ({report['speed']['device']}); {report['speed']['batch']} samples of "
         f"{report['sampling']['length']} tokens are written at once, and a sample's seconds are its share. A bound is "
-        "taken over as many steps as are written in. Calls are those of the network a sample: steps in which nothing "
+        "taken over as many steps as are written in, BERT-Mouth's over all orders of writing. Calls are those of the "
+        "network a sample: steps in which nothing "
         "is revealed are skipped, for each sample by itself with the linear schedule; with the spindle and top-k, "
         "samples go through their steps together, which takes longer for the same calls."
     )

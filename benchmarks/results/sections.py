@@ -53,7 +53,8 @@ def main_table(results: Results, _: Path) -> str:
     paper = {name: PAPER.get(row.key) for name, row in zip(names, rows, strict=True)}
     parts = [
         f"## Main results (table 2)\n\nThe paper's columns are of its table 2: a larger network, {PAPER_SETTING}. "
-        f"Orders compare, numbers do not; its {PAPER['d3pm-spindle'][0]:.2f} for D3PM with the spindle is by its own "
+        f"Orders compare, numbers do not: its perplexities are a word's, so its authors say{_a_word(results)}. Its "
+        f"{PAPER['d3pm-spindle'][0]:.2f} for D3PM with the spindle is by its own "
         "quantity, which was not trained here. Steps and tokens are equal for all, arithmetic is not: GenMD4 and "
         f"SUNDAE make two passes a step.{absent}"
     ]
@@ -82,6 +83,19 @@ def main_table(results: Results, _: Path) -> str:
         f"their figures are no goal.\n\n{_markdown(shown, card, warnings)}"
     )
     return "\n\n".join(filter(None, parts))
+
+
+def _a_word(results: Results) -> str:
+    """What a perplexity a token is in the paper's unit."""
+    if not results.has("diffusionbert"):
+        return ""
+    card = results.evaluation("diffusionbert").report["likelihoods"]["grid"]
+    tokens = card["num_tokens"] / card["num_words"]
+    return (
+        f", and here a word has {tokens:.2f} tokens, so that `diffusionbert`'s "
+        f"{number(card['perplexity_per_token'])} a "
+        f"token is {number(card['perplexity_per_word'])} a word"
+    )
 
 
 def _told(table: Table, keys: Sequence[str], paper: Mapping[str, tuple[float, ...] | None]) -> dict[str, Any]:
@@ -206,15 +220,17 @@ def other_text(results: Results, _: Path) -> str:
     for row in known:
         own, other = results.evaluation(row.key), results.evaluation(f"{row.system}-other-text")
         growth = exp(nats(other) - nats(own))
-        cells = figure(own), figure(other), f"{growth:.2f}" if growth < 1000 else f"{growth:.0e}"
+        words = exp(other.report["likelihoods"][primary(other)]["nats_per_word"])
+        cells = figure(own), figure(other), f"{growth:.2f}" if growth < 1000 else f"{growth:.0e}", number(words)
         name = title(row, results.experiments("seed0")[row.system])
         lines.append((kind(own), name, *cells))
     data = results.evaluation(f"{known[0].system}-other-text").report["data"]
-    table = grid(("kind", "system", "own text", "other text", "times"), sorted(lines, key=lambda line: line[0]), left=2)
+    header = "kind", "system", "own text", "other text", "times", "other text, a word"
+    table = grid(header, sorted(lines, key=lambda line: line[0]), left=2)
     return (
         f"## Out of domain\n\nPerplexity a token on {data['num_sentences']:,} sentences of `{data['corpus']}`: "
         "news of all kinds, on which the paper trains and tests. Kinds do not compare, but that a bound below an exact "
-        "value is better than it; masked systems are given the length, decoders write it.\n\n"
+        "value is better than it. Masked systems see how long a sentence is; decoders do not, nor do they pay for its end.\n\n"
         f"{table}{_proven(results, known)}{absent}"
     )
 
