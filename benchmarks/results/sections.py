@@ -230,7 +230,8 @@ def other_text(results: Results, _: Path) -> str:
     return (
         f"## Out of domain\n\nPerplexity a token on {data['num_sentences']:,} sentences of `{data['corpus']}`: "
         "news of all kinds, on which the paper trains and tests. Kinds do not compare, but that a bound below an exact "
-        "value is better than it. Masked systems see how long a sentence is; decoders do not, nor do they pay for its end.\n\n"
+        "value is better than it. Masked systems see how long a sentence is; decoders do not, nor do they pay for "
+        "its end.\n\n"
         f"{table}{_proven(results, known)}{absent}"
     )
 
