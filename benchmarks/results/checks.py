@@ -103,8 +103,9 @@ def lower(
             else f"; the paper{quantity}: {PAPER[first][0]} against {PAPER[second][0]}, {change(paper)}"
         )
         during = "" if steps is None else f" in {steps:,} steps"
+        seeds = folders if steps is None else ["seed0"]
         ways = "" if way == "grid" and other is None else f" ({way if other is None else f'{way} and {other}'})"
-        measured = f"`{first}` against `{second}`{ways}{during}: {listed(folders, words)}{said}"
+        measured = f"`{first}` against `{second}`{ways}{during}: {listed(seeds, words)}{said}"
         return Finding((measured,), below(found, paper=paper if far else None), len(folders))
 
     return check
