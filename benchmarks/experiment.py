@@ -27,9 +27,10 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from plan import LOOKED_AT, SEEDS, TIMED, Job, jobs
+from plan import LOOKED_AT, SEEDS, TIMED, Job, Variation, jobs
 
 from diffusionbert.checkpoints import RunFolder, write_json
+from diffusionbert.experiments import Experiment
 from diffusionbert.paper.reproduction import SCALES, Reproduction, is_finished
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import survival, table1, table3, tradeoff
@@ -75,13 +76,12 @@ def _do(job: Job, output: Path, request: Request, workers: int) -> float:
 
 def _train_and_evaluate(job: Job, reproduction: Reproduction, lap: Callable[[str], None]) -> None:
     system, run = job.row.system, RunFolder(reproduction.output / "runs" / job.row.system)
-    if (job.is_larger or job.training) and not run.experiment.exists():
+    if not run.experiment.exists():
         planned = reproduction.planned(system)
         if job.is_larger:
             lap("pretrain")
-        if job.training:
-            planned = replace(planned, training=replace(planned.training, **dict(job.training)))
-            train(planned, run.path, reproduction.cache)
+        if job.variation:
+            train(_varied(planned, job.variation), run.path, reproduction.cache)
     reproduction.run(system)
     lap("train")
     reproduction.evaluation(job.row.key, system, job.row.sampling, samples=None if job.writes else 2)
@@ -90,6 +90,11 @@ def _train_and_evaluate(job: Job, reproduction: Reproduction, lap: Callable[[str
         reproduction.other_evaluation(system)
         lap("other text")
     shutil.rmtree(run.checkpoints, ignore_errors=True)
+
+
+def _varied(planned: Experiment, variation: Variation) -> Experiment:
+    training = replace(planned.training, **dict(variation.training))
+    return replace(planned, training=training, objective=replace(planned.objective, **dict(variation.objective)))
 
 
 def _asked(job: Job, request: Request) -> Request:

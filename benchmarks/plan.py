@@ -32,15 +32,18 @@ class Variation:
     """A folder in which some systems are trained in another way."""
 
     systems: tuple[str, ...]
-    training: Changes
+    training: Changes = ()
     """Settings that differ from the preset's."""
+    objective: Changes = ()
+    """Settings that differ from the system's."""
 
 
 VARIATIONS = {
     "unaveraged": Variation(("diffusionbert-bell",), (("averaging", None),)),
     "faster": Variation(("diffusionbert", "diffusionbert-bell", "d3pm-spindle"), (("learning_rate", 6e-4),)),
+    "narrower": Variation(("diffusion-lm",), objective=(("width", 32),)),
 }
-"""By folder. The faster one is for D3PM, too: its best learning rate may be another."""
+"""By folder. The faster one is for D3PM, too: its best learning rate may be another; so may Diffusion-LM's width."""
 TIMED = ("diffusionbert", "d3pm", "decoder")
 """The systems whose training steps are timed: a masked one, one that is told the time, a causal one."""
 
@@ -56,8 +59,7 @@ class Job:
     is_line: bool = False
     is_larger: bool = False
     """Whether its network is, and is pretrained first."""
-    training: Changes = ()
-    """Settings that differ from the preset's."""
+    variation: Variation | None = None
 
     @property
     def name(self) -> str:
@@ -92,7 +94,7 @@ def jobs() -> list[Job]:
         *(Job(LOOKED_AT, Row(name), seed=SEEDS[0], is_line=True) for name in TRADED_OFF),
         *(Job(f"seed{seed}", Row(name), seed=seed) for seed in SEEDS[1:] for name in CLAIMED),
         *(
-            Job(folder, Row(name), training=variation.training)
+            Job(folder, Row(name), variation=variation)
             for folder, variation in VARIATIONS.items()
             for name in variation.systems
         ),

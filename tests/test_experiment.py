@@ -11,7 +11,7 @@ from tiny_models import corpus, folder
 
 import experiment  # isort: skip
 import plan  # isort: skip
-from plan import Job, jobs  # isort: skip
+from plan import Job, Variation, jobs  # isort: skip
 
 from diffusionbert.checkpoints import read_json
 from diffusionbert.model import load
@@ -46,9 +46,11 @@ def request_(monkeypatch) -> Request:
 
 
 def test_a_job_with_other_settings_is_trained_by_them(request_, tmp_path):
-    job = Job("unaveraged", Row("d3pm-tad"), training=(("learning_rate", 0.5),))
+    variation = Variation(("d3pm-tad",), (("learning_rate", 0.5),), (("num_steps", 5),))
+    job = Job("unaveraged", Row("d3pm-tad"), variation=variation)
     experiment._do(job, tmp_path, request_, workers=2)
-    assert stored_experiment(tmp_path / "unaveraged" / "runs" / "d3pm-tad").training.learning_rate == 0.5
+    trained = stored_experiment(tmp_path / "unaveraged" / "runs" / "d3pm-tad")
+    assert (trained.training.learning_rate, trained.objective.num_steps) == (0.5, 5)
     laps = read_json(job.seconds(tmp_path))
     assert laps["workers"] == 2
     assert {"train", "evaluate"} < set(laps)

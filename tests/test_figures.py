@@ -241,9 +241,7 @@ def test_panels_show_the_same_stretch_of_training(drawn):
     assert below.get_xlabel() == "training steps"
 
 
-@pytest.mark.parametrize(
-    ("draw", "scales"), [(convergence, "linear linear"), (scaling, "log log"), (speed, "log log")]
-)
+@pytest.mark.parametrize(("draw", "scales"), [(convergence, "linear linear"), (scaling, "log log"), (speed, "log log")])
 def test_scales_and_ticks(draw, scales, drawn):
     [axes] = drawn(lambda path: draw([curve("one")], path)).axes
     assert f"{axes.get_xscale()} {axes.get_yscale()}" == scales

@@ -246,7 +246,11 @@ def test_every_line_of_a_run_that_was_timed_is_kept(tmp_path):
 def test_the_best_recipe_is_set_against_a_decoder_of_its_size(tmp_path):
     for place, nats, way in (
         *(("seed0/diffusionbert", 4.0, "continuous"), ("seed0/diffusionbert-bell", 3.9, "continuous")),
-        *(("seed0/decoder", 3.5, "exact"), ("larger/diffusionbert-bell", 3.2, "continuous"), ("larger/decoder", 3.3, "exact")),
+        *(
+            ("seed0/decoder", 3.5, "exact"),
+            ("larger/diffusionbert-bell", 3.2, "continuous"),
+            ("larger/decoder", 3.3, "exact"),
+        ),
     ):
         train(tmp_path, place, [6.0, 4.0])
         evaluate(tmp_path, place, nats, way)

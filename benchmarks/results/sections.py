@@ -130,16 +130,22 @@ def _unlearnt(results: Results, rows: Sequence[Row]) -> str:
     worse = [key for key, one in found.items() if nats(one) > start]
     if not worse:
         return ""
-    words = ", ".join(f"`{key}` ({nats(found[key]):.1f}{_longer(results, key)})" for key in worse)
+    words = ", ".join(f"`{key}` ({nats(found[key]):.1f}{_elsewhere(results, key)})" for key in worse)
     return (
         f"Above the {start:.2f} nats a token of a D3PM that was not trained at all: {words}. What is said against "
         "these need not hold for longer trainings."
     )
 
 
-def _longer(results: Results, key: str) -> str:
-    folder = f"steps{LONG}"
-    return f"; {nats(results.evaluation(key, folder)):.1f} after {LONG:,} steps" if results.has(key, folder) else ""
+def _elsewhere(results: Results, key: str) -> str:
+    """How the same system did in other trainings."""
+    places = {f"steps{LONG}": f"after {LONG:,} steps", "narrower": "with vectors of 32 axes"}
+    found = [
+        f"{nats(results.evaluation(key, folder)):.1f} {words}"
+        for folder, words in places.items()
+        if results.has(key, folder)
+    ]
+    return "".join(f"; {one}" for one in found)
 
 
 def _part(
