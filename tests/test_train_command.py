@@ -220,7 +220,7 @@ def test_half_precision_needs_a_gpu(short_run, tmp_path, refused):
 
 
 def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
-    short_run, tmp_path, capsys, monkeypatch
+    short_run, tmp_path, capsys, monkeypatch, refused
 ):
     shutil.copytree(short_run / "cache", tmp_path / "cache")
     taken = Trainer._step
@@ -244,6 +244,9 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert about["validation"] == {"nats_per_token": None, "step": 3, "likelihood": "bound"}
     main(["generate", "--model", str(tmp_path / "run"), "--length", "5"])
     assert capsys.readouterr().out.strip()
+    assert "stands at step 3, so it cannot end at --steps 3" in refused(
+        f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=3"
+    )
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
