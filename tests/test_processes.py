@@ -267,7 +267,10 @@ def test_a_step_in_which_no_word_can_be_revealed_has_a_finite_gradient(strength)
         at = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
         log_f = network(state.tokens, state.attend, at[1], process.asked(state))
         hiding, reveal = process._of_vocabulary(state, log_f, *at)
-        still += int((hiding * reveal)[:, LANGUAGE.writable].max() == 0)
+        if (hiding * reveal)[:, LANGUAGE.writable].max() == 0:
+            still += 1
+            sums = process._log_sum(log_f, hiding * reveal, torch.zeros(len(log_f), dtype=torch.long))
+            assert bool((sums == -torch.inf).all())
         for loss in (process.divergence(x0[None], state, log_f, *at), process.rate(x0[None], state, log_f, at[1])):
             network.zero_grad()
             loss.sum().backward(retain_graph=True)

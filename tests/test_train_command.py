@@ -121,7 +121,13 @@ def test_settings_by_which_nothing_is_trained_are_not_noted(finished, capsys):
     assert files(finished / "run") == before
 
 
-def test_settings_that_fail_in_the_first_step_are_not_noted(finished, monkeypatch):
+@pytest.mark.parametrize("lost", [None, "best"])
+def test_settings_that_fail_in_the_first_step_are_not_noted(finished, monkeypatch, lost):
+    """Also if a checkpoint is written before that step, because the best one was lost and is found anew."""
+    if lost is not None:
+        standing = finished / "run" / "checkpoints" / last_of(finished / "run") / "standing.json"
+        standing.write_text(json.dumps(json.loads(standing.read_text()) | {"best_step": 1}))
+
     def fail(*_):
         raise FloatingPointError("no numbers")
 
