@@ -58,10 +58,10 @@ MAY_IMPORT = {
     # training
     "settings": "batches",
     "progress": "",
-    "checkpoints": "",
+    "checkpoints": "errors",
     "averaging": "checkpoints",
     "optimising": "settings",
-    "standing": "method batches",
+    "standing": "errors method batches checkpoints",
     "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging optimising standing",
     "recipe": "noise method evaluation settings",
     # everything together
@@ -71,8 +71,8 @@ MAY_IMPORT = {
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors networks processes method vocabulary checkpoints experiments building",
-    "runs": "method reading sources corpus vocabulary encoded batches checkpoints standing trainer recipe experiments "
-    "building model_folder",
+    "runs": "errors method reading sources corpus vocabulary encoded batches settings checkpoints standing trainer "
+    "recipe experiments building model_folder",
     "tasks": "method protocol",
     "model": "errors shapes tasks categorical networks method sampling constraints filling blanks canvas checkpoints "
     "metrics protocol scores evaluation experiments building model_folder",

@@ -244,8 +244,8 @@ def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, 
     assert np.allclose(asked["q_features"], opened.read(list(samples)).features, atol=1e-5)
 
 
-def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys):
-    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions"])
+def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, tmp_path):
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--output={tmp_path}"])
     said = capsys.readouterr().out
     plain = evaluated.report
     [words] = [line.split() for line in said.splitlines() if line.startswith("  words a text")]
@@ -280,11 +280,41 @@ def test_a_model_without_a_run_folder_writes_only_where_it_is_told(run, tmp_path
     assert "written to out" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["evaluation.json", "scores.safetensors", "samples.txt"])
+def test_nothing_is_overwritten_without_a_word(run, tmp_path, capsys, monkeypatch, name):
+    monkeypatch.setattr("diffusionbert.model.load", None)  # no work is done first
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, f"--output={tmp_path}"])
+    assert caught.value.code == 2
+    [said] = capsys.readouterr().err.strip().splitlines()
+    assert said.endswith(f"holds '{name}' already; give --overwrite, or choose another --output")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
+
+
+def test_a_run_is_evaluated_again_if_that_is_said(evaluated, run, capsys):
+    before = {path.name: path.read_bytes() for path in evaluated.folder.iterdir()}
+    with pytest.raises(SystemExit):
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW])
+    assert {path.name: path.read_bytes() for path in evaluated.folder.iterdir()} == before
+    assert "give --overwrite" in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder_for_an_evaluation(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("diffusionbert.model.load", None)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, f"--output={tmp_path / 'file'}"])
+    assert caught.value.code == 2
+    assert "file' (Not a directory); choose another --output" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp_path, capsys):
     options = ["--sentences=4", "--samples=2", "--max-draws=4", "--steps=2", "--json", f"--output={tmp_path}"]
     main(["evaluate", f"--model={run}", "--data=pydoc", *options])
     assert json.loads(capsys.readouterr().out)["sampling"]["length"] == 46
-    main(["evaluate", f"--model={run}", "--data=pydoc", *options, "--length=corpus", "--precision=0.1"])
+    main(["evaluate", f"--model={run}", "--data=pydoc", *options, "--length=corpus", "--precision=0.1", "--overwrite"])
     found = json.loads(capsys.readouterr().out)
     assert (found["sampling"]["length"], found["protocol"]["precision"]) == ("corpus", 0.1)
 
@@ -296,7 +326,7 @@ def test_texts_are_read_as_the_model_was_trained_unless_told_otherwise(run, tmp_
     options = [f"--data={data}", "--field=body", "--samples=2", "--length=4", "--max-draws=4", "--json"]
 
     def read(*more: str) -> str:
-        main(["evaluate", f"--model={run}", *options, *more, f"--output={tmp_path / 'out'}"])
+        main(["evaluate", f"--model={run}", *options, *more, f"--output={tmp_path / 'out'}", "--overwrite"])
         return json.loads(capsys.readouterr().out)["data"]["sha256"]
 
     lower = [line.lower() for line in lines]
@@ -348,9 +378,11 @@ def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, m
     places = {"EMPTY": str(tmp_path / "empty.txt"), "PAIRS": str(tmp_path / "pairs.tsv")}
     words = [option.replace(name, place) for option in options for name, place in places.items() if name in option]
     words += [option for option in options if not any(name in option for name in places)]
+    model = [] if any("--model" in word for word in words) else [f"--model={run}"]
     with pytest.raises(SystemExit) as caught:
-        main(["evaluate", *([] if any("--model" in word for word in words) else [f"--model={run}"]), *words])
+        main(["evaluate", *model, *words, f"--output={tmp_path / 'out'}"])
     assert caught.value.code == 2
+    assert not (tmp_path / "out").exists()
     [said] = capsys.readouterr().err.strip().splitlines()
     assert said.startswith("diffusionbert: ")
     assert message in said

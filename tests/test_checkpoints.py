@@ -65,6 +65,18 @@ def test_a_run_says_where_its_model_is_or_that_it_has_none_yet(tmp_path):
     assert run.left_model() == tmp_path / "model"
 
 
+def test_what_can_be_written_to_leaves_nothing_behind(tmp_path):
+    checkpoints.require_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside/of", "x" * 300])
+def test_what_cannot_be_written_to_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"^nothing can be written to '.*' \([A-Z].*\); choose another --output$"):
+        checkpoints.require_writable(tmp_path / name)
+
+
 # ---- folders ----------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +264,7 @@ def test_a_truncated_file_is_named_in_one_line(tmp_path, kept):
     path = tmp_path / "weights.safetensors"
     save_tensors({"weight": torch.randn(100)}, path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"weights.safetensors' cannot be read \(.*another checkpoint$") as caught:
+    with pytest.raises(ValueError, match=r"weights.safetensors' cannot be read \(.*; restore it, or make") as caught:
         load_tensors(path)
     assert "\n" not in str(caught.value)
 

@@ -256,6 +256,30 @@ def test_gradients_stay_finite_at_the_ends_and_where_the_clamp_acts():
             assert bool(torch.isfinite(network.logits.grad).all()), process
 
 
+@pytest.mark.parametrize("strength", [1.0, 100.0, 1e4])
+def test_a_step_in_which_no_word_can_be_revealed_has_a_finite_gradient(strength):
+    """A strong spindle is 1 or 0 almost always: between two times on the same side nothing happens to any word."""
+    process = absorbing(Spindle(strength))
+    network = Table(LANGUAGE).float()
+    still = 0
+    for x0, x_t, s, t in reachable(process):
+        state = LANGUAGE.batch(x_t[None])
+        at = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
+        log_f = network(state.tokens, state.attend, at[1], process.asked(state))
+        hiding, reveal = process._of_vocabulary(state, log_f, *at)
+        if (hiding * reveal)[:, LANGUAGE.writable].max() == 0:
+            still += 1
+            sums = process._log_sum(log_f, hiding * reveal, torch.zeros(len(log_f), dtype=torch.long))
+            assert bool((sums == -torch.inf).all())
+        for loss in (process.divergence(x0[None], state, log_f, *at), process.rate(x0[None], state, log_f, at[1])):
+            network.zero_grad()
+            loss.sum().backward(retain_graph=True)
+            assert bool(torch.isfinite(loss).all())
+            assert network.logits.grad is not None
+            assert bool(torch.isfinite(network.logits.grad).all())
+    assert still or strength < 100
+
+
 def test_float32_networks_give_the_divergence_of_float64_ones():
     """Over 2048 small steps the two must agree closely, or the bound drifts."""
     process = absorbing(Spindle(0.4))

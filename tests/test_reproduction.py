@@ -237,6 +237,33 @@ def test_wrong_settings_leave_nothing_behind(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_call_that_failed_before_anything_was_trained_binds_nobody(tmp_path, capsys):
+    """The text was misspelt: the corrected call may have the same folder."""
+    output, cache = tmp_path / "new", folder() / "cache"
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "figure4", "--data=nofile.txt", f"--output={output}", f"--cache={cache}"])
+    assert caught.value.code == 2
+    assert "nofile.txt" in capsys.readouterr().err
+    asked(output)
+    assert json.loads((output / "settings.json").read_text())["data"] == str(corpus())
+    (output / "runs").mkdir()  # something began
+    with pytest.raises(ValueError, match="holds a reproduction with data"):
+        Reproduction(output, Request(data="another.txt"), cache, "cpu")
+
+
+@pytest.mark.parametrize("command", [["reproduce", "figure2"], ["plot", "RUN"]], ids=" ".join)
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("mine")
+    words = [str(run_of("linear")) if word == "RUN" else word for word in command]
+    capsys.readouterr()  # what a fixture said while it trained
+    with pytest.raises(SystemExit) as caught:
+        main([*words, f"--output={tmp_path / 'file' / 'x.png'}"])
+    assert caught.value.code == 2
+    [said] = capsys.readouterr().err.strip().splitlines()
+    assert "nothing can be written to" in said
+    assert said.endswith("(Not a directory); choose another --output")
+
+
 def log_of(run: Path) -> list[dict]:
     return [json.loads(line) for line in RunFolder(run).log.read_text(encoding="utf-8").splitlines()]
 

@@ -6,9 +6,10 @@ import errno
 import json
 import math
 import os
+import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,6 @@ from training_worker import MASK, MadeUpRows, method
 import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.checkpoints import RunFolder, weights_of
-from diffusionbert.cli import main
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
@@ -202,6 +202,44 @@ def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
             )
 
 
+def stopped(trainer: Trainer, at: int) -> None:
+    """Makes a polite kill come in a step."""
+    taken = trainer._step
+
+    def step(indices):
+        if trainer.standing.step == at - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return taken(indices)
+
+    trainer._step = step
+
+
+@pytest.mark.parametrize("averaging", [None, 0.9])
+def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_path, averaging):
+    settings = replace(QUICK, averaging=averaging)
+    trainer_of(tmp_path / "straight", settings).train()
+    trainer = trainer_of(tmp_path / "stopped", settings)
+    stopped(trainer, at=3)
+    standing = trainer.train()
+    assert (standing.step, standing.best_step, standing.is_validated) == (3, 0, False)
+    kind = "weights" if averaging is None else "averages"
+    exported = load_file(tmp_path / "stopped" / "model" / "weights.safetensors")
+    first, last = (load_file(RunFolder(tmp_path / "stopped").checkpoint(at) / f"{kind}.safetensors") for at in (0, 3))
+    assert equal(exported, last)
+    assert not equal(exported, first)
+    assert resumed(tmp_path / "stopped", settings).train().is_validated
+    assert_same_end(tmp_path / "stopped", tmp_path / "straight")
+
+
+def test_a_start_that_training_made_worse_is_still_the_best(tmp_path):
+    trainer = trainer_of(tmp_path)
+    scores(trainer, 1.0, 2.0, 3.0)
+    stopped(trainer, at=5)
+    assert trainer.train().is_validated
+    exported = load_file(tmp_path / "model" / "weights.safetensors")
+    assert equal(exported, load_file(RunFolder(tmp_path).checkpoint(0) / "weights.safetensors"))
+
+
 # ---- how it fails -----------------------------------------------------------------------------------------------
 
 
@@ -323,11 +361,75 @@ def test_a_kill_between_the_two_names_of_a_checkpoint_loses_neither(tmp_path, mo
     assert checkpoint(tmp_path, "best").name == "step-00000004"
 
 
-def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, straight):
+def damage_optimiser(path: Path) -> None:
+    (path / "optimiser.safetensors").write_bytes(b"half a file")
+
+
+def damage_standing(path: Path) -> None:
+    (path / "standing.json").write_text('{"step": 8}')
+
+
+DAMAGES = {"optimiser": damage_optimiser, "standing": damage_standing, "gone": shutil.rmtree}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_done_without(tmp_path, capsys, kind):
+    """It goes on from the newest whole one, says so, and ends as if nothing had happened."""
+    settings = replace(QUICK, validate_every=2)
+    for name in ("straight", "damaged"):
+        trainer = trainer_of(tmp_path / name, settings)
+        scores(trainer, 5.0, 4.0, 3.0, 2.0, 1.0)
+        trainer.train()
+    path = checkpoint(tmp_path / "damaged", "last")
+    DAMAGES[kind](path)
+    capsys.readouterr()
+    trainer = resumed(tmp_path / "damaged", settings)
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith("goes on from step-00000006: ")
+    assert str(path) in said
+    assert trainer.standing.step == 6
+    assert checkpoint(tmp_path / "damaged", "best").name == "step-00000006"  # as it was then
+    scores(trainer, 1.0)
+    trainer.train()
+    assert_same_end(tmp_path / "damaged", tmp_path / "straight")
+
+
+@pytest.mark.parametrize("pointer", ["{", "{}", "[]", '{"checkpoint": 3}', None])
+def test_a_damaged_name_of_the_last_checkpoint_is_done_without(tmp_path, straight, pointer):
+    interrupted(tmp_path, at=7)
+    if pointer is None:
+        (tmp_path / "last.json").unlink()
+    else:
+        (tmp_path / "last.json").write_text(pointer)
+    trainer = resumed(tmp_path)
+    assert trainer.standing.step == 6
+    trainer.train()
+    assert_same_end(tmp_path, straight)
+
+
+def test_where_no_checkpoint_is_whole_one_line_says_so(tmp_path):
     trainer_of(tmp_path).train()
-    (checkpoint(tmp_path, "last") / "optimiser.safetensors").write_bytes(b"half a file")
-    with pytest.raises(ValueError, match=r"optimiser.safetensors' cannot be read .*; resume from another checkpoint"):
+    for path in (tmp_path / "checkpoints").iterdir():
+        damage_optimiser(path)
+    with pytest.raises(
+        ValueError, match=r"no checkpoint of .* is whole: .*step-00000008/optimiser.safetensors"
+    ) as caught:
         resumed(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_best_checkpoint_that_is_gone_is_found_anew(tmp_path):
+    settings = replace(QUICK, validate_every=2)
+    trainer = trainer_of(tmp_path, settings)
+    scores(trainer, 5.0, 1.0, 2.0, 3.0, 4.0)
+    trainer.train()
+    assert checkpoint(tmp_path, "best").name == "step-00000002"
+    shutil.rmtree(checkpoint(tmp_path, "best"))
+    trainer = resumed(tmp_path, replace(settings, steps=10))
+    scores(trainer, 4.0, 3.5)
+    standing = trainer.train()
+    assert (standing.best, standing.best_step) == (3.5, 10)
+    assert checkpoint(tmp_path, "best").name == "step-00000010"
 
 
 def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path):
@@ -399,8 +501,14 @@ def test_a_run_cut_short_ends_at_once(tmp_path):
 
 def test_resuming_with_averages_needs_averages(tmp_path):
     interrupted(tmp_path, at=5)
-    with pytest.raises(ValueError, match=r"averages.safetensors' cannot be read"):
+    with pytest.raises(ValueError, match=r"was trained without averaged weights, .*; leave out --averaging"):
         resumed(tmp_path, replace(QUICK, averaging=0.9))
+
+
+def test_averages_that_are_lost_are_no_reason_to_go_on_without(tmp_path):
+    interrupted(tmp_path, at=7, settings=replace(QUICK, averaging=0.9))
+    (checkpoint(tmp_path, "last") / "averages.safetensors").unlink()
+    assert resumed(tmp_path, replace(QUICK, averaging=0.9)).standing.step == 4
 
 
 def test_another_networks_checkpoint_is_refused(tmp_path):
@@ -580,7 +688,9 @@ def test_rows_fewer_than_a_batch_are_trained_on_again_and_again(tmp_path):
     ],
 )
 def test_impossible_settings_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"training cannot have {name} = {value!r}"):
+    with pytest.raises(
+        ValueError, match=f"training cannot have {name} = {value!r}; give (one of|a number|[012] or more)"
+    ):
         Training(**{name: value})
 
 
@@ -603,45 +713,3 @@ def test_a_loss_is_scored_with_the_error_of_a_ratio():
     samples = generator.integers(0, 400, (4000, 400))
     spread = (nats[samples].sum(axis=1) / tokens[samples].sum(axis=1)).std()
     assert score.standard_error == pytest.approx(spread, rel=0.1)
-
-
-# ---- from the command line --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def short_run(tmp_path_factory) -> Path:
-    """Two steps on a made-up text, by the command itself."""
-    folder = tmp_path_factory.mktemp("command")
-    words = np.random.default_rng(0).choice(
-        ["a", "few", "words", "that", "are", "written", "again", "and", "again"], (200, 9)
-    )
-    (folder / "text.txt").write_text("".join(" ".join(row) + "\n" for row in words))
-    command(folder, "--steps=2", f"--data={folder / 'text.txt'}", "--layers=1", "--width=16", "--vocabulary=512")
-    return folder
-
-
-def command(folder: Path, *options: str) -> None:
-    main(["train", f"--output={folder / 'run'}", f"--cache={folder / 'cache'}", *options])
-
-
-def test_a_resumed_run_takes_other_settings(short_run):
-    """The error on a loss that is no number says: resume with a lower learning rate."""
-    command(short_run, "--resume", "--steps=3", "--learning-rate=1e-5")
-    assert checkpoint(short_run / "run", "last").name == "step-00000003"
-    stored = json.loads((short_run / "run" / "experiment.json").read_text())["training"]
-    assert (stored["steps"], stored["learning_rate"]) == (3, 1e-5)
-
-
-@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
-@pytest.mark.filterwarnings("ignore:`log_with")
-def test_a_tracker_that_is_not_installed_is_named_at_once(short_run, tmp_path, capsys, tracker):
-    if find_spec(tracker):
-        pytest.skip(f"{tracker} is installed")
-    with pytest.raises(SystemExit) as caught:
-        command(tmp_path, f"--data={short_run / 'text.txt'}", "--steps=1", "--layers=1", "--width=16",
-                "--vocabulary=512", "--trackers", tracker)  # fmt: skip
-    assert caught.value.code == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("diffusionbert: ")]
-    assert len(said) == 1
-    assert tracker in said[0]
-    assert not (tmp_path / "run").exists()

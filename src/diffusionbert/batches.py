@@ -32,7 +32,7 @@ class TokenBudget(Batching):
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise ValueError(f"a batch needs a budget of at least one token, given {self.tokens}")
+            raise ValueError(f"a batch cannot have {self.tokens} tokens (--batch-tokens); give 1 or more, such as 4096")
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
         """A row longer than the whole budget gets a batch of its own."""
@@ -54,7 +54,7 @@ class FixedRows(Batching):
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise ValueError(f"a batch needs at least one sentence, given {self.rows}")
+            raise ValueError(f"a batch cannot have {self.rows} sentences (--batch-rows); give 1 or more, such as 32")
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
         """Equal parts, and the rest."""

@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from diffusionbert.errors import reason_of
 
 _TEMPORARY, _REPLACED = ".unfinished", ".replaced"
 
@@ -63,22 +66,70 @@ class RunFolder:
         """Where the checkpoint of a step is."""
         return self.checkpoints / f"step-{step:08d}"
 
+    def require_free(self) -> None:
+        """Refuses a folder that holds a run, or what a run would overwrite."""
+        if self.experiment.exists():
+            raise ValueError(
+                f"{str(self.path)!r} holds a run already; go on with it by --resume, or choose another --output"
+            )
+        mine = self.checkpoints, self.model, self.log, self._pointer("last"), self._pointer("best")
+        taken = next((path.name for path in mine if path.exists() and not _is_empty_folder(path)), None)
+        if taken is not None:
+            raise ValueError(
+                f"{str(self.path)!r} is no run, but holds {taken!r}, which one would overwrite; choose another --output"
+            )
+
     def named(self, name: str) -> Path | None:
         """The checkpoint that is `last` or `best`, if there is one."""
-        pointer = self.path / f"{name}.json"
-        return self.checkpoints / read_json(pointer)["checkpoint"] if pointer.exists() else None
+        pointer = self._pointer(name)
+        if not pointer.exists():
+            return None
+        said = read_json(pointer)
+        if not isinstance(said, dict) or not isinstance(said.get("checkpoint"), str):
+            raise ValueError(f"{str(pointer)!r} names no checkpoint; remove it, and --resume takes the newest one")
+        return self.checkpoints / Path(said["checkpoint"]).name
+
+    def resumable(self) -> list[Path]:
+        """Checkpoints to go on from, the one called `last` first, then the newest ones."""
+        last = None
+        with suppress(ValueError):  # a name that is damaged: the newest will do
+            last = self.named("last")
+        others = sorted(self._complete(), reverse=True)
+        return others if last is None else [last, *(path for path in others if path != last)]
 
     def name(self, name: str, checkpoint: Path) -> None:
         """Calls a checkpoint `last` or `best`."""
-        write_json(self.path / f"{name}.json", {"checkpoint": checkpoint.name})
+        write_json(self._pointer(name), {"checkpoint": checkpoint.name})
 
     def tidy(self, keep: int) -> None:
         """Removes all but the latest checkpoints, the best one, and what a kill left behind."""
         kept = {path for path in (self.named("last"), self.named("best")) if path}
-        complete = sorted(self.checkpoints.glob("step-????????"))
+        complete = sorted(self._complete())
         litter = (path for ending in (_TEMPORARY, _REPLACED) for path in self.checkpoints.glob(f"step-*{ending}"))
         for path in {*complete, *litter} - kept - {*complete[-keep:]}:
             shutil.rmtree(path)
+
+    def _complete(self) -> Iterator[Path]:
+        return self.checkpoints.glob("step-????????")
+
+    def _pointer(self, name: str) -> Path:
+        return self.path / f"{name}.json"
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def require_writable(folder: Path) -> None:
+    """Refuses, before any work, a folder in which nothing can be written; nothing is made or left behind."""
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"nothing can be written to {str(folder)!r} ({error.strerror}); choose another --output"
+        ) from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -93,13 +144,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; what is not JSON is named in the error."""
+    """Reads a JSON file; what is not there or not JSON is named in the error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no {str(path)!r}; is its folder a run folder?") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} is no JSON ({error}); restore it or start the run anew") from None
+        raise ValueError(f"{str(path)!r} is no JSON ({error}); restore it, or make anew what it belongs to") from None
 
 
 @contextmanager
@@ -151,7 +202,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read ({error}); resume from another checkpoint") from None
+        raise ValueError(
+            f"{str(path)!r} cannot be read ({reason_of(error)}); restore it, or make anew what it belongs to"
+        ) from None
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ are two values, and a run folder keeps them as JSON with their kinds. What they 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ class NewBert:
     heads: int = 2
     dropout: float = 0.1
 
+    def __post_init__(self) -> None:
+        _require_sizes(self)
+
 
 @dataclass(frozen=True)
 class NewDecoder:
@@ -38,6 +42,23 @@ class NewDecoder:
     width: int = 128
     heads: int = 2
     dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_sizes(self)
+
+
+def _require_sizes(network: NewBert | NewDecoder) -> None:
+    """Refuses a network that cannot be, or could not learn."""
+    for name in ("layers", "width", "heads"):
+        if getattr(network, name) < 1:
+            raise ValueError(f"a network cannot have {name} = {getattr(network, name)}; give 1 or more")
+    if network.width % network.heads:
+        raise ValueError(
+            f"a width of {network.width} cannot be dealt out to {network.heads} heads; give a number of heads that "
+            "divides the width"
+        )
+    if not 0 <= network.dropout < 1:
+        raise ValueError(f"a network cannot have dropout = {network.dropout}; give 0 or more, but less than 1")
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,11 @@ class Time(Enum):
     LAYERS_LEARNED = "layers-learned"
 
 
+def _require_grid(num_steps: int) -> None:
+    if num_steps < 1:
+        raise ValueError(f"there cannot be {num_steps} steps of diffusion (--diffusion-steps); give 1 or more")
+
+
 @dataclass(frozen=True)
 class Diffusion:
     """D3PM and DiffusionBERT: the bound over a grid of steps."""
@@ -68,6 +94,13 @@ class Diffusion:
     hybrid: float = 0.0
     proposal: TimeProposal = Even()
     uniform_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hybrid < math.inf:
+            raise ValueError(
+                f"the auxiliary cross-entropy cannot weigh {self.hybrid} (--hybrid); give 0 or more, such as 0.01"
+            )
+        _require_grid(self.num_steps)
 
 
 @dataclass(frozen=True)
@@ -127,6 +160,9 @@ class VectorDiffusion:
     clamped: float | None = None
     """Up to this time each step's guess is moved to the nearest word, in the bound as in writing; 0 is never. None: as
     long as noisy vectors themselves tell the word, in writing; the bound then believes these."""
+
+    def __post_init__(self) -> None:
+        _require_grid(self.num_steps)
 
 
 @dataclass(frozen=True)
@@ -197,9 +233,9 @@ def from_json(plain: Any, annotation: Any = Experiment) -> Any:
     if isinstance(plain, dict):
         kind = _KINDS.get(str(plain.get("kind")))
         if kind is None:
-            raise ValueError(f"unknown kind {plain.get('kind')!r} in settings; known are {', '.join(sorted(_KINDS))}")
+            raise ValueError(f"unknown kind {plain.get('kind')!r} in settings, which must be {_called(annotation)}")
         if not any(isinstance(member, type) and issubclass(kind, member) for member in _members(annotation)):
-            raise ValueError(f"a setting is of the kind {kind.__name__}, but must be {annotation}")
+            raise ValueError(f"a setting is of the kind {kind.__name__}, but must be {_called(annotation)}")
         hints = typing.get_type_hints(kind)
         unknown = set(plain) - set(hints) - {"kind"}
         if unknown:
@@ -211,10 +247,14 @@ def from_json(plain: Any, annotation: Any = Experiment) -> Any:
         return annotation(plain)
     # The very type, because to Python a bool is an int; a whole number may stand for a float.
     if type(plain) not in _members(annotation) and not (float in _members(annotation) and type(plain) is int):
-        raise ValueError(f"a setting has the value {plain!r}, but must be {annotation}")
+        raise ValueError(f"a setting has the value {plain!r}, but must be {_called(annotation)}")
     return plain
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
     is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _called(annotation: Any) -> str:
+    return " or ".join(getattr(member, "__name__", str(member)) for member in _members(annotation))

@@ -73,6 +73,7 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
         frequencies["exponents"] = exponents
     save_tensors(frequencies, folder / "token_counts.safetensors")
     kind = method.objective.likelihood
+    best, step = (standing.best, standing.best_step) if standing.is_validated else (None, standing.step)
     write_json(
         folder / "diffusionbert.json",
         {
@@ -82,8 +83,8 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
             "paired": origin.paired,
             "validation": {
                 # As in the log: a loss is not called nats.
-                "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": standing.best,
-                "step": standing.best_step,
+                "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": best,
+                "step": step,
                 "likelihood": kind.value,
             },
         },
@@ -234,6 +235,13 @@ def _card(method: Method, origin: Origin, standing: Any) -> str:
     kind = method.objective.likelihood
     unit = "of loss a token; there is no likelihood" if kind is Likelihood.NONE else f"nats a token, kind: {kind.value}"
     training = experiment.training
+    step = standing.best_step if standing.is_validated else standing.step
+    held_out = "not validated: training was stopped before"
+    if standing.is_validated:
+        held_out = (
+            f"{standing.best:.4f} {unit}; at most {training.validation_sentences} sentences, "
+            f"{training.validation_draws} stratified draws each, special tokens not counted, length given"
+        )
     return f"""---
 library_name: diffusionbert
 pipeline_tag: {"fill-mask" if writes_on_masks(experiment) else "text-generation"}
@@ -248,9 +256,8 @@ A {family} language model of {weights / 1e6:.1f}M weights, trained with diffusio
 | objective | `{experiment.objective}` |
 | network | `{experiment.network}`, time: {experiment.time.value} |
 | data | `{experiment.data.corpus}` (fingerprint {origin.data_fingerprint[:16]}) |
-| training | {standing.best_step} of {training.steps} steps, {standing.tokens:,} tokens seen in all |
-| held-out text | {standing.best:.4f} {unit}; at most {training.validation_sentences} sentences, \
-{training.validation_draws} stratified draws each, special tokens not counted, length given |
+| training | {step} of {training.steps} steps, {standing.tokens:,} tokens seen in all |
+| held-out text | {held_out} |
 
 It writes what its corpus was like, with that corpus's errors and biases, and knows nothing of truth.
 """

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from diffusionbert.batches import BatchPlan
 from diffusionbert.building import Lexicon, build
-from diffusionbert.checkpoints import RunFolder, read_json, write_json, written_folder
+from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json, written_folder
+from diffusionbert.errors import reason_of
 from diffusionbert.experiments import Data, Experiment, Pretrained, from_json, to_json
 from diffusionbert.method import Method
 from diffusionbert.model_folder import Origin, learned_exponents, lexicon_of, restore_beside, write_model
@@ -28,6 +29,7 @@ from diffusionbert.text.reading import Cleaning
 from diffusionbert.text.sources import Split
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 from diffusionbert.training.recipe import measure, proposed
+from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Standing
 from diffusionbert.training.trainer import Trainer
 
@@ -93,7 +95,14 @@ def started_from(experiment: Experiment, start: str) -> Experiment:
 
 def stored_experiment(output: Path) -> Experiment:
     """The experiment of a run folder."""
-    stored: Experiment = from_json(read_json(RunFolder(output).experiment))
+    file = RunFolder(output).experiment
+    plain = read_json(file)
+    try:
+        stored: Experiment = from_json(plain)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{str(file)!r} does not describe a run ({reason_of(error)}); restore it, or choose another --output"
+        ) from None
     return stored
 
 
@@ -102,24 +111,16 @@ def train(
 ) -> Standing:
     """Runs an experiment, or goes on with the one in the folder; `measured` measures the machine first."""
     run = RunFolder(output)
-    if resume:
-        stored = stored_experiment(output)
+    require_writable(output)
+    stored = stored_experiment(output) if resume else None
+    if stored is not None:
         experiment = stored if experiment is None else replace(stored, training=experiment.training)
     elif experiment is None:
         raise ValueError("a new run needs an experiment")
-    elif run.experiment.exists():
-        raise ValueError(f"{str(output)!r} holds a run already; go on with it by --resume, or choose another --output")
+    else:
+        run.require_free()
     settings = experiment.training
-    missing = set(settings.trackers) - {str(tracker) for tracker in get_available_trackers()}
-    if missing:
-        name = min(missing)
-        raise ValueError(f"the tracker {name!r} is not installed; pip install {name}, or leave out --trackers")
-    accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),  # said aloud, or several processes on CPUs would not find each other
-        mixed_precision=settings.precision,
-        log_with=list(settings.trackers) or None,
-        project_config=ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers")),
-    )
+    accelerator = _accelerator(settings, output)
     with accelerator.main_process_first():  # the others then find everything in the cache
         prepared = prepare(experiment.data, cache)
     if accelerator.is_main_process:
@@ -129,9 +130,6 @@ def train(
         experiment = _measured(experiment, prepared, accelerator)
         settings = experiment.training
     method = _method(experiment, prepared)
-    if accelerator.is_main_process:
-        run.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_json(run.experiment, to_json(experiment))
     origin = Origin(
         experiment,
         prepared.vocabulary,
@@ -144,15 +142,51 @@ def train(
     def export(weights: dict[str, Tensor], folder: Path) -> None:
         write_model(folder, method, weights, origin, trainer.standing)
 
-    trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator)
-    if resume and run.named("last"):
+    def settle() -> None:
+        write_json(run.experiment, to_json(origin.experiment))
+
+    trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator, settle)
+    if stored is not None and run.resumable():
         trainer.resume()
+        _require_steps(settings, stored.training, trainer)
+        if trainer.is_over:  # then no step is trained by other settings
+            origin = replace(origin, experiment=stored)
     elif accelerator.is_main_process:
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        settle()
         run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
     standing = trainer.train()
     # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
     accelerator.end_training()
     return standing
+
+
+def _accelerator(settings: Training, output: Path) -> Accelerator:
+    """The devices and processes of this machine; refuses what they cannot do."""
+    if settings.precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("--precision fp16 needs a GPU, and there is none here; give bf16, or no")
+    missing = set(settings.trackers) - {str(tracker) for tracker in get_available_trackers()}
+    if missing:
+        name = min(missing)
+        raise ValueError(f"the tracker {name!r} is not installed; pip install {name}, or leave out --trackers")
+    return Accelerator(
+        cpu=not torch.accelerator.is_available(),  # said aloud, or several processes on CPUs would not find each other
+        mixed_precision=settings.precision,
+        log_with=list(settings.trackers) or None,
+        project_config=ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers")),
+    )
+
+
+def _require_steps(settings: Training, before: Training, trainer: Trainer) -> None:
+    """Refuses an end that the run has passed."""
+    step = trainer.standing.step
+    if settings.steps != before.steps and settings.steps <= step:
+        raise ValueError(f"the run stands at step {step}, so it cannot end at --steps {settings.steps}; give more")
+    if trainer.is_over and settings != before and trainer.accelerator.is_main_process:
+        print(
+            f"the run is over at step {step}: other settings change nothing, unless there are more --steps",
+            file=sys.stderr,
+        )
 
 
 def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerator) -> Experiment:

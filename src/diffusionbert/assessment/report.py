@@ -165,6 +165,13 @@ def mean_interval(values: PerSample, seed: int = 0) -> tuple[float, float]:
 # ---- the folder ---------------------------------------------------------------------------------------------------
 
 
+def require_free(folder: Path) -> None:
+    """Refuses a folder that holds an evaluation, or a file that one would overwrite."""
+    taken = next((name for name in _FILES if (folder / name).exists()), None)
+    if taken is not None:
+        raise ValueError(f"{str(folder)!r} holds {taken!r} already; give --overwrite, or choose another --output")
+
+
 def write_evaluation(folder: Path, assessment: Assessment) -> None:
     """Writes the files of an assessment; each appears whole, and `evaluation.json` last."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -63,24 +63,29 @@ class Evaluate(WithModel):
     seed: int = 0
     output: Path | None = None
     """Write evaluation.json, scores.safetensors and samples.txt here; else into a run folder's evaluation/."""
+    overwrite: bool = False
+    """Replace an evaluation that is there already."""
 
     def run(self) -> None:
         """Prints a table, or JSON."""
         from diffusionbert.assessment.assessing import assess
         from diffusionbert.assessment.judges import featuriser, load_judge, require_mauve
-        from diffusionbert.assessment.report import write_evaluation
+        from diffusionbert.assessment.report import require_free, write_evaluation
+        from diffusionbert.checkpoints import require_writable
 
         if self.data is None:
             raise ValueError("there is no --data; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
         plan = self.plan()
+        output = self._output()
+        if output is not None:
+            require_writable(output)
+            if not self.overwrite:
+                require_free(output)
         if self.mauve:
             require_mauve()
         model = self.loaded()
         plan = self._fitted(plan, model)
         plan.require(model)
-        output = self._output()
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is an error now, not after the work
         material = self._material(model)
         judge = load_judge(self.judge, model.device) if self.judge else None
         features = featuriser(judge, model.device) if self.mauve else None

@@ -69,10 +69,12 @@ class Plot:
 
     def run(self) -> None:
         """Says where the picture is."""
+        from diffusionbert.checkpoints import require_writable
         from diffusionbert.figures import convergence
         from diffusionbert.paper.targets import curve
 
         if not self.runs:
             raise ValueError("there is no run to be drawn; give run folders")
+        require_writable(self.output.parent)
         convergence([curve(run, run.resolve().name) for run in self.runs], self.output)
         print(f"written: {self.output}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from diffusionbert.experiments import (
     Experiment,
     NewBert,
     NewDecoder,
+    Objectives,
     Time,
     VectorDiffusion,
 )
@@ -52,7 +54,7 @@ def _experiment(options: Run) -> Experiment:
     experiment = _with_training(options, replace(experiment, data=data))
     if isinstance(experiment.network, NewBert | NewDecoder):
         experiment = replace(experiment, network=_given(options, experiment.network))
-    elif options.layers or options.width or options.heads or options.dropout is not None:
+    elif any(getattr(options, name) is not None for name in ("layers", "width", "heads", "dropout")):
         raise ValueError(
             "a trained network has its own layers, width, heads and dropout; leave them away, or start from scratch"
         )
@@ -65,26 +67,50 @@ def _diffusion(options: Train, experiment: Experiment) -> Experiment:
         experiment = _system(options.system, options.start, experiment)
     if options.time:
         experiment = replace(experiment, time=Time(options.time))
-    preset = experiment.objective
-    if not isinstance(preset, Diffusion):
-        return _other(options, experiment)
-    schedule = _schedule(options) or preset.schedule
-    proposal = preset.proposal if options.bell is None else Bell(options.bell, weighted=not options.bell_unweighted)
-    match options.method:
-        case "continuous":
-            return replace(experiment, objective=ContinuousDiffusion(schedule, proposal))
-        case "any-order":
-            return replace(experiment, objective=AnyOrderWriting())
-    objective = replace(preset, schedule=schedule, proposal=proposal)
-    if options.diffusion_steps is not None:
-        objective = replace(objective, num_steps=options.diffusion_steps)
-    if options.quantity is not None:
-        objective = replace(objective, quantity=Quantity(options.quantity))
-    if options.hybrid is not None:
-        objective = replace(objective, hybrid=options.hybrid)
-    if options.noise is not None:
-        objective = replace(objective, uniform_noise=options.noise == "uniform")
-    return replace(experiment, objective=objective)
+    objective: Objectives = experiment.objective
+    if options.method is not None and not isinstance(objective, Diffusion):
+        raise ValueError(f"--method {options.method} is not for the system {options.system}; leave it out")
+    if options.method == "continuous" and isinstance(objective, Diffusion):
+        objective = ContinuousDiffusion(objective.schedule, objective.proposal)
+    elif options.method == "any-order":
+        objective = AnyOrderWriting()
+    _require_company(options, objective)
+    return replace(experiment, objective=_with_settings(options, objective))
+
+
+def _with_settings(options: Train, objective: Objectives) -> Objectives:
+    """The objective with those settings replaced that the command line names; what it has not is refused."""
+    bell, quantity, noise = options.bell, options.quantity, options.noise
+    given: dict[str, tuple[str, Any]] = {
+        "schedule": ("schedule", _schedule(options)),
+        "bell": ("proposal", None if bell is None else Bell(bell, weighted=not options.bell_unweighted)),
+        "diffusion_steps": ("num_steps", options.diffusion_steps),
+        "quantity": ("quantity", None if quantity is None else Quantity(quantity)),
+        "hybrid": ("hybrid", options.hybrid),
+        "noise": ("uniform_noise", None if noise is None else noise == "uniform"),
+    }
+    names = {field.name for field in fields(objective)}
+    takes: dict[str, Any] = {"floor": options.floor} if "floor" in names and options.floor is not None else {}
+    for option, (name, value) in given.items():
+        if value is None:
+            continue
+        if name not in names:
+            whose = f"--method {options.method}" if options.method else f"the system {options.system}"
+            flag = option.replace("_", "-")
+            raise ValueError(f"--{flag} {getattr(options, option)} is not for {whose}; leave it out")
+        takes[name] = value
+    return replace(objective, **takes)
+
+
+def _require_company(options: Train, objective: Objectives) -> None:
+    """Refuses what says more of an option that is not there."""
+    is_spindle = options.schedule in ("spindle", "spindle-sentence")
+    if options.strength is not None and not is_spindle:
+        raise ValueError(f"--strength {options.strength} is the spindle's; add --schedule spindle, or leave it out")
+    if options.floor is not None and not is_spindle and not isinstance(objective, VectorDiffusion):
+        raise ValueError(f"--floor {options.floor} is the spindle's; add --schedule spindle, or leave it out")
+    if options.bell_unweighted and options.bell is None:
+        raise ValueError("--bell-unweighted is of a bell; add --bell 0.8, or leave it out")
 
 
 def _system(name: str, start: str | None, experiment: Experiment) -> Experiment:
@@ -104,29 +130,8 @@ def _require_pairs(options: Run, experiment: Experiment) -> None:
         )
 
 
-def _other(options: Train, experiment: Experiment) -> Experiment:
-    """A method that is no diffusion over a grid of tokens: few of the options are for it."""
-    objective, schedule = experiment.objective, _schedule(options)
-    takes: dict[str, Any] = {}
-    if isinstance(objective, ContinuousDiffusion | VectorDiffusion) and schedule is not None:
-        takes["schedule"] = schedule
-    if isinstance(objective, ContinuousDiffusion) and options.bell is not None:
-        takes["proposal"] = Bell(options.bell, weighted=not options.bell_unweighted)
-    if isinstance(objective, VectorDiffusion) and options.diffusion_steps is not None:
-        takes["num_steps"] = options.diffusion_steps
-    if isinstance(objective, VectorDiffusion) and options.floor is not None:
-        takes["floor"] = options.floor
-    names = {"schedule": "schedule", "bell": "proposal", "diffusion_steps": "num_steps"}
-    for option in ("method", "schedule", "bell", "diffusion_steps", "quantity", "hybrid", "noise"):
-        if getattr(options, option) is not None and names.get(option) not in takes:
-            flag = option.replace("_", "-")
-            raise ValueError(
-                f"--{flag} {getattr(options, option)} is not for the system {options.system}; leave it out"
-            )
-    return replace(experiment, objective=replace(objective, **takes))
-
-
 def _schedule(options: Train) -> NoiseSchedule | None:
+    strength = 0.3 if options.strength is None else options.strength
     match options.schedule:
         case "linear":
             return Linear()
@@ -135,10 +140,10 @@ def _schedule(options: Train) -> NoiseSchedule | None:
         case "sqrt":
             return Sqrt()
         case "spindle":
-            return Spindle(options.strength, Mean.CORPUS, options.floor or 0.0)
+            return Spindle(strength, Mean.CORPUS, options.floor or 0.0)
         case "spindle-sentence":
             floor = 0.05 if options.floor is None and options.quantity != "paper" else options.floor or 0.0
-            return Spindle(options.strength, Mean.SENTENCE, floor)
+            return Spindle(strength, Mean.SENTENCE, floor)
         case _:
             return None
 
@@ -146,23 +151,68 @@ def _schedule(options: Train) -> NoiseSchedule | None:
 def _with_training(options: Run, experiment: Experiment) -> Experiment:
     """The experiment with those settings of training replaced that the command line names."""
     training = _given(options, experiment.training)
-    if options.batch_tokens and options.batch_rows:
+    if options.batch_tokens is not None and options.batch_rows is not None:
         raise ValueError("--batch-tokens and --batch-rows exclude each other; give one of them")
     batching: Batching = training.batching
-    if options.batch_tokens:
+    if options.batch_tokens is not None:
         batching = TokenBudget(options.batch_tokens)
-    if options.batch_rows:
+    if options.batch_rows is not None:
         batching = FixedRows(options.batch_rows)
     return replace(experiment, training=replace(training, batching=batching))
 
 
+def _resumed(options: Run) -> Experiment:
+    """The experiment of the run, with those settings of training replaced that the command line names.
+
+    A line may be the one that began the run: what is not of training is refused only if the run has it otherwise.
+    """
+    stored = stored_experiment(options.output)
+    anew = {field.name for field in fields(stored.training)} | {"batch_tokens", "batch_rows"}
+    anew |= {"output", "auto", "resume", "push", "cache"}
+    given = {field.name for field in fields(options) if getattr(options, field.name) != field.default} - anew
+    if given:
+        asked = _experiment(replace(options, data=options.data or stored.data.corpus))
+        different = next(_differences(given, asked, stored), None)
+        if different is not None:
+            name, mine, theirs = different
+            raise ValueError(
+                f"the run in {str(options.output)!r} has {name} {theirs!r}, not {mine!r}, and that stays; give "
+                "--resume settings of training alone, or choose another --output"
+            )
+    return _with_training(options, stored)
+
+
+def _differences(given: set[str], asked: Experiment, stored: Experiment) -> Iterator[tuple[str, Any, Any]]:
+    """What of a run is not as these options ask for: name, asked, stored. What nobody asked for is not looked at."""
+    named = given | {field for option, field in (("data", "corpus"), ("cased", "lower")) if option in given}
+    if "start" in given:
+        named |= {"name", "vocabulary"}
+    if "preset" in given:
+        named |= {field.name for field in (*fields(asked.data), *fields(asked.network))}
+    if given - {field.name for field in fields(Run)} - {"start"} or "preset" in given:
+        named |= {"time", "objective"}
+    parts: list[tuple[Any, Any]] = [(asked.data, stored.data)]
+    if type(asked.network) is type(stored.network):
+        parts.append((asked.network, stored.network))
+    elif given & {"preset", "start", "system", "decoder", "layers", "width", "heads", "dropout"}:
+        named.add("network")
+    for mine, theirs in (*parts, (asked, stored)):
+        for field in fields(mine):
+            one, other = getattr(mine, field.name), getattr(theirs, field.name)
+            if field.name in named - {"data"} and one != other:
+                yield field.name, one, other
+
+
 def start(options: Run) -> None:
     """Trains by what the command line says, and says where the model is."""
-    experiment = _with_training(options, stored_experiment(options.output)) if options.resume else _experiment(options)
+    experiment = _resumed(options) if options.resume else _experiment(options)
     _require_pairs(options, experiment)
     standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
-    best = "none" if standing.best is None else f"{standing.best:.4f} a token at step {standing.best_step}"
     model = RunFolder(options.output).model
-    print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
+    if standing.is_validated:
+        best = "none" if standing.best is None else f"{standing.best:.4f} a token at step {standing.best_step}"
+        print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
+    else:
+        print(f"{options.output}: step {standing.step}, not validated yet; its weights as they are in {model}")
     if options.push:
         print(f"pushed to {push_model(model, options.push)}")

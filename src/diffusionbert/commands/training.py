@@ -22,7 +22,7 @@ class Run:
     """Measure this machine first: choose the micro-batch that fits, and say how long the run will take."""
     resume: bool = False
     """Go on with the run in the output folder, exactly where its last checkpoint was. Settings of training may be
-    given anew; data, network and method stay what they were."""
+    given anew; data, network and method stay what they were, and may be left out."""
     validation: str | None = None
     """A corpus to validate on; else a share of the data is held out."""
     field: str | None = None
@@ -106,8 +106,8 @@ class Train(Run):
     """Diffusion over a grid of steps or in continuous time, or one token at a time in any order; options below say
     the rest."""
     schedule: Literal["linear", "cosine", "sqrt", "spindle", "spindle-sentence"] | None = None
-    strength: float = 0.3
-    """λ of the spindle."""
+    strength: float | None = None
+    """λ of the spindle; 0.3 if left out."""
     floor: float | None = None
     """Share of linear mixed into the spindle; 0.05 with the sentence mean, else 0. Of word vectors, the variance of
     clean ones: 1e-4, or 0.01 with sqrt."""

@@ -24,7 +24,7 @@ from diffusionbert.assessment.assessing import Plan, assess
 from diffusionbert.assessment.material import Material, gather, held_out
 from diffusionbert.assessment.report import Evaluation, read_evaluation, write_evaluation
 from diffusionbert.batches import TokenBudget
-from diffusionbert.checkpoints import RunFolder, read_json, write_json
+from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json
 from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
 from diffusionbert.likelihood.evaluation import Effort, fast_products
 from diffusionbert.model import Model, load
@@ -159,8 +159,11 @@ class Reproduction:
         self._keep_settings()
 
     def _keep_settings(self) -> None:
+        require_writable(self.output)
         settings, asked = self.output / "settings.json", asdict(self.request)
-        stored = read_json(settings) if settings.exists() else asked
+        # Settings alone are those of a call that failed before anything was trained: they bind nobody.
+        is_begun = settings.exists() and any(path.name != settings.name for path in self.output.iterdir())
+        stored = read_json(settings) if is_begun else asked
         different = [name for name in asked if stored.get(name) != asked[name]]
         if different:
             name = different[0]
@@ -168,13 +171,8 @@ class Reproduction:
                 f"{str(self.output)!r} holds a reproduction with {name} {stored.get(name)!r}, not {asked[name]!r}; ask "
                 "for the same, or choose another --output"
             )
-        try:
-            self.output.mkdir(parents=True, exist_ok=True)
-            write_json(settings, asked)
-        except OSError as error:
-            raise ValueError(
-                f"nothing can be written to {str(self.output)!r} ({error.strerror}); choose another --output"
-            ) from None
+        self.output.mkdir(parents=True, exist_ok=True)
+        write_json(settings, asked)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 

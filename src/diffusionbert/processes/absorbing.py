@@ -29,6 +29,9 @@ from diffusionbert.shapes import (
     rows_of,
 )
 
+_NEVER = -1e30
+"""Stands for the logarithm of 0."""
+
 
 class LearnedExponents(nn.Module):
     """The exponents w(v) of `Power` as weights (Shi et al. 2024, GenMD4, §6), each between `LOWEST` and `HIGHEST`.
@@ -289,8 +292,10 @@ class Absorbing(Process):
         """log Σ_v f(v)·weight(v), with each row's own weights."""
         if not self.schedule.by_token:
             return weights.log()[rows, 0]  # f sums to 1
-        # N×V numbers: in the network's precision, not in ours.
-        return (log_f + _log(weights).to(log_f.dtype)[rows]).logsumexp(dim=-1).double()
+        # N×V numbers: in the network's precision, not in ours. Of nothing but -inf a logsumexp has no gradient; so a
+        # weight of 0 is something so small that it adds exactly nothing, and the sum of none but such is -inf.
+        total = (log_f + _log(weights).clamp(min=_NEVER).to(log_f.dtype)[rows]).logsumexp(dim=-1)
+        return total.masked_fill(total < _NEVER / 2, -torch.inf).double()
 
     def _pick(self, weights: Tensor, rows: Tensor, tokens: AskedTokens) -> PerAsked:
         """weight(v) of given words."""

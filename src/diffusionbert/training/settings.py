@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from diffusionbert.batches import Batching, TokenBudget
+
+PRECISIONS = "no", "bf16", "fp16"
+DECAYS = "linear", "cosine", "inverse_sqrt", "constant_with_warmup"
 
 
 @dataclass(frozen=True)
@@ -42,25 +46,26 @@ class Training:
     """Shard parameters, gradients and optimiser over processes (torch's fully_shard) instead of copying them."""
 
     def __post_init__(self) -> None:
+        some = "1 or more"
         rules = {
-            "steps": self.steps >= 1,
-            "learning_rate": self.learning_rate > 0,
-            "warmup": self.warmup >= 0,
-            "clip": self.clip > 0,
-            "weight_decay": self.weight_decay >= 0,
-            "micro_tokens": self.micro_tokens is None or self.micro_tokens >= 1,
-            "averaging": self.averaging is None or 0 < self.averaging < 1,
-            "patience": self.patience is None or self.patience >= 1,
-            "precision": self.precision in ("no", "bf16", "fp16"),
-            "decay": self.decay in ("linear", "cosine", "inverse_sqrt", "constant_with_warmup"),
-            "log_every": self.log_every >= 1,
-            "validate_every": self.validate_every >= 1,
-            "validation_sentences": self.validation_sentences >= 2,
-            "validation_draws": self.validation_draws >= 1,
-            "save_every": self.save_every >= 1,
-            "keep": self.keep >= 1,
-            "seed": self.seed >= 0,
+            "steps": (self.steps >= 1, some),
+            "learning_rate": (0 < self.learning_rate < math.inf, "a number above 0"),
+            "warmup": (self.warmup >= 0, "0 or more"),
+            "clip": (self.clip > 0, "a number above 0"),
+            "weight_decay": (self.weight_decay >= 0, "0 or more"),
+            "micro_tokens": (self.micro_tokens is None or self.micro_tokens >= 1, some),
+            "averaging": (self.averaging is None or 0 < self.averaging < 1, "between 0 and 1, such as 0.9999"),
+            "patience": (self.patience is None or self.patience >= 1, some),
+            "precision": (self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+            "decay": (self.decay in DECAYS, f"one of {', '.join(DECAYS)}"),
+            "log_every": (self.log_every >= 1, some),
+            "validate_every": (self.validate_every >= 1, some),
+            "validation_sentences": (self.validation_sentences >= 2, "2 or more"),
+            "validation_draws": (self.validation_draws >= 1, some),
+            "save_every": (self.save_every >= 1, some),
+            "keep": (self.keep >= 1, some),
+            "seed": (self.seed >= 0, "0 or more"),
         }
-        broken = [name for name, holds in rules.items() if not holds]
-        if broken:
-            raise ValueError(f"training cannot have {broken[0]} = {getattr(self, broken[0])!r}; see --help")
+        for name, (holds, range_of) in rules.items():
+            if not holds:
+                raise ValueError(f"training cannot have {name} = {getattr(self, name)!r}; give {range_of}")

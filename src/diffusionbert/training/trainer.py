@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,6 @@ from diffusionbert.checkpoints import (
     RunFolder,
     load_tensors,
     optimiser_state,
-    read_json,
     save_tensors,
     set_optimiser_state,
     set_weights,
@@ -49,7 +49,7 @@ from diffusionbert.training.averaging import AveragedWeights
 from diffusionbert.training.optimising import blocks_of, learning_rate, parameter_groups
 from diffusionbert.training.progress import ProgressLine
 from diffusionbert.training.settings import Training
-from diffusionbert.training.standing import Score, Standing, Window, forget_after, score_of
+from diffusionbert.training.standing import Saved, Score, Standing, Window, forget_after, score_of
 
 
 class Trainer:
@@ -64,9 +64,13 @@ class Trainer:
         run: RunFolder,
         export: Callable[[dict[str, Tensor], Path], None],
         accelerator: Accelerator,
+        settle: Callable[[], None] = lambda: None,
     ):
-        """`export` writes a method's weights as a model to use; it is called on the main process alone."""
+        """`export` writes a method's weights as a model to use, `settle` notes that steps were trained by these
+        settings; both are called on the main process alone.
+        """
         self.settings, self.run, self.export, self.accelerator = settings, run, export, accelerator
+        self.settle = settle
         self.rows, self.validation = rows, validation
         self.plan = BatchPlan(np.asarray(rows.lengths), settings.batching, settings.seed)
         self.method = method.to(accelerator.device).train()
@@ -83,6 +87,7 @@ class Trainer:
         self.learning_rate = learning_rate(settings)
         self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
         self.standing = Standing()
+        self.began_at = 0
         self.signalled = self.stopping = False
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
@@ -98,7 +103,7 @@ class Trainer:
                 self.save()
             window = Window()
             for position, indices in self.plan.following(self.standing.position):
-                if self._is_over():
+                if self.is_over:
                     break
                 loss, norm, tokens = self._step(indices)
                 step = self.standing.step + 1
@@ -123,7 +128,9 @@ class Trainer:
     def _progress(self) -> ProgressLine:
         return ProgressLine(self.settings.steps, self.accelerator.is_main_process, self.standing.step)
 
-    def _is_over(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left to be trained."""
         patience = self.settings.patience
         is_patient = patience is None or self.standing.validations_since_best < patience
         return self.standing.step >= self.settings.steps or self.stopping or not is_patient
@@ -287,6 +294,8 @@ class Trainer:
                     save_tensors(averages, folder / "averages.safetensors")
                 num_averaged = self.averages.num_updates if self.averages else 0
                 write_json(folder / "standing.json", asdict(self.standing) | {"num_averaged": num_averaged})
+            if self.standing.step > self.began_at:
+                self.settle()
             self._name(path)
             self.run.tidy(self.settings.keep)
         self.accelerator.wait_for_everyone()
@@ -297,23 +306,45 @@ class Trainer:
             self.run.name("best", checkpoint)
 
     def resume(self) -> None:
-        """Goes back to the last checkpoint."""
-        path = self.run.named("last")
-        if path is None:
-            raise ValueError(f"{str(self.run.path)!r} has no checkpoint to resume from; start it without --resume")
-        plain = read_json(path / "standing.json")
-        num_averaged = plain.pop("num_averaged")
-        self.standing = Standing.from_json(plain)
-        set_weights(self.method, load_tensors(path / "weights.safetensors"))
-        set_optimiser_state(self.optimiser, self.method, load_tensors(path / "optimiser.safetensors"))
-        if self.averages:
-            self.averages.restore(load_tensors(path / "averages.safetensors"), num_averaged)
+        """Goes back to the last checkpoint; if that is damaged, to the newest one that is not."""
+        damage: list[str] = []
+        for path in self.run.resumable():
+            try:
+                saved = Saved.read(path)
+            except ValueError as error:
+                damage.append(str(error))
+                continue
+            self._go_back(path, saved)
+            if damage and self.accelerator.is_main_process:
+                print(f"goes on from {path.name}: {damage[0]}", file=sys.stderr)
+            return
+        if damage:
+            raise ValueError(f"no checkpoint of {str(self.run.path)!r} is whole: {damage[0]}")
+        raise ValueError(f"{str(self.run.path)!r} has no checkpoint to resume from; start it without --resume")
+
+    def _go_back(self, path: Path, saved: Saved) -> None:
+        if self.averages and saved.averages is None:
+            raise ValueError(
+                f"{str(self.run.path)!r} was trained without averaged weights, and they cannot begin in the middle; "
+                "leave out --averaging"
+            )
+        set_weights(self.method, saved.weights)
+        set_optimiser_state(self.optimiser, self.method, saved.optimiser)
+        if self.averages and saved.averages is not None:
+            self.averages.restore(saved.averages, saved.num_averaged)
+        best = self.run.checkpoint(saved.standing.best_step)
+        # Without its weights the best figure is of no use: what stands here is validated, and is the best for now.
+        self.standing = saved.standing if best.is_dir() else replace(saved.standing, best=None)
+        self.began_at = self.standing.step
         if self.accelerator.is_main_process:
-            self._name(path)  # a kill may have come between the two names
+            self.run.name("last", path)
+            if best.is_dir():  # a kill may have come between the two names
+                self.run.name("best", best)
             forget_after(self.run.log, self.standing.step)
 
     def _export_best(self) -> None:
-        path = self.run.named("best") or self.run.named("last")
+        """Writes the model: the best weights, or the last ones if none that were trained have been validated."""
+        path = (self.run.named("best") if self.standing.is_validated else None) or self.run.named("last")
         if path is not None and self.accelerator.is_main_process:
             averages = path / "averages.safetensors"
             weights = load_tensors(averages if averages.exists() else path / "weights.safetensors")
