@@ -228,6 +228,7 @@ NEEDS_MASKS = {
     Algorithm.ENTROPY,
     Algorithm.MASK_PREDICT,
     Algorithm.REMASKING,
+    Algorithm.REMASKING_RESCALE,
     Algorithm.GIBBS,
     Algorithm.GIBBS_LEFT_TO_RIGHT,
 }
@@ -239,8 +240,8 @@ OWN_WAYS = {"unrolled": "refining", "vectors": "ancestral", "decoder": "left-to-
 REFUSED = {
     "uniform": NEEDS_MASKS,
     "uniform-layers": NEEDS_MASKS,
-    "spindle-sentence": {Algorithm.REMASKING},
-    "spindle-paper": {Algorithm.REMASKING},
+    "spindle-sentence": {Algorithm.REMASKING, Algorithm.REMASKING_RESCALE},
+    "spindle-paper": {Algorithm.REMASKING, Algorithm.REMASKING_RESCALE},
 }
 
 

@@ -1,7 +1,7 @@
 """What `load` returns: a model that generates, fills, rewrites, scores, and shows how it does so.
 
 Here strings meet tensors: texts become canvases (`canvas`), a sampler or a search writes on them, and what is written
-becomes text again. The command line and the page are thin shells around this object.
+becomes text again. The command line is a thin shell around this object.
 """
 
 from __future__ import annotations
