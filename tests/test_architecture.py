@@ -21,6 +21,7 @@ GATHERED = ("text", "likelihood", "training", "assessment", "paper")
 # direction. Networks know nothing of noise, processes nothing of networks, training nothing of concrete methods.
 MAY_IMPORT = {
     "errors": "",
+    "hub": "",
     # the mathematics
     "shapes": "",
     "noise": "shapes",
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "processes": "shapes noise schedules categorical",
     # the networks
     "conditioning": "shapes",
-    "networks": "errors shapes conditioning",
+    "networks": "errors hub shapes conditioning",
     "original": "errors",
     # the contract, and what meets it
     "method": "shapes noise",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "reading": "",
     "sources": "errors reading",
     "corpus": "reading sources",
-    "vocabulary": "errors shapes reading",
+    "vocabulary": "errors hub shapes reading",
     "encoded": "shapes reading corpus vocabulary",
     "canvas": "shapes noise reading vocabulary",
     # what numbers mean
@@ -70,15 +71,15 @@ MAY_IMPORT = {
     "systems": "schedules proposals methods sampling experiments presets",
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
-    "model_folder": "errors networks processes method vocabulary checkpoints experiments building",
+    "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
     "runs": "method reading sources corpus vocabulary encoded batches checkpoints standing trainer recipe experiments "
     "building model_folder",
     "tasks": "method protocol",
-    "model": "errors shapes tasks categorical networks method sampling constraints filling blanks canvas checkpoints "
-    "metrics protocol scores evaluation experiments building model_folder",
+    "model": "errors hub shapes tasks categorical networks method sampling constraints filling blanks canvas "
+    "checkpoints metrics protocol scores evaluation experiments building model_folder",
     "terminal": "tasks",
     # what is said of a model
-    "judges": "errors networks intervals batches",
+    "judges": "errors hub intervals batches",
     "conventions": "shapes intervals scores",
     "material": "reading sources corpus vocabulary experiments",
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "

@@ -7,8 +7,6 @@ becomes text again. The command line is a thin shell around this object.
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -29,6 +26,7 @@ from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.errors import reason_of
 from diffusionbert.experiments import Diffusion, VectorDiffusion
+from diffusionbert.hub import MODEL, brought
 from diffusionbert.likelihood.evaluation import (
     UNSAID,
     Effort,
@@ -43,7 +41,7 @@ from diffusionbert.likelihood.scores import Estimate, Unit
 from diffusionbert.method import Method, Objective, State
 from diffusionbert.metrics import most_agreed
 from diffusionbert.model_folder import Opened, read_model, restore_beside
-from diffusionbert.networks import Backed, Denoiser, Network, quiet
+from diffusionbert.networks import Backed, Denoiser, Network
 from diffusionbert.sampling import Sampling
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
@@ -420,20 +418,15 @@ def load(name_or_folder: str | Path | None = None, device: str | torch.device | 
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if name_or_folder is None:
         return Model(read_model(BUNDLED), "bundled", chosen)
-    given = Path(name_or_folder)
-    folder = RunFolder(given).left_model() or given
-    if not os.path.isdir(folder):  # noqa: PTH112 - a name too long for a folder is no error here
-        folder = _downloaded(str(name_or_folder))
-    return Model(read_model(folder), str(name_or_folder), chosen)
-
-
-def _downloaded(name: str) -> Path:
-    """A model of the Hub, or of its cache where there is no connection."""
+    name = str(name_or_folder)
+    if not name.strip():
+        raise ValueError("the name of the model is empty; give a folder or a Hub name, or none for the model inside")
+    folder = RunFolder(Path(name)).left_model()
     try:
-        with quiet(bars=sys.stderr.isatty()):
-            return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]))
+        folder = folder or brought(name, MODEL)
     except Exception as error:  # no such name, no connection: one line in any case
         raise ValueError(
             f"no model at {name!r}: expected a run folder, a model's folder, or a name on the Hub and a connection to "
             f"it ({reason_of(error)})"
         ) from error
+    return Model(read_model(folder), name, chosen)
