@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "hub": "",
     # the mathematics
     "shapes": "",
-    "noise": "shapes",
+    "noise": "errors shapes",
     "schedules": "shapes",
     "proposals": "shapes",
     "categorical": "shapes",
@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "methods": "shapes noise schedules proposals categorical processes networks method",
     "walking": "shapes noise schedules categorical processes networks method",
     "samplers": "shapes noise schedules categorical processes networks method walking",
-    "sampling": "schedules categorical processes networks method samplers",
+    "sampling": "errors schedules categorical processes networks method samplers",
     "constraints": "shapes noise networks",
     "filling": "shapes noise categorical networks constraints",
     "blanks": "shapes categorical networks filling",
@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "intervals": "",
     "protocol": "intervals",
     "scores": "shapes method intervals protocol",
-    "evaluation": "shapes noise method batches protocol scores",
+    "evaluation": "errors shapes noise method batches protocol scores",
     # training
     "settings": "batches",
     "progress": "",
@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
     "runs": "method reading sources corpus vocabulary encoded batches checkpoints standing trainer recipe experiments "
     "building model_folder",
-    "tasks": "method protocol",
+    "tasks": "errors method protocol",
     "model": "errors hub shapes tasks categorical networks method sampling constraints filling blanks canvas "
     "checkpoints metrics protocol scores evaluation experiments building model_folder",
     "terminal": "tasks",

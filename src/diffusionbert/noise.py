@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
+from diffusionbert.errors import require_kind
 from diffusionbert.shapes import Batch, PerPlace, Places, RowCounts, RowKeys, RowTimes, Values
 
 _MASK32 = 0xFFFFFFFF
@@ -65,6 +67,9 @@ class Noise:
     seed: int
     step: int | RowKeys = 0
     """One for all examples, or one for each: then one call draws for many steps."""
+
+    def __post_init__(self) -> None:
+        require_kind("seed", self.seed, Integral, "a whole number")
 
     def uniform(self, example: RowKeys, purpose: Purpose, *shape: int) -> Values:
         """Draws float64 numbers from the open interval (0, 1), a block of the given shape for each example."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Integral, Real
 
 from diffusionbert.categorical import Shaping
+from diffusionbert.errors import require_kind
 from diffusionbert.method import Sampler
 from diffusionbert.networks import Network
 from diffusionbert.processes import Absorbing, Process
@@ -89,6 +91,10 @@ class Sampling:
     """Write so many places at a time, from left to right."""
 
     def __post_init__(self) -> None:
+        require_kind("steps", self.steps, Integral, "a whole number")
+        require_kind("temperature", self.temperature, Real, "a number")
+        require_kind("top_k", self.top_k, (Integral, type(None)), "a whole number or None")
+        require_kind("top_p", self.top_p, (Real, type(None)), "a number or None")
         if not 1 <= self.steps <= MOST_STEPS:
             raise ValueError(f"writing takes 1 to {MOST_STEPS} steps, given {self.steps}; 128 is usual")
         if self.threshold is not None and self.algorithm not in _BY_CONFIDENCE:

@@ -50,7 +50,8 @@ class Generate(WithModel):
     include: tuple[str, ...] = ()
     """Words that must occur, wherever."""
     forbid: tuple[str, ...] = ()
-    """Words that must not occur, nor words that begin with their pieces."""
+    """Words that must not be written, nor words that begin with their pieces; a prompt may have them, and from a
+    sentence given by --from they are taken out."""
     rewrite: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """A sentence of which a share is hidden and written anew."""
     strength: float | None = None
@@ -144,7 +145,7 @@ class Fill(WithModel):
     longest: int = 4
     """The most tokens that a [BLANK] may have."""
     forbid: tuple[str, ...] = ()
-    """Words that must not be written."""
+    """Words that must not be written; the text around the blanks may have them."""
     seed: int = 0
 
     def run(self) -> None:
