@@ -262,7 +262,8 @@ def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys):
         "top-k 30",
         "MDLM",
         "NOT what it was trained for",
-        plain["data"]["sha256"][:16],
+        f"sha256 of the scored sentences {plain['data']['sha256'][:16]}",
+        f"of all its sentences {plain['data']['corpus_sha256'][:16]}",
     ):
         assert words in said
 
@@ -334,7 +335,8 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=pydoc", "--judge=no/such-judge"], "no/such-judge"),
         (["--data=pydoc", "--precision=fine"], "--precision"),
         (["--data=pydoc", "--precision=0"], "precision"),
-        (["--data=pydoc", "--max-draws=1"], "draws"),
+        (["--data=pydoc", "--max-draws=1"], "--max-draws must be at least 2, given 1"),
+        (["--data=pydoc", "--max-draws=0"], "--max-draws must be at least 2, given 0"),
         (["--data=pydoc", "--sampler=magic"], "magic"),
         (["--data=pydoc", "--split=test"], "test split"),
         (["--data=pydoc", "--field=text"], "JSONL"),

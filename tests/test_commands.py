@@ -29,6 +29,7 @@ from tiny_models import (
     trained_run,
 )
 
+import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli import Command, main
 from diffusionbert.model import Model
@@ -351,6 +352,10 @@ def test_help_has_an_example_that_is_understood(capsys, command):
     printed = capsys.readouterr()
     assert f"Example: diffusionbert {command} " in printed.out
     assert printed.err == ""
+
+
+def test_the_version_is_told(run):
+    assert run("--version") == f"diffusionbert {diffusionbert.__version__}\n"
 
 
 QUICK = """

@@ -366,6 +366,8 @@ def refused(capsys, *arguments: str) -> str:
         (["--system=diffusionbert"], "starts from a masked language model; give one by --start"),
         (["--system=sundae", "--schedule=spindle"], "--schedule spindle is not for the system sundae"),
         (["--system=decoder", "--diffusion-steps=4"], "--diffusion-steps 4 is not for the system decoder"),
+        (["--system=d3pm", "--diffusion-steps=0"], "a diffusion has at least 1 step, given 0"),
+        (["--system=diffusion-lm", "--diffusion-steps=-3"], "a diffusion has at least 1 step, given -3"),
         (["--system=sundae", "--time=layers"], "is not for this method; leave it out"),
         (["--system=diffuseq"], "pairs"),
     ],

@@ -58,6 +58,12 @@ class Time(Enum):
     LAYERS_LEARNED = "layers-learned"
 
 
+def _require_steps(number: int) -> None:
+    """Raises ValueError now, and not when all the text has been read."""
+    if number < 1:
+        raise ValueError(f"a diffusion has at least 1 step, given {number}; leave the number out for the usual one")
+
+
 @dataclass(frozen=True)
 class Diffusion:
     """D3PM and DiffusionBERT: the bound over a grid of steps."""
@@ -68,6 +74,9 @@ class Diffusion:
     hybrid: float = 0.0
     proposal: TimeProposal = Even()
     uniform_noise: bool = False
+
+    def __post_init__(self) -> None:
+        _require_steps(self.num_steps)
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,9 @@ class VectorDiffusion:
     clamped: float | None = None
     """Up to this time each step's guess is moved to the nearest word, in the bound as in writing; 0 is never, None as
     long as the noisy vectors themselves tell the word."""
+
+    def __post_init__(self) -> None:
+        _require_steps(self.num_steps)
 
 
 @dataclass(frozen=True)

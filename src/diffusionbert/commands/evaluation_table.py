@@ -108,7 +108,8 @@ def _protocol(found: Assessment) -> Iterator[str]:
     data = found.material.to_json()
     yield (
         f"on {data['num_sentences']:,} of {data['num_in_corpus']:,} sentences of {data['corpus']} "
-        f"(split {data['split']}), sha256 {data['sha256'][:16]}; weights {(found.weights_sha256 or 'unknown')[:16]}"
+        f"(split {data['split']}); sha256 of the scored sentences {data['sha256'][:16]}, of all its sentences "
+        f"{data['corpus_sha256'][:16]}, of the weights {(found.weights_sha256 or 'unknown')[:16]}"
     )
     for name, estimate in found.likelihoods.items():
         card = estimate.protocol
