@@ -480,6 +480,16 @@ def test_rewriting_without_a_word_hides_it(model):
         assert sum(same) >= 8  # that word and one more were hidden
 
 
+def test_rewriting_without_a_word_hides_it_wherever_it_stands():
+    """Where a space is part of a piece, a sentence's first word is another piece; one too long for it is in none."""
+    model = load(plain_roberta())
+    for seed in range(4):
+        task = Task(
+            2, rewrite="king saw a king .", strength=0.1, forbid=("king", "antidisestablishment" * 3), seed=seed
+        )
+        assert not any(has_word(text, "king") for text in texts(model, task))
+
+
 @pytest.mark.parametrize("algorithm", OF_MASKS)
 def test_the_same_seed_gives_the_same_text(model, algorithm):
     sampling = Sampling(algorithm, steps=8)
