@@ -262,8 +262,8 @@ def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys):
         "top-k 30",
         "MDLM",
         "NOT what it was trained for",
-        f"sha256 of the scored sentences {plain['data']['sha256'][:16]}",
-        f"of all its sentences {plain['data']['corpus_sha256'][:16]}",
+        f"split {plain['data']['split']}, sha256 {plain['data']['corpus_sha256'][:12]}",  # as compare calls it
+        f"of those {plain['data']['num_sentences']} alone {plain['data']['sha256'][:12]}",
     ):
         assert words in said
 

@@ -353,12 +353,7 @@ def test_what_all_agree_on_is_said_once(systems):
     table = compare([systems.add("one"), systems.add("two", {}, notes=("none",))])
     protocol = table.footnotes[-1][1]
     for words in (
-        *(
-            "60 sentences",
-            "text: test.txt, split all, sha256 of all its sentences",
-            "length: given",
-            "special tokens: not counted",
-        ),
+        *("60 sentences", "text: test.txt, split all, sha256", "length: given", "special tokens: not counted"),
         *("single sentences", "samples: 40 of length 64", "top-k: 30", "top-p: off", "sampling steps: 128", "95 %"),
     ):
         assert words in protocol

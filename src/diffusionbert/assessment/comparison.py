@@ -399,9 +399,7 @@ def _grouped(said: dict[str, str]) -> str:
 def _card(report: dict[str, Any]) -> dict[str, str]:
     """What must agree for numbers to be taken at face value, in words."""
     data, sampling, speed = report["data"], report["sampling"], report["speed"]
-    card = {
-        "text": f"{data['corpus']}, split {data['split']}, sha256 of all its sentences {data['corpus_sha256'][:16]}"
-    }
+    card = {"text": f"{data['corpus']}, split {data['split']}, sha256 {data['corpus_sha256'][:12]}"}
     if report["likelihoods"]:
         protocol = next(iter(report["likelihoods"].values()))["protocol"]
         card |= {
