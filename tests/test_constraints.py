@@ -261,8 +261,9 @@ def test_words_are_placed_beside_what_is_given_and_forbidden():
     canvas, belief = Batch.of(tokens, free), random_belief(5, 3, 4)
     placed = place_words(Constrained(belief, forbidden=[(0, 1)], included=[(2,)]), canvas, 3, seed=0)
     assert placed.tokens.tolist() == [[0, 1, 2, 0, 1]]
-    with pytest.raises(ValueError, match="do not fit the 1 free places"):
-        place_words(Constrained(belief, forbidden=[(0, 1), (1, 2)], included=[(2,)]), canvas, 3, seed=0)
+    for crossing in ((1, 2), (2, 0)):  # a part of it is given, on the left or on the right
+        with pytest.raises(ValueError, match="do not fit the 1 free places"):
+            place_words(Constrained(belief, forbidden=[(0, 1), crossing], included=[(2,)]), canvas, 3, seed=0)
 
 
 # Included words

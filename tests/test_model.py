@@ -35,6 +35,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import diffusionbert
 from diffusionbert import model as model_module
+from diffusionbert import tasks
 from diffusionbert.building import scoring
 from diffusionbert.method import Likelihood
 from diffusionbert.model import BUNDLED, Model, load
@@ -470,6 +471,16 @@ def test_a_word_is_forbidden_however_it_could_be_spelled():
         task = Task(64, length=12, forbid=forbidden, seed=seed)
         for text in texts(model_of("linear"), task, Sampling(steps=8, temperature=3.0)):
             assert not any(has_word(text, word) for word in forbidden), text
+
+
+def test_a_word_is_written_where_not_all_of_it_is_given():
+    given = len("the king")
+    assert tasks.has_word("the king saw", "King")
+    assert not tasks.has_word("the king saw", "king", given)
+    assert not tasks.has_word("the king saw", "kin")
+    assert tasks.has_word("the king saw", "king saw", given)
+    assert tasks.has_word("the king saw the king .", "the king", given)
+    assert tasks.has_word("a a a", "a a", given=3)  # once given, and once more across its end
 
 
 def test_rewriting_without_a_word_hides_it(model):
