@@ -21,23 +21,24 @@ GATHERED = ("text", "likelihood", "training", "assessment", "paper")
 # direction. Networks know nothing of noise, processes nothing of networks, training nothing of concrete methods.
 MAY_IMPORT = {
     "errors": "",
+    "hub": "",
     # the mathematics
     "shapes": "",
-    "noise": "shapes",
+    "noise": "errors shapes",
     "schedules": "shapes",
     "proposals": "shapes",
     "categorical": "shapes",
     "processes": "shapes noise schedules categorical",
     # the networks
     "conditioning": "shapes",
-    "networks": "errors shapes conditioning",
+    "networks": "errors hub shapes conditioning",
     "original": "errors",
     # the contract, and what meets it
     "method": "shapes noise",
     "methods": "shapes noise schedules proposals categorical processes networks method",
     "walking": "shapes noise schedules categorical processes networks method",
     "samplers": "shapes noise schedules categorical processes networks method walking",
-    "sampling": "schedules categorical processes networks method samplers",
+    "sampling": "errors schedules categorical processes networks method samplers",
     "constraints": "shapes noise networks",
     "filling": "shapes noise categorical networks constraints",
     "blanks": "shapes categorical networks filling",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "reading": "",
     "sources": "errors reading",
     "corpus": "reading sources",
-    "vocabulary": "errors shapes reading",
+    "vocabulary": "errors hub shapes reading",
     "encoded": "shapes reading corpus vocabulary",
     "canvas": "shapes noise reading vocabulary",
     # what numbers mean
@@ -54,7 +55,7 @@ MAY_IMPORT = {
     "intervals": "",
     "protocol": "intervals",
     "scores": "shapes method intervals protocol",
-    "evaluation": "shapes noise method batches protocol scores",
+    "evaluation": "errors shapes noise method batches protocol scores",
     # training
     "settings": "batches",
     "progress": "",
@@ -70,15 +71,15 @@ MAY_IMPORT = {
     "systems": "schedules proposals methods sampling experiments presets",
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
-    "model_folder": "errors networks processes method vocabulary checkpoints experiments building",
+    "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
     "runs": "errors method reading sources corpus vocabulary encoded batches settings checkpoints standing trainer "
     "recipe experiments building model_folder",
-    "tasks": "method protocol",
-    "model": "errors shapes tasks categorical networks method sampling constraints filling blanks canvas checkpoints "
-    "metrics protocol scores evaluation experiments building model_folder",
+    "tasks": "errors method protocol",
+    "model": "errors hub shapes tasks categorical networks method sampling constraints filling blanks canvas "
+    "checkpoints metrics protocol scores evaluation experiments building model_folder",
     "terminal": "tasks",
     # what is said of a model
-    "judges": "errors networks intervals batches",
+    "judges": "errors hub intervals batches",
     "conventions": "shapes intervals scores",
     "material": "reading sources corpus vocabulary experiments",
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "

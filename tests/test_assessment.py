@@ -262,7 +262,8 @@ def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, t
         "top-k 30",
         "MDLM",
         "NOT what it was trained for",
-        plain["data"]["sha256"][:16],
+        f"split {plain['data']['split']}, sha256 {plain['data']['corpus_sha256'][:12]}",  # as compare calls it
+        f"of those {plain['data']['num_sentences']} alone {plain['data']['sha256'][:12]}",
     ):
         assert words in said
 
@@ -364,7 +365,8 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=pydoc", "--judge=no/such-judge"], "no/such-judge"),
         (["--data=pydoc", "--precision=fine"], "--precision"),
         (["--data=pydoc", "--precision=0"], "precision"),
-        (["--data=pydoc", "--max-draws=1"], "draws"),
+        (["--data=pydoc", "--max-draws=1"], "--max-draws must be at least 2, given 1"),
+        (["--data=pydoc", "--max-draws=0"], "--max-draws must be at least 2, given 0"),
         (["--data=pydoc", "--sampler=magic"], "magic"),
         (["--data=pydoc", "--split=test"], "test split"),
         (["--data=pydoc", "--field=text"], "JSONL"),

@@ -29,6 +29,7 @@ from tiny_models import (
     trained_run,
 )
 
+import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli import Command, main
 from diffusionbert.model import Model
@@ -242,6 +243,24 @@ def test_forbidden_words_are_not_filled_in(objects, tiny):
                                                                    "paris", *tiny)]  # fmt: skip
 
 
+def test_a_word_of_the_text_itself_may_be_forbidden_as_a_filling(objects, tiny):
+    text = "the king saw [MASK] city of paris today ."
+    assert objects("fill", text, *tiny)[0]["fillings"] == ["the"]
+    for each in objects("fill", text, "--alternatives", "9", "--forbid", "the", "king", *tiny):
+        assert each["text"].startswith("the king saw ")
+        assert each["fillings"][0] not in ("the", "king")
+
+
+def test_a_prompt_may_have_what_must_not_be_written(objects, tiny):
+    options = ["-n", "12", "--length", "12", "--prompt", "the old king", "--forbid", "the", "king", "king saw"]
+    for each in objects("generate", *options, *tiny):
+        assert each["text"].startswith("the old king ")
+        rest = each["text"].removeprefix("the old king ")
+        assert not has_word(rest, "the")
+        assert not has_word(rest, "king")
+        assert not rest.startswith("saw")
+
+
 # ---- score ----------------------------------------------------------------------------------------------------------
 
 
@@ -335,6 +354,10 @@ def test_help_has_an_example_that_is_understood(capsys, command):
     assert printed.err == ""
 
 
+def test_the_version_is_told(run):
+    assert run("--version") == f"diffusionbert {diffusionbert.__version__}\n"
+
+
 QUICK = """
 import contextlib, io, resource, sys
 import diffusionbert
@@ -406,23 +429,22 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, arguments, messag
         (["--temperature", "nan"], "temperature"),
         (["--top-p", "2"], "top_p"),
         (["--top-p", "0"], "top_p"),
-        (["--top-k=-1"], "top_k"),
+        (["--top-k=-1"], "--top-k must be at least 1, given -1; 0 keeps all words"),
         (["--threshold", "0.5"], "confidence"),
         (["--threshold", "5", "--sampler", "confidence"], "threshold"),
         (["--remasking", "0.5"], "remasking"),
-        (["--remasking", "5", "--sampler", "remasking"], "5"),
+        (["--remasking", "5", "--sampler", "remasking"], "remasking must lie in [0, 1], given 5.0"),
         (["--block", "0"], "block"),
         (["--block", "30", "--length", "60"], "block"),
         (["--block", "5", "--length", "60", "--include", "river"], "included"),
         (["--prompt", "the old king saw", "--length", "3"], "5 or more"),
         (["--prompt", "the old king saw", "--length", "2-4"], "2-4"),
-        (["--prompt", "the king", "--forbid", "king", "--length", "6"], "'king'"),
         (["--prompt", "caf\udce9", "--length", "6"], "UTF-8"),
         (["--include", "king", "--forbid", "King"], "'king'"),
         (["--include", "old king", "--forbid", "king", "--length", "6"], "'king'"),
         (["--include", "a", "an", "river", "sea", "--length", "3"], "4 words"),
         (["--include", "antidisestablishmentarianism", "--length", "3"], "free places"),
-        (["--include", ""], "''"),
+        (["--include", ""], "'' is no word to include or forbid"),
         (["--include", "🙂", "--length", "6"], "🙂"),
         (["--forbid", "🙂", "--length", "6"], "🙂"),
         (["--from", ""], "nothing to rewrite"),
@@ -455,11 +477,14 @@ def test_generate_refuses_in_one_line(wrong, tiny, options, message):
         (["the [CLS] [MASK] ."], "special tokens"),
         (["king " * 30 + "[MASK]"], "more than the 22"),
         (["the [BLANK] .", "--longest", "0"], "longest"),
-        (["the [BLANK] .", "--longest", "50"], "more than the 22"),
+        (
+            ["the [BLANK] .", "--longest", "50"],
+            "longest is 50, too large by 30: in 'the [BLANK] .'",
+        ),
+        (["[BLANK] the [BLANK] .", "--longest", "11"], "too large by 1"),
         (["the [MASK] .", "--alternatives", "0"], "alternatives"),
         (["the [MASK] .", "--alternatives=-1"], "alternatives"),
-        (["the [MASK] .", "--forbid", "the"], "'the'"),
-        (["the [MASK] .", "--forbid", ""], "''"),
+        (["the [MASK] .", "--forbid", ""], "'' is no word to include or forbid"),
         (["caf\udce9 [MASK] ."], "UTF-8"),
         (["the [MASK] .", "--device", "cuda:99"], "cuda:99"),
     ],
@@ -525,6 +550,11 @@ def test_a_folder_two_sources_and_a_bad_stdin_are_refused(wrong, tiny, tmp_path,
 @pytest.mark.parametrize("name", ["nothing-here", "no/such-model", "no such model", "x" * 300])
 def test_a_model_that_is_not_there_is_refused_in_one_line(wrong, command, name):
     assert "no model at" in wrong(*command, "--model", name)
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_of_a_model_is_refused_in_one_line(wrong, name):
+    assert "the name of the model is empty" in wrong("info", "--model", name)
 
 
 @pytest.mark.parametrize("command", [["generate"], ["fill", "a [MASK] ."], ["score", "a ."], ["info"]], ids=" ".join)

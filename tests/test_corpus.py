@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from diffusionbert.text import reading
-from diffusionbert.text.corpus import Corpus, Report, parse_corpus
+from diffusionbert.text.corpus import Corpus, Report, parse_corpus, parse_source
 from diffusionbert.text.reading import Cleaning, Pair, bounded_lines, detokenise
 from diffusionbert.text.sources import Split
 
@@ -175,12 +175,25 @@ def test_pairs_of_two_columns(tmp_path):
 
 
 def test_an_empty_corpus_says_why(tmp_path):
-    with pytest.raises(ValueError, match=r"all split of this corpus is empty \(0 kept; 2 skipped: 2 empty \(first at"):
+    with pytest.raises(ValueError, match=r"^'.*a\.txt' is empty \(0 kept; 2 skipped: 2 empty \(first at"):
         read_all(write(tmp_path / "a.txt", "\n\n"))
-    with pytest.raises(ValueError, match=r"all split of this corpus is empty \(0 kept\): give UTF-8 text"):
-        read_all(write(tmp_path / "b.txt", ""))
-    with pytest.raises(ValueError, match=r"validation split .*1 in another split\): .*name a validation corpus"):
-        read(parse_corpus(write(tmp_path / "c.txt", "only one\n"), Split.VALIDATION))
+    nothing, few = write(tmp_path / "b.txt", ""), write(tmp_path / "c.txt", "only one\n")
+    for split, part_of in ((Split.ALL, ""), (Split.TRAIN, "the train split of ")):
+        message = rf"^{part_of}'.*b\.txt' is empty \(0 kept\): give UTF-8 text, one sentence a line$"
+        with pytest.raises(ValueError, match=message):
+            read(parse_corpus(nothing, split))
+    message = r"^the validation split of '.*c\.txt' is empty .*1 in another split\): .*--validation FILE"
+    with pytest.raises(ValueError, match=message):
+        read(parse_corpus(few, Split.VALIDATION))
+    with pytest.raises(ValueError, match=r"a\.txt' and 1 other files is empty"):
+        read_all(str(tmp_path / "[ab].txt"))
+
+
+def test_sources_are_called_as_people_name_them():
+    assert str(parse_source("hf:squad:plain")) == "'hf:squad:plain'"
+    assert str(parse_source("hf:squad")) == "'hf:squad'"
+    assert str(parse_source("lm1b:there")) == "'lm1b:there'"
+    assert str(parse_source("pydoc")) == "'pydoc'"
 
 
 def test_a_file_without_line_ends_stays_within_its_bounds(tmp_path, monkeypatch):

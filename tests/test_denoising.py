@@ -17,7 +17,6 @@ from diffusionbert.paper.denoising import (
     to_json,
     to_latex,
     to_markdown,
-    to_text,
 )
 from diffusionbert.tasks import Moment
 
@@ -158,19 +157,7 @@ def test_latex_escapes_balances_and_spans_rows():
     assert text.endswith("\\bottomrule\n\\end{tabular}\n")
 
 
-def test_plain_text_lines_up():
-    assert to_text(denoising_table({"one": WRITING, "two": WRITING[-1:]}, 2)) == (
-        "one\n"
-        "  t = 1.00  0 calls  [MASK] [MASK] [MASK] [MASK]\n"
-        "  t = 0.00  4 calls  *the dog barks .*\n"
-        "\n"
-        "two\n"
-        "  t = 0.00  4 calls  the dog barks .\n"
-    )
-    assert "  t = 0.00   1 call   *a_b | 5% $*\n" in to_text(NASTY)
-
-
-@pytest.mark.parametrize("form", [to_text, to_markdown, to_latex])
+@pytest.mark.parametrize("form", [to_markdown, to_latex])
 def test_words_cannot_break_a_line_nor_steer_a_terminal(form):
     states = [Moment(1.0, 0, (None, None, None), ""), Moment(0.0, 1, ("a\nb", "\x1b[31m", "\n"), "")]
     tame = [Moment(1.0, 0, (None, None, None), ""), Moment(0.0, 1, ("a b", "[31m"), "")]

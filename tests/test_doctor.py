@@ -388,6 +388,7 @@ def test_the_bundled_model_is_healthy(bundled):
     diagnosis = diagnose(case)
     assert diagnosis.findings == ()
     assert diagnosis.symptoms.network_nats < 0.85 * diagnosis.symptoms.unigram_nats
+    assert diagnosis.symptoms.network_texts == "8 texts of its own, 4 draws each"
     assert diagnosis.symptoms.round_trip > 0.97
     assert len(case.texts) == 8
     assert all(len(row) == 16 for row in case.written)
@@ -408,6 +409,8 @@ def test_an_untrained_network_is_diagnosed(sentences):
     for corpus in ([], sorted(sentences, key=len)[:8]):
         found = diagnose(examine(model, Task(1, 12), Sampling(steps=12, top_k=1), corpus=corpus)).findings
         assert found[0].code == "untrained-network"
+        texts = "8 sentences of the corpus" if corpus else "8 texts of its own"
+        assert f"nats a token ({texts}, 4 draws each), no fewer than" in found[0].what
 
 
 @pytest.fixture(scope="module")
@@ -467,6 +470,7 @@ def test_the_command_says_what_why_and_which_flag(quick, tmp_path, capsys):
     file.write_text("the . the . the . the .\n" * 20, encoding="utf-8")
     run(f"--samples={file}")
     shown = capsys.readouterr().out
+    assert "network, nats a token (8 texts of its own, 4 draws each)" in shown
     assert "repetition (poor)" in shown
     assert "what" in shown
     assert "try  --temperature 1 --top-k 30" in shown

@@ -11,16 +11,19 @@ import pytest
 import torch
 import tyro
 from test_architecture import GATHERED
+from tiny_models import bundled
 
 import diffusionbert
+from diffusionbert import model
 from diffusionbert.building import Lexicon, own_objective
-from diffusionbert.cli import Command
+from diffusionbert.cli import Command, main
 from diffusionbert.experiments import Data, Experiment, LearnedDiffusion, NextWord, StepUnrolling, VectorDiffusion
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import MAIN, TARGETS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(diffusionbert.__file__).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
@@ -58,6 +61,33 @@ def row_of(name: str) -> SystemRow:
 @pytest.mark.parametrize("command", commands(METHODS), ids=" ".join)
 def test_the_commands_of_the_methods_are_understood(command):
     tyro.cli(Command, args=command)
+
+
+@pytest.mark.parametrize("command", commands(README), ids=" ".join)
+def test_the_commands_of_the_readme_are_understood_and_those_of_the_model_inside_work(command, capsys, monkeypatch):
+    """The others train, or read what was trained; `test_commands.py` and its peers do that with small models."""
+    if command[0] not in ("generate", "fill", "score"):
+        tyro.cli(Command, args=command)
+        return
+    monkeypatch.setattr(model, "load", lambda name, device: bundled())
+    capsys.readouterr()
+    main(command)
+    printed = capsys.readouterr()
+    assert printed.out.strip()
+    assert not printed.err
+    if word := option(command, "--include"):
+        assert word in printed.out
+
+
+def test_the_readme_shows_every_way_of_using_the_model_inside():
+    assert {command[0] for command in commands(README)} > {"generate", "fill", "score"}
+
+
+def test_the_python_of_the_readme_works(capsys, monkeypatch):
+    [code] = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    monkeypatch.setattr(diffusionbert, "load", bundled, raising=False)
+    exec(compile(code, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) > 10
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -35,6 +35,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import diffusionbert
 from diffusionbert import model as model_module
+from diffusionbert import tasks
 from diffusionbert.building import scoring
 from diffusionbert.method import Likelihood
 from diffusionbert.model import BUNDLED, Model, load
@@ -228,6 +229,7 @@ NEEDS_MASKS = {
     Algorithm.ENTROPY,
     Algorithm.MASK_PREDICT,
     Algorithm.REMASKING,
+    Algorithm.REMASKING_RESCALE,
     Algorithm.GIBBS,
     Algorithm.GIBBS_LEFT_TO_RIGHT,
 }
@@ -239,8 +241,8 @@ OWN_WAYS = {"unrolled": "refining", "vectors": "ancestral", "decoder": "left-to-
 REFUSED = {
     "uniform": NEEDS_MASKS,
     "uniform-layers": NEEDS_MASKS,
-    "spindle-sentence": {Algorithm.REMASKING},
-    "spindle-paper": {Algorithm.REMASKING},
+    "spindle-sentence": {Algorithm.REMASKING, Algorithm.REMASKING_RESCALE},
+    "spindle-paper": {Algorithm.REMASKING, Algorithm.REMASKING_RESCALE},
 }
 
 
@@ -471,12 +473,32 @@ def test_a_word_is_forbidden_however_it_could_be_spelled():
             assert not any(has_word(text, word) for word in forbidden), text
 
 
+def test_a_word_is_written_where_not_all_of_it_is_given():
+    given = len("the king")
+    assert tasks.has_word("the king saw", "King")
+    assert not tasks.has_word("the king saw", "king", given)
+    assert not tasks.has_word("the king saw", "kin")
+    assert tasks.has_word("the king saw", "king saw", given)
+    assert tasks.has_word("the king saw the king .", "the king", given)
+    assert tasks.has_word("a a a", "a a", given=3)  # once given, and once more across its end
+
+
 def test_rewriting_without_a_word_hides_it(model):
     for seed in range(6):
         *_, last = model.watch(Task(rewrite=SENTENCE, strength=0.1, forbid=("paris",), seed=seed), FEW)
         same = [new == old for new, old in zip(last.pieces, SENTENCE.split(), strict=True)]
         assert not same[SENTENCE.split().index("paris")]
         assert sum(same) >= 8  # that word and one more were hidden
+
+
+def test_rewriting_without_a_word_hides_it_wherever_it_stands():
+    """Where a space is part of a piece, a sentence's first word is another piece; one too long for it is in none."""
+    model = load(plain_roberta())
+    for seed in range(4):
+        task = Task(
+            2, rewrite="king saw a king .", strength=0.1, forbid=("king", "antidisestablishment" * 3), seed=seed
+        )
+        assert not any(has_word(text, "king") for text in texts(model, task))
 
 
 @pytest.mark.parametrize("algorithm", OF_MASKS)
@@ -546,6 +568,8 @@ def test_stream_yields_every_state_from_all_hidden_to_none(model):
         ({"number": -1}, "1 to"),
         ({"number": 10**9}, "1 to"),
         ({"include": ("king",), "forbid": ("King",)}, "king"),
+        ({"include": ("king", "")}, "'' is no word"),
+        ({"forbid": (" ",)}, "' ' is no word"),
         ({"rewrite": SENTENCE, "length": 4}, "rewritten"),
         ({"rewrite": SENTENCE, "prompt": "the"}, "rewritten"),
     ],
@@ -567,11 +591,9 @@ def test_a_contradictory_task_is_refused_when_it_is_made(task, message):
         ({"length": 3, "prompt": "the old king saw"}, "5 or more"),
         ({"prompt": "king " * 40}, "no room"),
         ({"include": ("a", "an", "river", "sea"), "length": 3}, "4 words"),
-        ({"include": ("",), "length": 5}, "''"),
         ({"include": ("🙂",), "length": 5}, "🙂"),
         ({"forbid": ("🙂",), "length": 5}, "🙂"),
         ({"include": ("old king",), "forbid": ("king",), "length": 5}, "'king'"),
-        ({"prompt": "the king", "forbid": ("king",), "length": 5}, "'king'"),
         ({"rewrite": "", "length": None}, "nothing to rewrite"),
         ({"rewrite": SENTENCE, "strength": 0.0}, "strength"),
         ({"rewrite": "king " * 40}, "more than the 22"),
@@ -746,10 +768,11 @@ def test_forbidden_words_fill_no_blank(model):
         ("", {}, "nothing to fill"),
         ("the [MASK] [SEP] .", {}, "special tokens"),
         ("[MASK] " * 23, {}, "23.*more than the 22"),
-        ("king " * 20 + "[BLANK]", {}, "more than the 22"),
+        ("king " * 20 + "[BLANK]", {}, "longest is 4, too large by 2"),
+        ("king " * 22 + "[BLANK]", {}, "23 tokens, more than the 22.*shorten it"),
         ("the [MASK] .", {"alternatives": 0}, "alternatives"),
         ("the [BLANK] .", {"longest": 0}, "longest"),
-        ("the [MASK] .", {"forbid": ["the"]}, "'the'"),
+        ("the [BLANK] .", {"longest": 21}, "too large by 1.*room for 20"),
         ("caf\udce9 [MASK]", {}, "UTF-8"),
     ],
 )
@@ -758,9 +781,93 @@ def test_what_cannot_be_filled_is_refused(model, text, options, message):
         model.fillings(text, **options)
 
 
+def test_a_blank_may_be_as_long_as_there_is_room(model):
+    assert len(model.fillings("king " * 10 + "[BLANK] [MASK] [BLANK]", 1, longest=5)) == 1
+
+
 def test_the_bundled_model_knows_a_capital():
     [best, *_] = bundled().fillings("paris is the capital of [MASK] .", 3)
     assert best.fillings == ("france",)
+
+
+# ---- values of another kind --------------------------------------------------------------------------------------
+
+KINDS_OF_VALUES = """
+import sys
+import diffusionbert
+
+def said(ask):
+    try:
+        ask()
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("it was accepted")
+
+model = diffusionbert.load(sys.argv[1])
+for ask in (
+    lambda: model.generate(length="8"),
+    lambda: model.generate(length=8.0),
+    lambda: model.generate(length=(1, 2, 3)),
+    lambda: model.generate("3"),
+    lambda: model.generate(prompt=None),
+    lambda: model.generate(seed=1.5),
+    lambda: model.generate(include=3),
+    lambda: model.generate(forbid=[3]),
+    lambda: model.generate(steps="4"),
+    lambda: model.generate(top_k="all"),
+    lambda: model.generate(top_k=0),
+    lambda: next(model.stream(seed="0")),
+    lambda: model.rewrite(3),
+    lambda: model.fill(["a [MASK] ."]),
+    lambda: model.fill(None),
+    lambda: model.fill("a [MASK] .", seed=0.5),
+    lambda: model.score(3),
+    lambda: model.score([3]),
+    lambda: model.score("the king ."),
+    lambda: model.score(["the king ."], seed=0.5),
+    lambda: diffusionbert.load(3),
+    lambda: diffusionbert.load(""),
+):
+    print(said(ask))
+import numpy
+few = model.generate(numpy.int64(2), length=numpy.int64(5), seed=numpy.int64(3), steps=numpy.int64(4))
+assert few == model.generate(2, length=5, seed=3, steps=4)
+scores = model.score(text for text in ["the king .", "nobody ."])
+assert [score.text for score in scores] == ["the king .", "nobody ."]
+"""
+
+
+def test_values_of_another_kind_are_refused_in_one_line_or_taken_for_what_they_mean():
+    """In a process of its own: here the types are checked by the tests themselves, which nobody else has."""
+    command = [sys.executable, "-c", KINDS_OF_VALUES, str(run_of("linear"))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    whole = "a whole number, given"
+    assert done.stdout.splitlines() == [
+        "TypeError: length must be a whole number, a pair (10, 30), or None, given '8' (str)",
+        "TypeError: length must be a whole number, a pair (10, 30), or None, given 8.0 (float)",
+        "TypeError: length must be a whole number, a pair (10, 30), or None, given (1, 2, 3) (tuple)",
+        f"TypeError: number must be {whole} '3' (str)",
+        "TypeError: prompt must be a text, given None (NoneType)",
+        f"TypeError: seed must be {whole} 1.5 (float)",
+        "TypeError: words to include or forbid must be a list, given 3 (int)",
+        "TypeError: a word to include or forbid must be a text, given 3 (int)",
+        f"TypeError: steps must be {whole} '4' (str)",
+        "TypeError: top_k must be a whole number or None, given 'all' (str)",
+        "ValueError: top_k must be at least 1, given 0; None keeps all words",
+        "TypeError: seed must be a whole number, given '0' (str)",
+        "TypeError: rewrite must be a text or None, given 3 (int)",
+        "TypeError: what is filled must be a text; fill several one by one, given ['a [MASK] .'] (list)",
+        "TypeError: what is filled must be a text; fill several one by one, given None (NoneType)",
+        f"TypeError: seed must be {whole} 0.5 (float)",
+        "TypeError: what is scored must be a list of sentences, given 3 (int)",
+        "TypeError: a sentence must be a text, given 3 (int)",
+        "ValueError: a list of one or more sentences is expected, given 'the king .'",
+        f"TypeError: seed must be {whole} 0.5 (float)",
+        "TypeError: a model must be a folder or a name on the Hub, given 3 (int)",
+        "ValueError: the name of the model is empty; give a folder or a Hub name, or none for the model inside",
+    ]
 
 
 # ---- scoring --------------------------------------------------------------------------------------------------------

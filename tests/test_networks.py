@@ -20,13 +20,23 @@ from backbones import (
 )
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM, BartConfig, BertConfig, GPT2Config, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BartConfig,
+    BertConfig,
+    GPT2Config,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
+from diffusionbert import hub
 from diffusionbert.conditioning import PrefixTime, TimeAgnostic
 from diffusionbert.networks import Denoiser, Network, load_masked_lm
 from diffusionbert.networks.base import distribution
 from diffusionbert.shapes import Batch
+from diffusionbert.text.vocabulary import Vocabulary
 
 
 def agnostic(architecture: str) -> Denoiser:
@@ -238,18 +248,44 @@ def test_pickles_are_refused(tmp_path: Path):
 
 
 def test_whatever_cannot_be_opened_is_said_in_one_line(tmp_path: Path):
-    empty, no_weights, broken, torn = (tmp_path / name for name in ("empty", "no_weights", "broken", "torn"))
+    empty, no_weights, broken = (tmp_path / name for name in ("empty", "no_weights", "broken"))
     for folder in (empty, broken):
         folder.mkdir()
     BertConfig().save_pretrained(no_weights)
     (broken / "config.json").write_text("{")
-    saved(backbone_of("bert"), torn)
-    (torn / "model.safetensors").write_bytes(b"torn")
     expected = "no masked language model at .* expected a folder with config.json and model.safetensors, or a name"
-    for given in (empty, no_weights, broken, torn, str(tmp_path / "missing"), "no-such-model", "nobody/no-such-model"):
+    for given in (empty, no_weights, broken, str(tmp_path / "missing"), "no-such-model", "nobody/no-such-model"):
         with pytest.raises(ValueError, match=expected) as caught:
             load_masked_lm(given)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0, 1e-4, 0.5, 0.999])
+def test_weights_that_were_cut_short_are_called_damaged(tmp_path: Path, share: float):
+    saved(backbone_of("bert"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ValueError, match=r"model\.safetensors' is damaged \(.+\): copy it anew") as caught:
+        load_masked_lm(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_asked_for_once_and_not_file_by_file(monkeypatch):
+    """Without a connection, transformers would try for each file again and again, and say so."""
+    asked = []
+
+    def refused(name: str, **_: object) -> None:
+        asked.append(name)
+        raise ConnectionError("no connection")
+
+    monkeypatch.setattr(hub, "snapshot_download", refused)
+    for library in (AutoConfig, AutoTokenizer, AutoModelForMaskedLM):
+        monkeypatch.setattr(library, "from_pretrained", lambda *_, **__: pytest.fail("it was asked for by name"))
+    for opened in (load_masked_lm, Vocabulary.load):
+        with pytest.raises(ValueError, match=r"at 'no/such'.*\(no connection\)"):
+            opened("no/such")
+    assert asked == ["no/such", "no/such"]
 
 
 def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path: Path):

@@ -80,3 +80,11 @@ def test_stratified_slices_tile_the_interval_and_turn_with_the_step():
     # Over the steps, each row draws from everywhere.
     for row in drawn.T:
         assert stats.kstest(row.numpy(), "uniform").pvalue > 0.001
+
+
+def test_every_place_of_every_row_has_its_number():
+    tokens = torch.zeros(3, 5, dtype=torch.long)
+    batch = replace(Batch.of(tokens, tokens == 0), example=torch.tensor([4, 0, 9]))
+    numbers = Noise(2, step=1).per_place(batch, Purpose.WRITE)
+    assert torch.equal(numbers, Noise(2, step=1).uniform(batch.example, Purpose.WRITE, 5))
+    assert len(numbers.unique()) == 15

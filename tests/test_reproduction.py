@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_models import MAX_LENGTH, corpus, folder, run_of
 
+from diffusionbert import figures
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
@@ -368,6 +370,16 @@ def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1, said
         assert not (tmp_path / "none.png").exists()
+
+
+def test_runs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apart(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(figures, "convergence", lambda curves, path: called.extend(one.name for one in curves))
+    for parent in ("a", "b"):
+        shutil.copytree(run_of("linear"), tmp_path / parent / "x")
+    main(["plot", str(tmp_path / "a" / "x"), str(tmp_path / "b" / "x"), "--output=none.png"])
+    main(["plot", str(run_of("linear")), str(run_of("decoder")), "--output=none.png"])
+    assert called == ["a/x", "b/x", run_of("linear").name, run_of("decoder").name]
 
 
 def test_the_folder_one_stands_in_is_a_run_as_well(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.mask_predict import MaskPredict
-from diffusionbert.samplers.remasking import Remasking
+from diffusionbert.samplers.remasking import Remasking, Strategy
 from diffusionbert.samplers.renoising import Renoising
 from diffusionbert.samplers.skip_exact import SkipExact
 from diffusionbert.sampling import Algorithm, Sampling
@@ -33,6 +33,7 @@ ABSORBING_ONLY = [
     Algorithm.ENTROPY,
     Algorithm.MASK_PREDICT,
     Algorithm.REMASKING,
+    Algorithm.REMASKING_RESCALE,
 ]
 
 
@@ -61,11 +62,19 @@ def test_exact_takes_the_fewest_calls_that_are_right(process, time_agnostic, kin
         (Algorithm.ENTROPY, ConfidenceOrder),
         (Algorithm.MASK_PREDICT, MaskPredict),
         (Algorithm.REMASKING, Remasking),
+        (Algorithm.REMASKING_RESCALE, Remasking),
         (Algorithm.RENOISING, Renoising),
     ],
 )
 def test_a_name_becomes_its_algorithm(process, algorithm, kind):
     assert type(Sampling(algorithm).sampler(process, time_agnostic=True)) is kind
+
+
+def test_both_strategies_of_remasking_have_a_name():
+    for algorithm, strategy in ((Algorithm.REMASKING, Strategy.CAP), (Algorithm.REMASKING_RESCALE, Strategy.RESCALE)):
+        sampler = Sampling(algorithm, remasking=0.7).sampler(LINEAR, time_agnostic=True)
+        assert isinstance(sampler, Remasking)
+        assert (sampler.strategy, sampler.eta) == (strategy, 0.7)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +88,7 @@ def test_a_name_becomes_its_algorithm(process, algorithm, kind):
 def test_the_three_kinds_of_confidence_are_told_apart(algorithm, criterion):
     sampler = Sampling(algorithm, steps=7, threshold=0.0).sampler(LINEAR, time_agnostic=True, end=0.5)
     assert isinstance(sampler, ConfidenceOrder)
-    assert (sampler.criterion, sampler.num_steps, sampler.threshold, sampler.end) == (criterion, 7, 0.0, 0.5)
+    assert (sampler.criterion, sampler.num_steps, sampler.threshold, sampler.time.end) == (criterion, 7, 0.0, 0.5)
 
 
 def test_knobs_reach_the_sampler():
@@ -123,6 +132,10 @@ def test_blocks_refuse_other_noise():
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 2.0}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
+        ({"top_k": 0}, "top_k must be at least 1, given 0; None keeps all words"),
+        ({"remasking": 1.5}, r"remasking must lie in \[0, 1\], given 1.5"),
+        ({"remasking": -0.1}, "remasking must .* given -0.1"),
+        ({"remasking": math.nan}, "remasking must"),
         ({"threshold": 0.5}, "confidence"),
         ({"threshold": 0.5, "algorithm": Algorithm.MASK_PREDICT}, "confidence"),
     ],
@@ -138,8 +151,6 @@ def test_settings_that_make_no_sense_are_refused_when_they_are_made(wrong, messa
     [
         (Sampling(Algorithm.CONFIDENCE, threshold=5.0), "threshold"),
         (Sampling(Algorithm.ENTROPY, threshold=0.1), "threshold"),
-        (Sampling(Algorithm.REMASKING, remasking=1.5), "1.5"),
-        (Sampling(Algorithm.REMASKING, remasking=-0.1), "-0.1"),
         (Sampling(block=0), "block"),
         (Sampling(block=-4), "block"),
         (Sampling(block=8), "window"),

@@ -366,6 +366,8 @@ def refused(capsys, *arguments: str) -> str:
         (["--system=diffusionbert"], "starts from a masked language model; give one by --start"),
         (["--system=sundae", "--schedule=spindle"], "--schedule spindle is not for the system sundae"),
         (["--system=decoder", "--diffusion-steps=4"], "--diffusion-steps 4 is not for the system decoder"),
+        (["--system=d3pm", "--diffusion-steps=0"], "there cannot be 0 steps of diffusion"),
+        (["--system=diffusion-lm", "--diffusion-steps=-3"], "there cannot be -3 steps of diffusion"),
         (["--system=sundae", "--time=layers"], "is not for this method; leave it out"),
         (["--system=diffuseq"], "pairs"),
     ],

@@ -51,9 +51,9 @@ class Shaping:
                 f"temperature must be finite and above 0, given {self.temperature}; for the likeliest word use top_k=1"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, given {self.top_k}; leave it out to keep all words")
+            raise ValueError(f"top_k must be at least 1, given {self.top_k}; None keeps all words")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], given {self.top_p}; leave it out to keep all words")
+            raise ValueError(f"top_p must lie in (0, 1], given {self.top_p}; 1 keeps all words")
 
     def __call__(self, log_p: AskedLogProbs) -> AskedLogProbs:
         """Gives the shaped distribution, normalised."""

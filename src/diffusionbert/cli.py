@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import subcommand
 
+from diffusionbert import __version__
 from diffusionbert.commands.comparing import Compare
 from diffusionbert.commands.diagnosing import Doctor
 from diffusionbert.commands.evaluating import Evaluate
@@ -24,6 +25,7 @@ from diffusionbert.commands.scoring import Score
 from diffusionbert.commands.training import Pretrain, Train
 from diffusionbert.commands.writing import Fill, Generate
 
+ABOUT = "Masked language models that write; --version says which version this is."
 Command = (
     Annotated[Generate, subcommand(name="generate")]
     | Annotated[Fill, subcommand(name="fill")]
@@ -40,7 +42,10 @@ Command = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command."""
+    """Runs a command, or says which version this is."""
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"diffusionbert {__version__}")
+        return
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 loses nothing
     try:
@@ -61,7 +66,7 @@ def _parsed(arguments: list[str] | None) -> Any:
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            command: Any = tyro.cli(Command, prog="diffusionbert", args=arguments)
+            command: Any = tyro.cli(Command, prog="diffusionbert", args=arguments, description=ABOUT)
     except SystemExit as end:
         if not end.code:
             raise

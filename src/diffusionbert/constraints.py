@@ -17,6 +17,9 @@ looks at the tokens as they are). Uniform noise brings words of its own, but its
 network says. The rule sees what the network is shown: where a sampler shows a window of a long row, sequences that
 reach beyond the window are not seen.
 
+What is given is not written: a row's frozen text may contain what is forbidden. A sequence of which only a part is
+frozen is never completed.
+
 `place_words` writes the words that must appear where the network believes in them most, before sampling, and freezes
 them. Words are sequences of ids here: this module knows no strings.
 """
@@ -44,8 +47,8 @@ Row = tuple[int | None, ...]
 class Constrained(nn.Module):
     """A network that never believes in what would break a rule.
 
-    No forbidden sequence of ids ever appears. A word is the beginning of longer ones: forbidding the pieces of "art"
-    forbids "art ##ist", too.
+    No forbidden sequence of ids is ever written, nor completed where a part of it is given. A word is the beginning of
+    longer ones: forbidding the pieces of "art" forbids "art ##ist", too.
 
     Right after an included word no `continuation` piece is written, so that "art" does not become "artist". That
     holds wherever the word stands in the row: it is a rule about tokens and not about rows.
@@ -64,7 +67,7 @@ class Constrained(nn.Module):
     ):
         """`spelled` gives words to the messages of errors, where ids say little."""
         super().__init__()
-        self.network, self.spelled = network, spelled
+        self.network = network
         self.forbidden, self.included = _words(forbidden), _words(included)
         # Ids and not marks, because the network's vocabulary may be larger than the tokenizer's. No weights.
         ids = torch.zeros(0, dtype=torch.long) if continuation is None else continuation.nonzero()[:, 0]
@@ -105,17 +108,6 @@ class Constrained(nn.Module):
         log_f[glued, self.continuation] = -torch.inf
         return log_f
 
-    def require_possible(self, canvas: Batch) -> None:
-        """Raises ValueError if the frozen part of some row already contains what is forbidden."""
-        for word in self.forbidden:
-            stands = _aligned([(canvas.tokens == piece) & ~canvas.editable for piece in word]).all(dim=-1)
-            if bool(stands.any()):
-                row, place = stands.nonzero()[0].tolist()
-                raise ValueError(
-                    f"row {row} already contains the forbidden {self.spelled(word)}, from place {place} on: "
-                    "allow it, or change what is given"
-                )
-
 
 @torch.no_grad()
 def place_words(network: Constrained, canvas: Batch, mask_id: int, seed: int) -> Batch:
@@ -127,7 +119,6 @@ def place_words(network: Constrained, canvas: Batch, mask_id: int, seed: int) ->
     room to do the same. The network is then asked again for the next one. Every given word is placed, also one that
     already stands in the row's frozen text, and one given twice is placed twice.
     """
-    network.require_possible(canvas)
     words = sorted(network.included, key=len, reverse=True)
     if glued := [word for word in words if bool((network.continuation == word[0]).any())]:
         raise ValueError(f"word {list(glued[0])} begins with a piece that continues another word: give whole words")
@@ -198,8 +189,11 @@ class _Room:
         end = start + len(word)
         if row[start:end] != (None,) * len(word) or (end < len(row) and row[end] in self.continuation):
             return False
-        around = before + word + row[end : end + self.reach]
-        return not any(_contains(around, rule) for rule in self.forbidden)
+        # Only what has a part in this word: what stands around it may be given, and is not ours to forbid.
+        return not any(
+            _contains(before[max(0, len(before) - len(rule) + 1) :] + word + row[end : end + len(rule) - 1], rule)
+            for rule in self.forbidden
+        )
 
 
 def _losing(word: Word, tokens: Tokens, asked: Places, log_f: AskedLogProbs) -> list[Places]:

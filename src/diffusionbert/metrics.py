@@ -287,56 +287,6 @@ def token_entropy(samples: Sequence[str]) -> TokenEntropy:
     return TokenEntropy(_entropy(Counter(chain.from_iterable(split))), within)
 
 
-@final
-@dataclass(frozen=True)
-class FrequencySkew:
-    """How the most frequent words of a corpus fare in samples."""
-
-    in_samples: float
-    """Their share of the samples' words: far above the corpus's, samples are bland; far below, of another kind."""
-    in_corpus: float
-    distance: float
-    """½ Σ |difference of shares| over those words and the rest as one: the share of words that would have to change."""
-
-
-def frequency_skew(samples: Sequence[str], corpus: Sequence[str], top: int = 100) -> FrequencySkew:
-    """Shares of the corpus's `top` most frequent words, which few samples suffice to estimate, unlike a divergence."""
-    if top < 1:
-        raise ValueError(f"top must be at least 1 word, given {top}; 100 is usual")
-    found, expected = (
-        Counter(chain.from_iterable(_words(sentences, name)))
-        for sentences, name in ((samples, "samples"), (corpus, "corpus"))
-    )
-    # The word itself breaks ties, so that the order of the corpus does not matter.
-    frequent = sorted(expected, key=lambda word: (-expected[word], word))[:top]
-    p, q = (np.array([counts[word] for word in frequent]) / counts.total() for counts in (found, expected))
-    in_samples, in_corpus = float(p.sum()), float(q.sum())
-    return FrequencySkew(in_samples, in_corpus, float(np.abs(p - q).sum() + abs(in_samples - in_corpus)) / 2)
-
-
-@final
-@dataclass(frozen=True)
-class LengthMismatch:
-    """How the lengths of samples, in words, differ from those of a corpus."""
-
-    mean_in_samples: float
-    mean_in_corpus: float
-    distance: float
-    """Words to add or remove per sentence to make the histograms equal (Wasserstein-1); 0 only if they are."""
-
-
-def length_mismatch(samples: Sequence[str], corpus: Sequence[str]) -> LengthMismatch:
-    """Mean lengths and the distance between the two histograms of lengths."""
-    found, expected = (
-        np.array([len(sentence.split()) for sentence in _checked(sentences, name)])
-        for sentences, name in ((samples, "samples"), (corpus, "corpus"))
-    )
-    size = max(found.max(), expected.max()) + 1
-    shares = [np.bincount(lengths, minlength=size) / len(lengths) for lengths in (found, expected)]
-    distance = np.abs(np.cumsum(shares[0] - shares[1])).sum()
-    return LengthMismatch(float(found.mean()), float(expected.mean()), float(distance))
-
-
 def _entropy(counts: Counter[str]) -> float:
     shares = np.array(list(counts.values())) / max(counts.total(), 1)
     return float((shares * np.log(1 / shares)).sum())

@@ -1,15 +1,13 @@
 """What `load` returns: a model that generates, fills, rewrites, scores, and shows how it does so.
 
 Here strings meet tensors: texts become canvases (`canvas`), a sampler or a search writes on them, and what is written
-becomes text again. The command line and the page are thin shells around this object.
+becomes text again. The command line is a thin shell around this object.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -27,8 +24,9 @@ from diffusionbert.building import build, build_sampler, scoring, writes_on_mask
 from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
-from diffusionbert.errors import reason_of
+from diffusionbert.errors import reason_of, require_kind
 from diffusionbert.experiments import Diffusion, VectorDiffusion
+from diffusionbert.hub import MODEL, brought
 from diffusionbert.likelihood.evaluation import (
     UNSAID,
     Effort,
@@ -43,7 +41,7 @@ from diffusionbert.likelihood.scores import Estimate, Unit
 from diffusionbert.method import Method, Objective, State
 from diffusionbert.metrics import most_agreed
 from diffusionbert.model_folder import Opened, read_model, restore_beside
-from diffusionbert.networks import Backed, Denoiser, Network, quiet
+from diffusionbert.networks import Backed, Denoiser, Network
 from diffusionbert.sampling import Sampling
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
@@ -159,7 +157,7 @@ class Model:
             for number, row, calls in zip(missing.tolist(), last.tokens, last.calls.tolist(), strict=True):
                 own = self._own(row)
                 text = self._text(own, task.prompt)
-                if not any(has_word(text, word) for word in task.forbid):
+                if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
                     found[number] = Written(text, len(own), sampling.steps, int(calls), task.seed)
             if len(found) == len(canvas.tokens):
                 return [found[row] for row in range(len(canvas.tokens))]
@@ -215,8 +213,8 @@ class Model:
         return canvas
 
     def _lengths(self, task: Task) -> list[int]:
-        if isinstance(task.length, int):
-            return [task.length] * task.number
+        if not isinstance(task.length, tuple | None):
+            return [int(task.length)] * task.number
         histogram, given = self.length_histogram, num_tokens(self.vocabulary, task.prompt)
         if task.length is not None:
             low, high = task.length
@@ -298,23 +296,36 @@ class Model:
         """The best whole fillings of a text that were found, best first; a `[BLANK]` has 1 to `longest` tokens."""
         if longest < 1 or alternatives < 1:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
+        require_kind("what is filled", text, str, "a text; fill several one by one")
         self._require_single("fills")
         if not writes_on_masks(self.experiment):
             raise ValueError("this model does not write on [MASK], so it fills no blanks; use another model")
         task, given = Task(forbid=words_of(forbid)), Blanks(self.vocabulary, text)
-        gaps = [self._gap(given.canvas(width), text) for width in range(1, longest + 1 if BLANK in given.marks else 2)]
+        num_blanks = given.marks.count(BLANK)
+        self._require_room_for(given, num_blanks, longest)
+        gaps = [self._gap(given.canvas(width)) for width in range(1, longest + 1 if num_blanks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
         shaping, mask_id = Shaping(forbidden=self.lexicon.forbidden), self.vocabulary.mask_id
         special = pad(self.vocabulary.special, (0, len(self.network.writable) - self.vocabulary.size))
-        if BLANK in given.marks:
+        if num_blanks:
             found = fill_gaps(network, gaps, mask_id, alternatives, seed, shaping, special=special)[0][:alternatives]
         else:
             found = filling.fill(network, gaps[0].canvas, mask_id, alternatives, seed, shaping, special=special)[0]
         return [self._filled(given, gaps, filled) for filled in found]
 
-    def _gap(self, canvas: Batch, text: str) -> Gap:
+    def _require_room_for(self, given: Blanks, num_blanks: int, longest: int) -> None:
+        """Raises ValueError if a text, or its blanks at their longest, are more than the model reads."""
+        places = given.canvas(1).tokens.shape[1]
+        self._require_room(places, f"{given.text!r} has", "shorten it")
+        most = 1 + (self.max_places - places) // num_blanks if num_blanks else longest
+        if longest > most:
+            raise ValueError(
+                f"longest is {longest}, too large by {longest - most}: in {given.text!r} this model, which reads "
+                f"{self.max_length} tokens, has room for {most} in each [BLANK]"
+            )
+
+    def _gap(self, canvas: Batch) -> Gap:
         canvas = canvas.to(self.device)
-        self._require_room(canvas.tokens.shape[1], f"{text!r} has", "shorten it")
         context = ~canvas.editable & ~self.vocabulary.special.to(self.device)[canvas.tokens]
         length = (canvas.editable | context).sum(dim=1).cpu()
         histogram = self.length_histogram
@@ -331,11 +342,13 @@ class Model:
 
     # ---- score ------------------------------------------------------------------------------------------------------
 
-    def score(self, texts: Sequence[str], *, precision: float = 0.05, seed: int = 0) -> list[SentenceScore]:
+    def score(self, texts: Iterable[str], *, precision: float = 0.05, seed: int = 0) -> list[SentenceScore]:
         """How much each sentence surprises the model, each with an interval over draws.
 
         Draws go on until the perplexity of all sentences together is as precise as asked.
         """
+        require_kind("what is scored", texts, Iterable, "a list of sentences")
+        texts = texts if isinstance(texts, str) else list(texts)
         found = self.likelihood(texts, Effort(precision=precision, seed=seed), given=True)
         by_sentence = [found.scores.rows(torch.tensor([index])).given_rates() for index in range(len(texts))]
         return [
@@ -391,6 +404,8 @@ class Model:
     def _sentences(self, texts: Sequence[str]) -> Sentences:
         if not texts or isinstance(texts, str):
             raise ValueError(f"a list of one or more sentences is expected, given {texts!r}")
+        for text in texts:
+            require_kind("a sentence", text, str, "a text")
         self._require_single("scores")
         rows = Sentences(self.vocabulary, tuple(texts))
         empty = (rows.lengths <= self.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
@@ -417,23 +432,19 @@ class Model:
 
 def load(name_or_folder: str | Path | None = None, device: str | torch.device | None = None) -> Model:
     """Opens a model: the bundled one, a run folder, a model folder, any masked language model's folder or Hub name."""
+    require_kind("a model", name_or_folder, (str, Path, type(None)), "a folder or a name on the Hub")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if name_or_folder is None:
         return Model(read_model(BUNDLED), "bundled", chosen)
-    given = Path(name_or_folder)
-    folder = RunFolder(given).left_model() or given
-    if not os.path.isdir(folder):  # noqa: PTH112 - a name too long for a folder is no error here
-        folder = _downloaded(str(name_or_folder))
-    return Model(read_model(folder), str(name_or_folder), chosen)
-
-
-def _downloaded(name: str) -> Path:
-    """A model of the Hub, or of its cache where there is no connection."""
+    name = str(name_or_folder)
+    if not name.strip():
+        raise ValueError("the name of the model is empty; give a folder or a Hub name, or none for the model inside")
+    folder = RunFolder(Path(name)).left_model()
     try:
-        with quiet(bars=sys.stderr.isatty()):
-            return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]))
+        folder = folder or brought(name, MODEL)
     except Exception as error:  # no such name, no connection: one line in any case
         raise ValueError(
             f"no model at {name!r}: expected a run folder, a model's folder, or a name on the Hub and a connection to "
             f"it ({reason_of(error)})"
         ) from error
+    return Model(read_model(folder), name, chosen)

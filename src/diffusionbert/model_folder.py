@@ -38,8 +38,9 @@ from diffusionbert.experiments import (
     from_json,
     to_json,
 )
+from diffusionbert.hub import quiet
 from diffusionbert.method import Likelihood, Method
-from diffusionbert.networks import is_causal, quiet
+from diffusionbert.networks import is_causal
 from diffusionbert.processes import LearnedExponents
 from diffusionbert.text.vocabulary import Vocabulary
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from diffusionbert.shapes import Batch, Places, RowCounts, RowKeys, RowTimes, Values
+from diffusionbert.errors import require_kind
+from diffusionbert.shapes import Batch, PerPlace, Places, RowCounts, RowKeys, RowTimes, Values
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -66,6 +68,9 @@ class Noise:
     step: int | RowKeys = 0
     """One for all examples, or one for each: then one call draws for many steps."""
 
+    def __post_init__(self) -> None:
+        require_kind("seed", self.seed, Integral, "a whole number")
+
     def uniform(self, example: RowKeys, purpose: Purpose, *shape: int) -> Values:
         """Draws float64 numbers from the open interval (0, 1), a block of the given shape for each example."""
         count = math.prod(shape)
@@ -102,11 +107,13 @@ class Noise:
         edges = torch.arange(rows + 1, dtype=torch.float64, device=device) / max(rows, 1) + turn
         return replace(batch, strata=torch.stack([edges[:-1], edges[1:]], dim=1))
 
+    def per_place(self, batch: Batch, purpose: Purpose) -> PerPlace:
+        """Draws one number from (0, 1) for each place of each row."""
+        return self.uniform(batch.example, purpose, batch.tokens.shape[1])
+
     def chosen(self, batch: Batch, number: RowCounts) -> Places:
         """So many editable places of each row, every set of them alike."""
-        order = self.uniform(batch.example, Purpose.ORDER, batch.tokens.shape[1]).masked_fill(
-            ~batch.editable, torch.inf
-        )
+        order = self.per_place(batch, Purpose.ORDER).masked_fill(~batch.editable, torch.inf)
         return batch.editable & (order.argsort(dim=1).argsort(dim=1) < number[:, None])
 
     def normal(self, example: RowKeys, purpose: Purpose, *shape: int) -> Values:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Integral, Real
 
 from diffusionbert.categorical import Shaping
+from diffusionbert.errors import require_kind
 from diffusionbert.method import Sampler
 from diffusionbert.networks import Network
 from diffusionbert.processes import Absorbing, Process
@@ -46,7 +48,9 @@ class Algorithm(Enum):
     MASK_PREDICT = "mask-predict"
     """All words at once, then the least confident ones again."""
     REMASKING = "remasking"
-    """Written words may be hidden and corrected again, the schedule's law kept (ReMDM)."""
+    """Written words may be hidden and corrected again, the schedule's law kept (ReMDM, capped)."""
+    REMASKING_RESCALE = "remasking-rescale"
+    """The same by a share of the most that the law allows (ReMDM, rescaled)."""
     RENOISING = "renoising"
     """Each step guesses the whole text and hides some of it anew, as the paper's text describes."""
     GIBBS = "gibbs"
@@ -60,6 +64,7 @@ class Algorithm(Enum):
 
 
 _GIBBS = {Algorithm.GIBBS: Order.RANDOM, Algorithm.GIBBS_LEFT_TO_RIGHT: Order.LEFT_TO_RIGHT}
+_REMASKING = {Algorithm.REMASKING: Strategy.CAP, Algorithm.REMASKING_RESCALE: Strategy.RESCALE}
 _OTHERS = {Algorithm.REFINING: "trained by SUNDAE", Algorithm.LEFT_TO_RIGHT: "that is a decoder"}
 _BY_CONFIDENCE = {
     Algorithm.CONFIDENCE: Criterion.PROBABILITY,
@@ -80,16 +85,23 @@ class Sampling:
     threshold: float | None = None
     """By confidence alone: write all places that reach it at once."""
     remasking: float = 0.1
-    """By remasking alone: the highest probability, in one step, that a written word is hidden again."""
+    """By remasking alone: the highest probability, in one step, that a written word is hidden again; where it is
+    rescaled, the share of the highest that the schedule's law allows."""
     block: int | None = None
     """Write so many places at a time, from left to right."""
 
     def __post_init__(self) -> None:
+        require_kind("steps", self.steps, Integral, "a whole number")
+        require_kind("temperature", self.temperature, Real, "a number")
+        require_kind("top_k", self.top_k, (Integral, type(None)), "a whole number or None")
+        require_kind("top_p", self.top_p, (Real, type(None)), "a number or None")
         if not 1 <= self.steps <= MOST_STEPS:
             raise ValueError(f"writing takes 1 to {MOST_STEPS} steps, given {self.steps}; 128 is usual")
         if self.threshold is not None and self.algorithm not in _BY_CONFIDENCE:
             known = ", ".join(algorithm.value for algorithm in _BY_CONFIDENCE)
             raise ValueError(f"a threshold is for sampling by confidence ({known}), not for {self.algorithm.value}")
+        if not 0 <= self.remasking <= 1:
+            raise ValueError(f"remasking must lie in [0, 1], given {self.remasking}; 0 hides no written word again")
         self.shaping()  # refuses temperatures, top-k and top-p that make no sense
 
     def shaping(self, forbidden: tuple[int, ...] = ()) -> Shaping:
@@ -129,8 +141,8 @@ class Sampling:
         absorbing = _absorbing(process, f"the sampler {self.algorithm.value!r}")
         if self.algorithm in _GIBBS:
             return Gibbs(absorbing.mask_id, self.steps, _GIBBS[self.algorithm], shaping, end)
-        if self.algorithm is Algorithm.REMASKING:
-            return Remasking(absorbing, grid, self.remasking, Strategy.CAP, shaping=shaping)
+        if self.algorithm in _REMASKING:
+            return Remasking(absorbing, grid, self.remasking, _REMASKING[self.algorithm], shaping)
         if self.algorithm is Algorithm.MASK_PREDICT:
             return MaskPredict(absorbing, self.steps, shaping, end)
         return ConfidenceOrder(absorbing, self.steps, _BY_CONFIDENCE[self.algorithm], self.threshold, shaping, end)

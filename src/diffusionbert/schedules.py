@@ -203,8 +203,10 @@ class Spindle(NoiseSchedule):
 
 def uniform_grid(num_steps: int, end: float = 1.0) -> Grid:
     """The times 0, 1/T, …, 1 (or up to another end), between which T steps are made."""
-    if num_steps < 1 or not 0 < end <= 1:
-        raise ValueError(f"a grid needs at least one step and an end in (0, 1], given {num_steps} and {end}")
+    if num_steps < 1:
+        raise ValueError(f"there must be at least 1 step from noise to text, given {num_steps}; 128 is usual")
+    if not 0 < end <= 1:
+        raise ValueError(f"a grid of times must end in (0, 1], given {end}; 1 is pure noise")
     return torch.arange(num_steps + 1, dtype=torch.float64) / num_steps * end
 
 

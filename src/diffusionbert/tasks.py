@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
+from diffusionbert.errors import require_kind
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.method import Likelihood
 
@@ -15,12 +17,14 @@ def words_of(words: Sequence[str]) -> tuple[str, ...]:
     """A list of words; a string is a list of letters, which nobody means."""
     if isinstance(words, str):
         raise ValueError(f"a list of words is expected, given the string {words!r}; write [{words!r}]")
+    require_kind("words to include or forbid", words, Iterable, "a list")
     return tuple(words)
 
 
-def has_word(text: str, word: str) -> bool:
-    """Whether a word stands in a text by itself, in whatever case."""
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+def has_word(text: str, word: str, given: int = 0) -> bool:
+    """Whether a word stands in a text by itself, in whatever case, and not within so many first characters of it."""
+    found = re.finditer(rf"(?<!\w)(?={re.escape(word)}(?!\w))", text, re.IGNORECASE)  # also those that overlap
+    return any(match.start() + len(word) > given for match in found)
 
 
 MOST_TEXTS = 100_000
@@ -40,7 +44,7 @@ class Task:
     include: tuple[str, ...] = ()
     """Words that must occur, wherever."""
     forbid: tuple[str, ...] = ()
-    """Words that must not."""
+    """Words that must not be written; a prompt and a source may have them, and a rewriting replaces them."""
     rewrite: str | None = None
     """A sentence of which a share is hidden and written anew."""
     strength: float = 0.4
@@ -48,6 +52,7 @@ class Task:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         if not 1 <= self.number <= MOST_TEXTS:
             raise ValueError(f"1 to {MOST_TEXTS} texts can be asked for at a time, given {self.number}")
         if self.rewrite is not None and (self.prompt or self.source or self.length):
@@ -57,6 +62,20 @@ class Task:
         both = {word.lower() for word in self.include} & {word.lower() for word in self.forbid}
         if both:
             raise ValueError(f"{min(both)!r} is both to be included and forbidden; drop one of the two")
+        if empty := [word for word in self.include + self.forbid if not word.strip()]:
+            raise ValueError(f"{empty[0]!r} is no word to include or forbid; give a word, or leave it out")
+
+    def _require_kinds(self) -> None:
+        require_kind("number", self.number, Integral, "a whole number")
+        require_kind("prompt", self.prompt, str, "a text")
+        require_kind("strength", self.strength, Real, "a number")
+        for name, text in (("source", self.source), ("rewrite", self.rewrite)):
+            require_kind(name, text, (str, type(None)), "a text or None")
+        for word in self.include + self.forbid:
+            require_kind("a word to include or forbid", word, str, "a text")
+        lengths = self.length if isinstance(self.length, tuple) and len(self.length) == 2 else (self.length,)
+        for length in lengths:
+            require_kind("length", length, (Integral, type(None)), "a whole number, a pair (10, 30), or None")
 
 
 @dataclass(frozen=True)

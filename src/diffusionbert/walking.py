@@ -1,10 +1,11 @@
-"""What samplers share that go down a grid of times, all rows together."""
+"""What samplers share: the walk down a grid of times, all rows together, and rounds that write so many places each."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 
@@ -14,7 +15,7 @@ from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Process
 from diffusionbert.schedules import require_grid
-from diffusionbert.shapes import Batch, Grid, Places, RowTimes
+from diffusionbert.shapes import Batch, Grid, Places, RowCounts, RowTimes
 
 
 class GridWalk(Sampler[Network]):
@@ -53,5 +54,27 @@ class GridWalk(Sampler[Network]):
             return x_t
         log_f = ask(network, x_t, t, asked)
         log_p = self.process.reverse(x_t, log_f, s, t, self.shaping)
-        uniform = noise.uniform(x_t.example, Purpose.WRITE, x_t.tokens.shape[1])
+        uniform = noise.per_place(x_t, Purpose.WRITE)
         return replace(x_t, tokens=x_t.tokens.masked_scatter(asked, draw(log_p, uniform[asked])))
+
+
+@final
+@dataclass(frozen=True)
+class HiddenShare:
+    """The time where the sampler and not the noise chooses what is hidden: the share of editable places that is.
+
+    Times `end`, the share of the row's words that are editable.
+    """
+
+    mask_id: int
+    end: float = 1.0
+
+    def __call__(self, x: Batch) -> RowTimes:
+        """Of each row, what a network that wants a time is told."""
+        return self.end * x.share_of(x.tokens == self.mask_id)
+
+
+def due_after(number: int, num_places: RowCounts, num_rounds: int) -> RowCounts:
+    """How many of n places are written after round k = 0, 1, …: ⌊(k + 1)·n / m⌋, m the lesser of n and all rounds."""
+    due: RowCounts = (number + 1) * num_places // num_places.clamp(min=1, max=num_rounds)
+    return due

@@ -109,13 +109,18 @@ def _read(folder: Path) -> Evaluation:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell them apart; an `evaluation` folder is called by what it is in."""
+    """What systems are called; an `evaluation` folder is called by what it is in."""
     paths = [
         folder.resolve().parent if folder.resolve().name == "evaluation" else folder.resolve() for folder in folders
     ]
+    return telling_names(paths)
+
+
+def telling_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of paths that tell them apart."""
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise ValueError(f"{str(twice)!r} was given twice; give each system once")
+        raise ValueError(f"{str(twice)!r} was given twice; give each once")
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):

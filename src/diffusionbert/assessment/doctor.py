@@ -114,10 +114,11 @@ def _untrained(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
     # The bundled model needs 4.3 nats where frequencies need 7.2; random weights need log V = 9.7.
     bar = 0.95 * unigram if unigram is not None else 0.9 * float(np.log(int(case.vocabulary.writable.sum())))
     if nats > bar:
+        of = "" if symptoms.network_texts is None else f" ({symptoms.network_texts})"
         yield Finding(
             "untrained-network",
             Severity.BROKEN,
-            f"the network needs {nats:.1f} nats a token, no fewer than "
+            f"the network needs {nats:.1f} nats a token{of}, no fewer than "
             + ("word frequencies alone" if unigram is not None else "a blind guess"),
             "its weights are random or hardly trained, or a checkpoint was loaded into the wrong names",
             "train it (diffusionbert train), for longer if it was; give the run folder that holds the trained model",

@@ -24,7 +24,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -32,8 +31,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.errors import reason_of
+from diffusionbert.hub import MODEL, brought, quiet
 from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
-from diffusionbert.networks import quiet
 
 USUAL_FEATURES = "gpt2-large"
 """The model whose vectors MAUVE was published with."""
@@ -178,9 +177,8 @@ def load_judge(name: str, device: torch.device) -> Judge:
     """Opens a causal language model: a folder, a GGUF file, or a name on the Hub. Safetensors or GGUF, no pickle."""
     folder, options = _located(name)
     try:
-        with quiet(bars=sys.stderr.isatty()), _hushed():
-            if not Path(folder).is_dir():
-                folder = snapshot_download(folder, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
+        folder = str(brought(folder, MODEL))
+        with quiet(), _hushed():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
             weights = options or {"use_safetensors": True}
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **weights)

@@ -36,6 +36,9 @@ MOST_TOKENS = 2000
 """Entropies and distinct n-grams depend on the size of a text, so no more is compared."""
 LEAST_CORPUS = 2000
 """Tokens of a corpus that are needed to compare its frequencies with stored ones: fewer scatter too much."""
+OWN_TEXTS, MOST_SCORED, DRAWS = 8, 16, 4
+"""So many texts the model writes where there is no corpus, so many at most are scored, with so many draws each: enough
+to tell a network that has learned from one that has not."""
 LEAST_PLACES = 8
 """Samples with fewer places are left out of the reveal times: samplers that skip say 0 for the end of each."""
 
@@ -105,6 +108,8 @@ class Case:
     """Whether someone wanted the samples to have the lengths they have."""
     network_nats: float | None = None
     """What the network needs for a token of the corpus, or of what it writes itself."""
+    network_texts: str | None = None
+    """Which texts those are, in words."""
     unigram_nats: float | None = None
     """What frequencies alone need for the same."""
 
@@ -146,6 +151,8 @@ class Symptoms:
     unknown_share: float
     reference_unknown_share: float | None
     network_nats: float | None
+    network_texts: str | None
+    """The texts of which the network's nats are, in words."""
     unigram_nats: float | None
     corpus_distance: float | None
     """How other the frequencies of the corpus are than the stored ones; see `Reference.distance`."""
@@ -175,7 +182,7 @@ def examine(
     rows = read(vocabulary, corpus)
     schedule = getattr(model.experiment.objective, "schedule", None)
     time = torch.tensor([1 / TENTHS], dtype=torch.float64)
-    network_nats, unigram_nats = _network(model, corpus, stored, task.seed)
+    network_nats, network_texts, unigram_nats = _network(model, corpus, stored, task.seed)
     return Case(
         vocabulary,
         tuple(samples) or tuple(path[-1].text for path in paths),
@@ -190,6 +197,7 @@ def examine(
         None if samples else resolved(sampling, model.experiment),
         not samples and task.length is not None,
         network_nats,
+        network_texts,
         unigram_nats,
     )
 
@@ -224,27 +232,29 @@ def _path(model: Model, task: Task, sampling: Sampling, index: int, advance: Cal
 
 def _network(
     model: Model, corpus: Sequence[str], stored: Reference | None, seed: int
-) -> tuple[float | None, float | None]:
-    """Nats a token that the network needs, and that frequencies alone need.
+) -> tuple[float | None, str | None, float | None]:
+    """Nats a token that the network needs, of which texts, and what frequencies alone need.
 
     Without a corpus, on what the network itself writes, not sharpened: an untrained one is as unsure of that as of
     anything, and the entropy of its training corpus stands for the frequencies.
     """
     if scoring(model.experiment, model.lexicon)[0].likelihood is Likelihood.NONE:
-        return None, None
+        return None, None, None
     texts = corpus or [
-        written.text for written in model.write(Task(8, min(12, model.max_length), seed=seed), Sampling(steps=32))
+        written.text
+        for written in model.write(Task(OWN_TEXTS, min(12, model.max_length), seed=seed), Sampling(steps=32))
     ]
     rows = read(model.vocabulary, texts)
-    chosen = [index for index, row in enumerate(rows) if 0 < len(row) <= model.max_length][:16]
+    chosen = [index for index, row in enumerate(rows) if 0 < len(row) <= model.max_length][:MOST_SCORED]
     if len(chosen) < 2:
-        return None, None
-    effort = Effort(precision=None, max_draws=4, strata=2, seed=seed)  # to a few tenths of a nat
+        return None, None, None
+    described = f"{len(chosen)} {'sentences of the corpus' if corpus else 'texts of its own'}, {DRAWS} draws each"
+    effort = Effort(precision=None, max_draws=DRAWS, strata=2, seed=seed)  # to a few tenths of a nat
     nats = model.likelihood([texts[index] for index in chosen], effort).nats_per_token
     if stored is None or not corpus:
-        return nats, None if stored is None else _entropy(stored.counts.numpy())
+        return nats, described, None if stored is None else _entropy(stored.counts.numpy())
     smoothed = _shares((stored.counts + 1).numpy() * model.lexicon.writable.numpy())
-    return nats, -float(np.log(smoothed[[token for index in chosen for token in rows[index]]]).mean())
+    return nats, described, -float(np.log(smoothed[[token for index in chosen for token in rows[index]]]).mean())
 
 
 # ---- from a case to symptoms ----------------------------------------------------------------------------------------
@@ -281,6 +291,7 @@ def measure(case: Case) -> Symptoms:
         unknown_share=0.0 if unknown is None else _share(tokens, [unknown]),
         reference_unknown_share=None if reference is None or unknown is None else float(reference.shares[unknown]),
         network_nats=case.network_nats,
+        network_texts=case.network_texts,
         unigram_nats=case.unigram_nats,
         corpus_distance=None if case.stored is None or not is_large else case.stored.distance(case.corpus),
         brevity=None if case.stored is None else _brevity(case.vocabulary, case.stored),

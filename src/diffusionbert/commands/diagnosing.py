@@ -159,6 +159,7 @@ def _figures(symptoms: Symptoms, name: str) -> object:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("", name, "corpus"):
         table.add_column(title, justify="left" if not title else "right")
+    scored = "" if symptoms.network_texts is None else f" ({symptoms.network_texts})"
     rows: list[tuple[str, float | None, float | None, str]] = [
         ("samples", symptoms.samples, None, ".0f"),
         ("tokens a sample", symptoms.mean_length, symptoms.reference_length, ".1f"),
@@ -170,7 +171,7 @@ def _figures(symptoms: Symptoms, name: str) -> object:
         ("repeated 4-grams", symptoms.repetition, None, ".1%"),
         ("duplicates", symptoms.duplicates, None, ".1%"),
         ("special tokens", symptoms.special_tokens, None, ".0f"),
-        ("network, nats a token", symptoms.network_nats, None, ".2f"),
+        (f"network, nats a token{scored}", symptoms.network_nats, None, ".2f"),
         ("frequencies alone", symptoms.unigram_nats, None, ".2f"),
     ]
     for title, own, other, style in rows:

@@ -110,6 +110,10 @@ class Evaluate(WithModel):
         length = str(USUAL_LENGTH) if self.length is None else self.length
         writing = Generate(sampler=self.sampler, steps=self.steps, top_k=self.top_k, length=length)
         precision = _share(self.precision)
+        if self.max_draws < 2:
+            raise ValueError(
+                f"--max-draws must be at least 2, given {self.max_draws}: one does not tell how far they scatter"
+            )
         effort = Effort(precision, self.max_draws, strata=max(1, min(16, self.max_draws // 2)), seed=self.seed)
         return Plan(
             writing.sampling(),

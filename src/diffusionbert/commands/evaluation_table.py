@@ -107,8 +107,10 @@ def _convention_line(row: Convention) -> str:
 def _protocol(found: Assessment) -> Iterator[str]:
     data = found.material.to_json()
     yield (
-        f"on {data['num_sentences']:,} of {data['num_in_corpus']:,} sentences of {data['corpus']} "
-        f"(split {data['split']}), sha256 {data['sha256'][:16]}; weights {(found.weights_sha256 or 'unknown')[:16]}"
+        f"on {data['num_sentences']:,} of {data['num_in_corpus']:,} sentences of {data['corpus']}, "
+        f"split {data['split']}, sha256 {data['corpus_sha256'][:12]}; "  # as `compare` names the text
+        f"sha256 of those {data['num_sentences']:,} alone {data['sha256'][:12]}, "
+        f"of the weights {(found.weights_sha256 or 'unknown')[:12]}"
     )
     for name, estimate in found.likelihoods.items():
         card = estimate.protocol

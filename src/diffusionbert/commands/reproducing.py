@@ -69,6 +69,7 @@ class Plot:
 
     def run(self) -> None:
         """Says where the picture is."""
+        from diffusionbert.assessment.comparison import telling_names
         from diffusionbert.checkpoints import require_writable
         from diffusionbert.figures import convergence
         from diffusionbert.paper.targets import curve
@@ -76,5 +77,6 @@ class Plot:
         if not self.runs:
             raise ValueError("there is no run to be drawn; give run folders")
         require_writable(self.output.parent)
-        convergence([curve(run, run.resolve().name) for run in self.runs], self.output)
+        names = telling_names([run.resolve() for run in self.runs])
+        convergence([curve(run, name) for run, name in zip(self.runs, names, strict=True)], self.output)
         print(f"written: {self.output}")

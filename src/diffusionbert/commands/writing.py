@@ -31,8 +31,8 @@ class Generate(WithModel):
     """Steps from noise to text; more are slower only where the network must be asked more often."""
     sampler: str = "own"
     """own (that of the model's method), exact (the model's own distribution, fewest calls), ancestral, confidence,
-    margin, entropy, mask-predict, remasking, renoising, gibbs, gibbs-left-to-right; refining and left-to-right belong
-    to SUNDAE and decoders."""
+    margin, entropy, mask-predict, remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right; refining and
+    left-to-right belong to SUNDAE and decoders."""
     temperature: float = 1.0
     top_k: int | None = 30
     """Choose among so many likeliest words; 0 is all."""
@@ -41,7 +41,8 @@ class Generate(WithModel):
     threshold: float | None = None
     """By confidence: write all places that reach it at once."""
     remasking: float | None = None
-    """By remasking: the highest probability, in one step, that a written word is hidden again."""
+    """By remasking: the highest probability, in one step, that a written word is hidden again; by remasking-rescale,
+    the share of the highest that the schedule's law allows; 0.1 if it is not said."""
     block: int | None = None
     """Write so many tokens at a time, from left to right: for texts longer than the model reads at once."""
     prompt: str = ""
@@ -49,7 +50,8 @@ class Generate(WithModel):
     include: tuple[str, ...] = ()
     """Words that must occur, wherever."""
     forbid: tuple[str, ...] = ()
-    """Words that must not occur, nor words that begin with their pieces."""
+    """Words that must not be written, nor words that begin with their pieces; a prompt may have them, and from a
+    sentence given by --from they are taken out."""
     rewrite: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """A sentence of which a share is hidden and written anew."""
     strength: float | None = None
@@ -111,14 +113,15 @@ class Generate(WithModel):
         known = [algorithm.value for algorithm in Algorithm]
         if self.sampler not in known:
             raise ValueError(f"there is no sampler {self.sampler!r}; use one of {', '.join(known)}")
-        if self.remasking is not None and self.sampler != "remasking":
+        if self.remasking is not None and not self.sampler.startswith("remasking"):
             raise ValueError(f"--remasking {self.remasking} is for --sampler remasking, not for {self.sampler}")
-        top_k = None if self.top_k == 0 else self.top_k
+        if self.top_k is not None and self.top_k < 0:
+            raise ValueError(f"--top-k must be at least 1, given {self.top_k}; 0 keeps all words")
         return Sampling(
             Algorithm(self.sampler),
             self.steps,
             self.temperature,
-            top_k,
+            self.top_k or None,
             self.top_p,
             self.threshold,
             0.1 if self.remasking is None else self.remasking,
@@ -142,7 +145,7 @@ class Fill(WithModel):
     longest: int = 4
     """The most tokens that a [BLANK] may have."""
     forbid: tuple[str, ...] = ()
-    """Words that must not be written."""
+    """Words that must not be written; the text around the blanks may have them."""
     seed: int = 0
 
     def run(self) -> None:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, pairwise
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.batches import TokenBudget
+from diffusionbert.errors import require_kind
 from diffusionbert.likelihood.protocol import GIVEN_INTERVAL, SAMPLED_INTERVAL, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
 from diffusionbert.method import Likelihood, Method
@@ -68,6 +70,7 @@ class Effort:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_kind("seed", self.seed, Integral, "a whole number")
         if self.strata < 1 or self.max_draws < 2 * self.strata:
             raise ValueError(
                 f"max_draws={self.max_draws}, strata={self.strata}: only two rounds of draws tell how far they "

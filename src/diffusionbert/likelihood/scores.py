@@ -184,7 +184,7 @@ class Scores:
 
     def rows(self, index: RowKeys) -> Scores:
         """Picks sentences."""
-        words, numbers = (None if counts is None else counts[index] for counts in (self.words, self.bytes))
+        words, bytes = (None if counts is None else counts[index] for counts in (self.words, self.bytes))
         return Scores(
             self.kind,
             self.example[index],
@@ -193,7 +193,7 @@ class Scores:
             self.num_rounds,
             self.tokens[index],
             words,
-            numbers,
+            bytes,
         )
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -41,17 +41,16 @@ class MaskedLM(Objective[Network]):
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
         """The cross-entropy at the chosen places over the rate, some of them left or replaced."""
-        length = x0.tokens.shape[1]
-        chosen = x0.editable & (noise.uniform(x0.example, Purpose.CORRUPT, length) < self.rate)
-        fate = noise.uniform(x0.example, Purpose.KEEP, length)
-        other = (noise.uniform(x0.example, Purpose.REPLACE, length) * len(self.writable_ids)).long()
+        chosen = x0.editable & (noise.per_place(x0, Purpose.CORRUPT) < self.rate)
+        fate = noise.per_place(x0, Purpose.KEEP)
+        other = (noise.per_place(x0, Purpose.REPLACE) * len(self.writable_ids)).long()
         hidden = x0.tokens.masked_fill(chosen & (fate < 0.8), self.mask_id)
         replaced = torch.where(chosen & (fate >= 0.9), self.writable_ids[other], hidden)
         return self._cost(network, x0, replace(x0, tokens=replaced), chosen).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
         """The cross-entropy at the chosen places over the rate, all of them hidden."""
-        chosen = x0.editable & (noise.uniform(x0.example, Purpose.CORRUPT, x0.tokens.shape[1]) < self.rate)
+        chosen = x0.editable & (noise.per_place(x0, Purpose.CORRUPT) < self.rate)
         return self._cost(network, x0, replace(x0, tokens=x0.tokens.masked_fill(chosen, self.mask_id)), chosen)
 
     def _cost(self, network: Network, x0: Batch, x: Batch, chosen: Tensor) -> PerPlace:

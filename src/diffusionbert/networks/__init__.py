@@ -1,8 +1,9 @@
 """Networks around Hugging Face models: masked ones, decoders, and those on vectors; and how any of them is opened."""
 
+from diffusionbert.hub import quiet
 from diffusionbert.networks.base import Backed, Network, ask
 from diffusionbert.networks.causal import CausalModel, CausalNetwork, make_room, new_decoder
-from diffusionbert.networks.loading import is_causal, load_causal_lm, load_masked_lm, quiet
+from diffusionbert.networks.loading import is_causal, load_causal_lm, load_masked_lm
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -20,9 +18,9 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 
 from diffusionbert.errors import reason_of
+from diffusionbert.hub import MODEL, brought, quiet
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +65,17 @@ def load_causal_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.flo
 
 def is_causal(folder: Path) -> bool:
     """Whether a folder holds a causal language model."""
-    return _CAUSAL.holds(_read_config(_CAUSAL, folder))
+    return _CAUSAL.holds(_read_config(_CAUSAL, folder, folder))
 
 
 def _load(kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     model: PreTrainedModel
-    is_download = not Path(name_or_folder).is_dir()
-    with quiet(bars=is_download and sys.stderr.isatty()):
-        config = _config(kind, name_or_folder)
+    folder = _folder(kind, name_or_folder)
+    with quiet():
+        config = _config(kind, name_or_folder, folder)
         try:
             model, report = kind.auto.from_pretrained(
-                str(name_or_folder),
+                str(folder),
                 config=config,
                 dtype=dtype,
                 use_safetensors=True,
@@ -85,7 +83,7 @@ def _load(kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype) -> PreTra
                 output_loading_info=True,
             )
         except Exception as error:  # whatever the library stumbles over, the user gets one line
-            raise _unreadable(kind, name_or_folder, error) from error
+            raise _unreadable(kind, name_or_folder, folder, error) from error
     missing = sorted(report["missing_keys"])
     random = [key for key in missing if key.startswith(f"{model.base_model_prefix}.")]
     random += sorted(key for key, *_ in report["mismatched_keys"])
@@ -104,9 +102,19 @@ def _load(kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype) -> PreTra
     return model
 
 
-def _config(kind: _Kind, name_or_folder: str | Path) -> PreTrainedConfig:
+def _folder(kind: _Kind, name_or_folder: str | Path) -> Path:
+    """Where the model's files are, brought here if need be."""
+    if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
+        raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
+    try:
+        return brought(name_or_folder, MODEL)
+    except Exception as error:  # no such name, no connection
+        raise _absent(kind, name_or_folder, error) from error
+
+
+def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
     """Reads what kind of model it is, and refuses all others."""
-    config = _read_config(kind, name_or_folder)
+    config = _read_config(kind, name_or_folder, folder)
     if not kind.holds(config):
         raise ValueError(
             f"{str(name_or_folder)!r} is of the kind {config.model_type!r}, which is no {kind.words}: "
@@ -115,39 +123,38 @@ def _config(kind: _Kind, name_or_folder: str | Path) -> PreTrainedConfig:
     return config
 
 
-def _read_config(kind: _Kind, name_or_folder: str | Path) -> PreTrainedConfig:
-    if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
-        raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
+def _read_config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
     config: PreTrainedConfig
     try:
-        config = AutoConfig.from_pretrained(str(name_or_folder), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # as above
-        raise _unreadable(kind, name_or_folder, error) from error
+        raise _unreadable(kind, name_or_folder, folder, error) from error
     return config
 
 
-def _unreadable(kind: _Kind, name_or_folder: str | Path, error: Exception) -> ValueError:
-    if any(Path(name_or_folder).glob("pytorch_model*.bin")):
+def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Exception) -> ValueError:
+    damaged = next(filter(_is_damaged, sorted(folder.glob("*.safetensors"))), None)
+    if damaged is not None:
+        return ValueError(f"{str(damaged)!r} is damaged ({reason_of(error)}): copy it anew, all of it")
+    if any(folder.glob("pytorch_model*.bin")):
         return ValueError(
             f"{str(name_or_folder)!r} holds its weights as pickles, which can run code and are never loaded: "
             "convert them to model.safetensors where you trust them (from_pretrained, then save_pretrained)"
         )
+    return _absent(kind, name_or_folder, error)
+
+
+def _absent(kind: _Kind, name_or_folder: str | Path, error: Exception) -> ValueError:
     return ValueError(
         f"no {kind.words} at {str(name_or_folder)!r}: expected a folder with config.json and "
         f"model.safetensors, or a name on the Hub and a connection to it ({reason_of(error)})"
     )
 
 
-@contextmanager
-def quiet(*, bars: bool = False) -> Iterator[None]:
-    """Keeps away transformers' table of missing weights, which we say in one line, and its progress bars."""
-    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.ERROR)
-    if not bars:
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+def _is_damaged(weights: Path) -> bool:
+    """Whether a file is cut short, or never held tensors."""
     try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        with safe_open(weights, "pt"):
+            return False
+    except SafetensorError:
+        return True

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, final
 
-from diffusionbert.assessment.tables import escaped_for_latex, escaped_for_markdown, one_line
+from diffusionbert.assessment.tables import escaped_for_latex, escaped_for_markdown
 from diffusionbert.tasks import Moment
 
 HIDDEN = "[MASK]"
@@ -138,18 +138,6 @@ def to_latex(rows: Sequence[Row]) -> str:
             text = _sentence(row, escaped_for_latex, "\\textbf{{{}}}")
             lines.append(f"{first} & {row.time:.2f} & {row.calls} & \\texttt{{{text}}} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
-
-
-def to_text(rows: Sequence[Row]) -> str:
-    """Plain lines under each system's name, new words between asterisks."""
-    lines: list[str] = []
-    digits = max((len(str(row.calls)) for row in rows), default=1)
-    for name, own in groupby(rows, key=lambda row: row.system):
-        lines += ["", one_line(name)] if lines else [one_line(name)]
-        for row in own:
-            calls = f"{row.calls:{digits}d} {'call ' if row.calls == 1 else 'calls'}"
-            lines.append(f"  t = {row.time:.2f}  {calls}  {_sentence(row, one_line, '*{}*')}".rstrip())
-    return "\n".join(lines) + "\n"
 
 
 def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -120,7 +120,7 @@ class Absorbing(Process):
 
     def corrupt(self, x0: Batch, t: RowTimes, noise: Noise, purpose: Purpose = Purpose.CORRUPT) -> Batch:
         """Hides each editable token with probability 1 - ᾱ_t."""
-        uniform = noise.uniform(x0.example, purpose, x0.tokens.shape[1])
+        uniform = noise.per_place(x0, purpose)
         return replace(x0, tokens=x0.tokens.masked_fill(uniform >= self.survival(x0, t), self.mask_id))
 
     def log_corrupt(self, x0: Tokens, x_t: Batch, t: RowTimes) -> RowValues:

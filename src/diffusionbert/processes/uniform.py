@@ -51,13 +51,13 @@ class Uniform(Process):
 
     def prior(self, x0: Batch, noise: Noise) -> Batch:
         """A uniformly drawn token at every editable place."""
-        uniform = noise.uniform(x0.example, Purpose.REPLACE, x0.tokens.shape[1])
+        uniform = noise.per_place(x0, Purpose.REPLACE)
         drawn = self.writable_ids[(uniform * self.num_writable).long()]
         return replace(x0, tokens=torch.where(x0.editable, drawn, x0.tokens))
 
     def corrupt(self, x0: Batch, t: RowTimes, noise: Noise) -> Batch:
         """Replaces each editable token with probability 1 - ᾱ_t."""
-        uniform = noise.uniform(x0.example, Purpose.CORRUPT, x0.tokens.shape[1])
+        uniform = noise.per_place(x0, Purpose.CORRUPT)
         replaced = uniform >= self._survival(t)[:, None]
         return replace(x0, tokens=torch.where(replaced, self.prior(x0, noise).tokens, x0.tokens))
 

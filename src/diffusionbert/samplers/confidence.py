@@ -21,7 +21,6 @@ from dataclasses import replace
 from enum import Enum
 
 import torch
-from torch import Tensor
 
 from diffusionbert.categorical import Shaping, draw, log_prob_of
 from diffusionbert.method import Sampler, State
@@ -29,7 +28,8 @@ from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.schedules import uniform_grid
-from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, Places, RowTimes
+from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, Places
+from diffusionbert.walking import HiddenShare, due_after
 
 
 class Criterion(Enum):
@@ -72,26 +72,26 @@ class ConfidenceOrder(Sampler[Network]):
         self.criterion = criterion
         self.threshold = threshold
         self.shaping = shaping or Shaping()
-        self.end = end
+        self.time = HiddenShare(process.mask_id, end)
 
     def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
         """Yields the prior and then the state after every round, until no row has anything hidden."""
         x = self.process.prior(canvas, Noise(seed))
         calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, self._time(x), calls)
+        yield State(x.tokens, self.time(x), calls)
         for number in range(self.num_steps):
             hidden = self.process.asked(x)
             if not bool(hidden.any()):
                 return
             x, calls = self._round(network, x, hidden, seed, number), calls + hidden.any(dim=1)
-            yield State(x.tokens, self._time(x), calls)
+            yield State(x.tokens, self.time(x), calls)
 
     @torch.no_grad()
     def _round(self, network: Network, x: Batch, hidden: Places, seed: int, number: int) -> Batch:
-        log_f = ask(network, x, self._time(x), hidden)
+        log_f = ask(network, x, self.time(x), hidden)
         # Confidence is that of the network among the words that may be written: after top_k=1 every place were certain.
         log_p = Shaping(forbidden=self.shaping.forbidden)(log_f)
-        uniform = Noise(seed, step=number).uniform(x.example, Purpose.WRITE, x.tokens.shape[1])
+        uniform = Noise(seed, step=number).per_place(x, Purpose.WRITE)
         words = draw(self.shaping(log_p), uniform[hidden])
         kept = self._kept(x, hidden, self._confidence(log_p, words), number)
         return replace(x, tokens=torch.where(kept, x.tokens.masked_scatter(hidden, words), x.tokens))
@@ -109,15 +109,11 @@ class ConfidenceOrder(Sampler[Network]):
     def _kept(self, x: Batch, hidden: Places, confidence: PerAsked, number: int) -> Places:
         """The surest hidden places of each row, as many as are due after this round, and those over the threshold."""
         length, num_hidden = x.editable.sum(dim=1), hidden.sum(dim=1)
-        due = (number + 1) * length // length.clamp(min=1, max=self.num_steps)
         # A row that a threshold has put ahead still writes one place a round.
-        quota: Tensor = (due - (length - num_hidden)).clamp(min=1)
+        quota = (due_after(number, length, self.num_steps) - (length - num_hidden)).clamp(min=1)
         scores = confidence.new_full(hidden.shape, -torch.inf).masked_scatter(hidden, confidence)
         rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         kept = rank < quota[:, None]
         if self.threshold is not None:
             kept = kept | (scores >= self.threshold)
         return kept & hidden
-
-    def _time(self, x: Batch) -> RowTimes:
-        return self.end * x.share_of(self.process.asked(x))

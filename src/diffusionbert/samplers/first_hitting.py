@@ -55,9 +55,9 @@ class FirstHitting(Sampler[Network]):
         grid = from_bits(self._grid).to(canvas.tokens.device)
         x = self.process.prior(canvas, noise)
         tokens, pending = x.tokens, self.process.asked(x)
-        interval = self._intervals(grid, noise.uniform(x.example, Purpose.REVEAL, tokens.shape[1]))
+        interval = self._intervals(grid, noise.per_place(x, Purpose.REVEAL))
         # A place is written once, so one number each is enough for its word.
-        uniform = noise.uniform(x.example, Purpose.WRITE, tokens.shape[1])
+        uniform = noise.per_place(x, Purpose.WRITE)
         calls = torch.zeros_like(canvas.example)
         yield State(tokens, torch.where(pending.any(dim=1), grid[-1], 0.0), calls)
         while bool(pending.any()):

@@ -26,7 +26,8 @@ from diffusionbert.categorical import Shaping, draw
 from diffusionbert.method import Sampler, State
 from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.shapes import Batch, Places, RowCounts, RowTimes
+from diffusionbert.shapes import Batch, Places, RowCounts
+from diffusionbert.walking import HiddenShare, due_after
 
 
 class Order(Enum):
@@ -59,32 +60,32 @@ class Gibbs(Sampler[Network]):
         self.iterations = iterations
         self.order = order
         self.shaping = shaping or Shaping()
-        self.end = end
+        self.time = HiddenShare(mask_id, end)
 
     def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
         """Yields the empty canvas and then the state after every iteration."""
         x = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, self.mask_id))
         calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, self._time(x), calls)
+        yield State(x.tokens, self.time(x), calls)
         if not bool(canvas.editable.any()):
             return
         for number in range(self.iterations):
             x = self._rewrite(network, x, self._due(x, number, seed), Noise(seed, step=number))
             calls = calls + canvas.editable.any(dim=1)
-            yield State(x.tokens, self._time(x), calls)
+            yield State(x.tokens, self.time(x), calls)
 
     def _due(self, x: Batch, number: int, seed: int) -> Places:
         """The places that this iteration writes: hidden ones, or one that is written already."""
         length = x.editable.sum(dim=1)
-        num_rounds = length.clamp(min=1, max=self.iterations)
-        first = self._earliest(x, (number + 1) * length // num_rounds, Noise(seed)) & (x.tokens == self.mask_id)
+        due = due_after(number, length, self.iterations)
+        first = self._earliest(x, due, Noise(seed)) & (x.tokens == self.mask_id)
         if self.order is Order.RANDOM:
             # The first pass has used step 0 of this purpose, and sweeps begin at step 1 or later.
             again = Noise(seed, step=number).chosen(x, torch.ones_like(length))
         else:
             # A row that comes to sweeps has taken n iterations for its first pass, so this begins at its first place.
             again = x.editable & (x.editable.cumsum(dim=1) == 1 + (number % length.clamp(min=1))[:, None])
-        return torch.where((number < num_rounds)[:, None], first, again)
+        return torch.where((number < length.clamp(max=self.iterations))[:, None], first, again)
 
     def _earliest(self, x: Batch, number: RowCounts, noise: Noise) -> Places:
         """So many editable places of each row, the first of its order."""
@@ -95,9 +96,6 @@ class Gibbs(Sampler[Network]):
     @torch.no_grad()
     def _rewrite(self, network: Network, x: Batch, due: Places, noise: Noise) -> Batch:
         hidden = replace(x, tokens=x.tokens.masked_fill(due, self.mask_id))
-        log_p = self.shaping(ask(network, hidden, self._time(hidden), due))
-        uniform = noise.uniform(x.example, Purpose.WRITE, x.tokens.shape[1])
+        log_p = self.shaping(ask(network, hidden, self.time(hidden), due))
+        uniform = noise.per_place(x, Purpose.WRITE)
         return replace(x, tokens=x.tokens.masked_scatter(due, draw(log_p, uniform[due])))
-
-    def _time(self, x: Batch) -> RowTimes:
-        return self.end * x.share_of(x.tokens == self.mask_id)

@@ -46,7 +46,7 @@ class LeftToRight(Sampler[CausalNetwork]):
                 "let rows begin with a token that is not editable, such as [CLS]"
             )
         # A place is written once, so one number each is enough for its word.
-        uniform = Noise(seed).uniform(canvas.example, Purpose.WRITE, editable.shape[1])
+        uniform = Noise(seed).per_place(canvas, Purpose.WRITE)
         tokens, calls = canvas.tokens.masked_fill(editable, self.mask_id), torch.zeros_like(canvas.example)
         yield State(tokens, canvas.share_of(editable), calls)
         reader, start = network.begin(), 0

@@ -21,7 +21,8 @@ from diffusionbert.networks import Network, ask
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.schedules import uniform_grid
-from diffusionbert.shapes import Batch, PerPlace, Places, RowTimes, per_place
+from diffusionbert.shapes import Batch, PerPlace, Places, per_place
+from diffusionbert.walking import HiddenShare
 
 
 class MaskPredict(Sampler[Network]):
@@ -37,31 +38,31 @@ class MaskPredict(Sampler[Network]):
         self.process = process
         self.num_steps = num_steps
         self.shaping = shaping or Shaping()
-        self.end = end
+        self.time = HiddenShare(process.mask_id, end)
 
     def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
         """Yields the prior and then the state after every round, until no row has anything hidden."""
         x = self.process.prior(canvas, Noise(seed))
         calls = torch.zeros_like(canvas.example)
         probability = torch.zeros_like(x.tokens, dtype=torch.float64)
-        yield State(x.tokens, self._time(x), calls)
+        yield State(x.tokens, self.time(x), calls)
         for number in range(1, self.num_steps + 1):
             hidden = self.process.asked(x)
             if not bool(hidden.any()):
                 return
             x, probability = self._predict(network, x, hidden, probability, Noise(seed, step=number))
             x, calls = self._hide(x, probability, number), calls + hidden.any(dim=1)
-            yield State(x.tokens, self._time(x), calls)
+            yield State(x.tokens, self.time(x), calls)
 
     @torch.no_grad()
     def _predict(
         self, network: Network, x: Batch, hidden: Places, probability: PerPlace, noise: Noise
     ) -> tuple[Batch, PerPlace]:
         """A word at every hidden place, and how probable it was."""
-        log_f = ask(network, x, self._time(x), hidden)
+        log_f = ask(network, x, self.time(x), hidden)
         # The network's own probability among the words that may be written: after top_k=1 every word were certain.
         log_p = Shaping(forbidden=self.shaping.forbidden)(log_f)
-        uniform = noise.uniform(x.example, Purpose.WRITE, x.tokens.shape[1])
+        uniform = noise.per_place(x, Purpose.WRITE)
         words = draw(self.shaping(log_p), uniform[hidden])
         now = per_place(log_prob_of(log_p, words).exp(), hidden)
         return replace(x, tokens=x.tokens.masked_scatter(hidden, words)), torch.where(hidden, now, probability)
@@ -72,6 +73,3 @@ class MaskPredict(Sampler[Network]):
         order = probability.masked_fill(~x.editable, torch.inf).argsort(dim=1, stable=True)
         hidden = order.argsort(dim=1) < num_hidden[:, None]
         return replace(x, tokens=x.tokens.masked_fill(hidden, self.process.mask_id))
-
-    def _time(self, x: Batch) -> RowTimes:
-        return self.end * x.share_of(self.process.asked(x))

@@ -69,5 +69,5 @@ class Refining(Sampler[Network]):
     @torch.no_grad()
     def _refine(self, network: Network, x: Batch, due: Places, noise: Noise) -> Batch:
         log_p = self.shaping(ask(network, x, x.row_times(1.0), due))
-        uniform = noise.uniform(x.example, Purpose.WRITE, x.tokens.shape[1])
+        uniform = noise.per_place(x, Purpose.WRITE)
         return replace(x, tokens=x.tokens.masked_scatter(due, draw(log_p, uniform[due])))

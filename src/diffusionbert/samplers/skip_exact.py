@@ -40,7 +40,6 @@ from diffusionbert.shapes import (
     Batch,
     Grid,
     PerAsked,
-    PerPlace,
     Places,
     RowCounts,
     RowKeys,
@@ -106,8 +105,8 @@ class SkipExact(Sampler[Network]):
         log_f = network(x.tokens[active], x.attend[active], t[active], asked[active])
         center = self.process.guessed_center(x, log_f)
         log_p = self.process.log_words(log_f, rows, t, center, self.shaping)
-        words = draw(log_p, _uniform(noise, x, Purpose.WRITE)[asked])
-        shown = self._shown_at(words, grid, at[rows], center[rows], _uniform(noise, x, Purpose.REVEAL)[asked])
+        words = draw(log_p, noise.per_place(x, Purpose.WRITE)[asked])
+        shown = self._shown_at(words, grid, at[rows], center[rows], noise.per_place(x, Purpose.REVEAL)[asked])
         shown_at = torch.full_like(x.tokens, -1).masked_scatter(asked, shown)
         next_at = shown_at.amax(dim=1)
         due = asked & (shown_at == next_at[:, None])
@@ -160,18 +159,14 @@ class SkipExact(Sampler[Network]):
         """Draws x_s; looks only at places that some word would show."""
         center, group = answer.center, answer.group
         s, t = s.expand_as(center), t.expand_as(center)
-        uniform = _uniform(noise, x_t, Purpose.REVEAL)
+        uniform = noise.per_place(x_t, Purpose.REVEAL)
         fastest = self.process.fastest_reveal(s, t, center)[group]
         looked_at = self.process.asked(x_t) & (uniform < fastest[:, None])
         if not bool(looked_at.any()):
             return x_t
         rows = group[rows_of(looked_at)]
         log_p = self.process.log_words(answer.log_f[looked_at[answer.places]], rows, t, center, self.shaping)
-        words = draw(log_p, _uniform(noise, x_t, Purpose.WRITE)[looked_at])
+        words = draw(log_p, noise.per_place(x_t, Purpose.WRITE)[looked_at])
         shown = uniform[looked_at] < self.process.reveal_of(words, s[rows], t[rows], center[rows])
         tokens = x_t.tokens.masked_scatter(looked_at, torch.where(shown, words, self.process.mask_id))
         return replace(x_t, tokens=tokens)
-
-
-def _uniform(noise: Noise, x: Batch, purpose: Purpose) -> PerPlace:
-    return noise.uniform(x.example, purpose, x.tokens.shape[1])

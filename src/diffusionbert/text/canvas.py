@@ -123,11 +123,11 @@ def rewriting(
     if not count:
         raise ValueError(f"there is nothing to rewrite in {text!r}; give a sentence")
     chosen = Noise(seed).chosen(canvas, torch.full((num_rows,), max(1, round(strength * count))))
-    for word in unwanted:
-        pieces = torch.tensor(vocabulary.pieces(word))
-        starts = (canvas.tokens.unfold(1, len(pieces), 1) == pieces).all(dim=2).nonzero()
-        for offset in range(len(pieces)):
-            chosen[starts[:, 0], starts[:, 1] + offset] = True
+    for pieces in (torch.tensor(way) for word in unwanted for way in vocabulary.spellings(word)):
+        if len(pieces) <= canvas.tokens.shape[1]:
+            starts = (canvas.tokens.unfold(1, len(pieces), 1) == pieces).all(dim=2).nonzero()
+            for offset in range(len(pieces)):
+                chosen[starts[:, 0], starts[:, 1] + offset] = True
     return replace(canvas, editable=canvas.editable & chosen)
 
 

@@ -137,10 +137,13 @@ class Corpus:
                 report.kept += 1
                 yield Record(self.cleaning.restyle(content), item.place)
         if not num_kept:
-            raise ValueError(
-                f"the {self.split.value} split of this corpus is empty ({report.summary()}): give UTF-8 text, one "
-                "sentence a line; where a corpus is small, name a validation corpus or a larger validation share"
+            part_of = "" if self.split is Split.ALL else f"the {self.split.value} split of "
+            remedy = (
+                "give more sentences or, to train on few, validation text of its own (--validation FILE)"
+                if report.elsewhere
+                else "give UTF-8 text, one sentence a line"
             )
+            raise ValueError(f"{part_of}{self.source} is empty ({report.summary()}): {remedy}")
 
     def __iter__(self) -> Iterator[str]:
         for content, _ in self.records(Report()):

@@ -66,6 +66,10 @@ class Source(ABC):
         """Whether it gives pairs."""
 
     @abstractmethod
+    def __str__(self) -> str:
+        """How people call it."""
+
+    @abstractmethod
     def identity(self) -> str:
         """All that decides its texts, for cache keys; opens no file."""
 
@@ -91,6 +95,10 @@ class Files(Source):
     def paired(self) -> bool:
         """As the format says."""
         return self.format.paired
+
+    def __str__(self) -> str:
+        others = f" and {len(self.shards) - 1} other files" if len(self.shards) > 1 else ""
+        return f"{str(self.shards[0].path)!r}{others}"
 
     def identity(self) -> str:
         """Names, sizes and times of the files, wherever their folder lies."""
@@ -125,6 +133,9 @@ class OneBillionWords(Source):
     def paired(self) -> bool:
         """No."""
         return False
+
+    def __str__(self) -> str:
+        return f"'lm1b:{self.folder}'"
 
     def identity(self) -> str:
         """Names, sizes and times of all shards that are there."""
@@ -169,6 +180,9 @@ class HuggingFace(Source):
     def paired(self) -> bool:
         """Whether two fields are named."""
         return self.fields.paired
+
+    def __str__(self) -> str:
+        return f"'hf:{self.name}'" if self.config is None else f"'hf:{self.name}:{self.config}'"
 
     def identity(self) -> str:
         """Its name: the Hub's later changes to a dataset are not seen."""
@@ -218,6 +232,9 @@ class PythonDocumentation(Source):
     def paired(self) -> bool:
         """No."""
         return False
+
+    def __str__(self) -> str:
+        return "'pydoc'"
 
     def identity(self) -> str:
         """The text itself, which differs between versions of Python."""

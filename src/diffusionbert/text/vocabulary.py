@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from diffusionbert.errors import reason_of
+from diffusionbert.hub import TOKENIZER, brought
 from diffusionbert.shapes import TokenSet
 from diffusionbert.text.reading import Pair, detokenise
 
@@ -82,7 +83,7 @@ class Vocabulary:
         if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
             raise ValueError(f"no folder {str(name_or_folder)!r}: give a tokenizer's folder, or its Hub name")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(str(brought(name_or_folder, TOKENIZER)), trust_remote_code=False)
         except Exception as error:  # whatever the library stumbles over, the user gets one line
             raise ValueError(
                 f"no tokenizer at {str(name_or_folder)!r}: expected a folder with tokenizer.json, or a name on the "
