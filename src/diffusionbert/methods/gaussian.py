@@ -11,9 +11,9 @@ The terms of x_1 are 0 for every schedule that ends at 0. Places that are not ed
 of rare words not even its words: by far most of the bound. It is a bound whatever x̂0 is, so steps from times at which
 x_t itself tells the word take the vector of the word nearest to x_t / √ᾱ_t, and the network's guess does not count.
 That is the bound of the chain that so goes; the sampler, which has no true words to start from, moves the network's
-guess to the nearest word at these times, and writes better for it. Up to a given time `clamped`, the guess is moved
-here as there. In the end words are drawn from p(w | x_0), where the sampler takes the nearest ones unless it is told to
-draw. The step is drawn half evenly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if
+guess to the nearest word at these times, as the paper does. Up to a given time `clamped`, the guess is moved here as
+there. In the end words are drawn from p(w | x_0), where the sampler takes the nearest ones unless it is told to draw.
+The step is drawn half evenly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if
 the D axes of a vector were one Gaussian number.
 
 Where the original departs: its equations sum squares over axes and steps, its code takes means over both, so that
