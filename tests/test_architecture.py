@@ -62,8 +62,10 @@ MAY_IMPORT = {
     "checkpoints": "errors",
     "averaging": "checkpoints",
     "optimising": "settings",
-    "standing": "errors method batches checkpoints",
-    "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging optimising standing",
+    "standing": "method batches",
+    "saved": "errors method checkpoints averaging standing",
+    "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging optimising standing "
+    "saved",
     "recipe": "noise method evaluation settings",
     # everything together
     "experiments": "schedules proposals methods batches settings",

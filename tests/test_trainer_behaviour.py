@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_worker import MASK, MadeUpRows, method
 
+import diffusionbert.training.saved as saving
 import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.checkpoints import RunFolder, weights_of
@@ -306,7 +307,7 @@ def test_an_infinite_gradient_is_noticed_before_it_is_saved(tmp_path):
 
 @pytest.mark.parametrize(("at", "file"), [(4, "weights.safetensors"), (6, "optimiser.safetensors")])
 def test_a_full_disk_loses_nothing(tmp_path, straight, monkeypatch, at, file):
-    trainer, saved = trainer_of(tmp_path), training.save_tensors
+    trainer, saved = trainer_of(tmp_path), saving.save_tensors
 
     def save(tensors, path):
         if trainer.standing.step == at and path.name == file:
@@ -314,7 +315,7 @@ def test_a_full_disk_loses_nothing(tmp_path, straight, monkeypatch, at, file):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         saved(tensors, path)
 
-    monkeypatch.setattr(training, "save_tensors", save)
+    monkeypatch.setattr(saving, "save_tensors", save)
     with pytest.raises(OSError, match="No space left"):
         trainer.train()
     monkeypatch.undo()
@@ -521,7 +522,7 @@ def test_another_networks_checkpoint_is_refused(tmp_path):
 
 def test_a_standing_survives_json():
     standing = replace(Standing(), step=3, best=1.5, best_step=2, validations_since_best=1)
-    plain = json.loads(json.dumps(training.asdict(standing)))
+    plain = json.loads(json.dumps(asdict(standing)))
     assert Standing.from_json(plain) == standing
 
 

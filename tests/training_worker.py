@@ -124,9 +124,9 @@ def main() -> None:
 
     trainer._step = step
     if options.kill_while_saving:
-        import diffusionbert.training.trainer as training
+        import diffusionbert.training.saved as saving
 
-        written = training.save_tensors
+        written = saving.save_tensors
 
         def save(tensors, path):
             if trainer.standing.step >= options.kill_at and path.name == "optimiser.safetensors":
@@ -134,7 +134,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             written(tensors, path)
 
-        training.save_tensors = save
+        saving.save_tensors = save
     trainer.train()
     trainer.accelerator.end_training()
 

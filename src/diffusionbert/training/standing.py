@@ -1,4 +1,4 @@
-"""What a run knows and notes of itself: where it stands, what a validation found, what a checkpoint and its log say."""
+"""What a run knows and notes of itself: where it stands, what a validation found, what its log says."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from diffusionbert.batches import Position
-from diffusionbert.checkpoints import load_tensors, read_json
-from diffusionbert.errors import reason_of
 from diffusionbert.method import Likelihood
 
 
@@ -71,34 +69,6 @@ class Standing:
     def from_json(cls, plain: dict[str, Any]) -> Standing:
         """Reads what `asdict` gave."""
         return cls(**plain | {"position": Position(**plain["position"])})
-
-
-@dataclass(frozen=True, eq=False)
-class Saved:
-    """What a checkpoint holds."""
-
-    standing: Standing
-    num_averaged: int
-    weights: dict[str, Tensor]
-    optimiser: dict[str, Tensor]
-    averages: dict[str, Tensor] | None
-
-    @classmethod
-    def read(cls, path: Path) -> Saved:
-        """Reads all of it, or raises ValueError."""
-        if not path.is_dir():
-            raise ValueError(f"the checkpoint {str(path)!r} is gone; restore it, or start anew in another --output")
-        try:
-            plain = dict(read_json(path / "standing.json"))
-            num_averaged = plain.pop("num_averaged")
-            standing = Standing.from_json(plain)
-        except (KeyError, TypeError) as error:
-            reason = f"{type(error).__name__}: {reason_of(error)}"
-            raise ValueError(f"{str(path / 'standing.json')!r} is damaged ({reason}); restore it") from None
-        tensors = {name: load_tensors(path / f"{name}.safetensors") for name in ("weights", "optimiser")}
-        averages = path / "averages.safetensors"
-        has_averages = num_averaged > 0 or averages.exists()
-        return cls(standing, num_averaged, **tensors, averages=load_tensors(averages) if has_averages else None)
 
 
 def score_of(nats: Tensor, tokens: Tensor, kind: Likelihood) -> Score:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 from diffusionbert.batches import BatchPlan, Indices, parts
 from diffusionbert.checkpoints import (
     RunFolder,
-    load_tensors,
-    optimiser_state,
-    save_tensors,
-    set_optimiser_state,
-    set_weights,
-    weights_of,
-    write_json,
     written_folder,
 )
 from diffusionbert.likelihood.evaluation import Rows, round_losses, round_nats
@@ -48,8 +41,9 @@ from diffusionbert.shapes import Batch
 from diffusionbert.training.averaging import AveragedWeights
 from diffusionbert.training.optimising import blocks_of, learning_rate, parameter_groups
 from diffusionbert.training.progress import ProgressLine
+from diffusionbert.training.saved import Saved, newest_whole, weights_to_use
 from diffusionbert.training.settings import Training
-from diffusionbert.training.standing import Saved, Score, Standing, Window, forget_after, score_of
+from diffusionbert.training.standing import Score, Standing, Window, forget_after, score_of
 
 
 class Trainer:
@@ -274,26 +268,10 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint; the previous one stays until this one is complete."""
-        weights = weights_of(self.method)
-        if not all(bool(weight.isfinite().all()) for weight in weights.values()):
-            raise FloatingPointError(
-                f"the weights are no numbers any more at step {self.standing.step}; the last checkpoint is good: "
-                "resume with a lower learning rate or in bf16"
-            )
-        state = optimiser_state(self.optimiser, self.method)
-        averages: dict[str, Tensor] | None = None
-        if self.averages:
-            with self.averages.in_place_of(self.method):
-                averages = weights_of(self.method)
+        saved = Saved.of(self.method, self.optimiser, self.averages, self.standing)
         path = self.run.checkpoint(self.standing.step)
         if self.accelerator.is_main_process:
-            with written_folder(path) as folder:
-                save_tensors(weights, folder / "weights.safetensors")
-                save_tensors(state, folder / "optimiser.safetensors")
-                if averages is not None:
-                    save_tensors(averages, folder / "averages.safetensors")
-                num_averaged = self.averages.num_updates if self.averages else 0
-                write_json(folder / "standing.json", asdict(self.standing) | {"num_averaged": num_averaged})
+            saved.write(path)
             if self.standing.step > self.began_at:
                 self.settle()
             self._name(path)
@@ -307,36 +285,15 @@ class Trainer:
 
     def resume(self) -> None:
         """Goes back to the last checkpoint; if that is damaged, to the newest one that is not."""
-        damage: list[str] = []
-        for path in self.run.resumable():
-            try:
-                saved = Saved.read(path)
-            except ValueError as error:
-                damage.append(str(error))
-                continue
-            self._go_back(path, saved)
-            if damage and self.accelerator.is_main_process:
-                print(f"goes on from {path.name}: {damage[0]}", file=sys.stderr)
-            return
-        if damage:
-            raise ValueError(f"no checkpoint of {str(self.run.path)!r} is whole: {damage[0]}")
-        raise ValueError(f"{str(self.run.path)!r} has no checkpoint to resume from; start it without --resume")
-
-    def _go_back(self, path: Path, saved: Saved) -> None:
-        if self.averages and saved.averages is None:
-            raise ValueError(
-                f"{str(self.run.path)!r} was trained without averaged weights, and they cannot begin in the middle; "
-                "leave out --averaging"
-            )
-        set_weights(self.method, saved.weights)
-        set_optimiser_state(self.optimiser, self.method, saved.optimiser)
-        if self.averages and saved.averages is not None:
-            self.averages.restore(saved.averages, saved.num_averaged)
+        path, saved, damage = newest_whole(self.run)
+        saved.put_back(self.method, self.optimiser, self.averages)
         best = self.run.checkpoint(saved.standing.best_step)
         # Without its weights the best figure is of no use: what stands here is validated, and is the best for now.
         self.standing = saved.standing if best.is_dir() else replace(saved.standing, best=None)
         self.began_at = self.standing.step
         if self.accelerator.is_main_process:
+            if damage is not None:
+                print(f"goes on from {path.name}: {damage}", file=sys.stderr)
             self.run.name("last", path)
             if best.is_dir():  # a kill may have come between the two names
                 self.run.name("best", best)
@@ -346,10 +303,8 @@ class Trainer:
         """Writes the model: the best weights, or the last ones if none that were trained have been validated."""
         path = (self.run.named("best") if self.standing.is_validated else None) or self.run.named("last")
         if path is not None and self.accelerator.is_main_process:
-            averages = path / "averages.safetensors"
-            weights = load_tensors(averages if averages.exists() else path / "weights.safetensors")
             with written_folder(self.run.model) as folder:
-                self.export(weights, folder)
+                self.export(weights_to_use(path), folder)
         self.accelerator.wait_for_everyone()
 
     # ---- what is said -----------------------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""What a checkpoint holds: how it is gathered from what is trained, written, read, and put back.
+
+    step-00001000/
+      weights.safetensors, optimiser.safetensors, averages.safetensors (if there are any), standing.json
+
+Under sharding all processes gather, and one writes. Knows nothing of the loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from diffusionbert.checkpoints import (
+    RunFolder,
+    load_tensors,
+    optimiser_state,
+    read_json,
+    save_tensors,
+    set_optimiser_state,
+    set_weights,
+    weights_of,
+    write_json,
+    written_folder,
+)
+from diffusionbert.errors import reason_of
+from diffusionbert.method import Method
+from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.standing import Standing
+
+_TENSORS = "weights", "optimiser", "averages"
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """One checkpoint."""
+
+    standing: Standing
+    num_averaged: int
+    weights: dict[str, Tensor]
+    optimiser: dict[str, Tensor]
+    averages: dict[str, Tensor] | None
+
+    @classmethod
+    def of(cls, method: Method, optimiser: Optimizer, averages: AveragedWeights | None, standing: Standing) -> Saved:
+        """Gathers what there is now; weights that are no numbers are refused."""
+        weights = weights_of(method)
+        if not all(bool(weight.isfinite().all()) for weight in weights.values()):
+            raise FloatingPointError(
+                f"the weights are no numbers any more at step {standing.step}; the last checkpoint is good: "
+                "resume with a lower learning rate or in bf16"
+            )
+        averaged: dict[str, Tensor] | None = None
+        if averages:
+            with averages.in_place_of(method):
+                averaged = weights_of(method)
+        num_averaged = averages.num_updates if averages else 0
+        return cls(standing, num_averaged, weights, optimiser_state(optimiser, method), averaged)
+
+    def write(self, path: Path) -> None:
+        """Writes it whole or not at all."""
+        with written_folder(path) as folder:
+            for name in _TENSORS:
+                if (tensors := getattr(self, name)) is not None:
+                    save_tensors(tensors, folder / f"{name}.safetensors")
+            write_json(folder / "standing.json", asdict(self.standing) | {"num_averaged": self.num_averaged})
+
+    @classmethod
+    def read(cls, path: Path) -> Saved:
+        """Reads all of it, or raises ValueError."""
+        if not path.is_dir():
+            raise ValueError(f"the checkpoint {str(path)!r} is gone; restore it, or start anew in another --output")
+        try:
+            plain = dict(read_json(path / "standing.json"))
+            num_averaged = plain.pop("num_averaged")
+            standing = Standing.from_json(plain)
+        except (KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {reason_of(error)}"
+            raise ValueError(f"{str(path / 'standing.json')!r} is damaged ({reason}); restore it") from None
+        files = {name: path / f"{name}.safetensors" for name in _TENSORS}
+        is_averaged = num_averaged > 0 or files["averages"].exists()
+        tensors = {name: load_tensors(file) for name, file in files.items() if name != "averages" or is_averaged}
+        return cls(standing, num_averaged, tensors["weights"], tensors["optimiser"], tensors.get("averages"))
+
+    def put_back(self, method: Method, optimiser: Optimizer, averages: AveragedWeights | None) -> None:
+        """Gives weights, optimiser and averages what they had."""
+        if averages and self.averages is None:
+            raise ValueError(
+                "the run was trained without averaged weights, and they cannot begin in the middle; leave out "
+                "--averaging"
+            )
+        set_weights(method, self.weights)
+        set_optimiser_state(optimiser, method, self.optimiser)
+        if averages and self.averages is not None:
+            averages.restore(self.averages, self.num_averaged)
+
+
+def newest_whole(run: RunFolder) -> tuple[Path, Saved, str | None]:
+    """The last checkpoint, or, if that is damaged, the newest one that is not; and what the damage is."""
+    damage: list[str] = []
+    for path in run.resumable():
+        saved = _read_or_note(path, damage)
+        if saved is not None:
+            return path, saved, next(iter(damage), None)
+    if damage:
+        raise ValueError(f"no checkpoint of {str(run.path)!r} is whole: {damage[0]}")
+    raise ValueError(f"{str(run.path)!r} has no checkpoint to resume from; start it without --resume")
+
+
+def _read_or_note(path: Path, damage: list[str]) -> Saved | None:
+    try:
+        return Saved.read(path)
+    except ValueError as error:
+        damage.append(str(error))
+        return None
+
+
+def weights_to_use(checkpoint: Path) -> dict[str, Tensor]:
+    """The averaged weights of a checkpoint, if it has any; else its weights."""
+    averages = checkpoint / "averages.safetensors"
+    return load_tensors(averages if averages.exists() else checkpoint / "weights.safetensors")
