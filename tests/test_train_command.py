@@ -88,7 +88,7 @@ def finished(short_run, tmp_path) -> Path:
         (["--layers=5"], "has layers 1, not 5"),
         (["--data=nofile.txt"], "not 'nofile.txt'"),
         (["--preset=paper"], "has vocabulary 512, not 'bert-base-uncased'"),
-        (["--schedule=spindle"], "has objective Diffusion"),
+        (["--schedule=spindle"], "has schedule Linear(), not Spindle"),
         (["--time=layers"], "has time "),
         (["--max-length=9"], "has max_length 64, not 9"),
         (["--cased"], "has lower True, not False"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from enum import Enum
 from typing import Any
 
 from diffusionbert.batches import Batching, FixedRows, TokenBudget
@@ -176,10 +177,15 @@ def _resumed(options: Run) -> Experiment:
         if different is not None:
             name, mine, theirs = different
             raise ValueError(
-                f"the run in {str(options.output)!r} has {name} {theirs!r}, not {mine!r}, and that stays; give "
+                f"the run in {str(options.output)!r} has {name} {_told(theirs)}, not {_told(mine)}, and that stays; "
+                "give "
                 "--resume settings of training alone, or choose another --output"
             )
     return _with_training(options, stored)
+
+
+def _told(value: Any) -> str:
+    return str(value.value) if isinstance(value, Enum) else repr(value)
 
 
 def _differences(given: set[str], asked: Experiment, stored: Experiment) -> Iterator[tuple[str, Any, Any]]:
@@ -196,7 +202,11 @@ def _differences(given: set[str], asked: Experiment, stored: Experiment) -> Iter
         parts.append((asked.network, stored.network))
     elif given & {"preset", "start", "system", "decoder", "layers", "width", "heads", "dropout"}:
         named.add("network")
-    for mine, theirs in (*parts, (asked, stored)):
+    parts += [(asked, stored)]
+    if "objective" in named and type(asked.objective) is type(stored.objective):
+        named = (named - {"objective"}) | {field.name for field in fields(asked.objective)}
+        parts.append((asked.objective, stored.objective))
+    for mine, theirs in parts:
         for field in fields(mine):
             one, other = getattr(mine, field.name), getattr(theirs, field.name)
             if field.name in named - {"data"} and one != other:
