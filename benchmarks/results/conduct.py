@@ -196,7 +196,7 @@ def commands(results: Results, _: Path) -> str:
 def _given(settings: Mapping[str, Any]) -> str:
     texts = [str(settings[name]) for name in ("data", "validation", "test", "other_test") if settings[name]]
     starts = [f"{settings[name]}/*.safetensors" for name in ("masked", "decoder") if settings[name]]
-    return " ".join([*texts, *starts])
+    return " ".join([*texts, PRETRAINING_DATA, *starts])
 
 
 def _quoted(text: str) -> str:
