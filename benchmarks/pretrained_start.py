@@ -30,7 +30,7 @@ from diffusionbert.batches import TokenBudget
 from diffusionbert.building import build
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import Data, Diffusion, Experiment, Pretrained
-from diffusionbert.networks import quiet
+from diffusionbert.hub import quiet
 from diffusionbert.runs import Prepared, default_cache, prepare
 from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Score

@@ -184,7 +184,7 @@ def _at_equal_time(results: Results, known: dict[str, list[Point]]) -> str:
         lines.append((_name(results, system), kind(points[0].found), spread, together, *cells))
     header = (
         *("system", "kind", "ms a step, alone", "thousand tokens a second, side by side"),
-        *(f"perplexity in {time:.0f} s" for time in budgets.values()),
+        *(f"perplexity a token in {time:.0f} s" for time in budgets.values()),
     )
     timed = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_timed_as, known)))
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import final
 
 from checks import (
@@ -144,3 +145,9 @@ CLAIMS = (
     ),
 )
 """In the order of the paper's argument."""
+
+
+@cache
+def judged(results: Results) -> tuple[Finding, ...]:
+    """What becomes of each: once, though several sections say it."""
+    return tuple(claim.judge(results) for claim in CLAIMS)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, final
 
 from checks import COMPARABLE, MATCHES, SUBSTANTIAL, untrained
-from claims import CLAIMS
+from claims import CLAIMS, judged
 from kept import Results, exp, perplexity
 from plan import LONG, VARIATIONS
 from published import PAPER
@@ -54,9 +54,8 @@ def main_table(results: Results, _: Path) -> str:
     parts = [
         f"## Main results (table 2)\n\nThe paper's columns are of its table 2: a larger network, {PAPER_SETTING}. "
         f"Orders compare, numbers do not: its perplexities are a word's, so its authors say{_a_word(results)}. Its "
-        f"{PAPER['d3pm-spindle'][0]:.2f} for D3PM with the spindle is by its own "
-        "quantity, which was not trained here. Steps and tokens are equal for all, arithmetic is not: GenMD4 and "
-        f"SUNDAE make two passes a step.{absent}"
+        f"{PAPER['d3pm-spindle'][0]:.2f} for D3PM with the spindle is by its own quantity, which was not trained here. "
+        f"Steps and tokens are equal for all, arithmetic is not: GenMD4 and SUNDAE make two passes a step.{absent}"
     ]
     # What the paper calls perplexity is its own quantity with the spindle, and a bound without it.
     told = {
@@ -93,8 +92,7 @@ def _a_word(results: Results) -> str:
     tokens = card["num_tokens"] / card["num_words"]
     return (
         f", and here a word has {tokens:.2f} tokens, so that `diffusionbert`'s "
-        f"{number(card['perplexity_per_token'])} a "
-        f"token is {number(card['perplexity_per_word'])} a word"
+        f"{number(card['perplexity_per_token'])} a token is {number(card['perplexity_per_word'])} a word"
     )
 
 
@@ -139,7 +137,8 @@ def _unlearnt(results: Results, rows: Sequence[Row]) -> str:
 
 def _elsewhere(results: Results, key: str) -> str:
     """How the same system did in other trainings."""
-    places = {f"steps{LONG}": f"after {LONG:,} steps", "narrower": "with vectors of 32 axes"}
+    width = dict(VARIATIONS["narrower"].objective)["width"]
+    places = {f"steps{LONG}": f"after {LONG:,} steps", "narrower": f"with vectors of {width} axes"}
     found = [
         f"{nats(results.evaluation(key, folder)):.1f} {words}"
         for folder, words in places.items()
@@ -172,17 +171,14 @@ def ratio(results: Results, _: Path) -> str:
     budgets = {folder: steps for steps, folder in results.budgets.items()}
     lines, found = [], {}
     for folder in (*results.seeds, *(one for one in (*budgets, *VARIATIONS) if one != "seed0")):
-        best = best_rival(results, folder)
-        if best is None or not results.has("diffusionbert", folder):
+        lead = lead_of(results, folder)
+        if lead is None:
             continue
-        own, theirs = (results.scores(key, "grid", folder) for key in ("diffusionbert", best))
-        found[folder] = difference(own, theirs)
-        words = f"{number(perplexity(own))} : {number(perplexity(theirs))}"
+        found[folder] = lead.apart
         training = results.experiments(folder)["diffusionbert"].training
         told = f"{training.steps:,}", f"{training.learning_rate:g}", f"{training.seed}"
-        lines.append(
-            (*told, f"`{best}` (of {sum(results.has(key, folder) for key in RIVALS)})", words, times(found[folder]))
-        )
+        rival = f"`{lead.rival}` (of {sum(results.has(key, folder) for key in RIVALS)})"
+        lines.append((*told, rival, f"{number(lead.own)} : {number(lead.theirs)}", times(lead.apart)))
     if not found:
         return f"{heading}{missing(['diffusionbert', 'd3pm'])}"
     header = "training steps", "learning rate", "seed", "best D3PM row", "perplexities", "ratio"
@@ -201,10 +197,24 @@ def ratio(results: Results, _: Path) -> str:
     )
 
 
-def best_rival(results: Results, folder: str) -> str | None:
-    """The row of D3PM with the lowest bound, if there is one."""
-    rivals = [key for key in RIVALS if results.has(key, folder)]
-    return min(rivals, key=lambda key: perplexity(results.scores(key, "grid", folder)), default=None)
+@final
+@dataclass(frozen=True)
+class Lead:
+    """DiffusionBERT beside the row of D3PM with the lowest bound."""
+
+    rival: str
+    own: float
+    theirs: float
+    apart: Interval
+
+
+def lead_of(results: Results, folder: str) -> Lead | None:
+    """In one training; None if either is missing there."""
+    rivals = {key: results.scores(key, "grid", folder) for key in RIVALS if results.has(key, folder)}
+    if not rivals or not results.has("diffusionbert", folder):
+        return None
+    best, own = min(rivals, key=lambda key: perplexity(rivals[key])), results.scores("diffusionbert", "grid", folder)
+    return Lead(best, perplexity(own), perplexity(rivals[best]), difference(own, rivals[best]))
 
 
 def _met(found: Sequence[Interval]) -> str:
@@ -237,8 +247,7 @@ def other_text(results: Results, _: Path) -> str:
         f"## Out of domain\n\nPerplexity a token on {data['num_sentences']:,} sentences of `{data['corpus']}`: "
         "news of all kinds, on which the paper trains and tests. Kinds do not compare, but that a bound below an exact "
         "value is better than it. Masked systems see how long a sentence is; decoders do not, nor do they pay for "
-        "its end.\n\n"
-        f"{table}{_proven(results, known)}{absent}"
+        f"its end.\n\n{table}{_proven(results, known)}{absent}"
     )
 
 
@@ -275,8 +284,8 @@ def seeds(results: Results, _: Path) -> str:
     header = "row", "kind", "perplexity by seed", "mean nats", "standard deviation", "exp(mean)"
     return (
         "## Seeds\n\nSeeds differ in weights, batches and noise of training, and in the noise of evaluation. Standard "
-        "deviations are of nats a token: 0.010 is 1 % of perplexity; of so few values they are "
-        f"rough.\n\n{grid(header, lines, left=3)}"
+        "deviations are of nats a token: 0.010 is 1 % of perplexity; of so few values they are rough.\n\n"
+        f"{grid(header, lines, left=3)}"
     )
 
 
@@ -285,7 +294,7 @@ def seeds(results: Results, _: Path) -> str:
 
 def claims(results: Results, _: Path) -> str:
     """The paper's claims: verdicts, then what they rest on."""
-    found = [claim.judge(results) for claim in CLAIMS]
+    found = judged(results)
     table = grid(
         ("", "claim", "where", "seeds", "verdict"),
         [

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checks import known, lower
-from claims import CLAIMS
-from kept import NotRun, Results, perplexity
-from plan import SCALED
-from sections import best_rival
+from claims import CLAIMS, judged
+from kept import NotRun, Results
+from sections import lead_of
 from verdicts import Verdict, difference
 from wording import number, primary, times
 
@@ -33,13 +32,10 @@ def _if_run(line: Callable[[Results], str], results: Results) -> str | None:
 def _ahead(results: Results) -> str:
     found = []
     for steps, folder in results.budgets.items():
-        rival = best_rival(results, folder)
-        if rival is not None and results.has("diffusionbert", folder):
-            own, theirs = (results.scores(key, "grid", folder) for key in ("diffusionbert", rival))
-            found.append(
-                f"{number(perplexity(own))} against {number(perplexity(theirs))} after {steps:,} steps "
-                f"(ratio {times(difference(own, theirs))})"
-            )
+        lead = lead_of(results, folder)
+        if lead is not None:
+            words = f"{number(lead.own)} against {number(lead.theirs)} after {steps:,} steps"
+            found.append(f"{words} (ratio {times(lead.apart)})")
     if not found:
         raise NotRun("`diffusionbert` and `d3pm`")
     return (
@@ -49,7 +45,7 @@ def _ahead(results: Results) -> str:
 
 
 def _judged(results: Results) -> str:
-    count = Counter(claim.judge(results).verdict for claim in CLAIMS)
+    count = Counter(finding.verdict for finding in judged(results))
     words = ", ".join(f"*{verdict.value}* {count[verdict]}" for verdict in Verdict if count[verdict])
     return f"**Of {len(CLAIMS)} claims**: {words}. [More](#the-papers-claims)"
 
@@ -58,11 +54,13 @@ def _recipe(results: Results) -> str:
     finding = known(lower(OWN, "diffusionbert"), results)
     if finding.verdict is Verdict.NOT_RUN:
         raise NotRun(OWN)
-    return f"**Times drawn from a bell** in training: {finding.measured[0]}. [More](#beyond-the-paper-the-best-recipe)"
+    return (
+        f"**Times drawn from a bell** in training, perplexity a token by the same bound: {finding.measured[0]}. "
+        "[More](#beyond-the-paper-the-best-recipe)"
+    )
 
 
 def _against_decoder(results: Results) -> str:
-    assert {OWN, RIVAL} <= set(SCALED)
     found = []
     for steps, folder in results.budgets.items():
         if results.has(OWN, folder) and results.has(RIVAL, folder):

@@ -114,7 +114,7 @@ class Evaluate(WithModel):
             raise ValueError(
                 f"--max-draws must be at least 2, given {self.max_draws}: one does not tell how far they scatter"
             )
-        effort = Effort(precision, self.max_draws, strata=max(1, min(16, self.max_draws // 2)), seed=self.seed)
+        effort = Effort(precision, self.max_draws, strata=min(16, self.max_draws // 2), seed=self.seed)
         return Plan(
             writing.sampling(),
             self.samples,

@@ -31,6 +31,7 @@ from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Gaussian
+from diffusionbert.processes.gaussian import require_clamping
 from diffusionbert.schedules import require_grid
 from diffusionbert.shapes import (
     Batch,
@@ -56,8 +57,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         """
         super().__init__()
         require_grid(grid)
-        if clamped is not None and not 0 <= clamped <= 1:
-            raise ValueError(f"clamped must be a time from 0 (no step) to 1 (all steps), given {clamped}")
+        require_clamping(clamped)
         self.process = process
         self.clamped = clamped
         self.register_buffer("_grid", exact_bits(grid), persistent=False)
@@ -97,11 +97,9 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         """The divergence of step (s, t) at one drawn x_t."""
         x_t = self.process.corrupt(clean, x0.editable, x0.example, t, noise)
         guess = network(x_t, x0.attend, t)
-        if self.clamped is None:
-            told = x0.editable & self.process.is_certain(t, clean.shape[-1], network.writable.sum())[:, None]
-            guess = torch.where(told[..., None], clamp_to_words(network, self.process.unscaled(x_t, t), told), guess)
-        else:
-            guess = clamp_to_words(network, guess, x0.editable & (t <= self.clamped)[:, None])
+        clamps = x0.editable & self.process.clamps(t, self.clamped, clean.shape[-1], network.writable.sum())[:, None]
+        near = self.process.unscaled(x_t, t) if self.clamped is None else guess
+        guess = torch.where(clamps[..., None], clamp_to_words(network, near, clamps), guess)
         return torch.where(x0.editable, self.process.divergence(clean, guess, s, t), 0.0)
 
     def rounding_nats(self, network: VectorNetwork, x0: Batch, clean: Vectors, noise: Noise) -> PerPlace:

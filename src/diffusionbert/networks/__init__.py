@@ -1,6 +1,5 @@
 """Networks around Hugging Face models: masked ones, decoders, and those on vectors; and how any of them is opened."""
 
-from diffusionbert.hub import quiet
 from diffusionbert.networks.base import Backed, Network, ask
 from diffusionbert.networks.causal import CausalModel, CausalNetwork, make_room, new_decoder
 from diffusionbert.networks.loading import is_causal, load_causal_lm, load_masked_lm
@@ -21,5 +20,4 @@ __all__ = [
     "load_masked_lm",
     "make_room",
     "new_decoder",
-    "quiet",
 ]

@@ -18,6 +18,12 @@ from diffusionbert.schedules import NoiseSchedule
 from diffusionbert.shapes import PerPlace, Places, RowFlags, RowKeys, RowTimes, Vectors
 
 
+def require_clamping(until: bool | float | None) -> None:
+    """Refuses what is no time up to which steps are clamped."""
+    if until is not None and not 0 <= until <= 1:
+        raise ValueError(f"clamped must be a time from 0 (no step) to 1 (all steps), given {until}")
+
+
 @dataclass(frozen=True)
 class Gaussian:
     """Variance-preserving Gaussian diffusion; places that are not editable keep their vectors."""

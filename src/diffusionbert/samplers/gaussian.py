@@ -19,6 +19,7 @@ from diffusionbert.method import Sampler, State
 from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Gaussian
+from diffusionbert.processes.gaussian import require_clamping
 from diffusionbert.schedules import require_grid
 from diffusionbert.shapes import Batch, Grid, Tokens, Vectors
 
@@ -40,8 +41,7 @@ class GaussianAncestral(Sampler[VectorNetwork]):
         """
         super().__init__()
         require_grid(grid, partial=True)
-        if clamped is not None and not 0 <= clamped <= 1:
-            raise ValueError(f"clamped must be a time from 0 (no step) to 1 (all steps), given {clamped}")
+        require_clamping(clamped)
         self.process = process
         self.shaping = shaping or Shaping()
         self.clamped = clamped
