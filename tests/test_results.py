@@ -187,16 +187,28 @@ def test_other_settings_are_not_mixed_in(tmp_path):
 # ---- budgets --------------------------------------------------------------------------------------------------------
 
 
-def test_tokens_of_pretraining_are_the_last_that_its_log_counts():
+def test_tokens_of_pretraining_are_the_last_that_its_log_counts(tmp_path):
     [*_, last] = [
         json.loads(line)
         for line in (budgets.PRETRAINING / "decoder.jsonl").read_text().splitlines()
         if "tokens" in line
     ]
-    found = budgets.pretraining("decoder-pretrained")
+    found = budgets.pretraining(Results(tmp_path), "decoder-pretrained")
     assert found.tokens == last["tokens"] > 1e8
     assert 60 < found.seconds < 600
-    assert budgets.pretraining("decoder") == budgets.Pretraining(0, 0.0)
+    assert budgets.pretraining(Results(tmp_path), "decoder") == budgets.Pretraining(0, 0.0)
+
+
+def test_a_network_that_was_pretrained_on_the_way_has_its_own_log(tmp_path):
+    train(tmp_path / "experiment", "larger/diffusionbert", [6.0, 4.0])
+    log = tmp_path / "experiment" / "larger" / "pretrained" / "masked" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"step": 1, "time": 5.0, "loss": 3.0, "tokens": 10}\n{"step": 2, "time": 8.0, "tokens": 30}\n')
+    kept.pack(tmp_path / "experiment", tmp_path / "kept")
+    kept.unpack(tmp_path / "kept", tmp_path / "again")
+    results = Results(tmp_path / "again")
+    assert budgets.pretraining(results, "diffusionbert", "larger") == budgets.Pretraining(30, 3.0)
+    assert budgets.pretraining(results, "diffusionbert").tokens > 1e8  # that which was given
 
 
 def test_between_budgets_nats_are_interpolated():
@@ -263,6 +275,8 @@ def test_the_best_recipe_is_set_against_a_decoder_of_its_size(tmp_path):
         write_json(tmp_path / folder / "settings.json", {"preset": preset})
     shown = recipes.recipes(Results(tmp_path), tmp_path)
     assert "`unaveraged/diffusionbert-bell`" in shown.partition("Not run yet:")[2]
+    [change] = [line for line in shown.splitlines() if "against `seed0/diffusionbert`" in line]
+    assert "| −9." in change  # exp(3.9 - 4.0)
     small, larger = [line.split(" | ") for line in shown.splitlines() if re.search(r"\d \[[\d., ]+\] \|$", line)][-2:]
     assert small[2] == "times from a bell"
     assert float(small[-1].split()[0]) == pytest.approx(math.exp(0.4), rel=0.02)

@@ -26,7 +26,7 @@ from diffusionbert.paper.targets import Row, title
 
 PRETRAINING = Path(__file__).parents[2] / "docs" / "bundled_model"
 LOGS = {Start.MASKED: "pretraining.jsonl", Start.DECODER: "decoder.jsonl"}
-"""Of the networks that pretrained systems start from."""
+"""Of the networks that pretrained systems were given to start from."""
 
 
 @final
@@ -88,12 +88,14 @@ class Pretraining:
     seconds: float = 0.0
 
 
-def pretraining(system: str) -> Pretraining:
-    """That of the network it starts from, by its log."""
-    log = LOGS.get(SYSTEMS[system].start)
-    if log is None:
+def pretraining(results: Results, system: str, folder: str = "seed0") -> Pretraining:
+    """That of the network it starts from, by its log: of the experiment, if it was made there."""
+    start = SYSTEMS[system].start
+    if start not in LOGS:
         return Pretraining()
-    events = [json.loads(line) for line in (PRETRAINING / log).read_text(encoding="utf-8").splitlines()]
+    own = results.root / folder / "pretrained" / start.value / "log.jsonl"
+    log = own if own.exists() else PRETRAINING / LOGS[start]
+    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     tokens = max(int(event["tokens"]) for event in events if "tokens" in event)
     return Pretraining(tokens, events[-1]["time"] - events[0]["time"])
 
@@ -104,11 +106,11 @@ def _at_equal_steps(results: Results, known: dict[str, list[Point]]) -> str:
     for system, points in known.items():
         by_steps = {point.steps: point for point in points}
         cells = [figure(by_steps[steps].found) if steps in by_steps else "–" for steps in budgets]
-        before = pretraining(system).tokens
+        before = pretraining(results, system).tokens
         tokens = [f"{count / 1e6:,.0f}M" for count in (points[-1].tokens, before, points[-1].tokens + before)]
         lines.append((_name(results, system), kind(points[0].found), *cells, *tokens))
     header = "system", "kind", *(f"{steps:,} steps" for steps in budgets), "tokens at the end", "in pretraining", "both"
-    masked, decoder = pretraining("diffusionbert"), pretraining("decoder-pretrained")
+    masked, decoder = (pretraining(results, system) for system in ("diffusionbert", "decoder-pretrained"))
     return (
         "### At equal steps\n\nPerplexity a token, seed 0; each budget is a run of its own, with its own warm-up and "
         f"decay. Pretraining was not equal: {masked.tokens / 1e6:.0f}M tokens in {masked.seconds / 60:.1f} minutes for "
@@ -202,7 +204,7 @@ def _with_pretraining(results: Results, step: dict[str, float]) -> str:
     if not {"diffusionbert", "decoder"} <= set(step):
         return ""
     full = next(steps for steps, folder in results.budgets.items() if folder == "seed0")
-    time = pretraining("diffusionbert").seconds + full * step["diffusionbert"]
+    time = pretraining(results, "diffusionbert").seconds + full * step["diffusionbert"]
     steps, most = time / step["decoder"], max(results.budgets)
     words = "more than were run here" if steps > most else "fewer than were run here"
     return (
@@ -239,7 +241,7 @@ def _pictures(results: Results, known: dict[str, list[Point]], pictures: Path) -
         curves = [
             figures.Curve(
                 _name(results, system),
-                [point.tokens + is_counted * pretraining(system).tokens for point in points],
+                [point.tokens + is_counted * pretraining(results, system).tokens for point in points],
                 [nats(point.found) for point in points],
                 kind(points[0].found),
                 [point.standard_error for point in points],

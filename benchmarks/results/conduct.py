@@ -8,7 +8,7 @@ from typing import Any
 
 from checks import FEWEST
 from kept import NotRun, Results
-from wording import broken, grid
+from wording import broken, grid, several
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
@@ -32,7 +32,7 @@ def what_was_run(results: Results, _: Path) -> str:
     if not trained:
         raise NotRun("seed0")
     parts = [_network(trained), _training(results, trained), _text(trained, settings), _evaluation(results)]
-    folders = [f"`{folder}` ({len(results.experiments(folder))} systems)" for folder in results.folders]
+    folders = [f"`{folder}` ({several(len(results.experiments(folder)), 'system')})" for folder in results.folders]
     parts.append(f"**At hand.** {', '.join(folders)}.")
     return "## What was run\n\n" + "\n".join(f"- {part}" for part in parts if part)
 
@@ -130,7 +130,9 @@ def costs(results: Results, _: Path) -> str:
             lines.append((f"`{folder}/{key}`", *cells, f"{minutes:.2f}", _weights(results, key, folder)))
     if not lines:
         return "## Costs and hashes\n\nNot run yet."
-    each = ", ".join(f"{sum(own):.1f} for the {len(own)} rows of `{folder}`" for folder, own in shares.items())
+    each = ", ".join(
+        f"{sum(own):.1f} for the {several(len(own), 'row')} of `{folder}`" for folder, own in shares.items()
+    )
     header = (
         "row",
         "pretraining, s",

@@ -3,7 +3,8 @@
     docs/results/
       sentences/HASH.safetensors     names, tokens, words and bytes of the sentences of a text, which all rows share
       seed0, seed1, …, steps600, …   as in the experiment's folder: settings.json, evaluations/KEY, seconds/KEY.json,
-                                     table1.json, figure2.json; `runs` is called `trained` here
+                                     table1.json, figure2.json; `runs` is called `trained` here; of what was pretrained
+                                     on the way, the log
       alone/                         the short runs that were timed
 
 `pack` leaves out weights, draws, all but a few samples, and most lines of the logs. `unpack` gives back the layout of
@@ -58,7 +59,10 @@ def pack(source: Path, target: Path) -> None:
         kept = target / folder.name
         _require_same_settings(folder, kept)
         for run in filter(is_finished, sorted((folder / "runs").iterdir())):
-            _pack_run(run, kept / "trained" / run.name, every=1 if folder.name == "alone" else LOG_EVERY)
+            _write(kept / "trained" / run.name / "experiment.json", read_json(run / "experiment.json"))
+            _pack_log(run, kept / "trained" / run.name, every=1 if folder.name == "alone" else LOG_EVERY)
+        for log in sorted(folder.glob("pretrained/*/log.jsonl")):
+            _pack_log(log.parent, kept / "pretrained" / log.parent.name, LOG_EVERY)
         for evaluation in sorted(folder.glob("evaluations/*/evaluation.json")):
             has_samples = folder.name == "seed0" and evaluation.parent.name in {row.key for row in MAIN}
             _pack_evaluation(evaluation.parent, kept / "evaluations" / evaluation.parent.name, has_samples)
@@ -80,7 +84,8 @@ def require_relative(path: Path) -> None:
 
 
 def _texts(folder: Path) -> Iterator[Path]:
-    for pattern in ("*.json", "runs/*/experiment.json", "runs/*/log.jsonl", "evaluations/*/evaluation.json"):
+    names = "*.json", "runs/*/experiment.json", "runs/*/log.jsonl", "pretrained/*/log.jsonl"
+    for pattern in (*names, "evaluations/*/evaluation.json"):
         yield from folder.glob(pattern)
 
 
@@ -95,12 +100,12 @@ def _said(settings: Path) -> dict[str, Any]:
     return {name: value for name, value in read_json(settings).items() if value is not None}
 
 
-def _pack_run(run: Path, kept: Path, every: int) -> None:
+def _pack_log(run: Path, kept: Path, every: int) -> None:
     events = RunFolder(run).events()
     losses = [event for event in events if "loss" in event]
     chosen = {id(event) for event in (*losses[every - 1 :: every], losses[-1])} if losses else set()
     lines = [json.dumps(event) for event in events if "loss" not in event or id(event) in chosen]
-    _write(kept / "experiment.json", read_json(run / "experiment.json"))
+    kept.mkdir(parents=True, exist_ok=True)
     (kept / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

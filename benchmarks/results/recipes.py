@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from budgets import pretraining
 from checks import known as judged
 from checks import lower
 from kept import Results, nats_of
@@ -28,53 +29,74 @@ DECODER = "decoder"
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """A run, and what sets it apart from the first."""
+    """A run, and the one that it is set against."""
 
     words: str
     system: str
     folder: str = "seed0"
+    against: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Unique."""
+        return f"{self.folder}/{self.system}"
 
 
+BELL, LONGER_BELL = "seed0/diffusionbert-bell", f"steps{LONG}/diffusionbert-bell"
 RECIPES = (
     Recipe("the paper's: every time alike", "diffusionbert"),
-    Recipe("times from a bell", "diffusionbert-bell"),
-    Recipe("times from a bell, weights not averaged", "diffusionbert-bell", "unaveraged"),
-    Recipe("times from a bell, a higher learning rate", "diffusionbert-bell", "faster"),
-    Recipe("a schedule learned for each word", "genmd4"),
-    Recipe("times from a bell, longer", "diffusionbert-bell", f"steps{LONG}"),
-    Recipe("learned schedule, longer", "genmd4", f"steps{LONG}"),
-    Recipe("times from a bell, longer, larger", "diffusionbert-bell", "larger"),
+    Recipe("times from a bell", "diffusionbert-bell", against="seed0/diffusionbert"),
+    Recipe("times from a bell, weights not averaged", "diffusionbert-bell", "unaveraged", BELL),
+    Recipe("times from a bell, a higher learning rate", "diffusionbert-bell", "faster", BELL),
+    Recipe("a schedule learned for each word", "genmd4", against=BELL),
+    Recipe("times from a bell, longer", "diffusionbert-bell", f"steps{LONG}", BELL),
+    Recipe("learned schedule, longer", "genmd4", f"steps{LONG}", LONGER_BELL),
+    Recipe("times from a bell, longer, larger", "diffusionbert-bell", "larger", LONGER_BELL),
 )
 
 
 def recipes(results: Results, _: Path) -> str:
     """The whole section."""
     known = [recipe for recipe in RECIPES if results.has(recipe.system, recipe.folder)]
-    absent = [f"`{recipe.folder}/{recipe.system}`" for recipe in RECIPES if recipe not in known]
+    absent = [f"`{recipe.place}`" for recipe in RECIPES if recipe not in known]
     heading = "## Beyond the paper: the best recipe"
     if not known:
         return heading + missing((), absent)
     lines = [
         (
             recipe.words,
-            f"`{recipe.folder}/{recipe.system}`",
+            f"`{recipe.place}`",
             _size(results, recipe.folder),
             *_length(results, recipe.system, recipe.folder),
+            f"{pretraining(results, recipe.system, recipe.folder).tokens / 1e6:.0f}M",
             figure(_found(results, recipe), WAY),
+            _change(results, recipe),
         )
         for recipe in known
     ]
-    header = "recipe", "row", "network", "training steps", "tokens", "perplexity a token (bound, continuous)"
+    header = (
+        *("recipe", "row", "network", "training steps", "tokens", "in pretraining"),
+        *("perplexity a token (bound, continuous)", "change"),
+    )
     return (
         f"{heading}\n\nWhat was tried, on the text and at the batch of the tables above, from pretrained weights; seed "
-        "0. The best was chosen on the very sentences that judge "
-        f"it.\n\n{grid(header, lines, left=3)}{missing((), absent)}\n\n{_against_decoder(results, known)}\n\n"
-        f"{_bell(results)}"
+        "0. Changes are against the row that is named, sentences resampled in pairs. The best was chosen on the very "
+        f"sentences that judge it.\n\n{grid(header, lines, left=3)}{missing((), absent)}\n\n"
+        f"{_against_decoder(results, known)}\n\n{_bell(results)}"
     )
 
 
 def _found(results: Results, recipe: Recipe) -> Evaluation:
     return results.evaluation(recipe.system, recipe.folder)
+
+
+def _change(results: Results, recipe: Recipe) -> str:
+    """Of perplexity, against the other recipe."""
+    [base] = [one for one in RECIPES if one.place == recipe.against] or [None]
+    if base is None or not results.has(base.system, base.folder):
+        return "–"
+    apart = difference(*(_found(results, one).scores[WAY] for one in (recipe, base)))
+    return f"{apart.per_cent} against `{base.place}`"
 
 
 def _size(results: Results, folder: str) -> str:

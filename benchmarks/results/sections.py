@@ -23,6 +23,7 @@ from wording import figure, grid, kind, missing, nats, number, primary, times
 
 from diffusionbert.assessment.comparison import compare
 from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, to_markdown
+from diffusionbert.checkpoints import RunFolder
 from diffusionbert.paper.targets import MAIN, Row, title
 
 TARGET = 0.65
@@ -129,10 +130,18 @@ def _unlearnt(results: Results, rows: Sequence[Row]) -> str:
     if not worse:
         return ""
     words = ", ".join(f"`{key}` ({nats(found[key]):.1f}{_elsewhere(results, key)})" for key in worse)
+    course = "; ".join(f"`{key}` {_course(results, key)}" for key in worse)
     return (
-        f"Above the {start:.2f} nats a token of a D3PM that was not trained at all: {words}. What is said against "
-        "these need not hold for longer trainings."
+        f"Above the {start:.2f} nats a token of a D3PM that was not trained at all: {words}. They do learn, slowly; "
+        f"validation in nats a token before training, half way and at the end: {course}. What is said against these "
+        "need not hold for longer trainings."
     )
+
+
+def _course(results: Results, key: str) -> str:
+    events = RunFolder(results.run(key)).events()
+    found = [event["validation_nats_per_token"] for event in events if "validation_nats_per_token" in event]
+    return ", ".join(f"{found[place]:.1f}" for place in (0, len(found) // 2, -1))
 
 
 def _elsewhere(results: Results, key: str) -> str:

@@ -23,6 +23,11 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def several(count: int, noun: str) -> str:
+    """One row, two rows."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def number(value: float) -> str:
     """A perplexity."""
     return f"{value:.1f}" if value < 1e5 else f"{value:.1e}" if math.isfinite(value) else "∞"
