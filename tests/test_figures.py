@@ -249,6 +249,13 @@ def test_scales_and_ticks(draw, scales, drawn):
     assert len([tick for tick in axes.get_xticks() if low <= tick <= high]) >= 2
 
 
+@pytest.mark.parametrize("draw", [scaling, speed])
+def test_a_single_value_has_ticks_around_it(draw, drawn):
+    for axes in drawn(lambda path: draw([Curve("one", [0.0009], [33.4], "exact"), curve("two")], path)).axes:
+        low, high = axes.get_ylim()
+        assert len([tick for tick in axes.get_yticks() if low <= tick <= high]) >= 2
+
+
 def lines(axes: Any) -> list[list[list[float]]]:
     """What is drawn inside a panel, line by line."""
     inside = [line for line in axes.lines if line.get_transform() == axes.transData]

@@ -34,6 +34,8 @@ def _log_ticks(axis: Any) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     low, high = axis.get_view_interval()
+    # Kept as it is: around a single value, matplotlib would choose another stretch for these ticks, and show none.
+    axis.axes.set(**{f"{axis.axis_name}lim": (low, high)})
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     candidates = [
         *([digit * 10.0**decade for decade in decades for digit in digits] for digits in ((1,), (1, 3), (1, 2, 5))),
