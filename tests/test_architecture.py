@@ -21,7 +21,7 @@ GATHERED = ("text", "likelihood", "training", "assessment", "paper")
 # direction. Networks know nothing of noise, processes nothing of networks, training nothing of concrete methods.
 MAY_IMPORT = {
     "errors": "",
-    "hub": "",
+    "hub": "errors",
     # the mathematics
     "shapes": "",
     "noise": "errors shapes",

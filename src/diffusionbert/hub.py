@@ -1,4 +1,4 @@
-"""What is asked of the Hub: a model's files, brought here before anything opens them, and silence.
+"""What is asked of the Hub: a model's files, brought here before anything opens them, silence, and what to say else.
 
 Opened by its name, a model is asked for file by file, and without a connection each of them is tried for half a
 minute; brought here first, it is asked for once.
@@ -16,6 +16,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from transformers.utils import logging as transformers_logging
 
+from diffusionbert.errors import reason_of
+
 TOKENIZER = ["*.json", "*.txt", "*.model"]
 MODEL = [*TOKENIZER, "*.safetensors"]
 """The files of a model that are opened: none can run code."""
@@ -27,6 +29,14 @@ def brought(name_or_folder: str | Path, files: list[str]) -> Path:
         return Path(name_or_folder)
     with quiet(bars=sys.stderr.isatty()):
         return Path(snapshot_download(str(name_or_folder), allow_patterns=files))
+
+
+def absent(what: str, name: str | Path, expected: str, error: Exception) -> ValueError:
+    """What to say where neither a folder nor the Hub had it."""
+    return ValueError(
+        f"no {what} at {str(name)!r}: expected {expected}, or a name on the Hub and a connection to it "
+        f"({reason_of(error)})"
+    )
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from diffusionbert.building import build, build_sampler, scoring, writes_on_mask
 from diffusionbert.categorical import Shaping
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
-from diffusionbert.errors import reason_of, require_kind
+from diffusionbert.errors import require_kind
 from diffusionbert.experiments import Diffusion, VectorDiffusion
-from diffusionbert.hub import MODEL, brought
+from diffusionbert.hub import MODEL, absent, brought
 from diffusionbert.likelihood.evaluation import (
     UNSAID,
     Effort,
@@ -443,8 +443,5 @@ def load(name_or_folder: str | Path | None = None, device: str | torch.device | 
     try:
         folder = folder or brought(name, MODEL)
     except Exception as error:  # no such name, no connection: one line in any case
-        raise ValueError(
-            f"no model at {name!r}: expected a run folder, a model's folder, or a name on the Hub and a connection to "
-            f"it ({reason_of(error)})"
-        ) from error
+        raise absent("model", name, "a run folder, a model's folder", error) from error
     return Model(read_model(folder), name, chosen)

@@ -64,7 +64,8 @@ class Algorithm(Enum):
 
 
 _GIBBS = {Algorithm.GIBBS: Order.RANDOM, Algorithm.GIBBS_LEFT_TO_RIGHT: Order.LEFT_TO_RIGHT}
-_REMASKING = {Algorithm.REMASKING: Strategy.CAP, Algorithm.REMASKING_RESCALE: Strategy.RESCALE}
+REMASKING = {Algorithm.REMASKING: Strategy.CAP, Algorithm.REMASKING_RESCALE: Strategy.RESCALE}
+"""The algorithms that hide written words again, and how."""
 _OTHERS = {Algorithm.REFINING: "trained by SUNDAE", Algorithm.LEFT_TO_RIGHT: "that is a decoder"}
 _BY_CONFIDENCE = {
     Algorithm.CONFIDENCE: Criterion.PROBABILITY,
@@ -141,8 +142,8 @@ class Sampling:
         absorbing = _absorbing(process, f"the sampler {self.algorithm.value!r}")
         if self.algorithm in _GIBBS:
             return Gibbs(absorbing.mask_id, self.steps, _GIBBS[self.algorithm], shaping, end)
-        if self.algorithm in _REMASKING:
-            return Remasking(absorbing, grid, self.remasking, _REMASKING[self.algorithm], shaping)
+        if self.algorithm in REMASKING:
+            return Remasking(absorbing, grid, self.remasking, REMASKING[self.algorithm], shaping)
         if self.algorithm is Algorithm.MASK_PREDICT:
             return MaskPredict(absorbing, self.steps, shaping, end)
         return ConfidenceOrder(absorbing, self.steps, _BY_CONFIDENCE[self.algorithm], self.threshold, shaping, end)

@@ -30,8 +30,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from diffusionbert.batches import TokenBudget
-from diffusionbert.errors import reason_of
-from diffusionbert.hub import MODEL, brought, quiet
+from diffusionbert.hub import MODEL, absent, brought, quiet
 from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
 
 USUAL_FEATURES = "gpt2-large"
@@ -183,11 +182,9 @@ def load_judge(name: str, device: torch.device) -> Judge:
             weights = options or {"use_safetensors": True}
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **weights)
     except Exception as error:  # whatever the library stumbles over, the user gets one line
-        hint = "; GGUF needs the package gguf: pip install gguf" if options else ""
-        raise ValueError(
-            f"no judge at {name!r}: expected a causal language model's folder with safetensors, a .gguf file, or a "
-            f"name on the Hub and a connection to it ({reason_of(error)}){hint}"
-        ) from error
+        hint = " (which needs the package gguf: pip install gguf)" if options else ""
+        expected = f"a causal language model's folder with safetensors, a .gguf file{hint}"
+        raise absent("judge", name, expected, error) from error
     model.to(device).eval()  # type: ignore[arg-type]
     return Judge(name, model, tokenizer)
 

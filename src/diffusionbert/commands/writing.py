@@ -108,12 +108,12 @@ class Generate(WithModel):
 
     def sampling(self) -> Sampling:
         """How it is written."""
-        from diffusionbert.sampling import Algorithm, Sampling
+        from diffusionbert.sampling import REMASKING, Algorithm, Sampling
 
         known = [algorithm.value for algorithm in Algorithm]
         if self.sampler not in known:
             raise ValueError(f"there is no sampler {self.sampler!r}; use one of {', '.join(known)}")
-        if self.remasking is not None and not self.sampler.startswith("remasking"):
+        if self.remasking is not None and Algorithm(self.sampler) not in REMASKING:
             raise ValueError(f"--remasking {self.remasking} is for --sampler remasking, not for {self.sampler}")
         if self.top_k is not None and self.top_k < 0:
             raise ValueError(f"--top-k must be at least 1, given {self.top_k}; 0 keeps all words")

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from diffusionbert.errors import reason_of
-from diffusionbert.hub import MODEL, brought, quiet
+from diffusionbert.hub import MODEL, absent, brought, quiet
 
 logger = logging.getLogger(__name__)
 
@@ -145,10 +145,7 @@ def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Ex
 
 
 def _absent(kind: _Kind, name_or_folder: str | Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"no {kind.words} at {str(name_or_folder)!r}: expected a folder with config.json and "
-        f"model.safetensors, or a name on the Hub and a connection to it ({reason_of(error)})"
-    )
+    return absent(kind.words, name_or_folder, "a folder with config.json and model.safetensors", error)
 
 
 def _is_damaged(weights: Path) -> bool:

@@ -25,8 +25,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from diffusionbert.errors import reason_of
-from diffusionbert.hub import TOKENIZER, brought
+from diffusionbert.hub import TOKENIZER, absent, brought
 from diffusionbert.shapes import TokenSet
 from diffusionbert.text.reading import Pair, detokenise
 
@@ -85,10 +84,7 @@ class Vocabulary:
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(brought(name_or_folder, TOKENIZER)), trust_remote_code=False)
         except Exception as error:  # whatever the library stumbles over, the user gets one line
-            raise ValueError(
-                f"no tokenizer at {str(name_or_folder)!r}: expected a folder with tokenizer.json, or a name on the "
-                f"Hub and a connection to it ({reason_of(error)})"
-            ) from error
+            raise absent("tokenizer", name_or_folder, "a folder with tokenizer.json", error) from error
         return cls(_completed(tokenizer) if tokenizer.mask_token is None and tokenizer.is_fast else tokenizer)
 
     def save(self, folder: Path) -> None:
