@@ -52,8 +52,9 @@ class OnALine(nn.Module):
 
     def guess(self, x_t: Tensor, t: Tensor, clamp: float | None) -> Tensor:
         """x̂0 [rows × places] at one time for all, the clamping trick by hand, or x_t itself where it tells the word."""
-        if clamp is None and signal(self.process, t) / (1 - signal(self.process, t)) > 8 * math.log(2):
-            return torch.where(x_t > 0, self.table[1], self.table[0])
+        alpha = signal(self.process, t)
+        if clamp is None and alpha / (1 - alpha) > 4 * math.log(2):
+            return 2 * torch.tanh(2 * alpha.sqrt() * x_t / (1 - alpha))  # of two words that are alike
         clamp = 0.0 if clamp is None else clamp
         found = self(x_t[..., None], torch.ones_like(x_t, dtype=torch.bool), t.expand(len(x_t)))[..., 0]
         return torch.where(found > 0, self.table[1], self.table[0]) if float(t) <= clamp else found
@@ -72,6 +73,10 @@ class OnALine(nn.Module):
 
     def nearest(self, x: Tensor, asked: Tensor, forbidden: tuple[int, ...] = ()) -> Tensor:
         return (x[asked][:, 0] > 0).long()
+
+    def likely(self, x: Tensor, precision: Tensor, asked: Tensor) -> Tensor:
+        weights = (-precision[:, None, None] / 2 * (x - self.table[:2, 0]).square()).softmax(dim=-1)[asked]
+        return weights @ self.table[:2]
 
 
 def signal(process: Gaussian, t: Tensor) -> Tensor:
@@ -362,6 +367,9 @@ class Watched:
         self.forbidden.add(forbidden)
         return self.network.nearest(x, asked, forbidden)
 
+    def likely(self, x, precision, asked):
+        return self.network.likely(x, precision, asked)
+
 
 def test_vectors_on_their_way_have_the_variance_of_their_time():
     """From a guess of 0 in every step, x_s is what noise makes of 0: its variance is 1 - ᾱ_s. What is frozen stays."""
@@ -498,6 +506,10 @@ def test_rounding_by_hand():
     best = network.nearest(x, asked).unique()
     distance[:, best] = torch.inf
     assert torch.equal(network.nearest(x, asked, tuple(best.tolist())), distance.argmin(dim=1))
+    precision = torch.tensor([0.3, 5.0])
+    weights = -precision.repeat_interleave(asked.sum(dim=1))[:, None] / 2 * torch.cdist(x[asked], network.table) ** 2
+    mean = weights.masked_fill(~allowed, -torch.inf).softmax(dim=-1) @ network.table
+    torch.testing.assert_close(network.likely(x, precision, asked), mean.detach(), rtol=1e-3, atol=1e-4)
     moved = clamp_to_words(network, x, asked)
     assert torch.equal(moved[~asked], x[~asked])
     assert torch.equal(moved[asked], network.table[network.nearest(x, asked)])
@@ -516,8 +528,8 @@ def test_autocast_leaves_the_table_in_full_precision():
 
 
 @pytest.mark.parametrize(("width", "num_words"), [(16, 20), (64, 400)])
-def test_where_words_are_certain_the_nearest_one_is_right(width, num_words):
-    """At the first noisy time that is called certain, and not at a time that is far from it."""
+def test_where_words_are_certain_the_nearest_one_is_right_and_where_they_are_told_few_are_nearer(width, num_words):
+    """At the first noisy time that is called so, and not at a time that is far from it."""
     process, times = PROCESSES["cosine"], torch.linspace(0, 1, 1001, dtype=torch.float64)
     certain = process.is_certain(times, width, torch.tensor(num_words))
     assert bool((certain[:-1] >= certain[1:]).all())  # once and for all
@@ -525,15 +537,27 @@ def test_where_words_are_certain_the_nearest_one_is_right(width, num_words):
     words = torch.randn(num_words, width, generator=generator, dtype=torch.float64)
     chosen = torch.randint(num_words, (40_000,), generator=generator)
 
-    def error_rate(t: float) -> float:
+    def distances(t: float) -> tuple[Tensor, Tensor]:
+        """To all words, and to the right one."""
         alpha = process.signal(torch.tensor([t], dtype=torch.float64))
         noise = torch.randn(len(chosen), width, generator=generator, dtype=torch.float64)
         x_t = alpha.sqrt() * words[chosen] + (1 - alpha).sqrt() * noise
-        return float((torch.cdist(x_t, alpha.sqrt() * words).argmin(dim=1) != chosen).double().mean())
+        found = torch.cdist(x_t, alpha.sqrt() * words)
+        return found, found.gather(1, chosen[:, None])
+
+    def error_rate(t: float) -> float:
+        return float((distances(t)[0].argmin(dim=1) != chosen).double().mean())
 
     last = float(times[certain][-1])
     assert error_rate(last) < 1 / num_words
     assert error_rate((1 + last) / 2) > 5 / num_words
+    telling = process.tells_words(times, width, torch.tensor(num_words))
+    assert bool((telling | ~certain).all())
+    last, nearer = float(times[telling][-1]), {}
+    for t in (last, (1 + last) / 2):
+        found, right = distances(t)
+        nearer[t] = float((found < right).double().sum(dim=1).mean())
+    assert nearer[last] < 1 < nearer[(1 + last) / 2]
 
 
 def test_where_the_noisy_vector_tells_the_word_the_network_is_not_believed():

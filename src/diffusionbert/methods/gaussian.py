@@ -9,12 +9,12 @@ The terms of x_1 are 0 for every schedule that ends at 0. Places that are not ed
 
 `nats` weighs errors by SNR, up to (1 - floor) / floor at t → 0, where the network's vectors are never quite right, and
 of rare words not even its words: by far most of the bound. It is a bound whatever x̂0 is, so steps from times at which
-x_t itself tells the word take the vector of the word nearest to x_t / √ᾱ_t, and the network's guess does not count.
-That is the bound of the chain that so goes; the sampler, which has no true words to start from, moves the network's
-guess to the nearest word at these times, as the paper does. Up to a given time `clamped`, the guess is moved here as
-there. In the end words are drawn from p(w | x_0), where the sampler takes the nearest ones unless it is told to draw.
-The step is drawn half evenly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t): what it would tell if
-the D axes of a vector were one Gaussian number.
+x_t by itself tells the word, but for a few, take what it tells: the mean of E(w) given x_t alone, all words alike. The
+network's guess does not count there. That is the bound of the chain that so goes; the sampler, which has no true words
+to start from, moves the network's guess to the nearest word as soon as words are certain, as the paper does. Up to a
+given time `clamped`, the guess is moved here as there. In the end words are drawn from p(w | x_0), where the sampler
+takes the nearest ones unless it is told to draw. The step is drawn half evenly and half in proportion to log(1 +
+D·SNR_s) - log(1 + D·SNR_t): what it would tell if the D axes of a vector were one Gaussian number.
 
 Where the original departs: its equations sum squares over axes and steps, its code takes means over both, so that
 rounding counts for more. So do we: summed over axes, the vectors shrink until rounding fails. Its code wants x_0, with
@@ -53,7 +53,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
 
     def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float | None = None):
         """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them. None is
-        none of them, but where x_t tells the word, it is believed.
+        none of them, but where x_t tells words, it is believed.
         """
         super().__init__()
         require_grid(grid)
@@ -97,9 +97,12 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         """The divergence of step (s, t) at one drawn x_t."""
         x_t = self.process.corrupt(clean, x0.editable, x0.example, t, noise)
         guess = network(x_t, x0.attend, t)
-        clamps = x0.editable & self.process.clamps(t, self.clamped, clean.shape[-1], network.writable.sum())[:, None]
-        near = self.process.unscaled(x_t, t) if self.clamped is None else guess
-        guess = torch.where(clamps[..., None], clamp_to_words(network, near, clamps), guess)
+        if self.clamped is None:
+            told = x0.editable & self.process.tells_words(t, clean.shape[-1], network.writable.sum())[:, None]
+            likely = network.likely(self.process.unscaled(x_t, t), self.process.signal_to_noise(t), told)
+            guess = guess.masked_scatter(told[..., None], likely)
+        else:
+            guess = clamp_to_words(network, guess, x0.editable & (t <= self.clamped)[:, None])
         return torch.where(x0.editable, self.process.divergence(clean, guess, s, t), 0.0)
 
     def rounding_nats(self, network: VectorNetwork, x0: Batch, clean: Vectors, noise: Noise) -> PerPlace:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from diffusionbert.conditioning import SinusoidalTime
 from diffusionbert.networks.base import ATTENTION, distribution, num_reserved_positions, padded_writable
-from diffusionbert.shapes import AskedLogProbs, AskedTokens, Places, RowTimes, Tokens, TokenSet, Vectors
+from diffusionbert.shapes import AskedLogProbs, AskedTokens, AskedVectors, Places, RowTimes, Tokens, TokenSet, Vectors
 
 
 @runtime_checkable
@@ -41,6 +41,9 @@ class VectorNetwork(Protocol):
 
     def nearest(self, x: Vectors, asked: Places, forbidden: tuple[int, ...] = ()) -> AskedTokens:
         """The writable word, not forbidden, whose vector is nearest, for each of the N asked places."""
+
+    def likely(self, x: Vectors, precision: RowTimes, asked: Places) -> AskedVectors:
+        """The mean of E(w) given x = E(w) + noise of that precision, all writable words alike, at N asked places."""
 
 
 def clamp_to_words(network: VectorNetwork, x: Vectors, places: Places, forbidden: tuple[int, ...] = ()) -> Vectors:
@@ -135,6 +138,15 @@ class EmbeddingDenoiser(nn.Module):
             raise ValueError(f"all writable words are among the {len(forbidden)} forbidden ones: leave some")
         offset = _full(self.table).square().sum(dim=1) / -2
         return self._products(x[asked], offset).masked_fill(~allowed, -torch.inf).argmax(dim=-1)
+
+    @torch.no_grad()
+    def likely(self, x: Vectors, precision: RowTimes, asked: Places) -> AskedVectors:
+        """Weighs words by exp(-precision·‖x - E(w)‖²/2)."""
+        table = _full(self.table)
+        scale = precision[:, None].expand(asked.shape)[asked][:, None]
+        logits = scale.to(table.dtype) * self._products(x[asked], table.square().sum(dim=1) / -2)
+        with torch.autocast(x.device.type, enabled=False):
+            return distribution(logits, self.writable).exp().to(table.dtype) @ table
 
     def _products(self, x: Tensor, offset: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):

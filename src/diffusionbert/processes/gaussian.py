@@ -78,12 +78,20 @@ class Gaussian:
         return self.is_certain(t, width, num_words) if until is None else t <= until
 
     def is_certain(self, t: RowTimes, width: int, num_words: Tensor) -> RowFlags:
-        """Whether the word whose vector is nearest to x_t / √ᾱ_t is nearly always the right one.
+        """Whether the word whose vector is nearest to x_t / √ᾱ_t is nearly always the right one: in all but 1 of V."""
+        return self._log_errors(t, width, num_words) < -num_words.double().log()
 
-        Words lie √(2D) apart, D being the width and their axes of variance 1. So one of V others is nearer with
-        probability V·exp(-D·SNR/4) at most, which is less than 1/V as soon as D·SNR > 8·log V.
+    def tells_words(self, t: RowTimes, width: int, num_words: Tensor) -> RowFlags:
+        """Whether few words are as near to x_t / √ᾱ_t as the right one is: less than one, on average."""
+        return self._log_errors(t, width, num_words) < 0
+
+    def _log_errors(self, t: RowTimes, width: int, num_words: Tensor) -> RowTimes:
+        """The logarithm of how many of V words are nearer than the right one, at most: log V - D·SNR/4.
+
+        D is the width, axes have variance 1, so that words lie √(2D) apart, and each is nearer with probability
+        exp(-D·SNR/4) at most.
         """
-        return width * self.signal_to_noise(t) > 8 * num_words.double().log()
+        return num_words.double().log() - width * self.signal_to_noise(t) / 4
 
     def unscaled(self, x_t: Vectors, t: RowTimes) -> Vectors:
         """x_t / √ᾱ_t: a clean vector and noise around it."""
