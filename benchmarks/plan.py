@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row
+
+if TYPE_CHECKING:
+    from results.kept import Results
 
 SEEDS = (1, 2)
 """Beside 0, for the rows that carry a claim."""
@@ -14,14 +18,14 @@ LOOKED_AT = f"seed{SEEDS[0]}"
 CLAIMED = (
     *("diffusionbert", "d3pm-tad", "d3pm", "diffusionbert-spindle", "diffusionbert-lte", "diffusionbert-pte"),
     *("diffusionbert-spindle-paper", "d3pm-spindle", "decoder", "diffusion-lm", "diffusion-lm-bert", "bert-mouth"),
-    *("diffusionbert-bell", "decoder-pretrained"),
+    *("diffusionbert-bell", "decoder-pretrained", "d3pm-spindle-paper"),
 )
-SHORT, LONG = 600, 6000
-"""Training steps beside the preset's."""
-SCALED = ("diffusionbert", "diffusionbert-bell", "d3pm", "decoder", "decoder-pretrained")
+SHORT, LONG, LONGEST = 600, 6000, 16_000
+"""Training steps beside the preset's. The last are for a decoder alone: as long as pretraining and fine-tuning take."""
+SCALED = ("diffusionbert", "diffusionbert-bell", "genmd4", "d3pm", "decoder", "decoder-pretrained")
 """The systems that are trained shorter and longer."""
-LONGER = (*SCALED, "d3pm-spindle", "genmd4")
-"""Those that are trained longer: with the best row of D3PM and the best recipe."""
+LONGER = (*SCALED, "d3pm-spindle")
+"""Those that are trained longer: with the best row of D3PM."""
 LARGER = ("diffusionbert-bell", "decoder")
 """A good recipe and a decoder, of twice the weights and longer."""
 Changes = tuple[tuple[str, object], ...]
@@ -39,13 +43,13 @@ class Variation:
 
 
 VARIATIONS = {
-    "unaveraged": Variation(("diffusionbert-bell",), (("averaging", None),)),
+    "unaveraged": Variation(("diffusionbert-bell", "d3pm", "decoder"), (("averaging", None),)),
     "faster": Variation(("diffusionbert", "diffusionbert-bell", "d3pm-spindle"), (("learning_rate", 6e-4),)),
-    "narrower": Variation(("diffusion-lm",), objective=(("width", 32),)),
+    "narrower": Variation(("diffusion-lm",), objective=(("width", 16),)),
 }
 """By folder. The faster one is for D3PM, too: its best learning rate may be another; so may Diffusion-LM's width."""
-TIMED = ("diffusionbert", "d3pm", "decoder")
-"""The systems whose training steps are timed: a masked one, one that is told the time, a causal one."""
+TIMED = ("diffusionbert", "d3pm", "genmd4", "decoder")
+"""The systems whose training steps are timed: a masked one, told the time, of two passes a step; a causal one."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,21 @@ class Job:
         return output / folder / "seconds" / f"{name}.json"
 
 
+def absent(results: Results, *folders: str) -> list[str]:
+    """What was planned in these folders, or in any, and is not at hand."""
+    return [
+        f"`{job.name}`"
+        for job in jobs()
+        if not folders or job.folder in folders
+        if not (results.tradeoff(job.row.system, job.folder) if job.is_line else results.has(job.row.key, job.folder))
+    ]
+
+
 def jobs() -> list[Job]:
     """All of them: the longest first, or others would wait for them in the end; then the most important."""
     order = {name: number for number, name in enumerate(CLAIMED)}
     return [
+        Job(f"steps{LONGEST}", Row("decoder"), steps=LONGEST),
         *(Job("larger", Row(name), steps=LONG, is_larger=True) for name in LARGER),
         *(Job(f"steps{LONG}", Row(name), steps=LONG) for name in LONGER),
         *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_up import evaluate, train  # first: it says where the scripts are
+from made_up import NUM_SENTENCES, NUM_TOKENS, evaluate, train  # first: it says where the scripts are
 
 import checks  # isort: skip
 import claims  # isort: skip
 import verdicts  # isort: skip
 from kept import Results  # isort: skip
-from verdicts import Interval, Verdict  # isort: skip
+from verdicts import Interval, Verdict, against_exact, length_nats  # isort: skip
 
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.likelihood.scores import paired_bootstrap
@@ -117,7 +117,9 @@ def test_a_spindle_that_gains_by_the_papers_quantity_alone(tmp_path):
     evaluate(tmp_path, "seed0/base-spindle", 3.99)
     evaluate(tmp_path, "seed0/theirs", 3.75, kind="pseudo")
     assert judge(checks.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.BY_PAPER
-    assert judge(checks.spindle_gains("base", 0.19), tmp_path).verdict is Verdict.FAILS
+    unknown = judge(checks.spindle_gains("base", 0.19, "nobody's"), tmp_path)
+    assert unknown.verdict is Verdict.NOT_RUN
+    assert "base-spindle" in unknown.measured[0]
     evaluate(tmp_path, "seed0/base-spindle-sentence", 3.75)
     assert judge(checks.spindle_gains("base", 0.19, "theirs"), tmp_path).verdict is Verdict.HOLDS
 
@@ -128,6 +130,23 @@ def test_a_bound_above_an_exact_value_proves_nothing(tmp_path):
     evaluate(tmp_path, "seed0/higher", 4.5, "exact")
     assert judge(checks.behind_exact("bound", "lower"), tmp_path).verdict is Verdict.BY_BOUND
     assert judge(checks.behind_exact("bound", "higher"), tmp_path).verdict is Verdict.FAILS
+
+
+def test_a_bound_that_pays_for_lengths_must_still_be_lower(tmp_path):
+    """Sentences are of one length, but for as many others as there could be: log((N − 1 + 128) / N) nats each."""
+    evaluate(tmp_path, "seed0/bound", 4.0)
+    for key, nats in (("little", 4.02), ("much", 4.5)):
+        evaluate(tmp_path, f"seed0/{key}", nats, "exact")
+    results = Results(tmp_path)
+    bound = results.scores("bound", "grid")
+    paid = math.log((NUM_SENTENCES - 1 + 128) / NUM_SENTENCES) / NUM_TOKENS
+    little, much = (against_exact(bound, results.scores(key, "exact")) for key in ("little", "much"))
+    assert little.charged.value - little.given.value == pytest.approx(paid, rel=1e-6)
+    assert (little.given.high < 0, little.proves, much.proves) == (True, False, True)
+
+
+def test_lengths_are_paid_for_by_how_many_others_have_them():
+    assert length_nats(torch.tensor([3, 3, 3, 5])).exp().tolist() == pytest.approx([131 / 3] * 3 + [131])
 
 
 def test_better_text_may_not_be_bought_by_sameness(tmp_path):

@@ -244,7 +244,7 @@ def test_kinds_of_likelihood():
     kinds = {name: built(name).objective.likelihood for name in SYSTEMS}
     assert {name for name, kind in kinds.items() if kind is Likelihood.EXACT} == {"decoder", "decoder-pretrained"}
     assert {name for name, kind in kinds.items() if kind is Likelihood.NONE} == {"sundae"}
-    pseudo = {"diffusionbert-spindle-paper", "bert-mouth", "cmlm"}
+    pseudo = {"diffusionbert-spindle-paper", "d3pm-spindle-paper", "bert-mouth", "cmlm"}
     assert {name for name, kind in kinds.items() if kind is Likelihood.PSEUDO} == pseudo
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from statistics import median
 from typing import final
 
-from kept import NotRun, Results, exp
-from plan import SCALED
-from verdicts import Interval, difference
-from wording import figure, grid, kind, missing, nats, number, primary, times
+from kept import Results, exp
+from plan import LONG, LONGEST, SCALED, SHORT, absent
+from verdicts import against_exact, length_nats
+from wording import figure, grid, kind, missing, nats, number, primary, share
 
 from diffusionbert import figures
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.checkpoints import RunFolder
-from diffusionbert.experiments import NextWord, Time
+from diffusionbert.experiments import LearnedDiffusion, NextWord, Time
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import Row, title
 
@@ -52,15 +52,12 @@ def beyond(results: Results, pictures: Path) -> str:
     known = {system: found for system, found in points.items() if found}
     if not known:
         return f"{heading}{missing(SCALED)}"
-    absent = [
-        f"`{system}` in {steps:,} steps"
-        for steps, folder in results.budgets.items()
-        for system in SCALED
-        if not results.has(system, folder)
+    planned = {f"steps{steps}" for steps in (SHORT, LONG, LONGEST)}
+    parts = [
+        heading,
+        _at_equal_steps(results, known) + missing((), absent(results, *planned)),
+        _at_equal_time(results, known),
     ]
-    if len(results.budgets) < 2:
-        absent.append("other budgets than the first")
-    parts = [heading, _at_equal_steps(results, known) + missing((), absent), _at_equal_time(results, known)]
     if len(results.budgets) > 1:
         parts.append(_pictures(results, known, pictures))
     return "\n\n".join(part for part in parts if part)
@@ -122,35 +119,40 @@ def _at_equal_steps(results: Results, known: dict[str, list[Point]]) -> str:
 def _against_decoders(results: Results, known: dict[str, list[Point]]) -> str:
     """The ratio of each bound to each exact value, budget by budget."""
     exact = {system: points for system, points in known.items() if kind(points[0].found) == "exact"}
+    budgets = sorted({point.steps for system, points in known.items() if system not in exact for point in points})
     lines = []
     for system in (system for system in known if system not in exact):
         for decoder, theirs in exact.items():
             rivals = {point.steps: point.found.scores["exact"] for point in theirs}
             found = {
-                point.steps: difference(point.found.scores[primary(point.found)], rivals[point.steps])
+                point.steps: against_exact(point.found.scores[primary(point.found)], rivals[point.steps])
                 for point in known[system]
                 if point.steps in rivals
             }
-            cells = [_told(found[steps]) if steps in found else "–" for steps in results.budgets]
+            cells = [share(found[steps]) if steps in found else "–" for steps in budgets]
             lines.append((f"`{system}` : `{decoder}`", *cells))
     if not lines:
         return ""
-    header = "bound : exact", *(f"{steps:,} steps" for steps in results.budgets)
+    header = "bound : exact", *(f"{steps:,} steps" for steps in budgets)
+    some = next(iter(exact.values()))[0].found.scores["exact"]
     return (
-        "\n\nRatios of perplexities, sentences resampled in pairs. A bound below an exact value proves the system "
-        "better on this text (**bold**); one above proves nothing, but the further above, the less likely it is that "
-        f"the bound alone is loose.\n\n{grid(header, lines)}"
+        "\n\nRatios of perplexities, sentences resampled in pairs: first as they are, then with the length paid for. "
+        "Masked systems are told how long a sentence is; decoders are not, nor do they pay for its end. To tell the "
+        f"length costs {float(length_nats(some.tokens).mean()):.1f} nats a sentence, by how many of the others are as "
+        "long. If even so a bound lies below an exact value (**bold**), the system is better on this text. One above "
+        "proves nothing, but the further above, the less likely it is that the bound alone is loose."
+        f"\n\n{grid(header, lines)}"
     )
 
 
-def _told(apart: Interval) -> str:
-    return f"**{times(apart)}**" if apart.high < 0 else times(apart)
-
-
 def _timed_as(system: str) -> str:
-    """The system whose steps were timed: that with the same kind of network and time."""
+    """The system whose steps were timed: that with the same kind of network and time, and as many passes a step."""
     objective, time = SYSTEMS[system].objective, SYSTEMS[system].time
-    return "decoder" if isinstance(objective, NextWord) else "d3pm" if time is Time.LAYERS else "diffusionbert"
+    if isinstance(objective, NextWord):
+        return "decoder"
+    if isinstance(objective, LearnedDiffusion):
+        return "genmd4"
+    return "d3pm" if time is Time.LAYERS else "diffusionbert"
 
 
 def tokens_a_second(results: Results, system: str, folder: str) -> list[float]:
@@ -169,61 +171,69 @@ def seconds_a_step(results: Results, system: str) -> list[float]:
 
 def _at_equal_time(results: Results, known: dict[str, list[Point]]) -> str:
     heading = "### At equal time"
-    try:
-        windows = {system: seconds_a_step(results, system) for system in known}
-    except NotRun:
+    timed = {system: points for system, points in known.items() if _is_timed(results, system)}
+    if "diffusionbert" not in timed:
         return f"{heading}\n\nNot run yet: `alone`, which times the steps."
+    windows = {system: seconds_a_step(results, system) for system in timed}
     step = {system: median(found) for system, found in windows.items()}
-    own = step.get("diffusionbert", next(iter(step.values())))
-    budgets = {steps: steps * own for steps in results.budgets}
+    budgets = {point.steps: point.steps * step["diffusionbert"] for point in timed["diffusionbert"]}
     lines = []
-    for system, points in known.items():
-        xs, ys = [math.log(point.steps * step[system]) for point in points], [nats(point.found) for point in points]
-        values = [_interpolated(math.log(time), xs, ys) for time in budgets.values()]
-        cells = [_reached(value, math.log(time), xs) for value, time in zip(values, budgets.values(), strict=True)]
+    for system, points in timed.items():
+        cells = [_reached(points, step[system], time) for time in budgets.values()]
         spread = f"{1000 * step[system]:.1f} ({1000 * windows[system][0]:.1f} to {1000 * windows[system][-1]:.1f})"
-        together = _side_by_side(results, system, results.budgets[max(results.budgets)])
-        lines.append((_name(results, system), kind(points[0].found), spread, together, *cells))
+        lines.append((_name(results, system), kind(points[0].found), spread, *cells))
     header = (
-        *("system", "kind", "ms a step, alone", "thousand tokens a second, side by side"),
+        *("system", "kind", "ms a step, alone"),
         *(f"perplexity a token in {time:.0f} s" for time in budgets.values()),
     )
-    timed = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_timed_as, known)))
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_timed_as, timed)))
     return (
         f"{heading}\n\nIn the times that {', '.join(f'{steps:,}' for steps in budgets)} steps of DiffusionBERT take, "
         "without pretraining, compilation and validation. Steps were timed with nothing else on the chip, by short "
-        f"runs of {timed}, which stand for others of the same network: the median of their windows, and the range. "
-        "Between budgets, nats are interpolated over the logarithm of time; nothing is said beyond them. One training "
-        "alone does not fill the chip, and then all networks wait for the same small kernels; many side by side do, "
-        f"and the differences are larger.\n\n{grid(header, lines, left=2)}{_with_pretraining(results, step)}"
+        f"runs of {names}, which stand for others of the same network: the median of their windows, and the range, "
+        "which is wide, so that times are rough. Between budgets, nats are interpolated over the logarithm of time; "
+        f"nothing is said beyond them.\n\n{grid(header, lines, left=2)}"
+        + missing(system for system in known if system not in timed)
+        + _with_pretraining(results, timed, step)
     )
 
 
-def _with_pretraining(results: Results, step: dict[str, float]) -> str:
-    """How long a decoder could be trained in the time that pretraining takes, too."""
-    if not {"diffusionbert", "decoder"} <= set(step):
+def _is_timed(results: Results, system: str) -> bool:
+    return _timed_as(system) in results.experiments("alone")
+
+
+def _with_pretraining(results: Results, timed: dict[str, list[Point]], step: dict[str, float]) -> str:
+    """What a decoder from scratch reaches in the time that pretraining takes, too."""
+    if "decoder" not in timed:
         return ""
-    full = next(steps for steps, folder in results.budgets.items() if folder == "seed0")
-    time = pretraining(results, "diffusionbert").seconds + full * step["diffusionbert"]
-    steps, most = time / step["decoder"], max(results.budgets)
-    words = "more than were run here" if steps > most else "fewer than were run here"
+    [own] = [point for point in timed["diffusionbert"] if results.budgets[point.steps] == "seed0"]
+    time = pretraining(results, "diffusionbert").seconds + own.steps * step["diffusionbert"]
+    steps, longest = time / step["decoder"], timed["decoder"][-1]
+    value = _interpolated(math.log(time), *_over_time(timed["decoder"], step["decoder"]))
+    if value is not None:
+        reached = f"there its perplexity is {number(exp(value))} (exact)"
+    else:
+        words = "more than were run here, but already" if steps > longest.steps else "fewer than were run here:"
+        reached = f"{words} after {longest.steps:,} its perplexity is {number(exp(nats(longest.found)))} (exact)"
     return (
-        f"\n\nWith pretraining counted, the {full:,} steps of DiffusionBERT take {time / 60:.1f} minutes: as long as "
-        f"{steps:,.0f} steps of a decoder from scratch, {words} ({most:,})."
+        f"\n\nWith pretraining counted, the {own.steps:,} steps of DiffusionBERT take {time / 60:.1f} minutes: as long "
+        f"as {steps:,.0f} steps of a decoder from scratch. {reached[0].upper()}{reached[1:]}, and DiffusionBERT's "
+        f"{number(exp(nats(own.found)))} (bound)."
     )
 
 
-def _side_by_side(results: Results, system: str, folder: str) -> str:
-    if not results.has(system, folder):
-        return "–"
-    return f"{median(tokens_a_second(results, system, folder)) / 1000:.0f}"
+def _over_time(points: list[Point], step: float) -> tuple[list[float], list[float]]:
+    """Logarithms of seconds, and nats."""
+    return [math.log(point.steps * step) for point in points], [nats(point.found) for point in points]
 
 
-def _reached(value: float | None, time: float, xs: list[float]) -> str:
+def _reached(points: list[Point], step: float, time: float) -> str:
     """A perplexity; outside of what was measured, none."""
+    xs, ys = _over_time(points, step)
+    value = _interpolated(math.log(time), xs, ys)
     if value is not None:
         return number(exp(value))
-    return "too short" if time < xs[0] else "too long"
+    return "too short" if math.log(time) < xs[0] else "too long"
 
 
 def _interpolated(x: float, xs: list[float], ys: list[float]) -> float | None:

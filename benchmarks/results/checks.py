@@ -95,13 +95,12 @@ def lower(
             f"{number(perplexity(one))} against {number(perplexity(two))}, {apart.per_cent}"
             for (one, two), apart in zip(pairs, found, strict=True)
         ]
-        paper = math.log(PAPER[first][0] / PAPER[second][0]) if {first, second} <= set(PAPER) else None
+        theirs = [PAPER.get(key, PAPER.get(f"{key}-paper")) for key in (first, second)]
+        paper = math.log(theirs[0][0] / theirs[1][0]) if theirs[0] and theirs[1] else None
         quantity = " by its own quantity" if "spindle" in first else ""
-        said = (
-            ""
-            if paper is None or steps is not None
-            else f"; the paper{quantity}: {PAPER[first][0]} against {PAPER[second][0]}, {change(paper)}"
-        )
+        said = ""
+        if theirs[0] and theirs[1] and paper is not None and steps is None:
+            said = f"; the paper{quantity}: {theirs[0][0]} against {theirs[1][0]}, {change(paper)}"
         during = "" if steps is None else f" in {steps:,} steps"
         seeds = folders if steps is None else ["seed0"]
         ways = "" if way == "grid" and other is None else f" ({way if other is None else f'{way} and {other}'})"
@@ -128,13 +127,15 @@ def behind_exact(first: str, second: str, way: str = "grid") -> Check:
     return check
 
 
-def spindle_gains(base: str, claimed: float, by_paper: str | None = None) -> Check:
+def spindle_gains(base: str, claimed: float, by_paper: str) -> Check:
     """By how much perplexity changes by the strict bound, with either mean, and by the paper's quantity."""
 
     def judged(results: Results, key: str) -> Finding:
         folders = common_seeds(results, base, key)
         found = [difference(results.scores(key, "grid", one), results.scores(base, "grid", one)) for one in folders]
-        measured = f"`{key}` against `{base}`: {listed(folders, [one.per_cent for one in found])}"
+        values = [perplexity(results.scores(name, "grid", folders[0])) for name in (key, base)]
+        first = f"{number(values[0])} against {number(values[1])} with the first seed, "
+        measured = f"`{key}` against `{base}`: {first}{listed(folders, [one.per_cent for one in found])}"
         return Finding((measured,), reaching(found, math.log1p(-claimed)), len(folders))
 
     def check(results: Results) -> Finding:
@@ -143,13 +144,10 @@ def spindle_gains(base: str, claimed: float, by_paper: str | None = None) -> Che
         strict += [judged(results, sentence)] if results.has(sentence) else []
         verdict = either([one.verdict for one in strict])
         words = [f"strict: {line}" for one in strict for line in one.measured]
-        if by_paper is not None:
-            theirs = judged(results, by_paper)
-            words += [f"by the paper's quantity: {line}" for line in theirs.measured]
-            if verdict is not Verdict.HOLDS and theirs.verdict is Verdict.HOLDS:
-                verdict = Verdict.BY_PAPER
-        else:
-            words.append("by the paper's quantity: not trained")
+        theirs = known(lambda found: judged(found, by_paper), results)
+        words += [f"by the paper's quantity: {line}" for line in theirs.measured]
+        if verdict is not Verdict.HOLDS:
+            verdict = {Verdict.HOLDS: Verdict.BY_PAPER, Verdict.NOT_RUN: Verdict.NOT_RUN}.get(theirs.verdict, verdict)
         return Finding(tuple(words), verdict, strict[0].seeds)
 
     return check
@@ -321,7 +319,7 @@ def untrained(results: Results) -> float:
 
 
 def if_learnt(check: Check, *systems: str) -> Check:
-    """Nothing follows from a system that is worse than a network that was not trained at all."""
+    """Nothing follows from a system whose bound is above that of a network that was not trained at all."""
 
     def checked(results: Results) -> Finding:
         found = check(results)
@@ -331,7 +329,7 @@ def if_learnt(check: Check, *systems: str) -> Check:
         ]
         if not worse:
             return found
-        words = f"above the {limit:.2f} nats a token of a network that was not trained at all: {', '.join(worse)}"
+        words = f"above the {limit:.2f} nats a token of a D3PM that was not trained at all: {', '.join(worse)}"
         return Finding((*found.measured, words), Verdict.UNLEARNT, found.seeds)
 
     return checked

@@ -8,6 +8,7 @@ from typing import Any
 
 from checks import FEWEST
 from kept import NotRun, Results
+from plan import absent
 from wording import broken, grid, several
 
 from diffusionbert.batches import TokenBudget
@@ -34,6 +35,7 @@ def what_was_run(results: Results, _: Path) -> str:
     parts = [_network(trained), _training(results, trained), _text(trained, settings), _evaluation(results)]
     folders = [f"`{folder}` ({several(len(results.experiments(folder)), 'system')})" for folder in results.folders]
     parts.append(f"**At hand.** {', '.join(folders)}.")
+    parts.append(f"**Not run yet.** {', '.join(absent(results))}." if absent(results) else "")
     return "## What was run\n\n" + "\n".join(f"- {part}" for part in parts if part)
 
 
@@ -65,6 +67,10 @@ def _training(results: Results, trained: Mapping[str, Experiment]) -> str:
     vectors = {
         name: one.objective.num_steps for name, one in trained.items() if isinstance(one.objective, VectorDiffusion)
     }
+    hybrid = [
+        f"`{name}`" for name, one in trained.items() if isinstance(one.objective, Diffusion) and one.objective.hybrid
+    ]
+    eager = [f"`{name}`" for name, one in every.items() if not one.compile]
     rates = said({name: f"{one.learning_rate:g}" for name, one in every.items()})
     return (
         f"**Training.** {said({name: f'{one.steps:,}' for name, one in every.items()})} steps of at most "
@@ -76,6 +82,8 @@ def _training(results: Results, trained: Mapping[str, Experiment]) -> str:
         + (f"T = {said(grids)}" if grids else "")
         + (f"; Diffusion-LM: {said(vectors)}" if vectors else "")
         + "."
+        + (f" {', '.join(hybrid)} have D3PM's auxiliary term in their loss, as in its paper." if hybrid else "")
+        + (f" Not compiled, which changes the speed alone: {', '.join(eager)}." if eager else "")
     )
 
 
@@ -104,14 +112,13 @@ def _evaluation(results: Results) -> str:
 
 def _writers(results: Results) -> str:
     """Which rows have such samples: not all were asked with every seed."""
-    others = results.seeds[1:]
-    rows = [
-        f"`{row.key}`"
-        for row in MAIN
-        if others and all(results.has(row.key, one) for one in others)
-        if all(len(results.evaluation(row.key, one).bleu4.values) >= FEWEST for one in others)
-    ]
-    return "seed 0" + (f"; {', '.join(rows)} with every seed" if rows else "")
+    found = ["all rows of seed 0"]
+    for seed in results.seeds[1:]:
+        known = [row.key for row in MAIN if results.has(row.key, seed)]
+        wrote = [key for key in known if len(results.evaluation(key, seed).bleu4.values) >= FEWEST]
+        listed = f"all {len(known)}" if wrote == known else ", ".join(f"`{key}`" for key in wrote) or "none"
+        found.append(f"{listed} of {seed.replace('seed', 'seed ')}")
+    return "; ".join(found)
 
 
 # ---- costs ----------------------------------------------------------------------------------------------------------
@@ -144,9 +151,13 @@ def costs(results: Results, _: Path) -> str:
     )
     return (
         f"## Costs and hashes\n\nSeconds are wall seconds while {' or '.join(map(str, sorted(workers)))} rows ran side "
-        "by side on one chip, so a row alone is faster; its share, seconds ÷ rows, is given as GPU minutes. Together: "
+        "by side on one chip, so a row alone is faster; its share, seconds ÷ rows, is given as GPU minutes, which is "
+        "too little where fewer ran "
+        "towards the end. Rows were run in instalments, while the program was written. Together: "
         f"{each}; {sum(map(sum, shares.values())):.1f} GPU minutes, without what ran alone (step times, "
-        "tables 1 and 3) and without the pretraining of what was given.\n\n<details><summary>Every row</summary>\n\n"
+        "tables 1 and 3) and without the pretraining of what was given. Hashes of weights are shortened here, and "
+        "whole in "
+        "each `evaluation.json`.\n\n<details><summary>Every row</summary>\n\n"
         f"{grid(header, lines)}\n\n</details>\n\n{_hashes(results)}"
     )
 

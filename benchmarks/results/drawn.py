@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kept import Results, exp
+from plan import LONG
 from published import PAPER_STEPS
 from wording import figure, grid, kind, missing, nats
 
@@ -59,7 +60,7 @@ def speeds(results: Results, pictures: Path) -> str:
     if curves:
         figures.speed(curves, pictures / "speed.png")
     report = next(iter(results.over_steps(BY_STEPS[0], folder).values())).report
-    header = "system", "kind", "steps", "calls", "seconds a sample", "perplexity a token", "paper's quantity"
+    header = "system", "kind", "steps", "calls", "seconds a sample", "perplexity a token", "paper"
     words = (
         f"Nothing else ran on the chip ({report['speed']['device']}); {report['speed']['batch']} samples of "
         f"{report['sampling']['length']} tokens are written at once, and a sample's seconds are its share. A bound is "
@@ -98,8 +99,10 @@ def tradeoffs(results: Results, pictures: Path) -> str:
     ]
     return (
         f"{heading}\n\nBLEU-4 of {number_of:,} samples and self-BLEU of as many others at each setting, bars of ± 1.96 "
-        "standard errors; up and to the left is better, and real sentences are the star. Decoders are turned by "
-        "temperature, the others by top-k, as in the paper.\n\n![quality and diversity](results/tradeoffs.png)\n\n"
+        "standard errors; up and to the left is better. Real sentences are the star; they are shorter than the "
+        "samples, "
+        "and so no goal. Decoders are varied by temperature, the others by top-k, as in the paper.\n\n![quality and "
+        "diversity](results/tradeoffs.png)\n\n"
         + grid(("system", "BLEU-4 / self-BLEU"), lines, left=2)
         + missing(system for system in TRADED_OFF if system not in known)
     )
@@ -114,12 +117,21 @@ def convergence(results: Results, pictures: Path) -> str:
         return f"## While training (figure 4){absent}"
     curves = [curve(results.run(name), title(Row(name), trained[name])) for name in known]
     figures.convergence(curves, pictures / "convergence.png")
+    longer = [name for name in CONVERGING if name in results.experiments(f"steps{LONG}")]
+    if longer:
+        runs = [(results.run(name, f"steps{LONG}"), title(Row(name), trained[name])) for name in longer]
+        figures.convergence([curve(*run) for run in runs], pictures / "convergence-longer.png")
+    more = (
+        f"\n\nTrained for {LONG:,} steps:\n\n![validation while training longer](results/convergence-longer.png)"
+        if longer
+        else ""
+    )
     sentences = trained[known[0]].training.validation_sentences
     ends = ", ".join(f"`{name}` {one.ys[-1]:.3f}" for name, one in zip(known, curves, strict=True))
     return (
         f"## While training (figure 4)\n\nThe bound on {sentences:,} held-out sentences, averaged weights, seed 0; "
         f"bands of ± 1.96 standard errors. At the end: {ends}; where lines lie on each other, the last drawn is seen."
-        f"\n\n![validation while training](results/convergence.png){absent}"
+        f"\n\n![validation while training](results/convergence.png){more}{absent}"
     )
 
 
@@ -153,8 +165,10 @@ def written(results: Results, _: Path) -> str:
         return "## A sentence being written (table 1)\n\nNot run yet."
     rows = denoising.to_markdown(denoising.from_json(read_json(path))).rstrip()
     return (
-        "## A sentence being written (table 1)\n\nOne each, unselected; what is new is bold. DiffusionBERT has the "
-        f"spindle here, as in the paper.\n\n{rows}"
+        "## A sentence being written (table 1)\n\nOne each, unselected; what is new is bold. t is the time, and for "
+        "BERT-Mouth the share of words that are still hidden; when none is, it goes on rewriting. DiffusionBERT has "
+        "the "
+        f"spindle here, as in the paper, and no step is skipped.\n\n{rows}"
     )
 
 

@@ -12,8 +12,8 @@ from checks import known as judged
 from checks import lower
 from kept import Results, nats_of
 from plan import LONG
-from verdicts import difference
-from wording import figure, grid, missing, primary, times
+from verdicts import against_exact, difference
+from wording import figure, grid, missing, primary, share
 
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.experiments import NewBert
@@ -68,7 +68,7 @@ def recipes(results: Results, _: Path) -> str:
             f"`{recipe.place}`",
             _size(results, recipe.folder),
             *_length(results, recipe.system, recipe.folder),
-            f"{pretraining(results, recipe.system, recipe.folder).tokens / 1e6:.0f}M",
+            f"{_pretrained_on(results, recipe) / 1e6:.0f}M",
             figure(_found(results, recipe), WAY),
             _change(results, recipe),
         )
@@ -78,16 +78,26 @@ def recipes(results: Results, _: Path) -> str:
         *("recipe", "row", "network", "training steps", "tokens", "in pretraining"),
         *("perplexity a token (bound, continuous)", "change"),
     )
+    less = [recipe for recipe in known if _pretrained_on(results, recipe) < _pretrained_on(results, known[0])]
+    warning = "".join(
+        f" `{recipe.place}` says little of size: its network was pretrained on "
+        f"{_pretrained_on(results, recipe) / _pretrained_on(results, known[0]):.0%} of the others' tokens."
+        for recipe in less
+    )
     return (
         f"{heading}\n\nWhat was tried, on the text and at the batch of the tables above, from pretrained weights; seed "
         "0. Changes are against the row that is named, sentences resampled in pairs. The best was chosen on the very "
-        f"sentences that judge it.\n\n{grid(header, lines, left=3)}{missing((), absent)}\n\n"
+        f"sentences that judge it.{warning}\n\n{grid(header, lines, left=3)}{missing((), absent)}\n\n"
         f"{_against_decoder(results, known)}\n\n{_bell(results)}"
     )
 
 
 def _found(results: Results, recipe: Recipe) -> Evaluation:
     return results.evaluation(recipe.system, recipe.folder)
+
+
+def _pretrained_on(results: Results, recipe: Recipe) -> int:
+    return pretraining(results, recipe.system, recipe.folder).tokens
 
 
 def _change(results: Results, recipe: Recipe) -> str:
@@ -118,12 +128,15 @@ def _against_decoder(results: Results, known: Sequence[Recipe]) -> str:
         if own and results.has(DECODER, folder):
             best = min(own, key=lambda recipe: _nats(results, recipe))
             decoder = results.evaluation(DECODER, folder)
-            apart = difference(_found(results, best).scores[WAY], decoder.scores[primary(decoder)])
-            cells = figure(_found(results, best), WAY), figure(decoder), times(apart)
+            apart = against_exact(_found(results, best).scores[WAY], decoder.scores[primary(decoder)])
+            cells = figure(_found(results, best), WAY), figure(decoder), share(apart)
             lines.append((_size(results, folder), _length(results, best.system, folder)[0], best.words, *cells))
     if not lines:
         return ""
-    header = "network", "training steps", "best recipe", "its perplexity (bound)", "decoder's (exact)", "ratio"
+    header = (
+        *("network", "training steps", "best recipe", "its perplexity (bound)", "decoder's (exact)"),
+        "ratio, and with the length paid for",
+    )
     return (
         "A decoder of the same size, from random weights, on as many tokens of this text (those of pretraining are not "
         f"counted: [below](#at-equal-steps) they are):\n\n{grid(header, lines, left=3)}"

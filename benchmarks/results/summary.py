@@ -10,8 +10,8 @@ from checks import known, lower
 from claims import CLAIMS, judged
 from kept import NotRun, Results
 from sections import lead_of
-from verdicts import Verdict, difference
-from wording import number, primary, times
+from verdicts import Verdict, against_exact
+from wording import number, primary, share, times
 
 OWN, RIVAL = "diffusionbert-bell", "decoder"
 
@@ -47,7 +47,7 @@ def _ahead(results: Results) -> str:
 def _judged(results: Results) -> str:
     count = Counter(finding.verdict for finding in judged(results))
     words = ", ".join(f"*{verdict.value}* {count[verdict]}" for verdict in Verdict if count[verdict])
-    return f"**Of {len(CLAIMS)} claims**: {words}. [More](#the-papers-claims)"
+    return f"**Of {len(CLAIMS)} claims**, one of them ours: {words}. [More](#the-papers-claims)"
 
 
 def _recipe(results: Results) -> str:
@@ -64,17 +64,18 @@ def _against_decoder(results: Results) -> str:
     found = []
     for steps, folder in results.budgets.items():
         if results.has(OWN, folder) and results.has(RIVAL, folder):
-            apart = difference(results.scores(OWN, "grid", folder), results.scores(RIVAL, "exact", folder))
-            found.append(f"{times(apart)} after {steps:,} steps")
+            found_there = against_exact(results.scores(OWN, "grid", folder), results.scores(RIVAL, "exact", folder))
+            found.append(f"{share(found_there)} after {steps:,} steps")
     if not found:
         raise NotRun(RIVAL)
     return (
-        f"**Against a decoder from scratch** of the same size, `{OWN}`'s bound as a share of its exact perplexity: "
-        f"{', '.join(found)}; below 1 proves DiffusionBERT better. [More](#at-equal-steps)"
+        f"**Against a decoder from scratch** of the same size, `{OWN}`'s bound as a share of its exact perplexity, the "
+        f"length given and the length paid for: {'; '.join(found)}. The second below 1 (bold) proves the pretrained "
+        "network better; the decoder had no pretraining. [More](#at-equal-steps)"
     )
 
 
 def _elsewhere(results: Results) -> str:
     own, theirs = (results.evaluation(f"{key}-other-text") for key in (OWN, RIVAL))
-    apart = difference(own.scores[primary(own)], theirs.scores["exact"])
-    return f"**Out of domain** that share is {times(apart)} after the training of table 2. [More](#out-of-domain)"
+    found = against_exact(own.scores[primary(own)], theirs.scores["exact"])
+    return f"**Out of domain** that share is {share(found)} after the training of table 2. [More](#out-of-domain)"

@@ -6,7 +6,7 @@
     holds only by the paper's quantity     the strict bound does not show it, but what the paper calls perplexity does
     holds by the bound                     a bound lies above an exact value: it may be the bound that is loose
     undecided                              otherwise: seeds that disagree decide nothing
-    undecided: not learnt                  a system is worse than a network that was not trained at all
+    undecided: too little training         a system's bound is above that of a network that was not trained at all
     not run yet                            a row is missing
 
 Knows scores and samples; what is claimed is in claims.py.
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.likelihood.intervals import Numbers, paired_difference, percentile_interval, resampled_sums
@@ -36,7 +38,7 @@ class Verdict(Enum):
     BY_PAPER = "holds only by the paper's quantity"
     BY_BOUND = "holds by the bound"
     UNDECIDED = "undecided"
-    UNLEARNT = "undecided: not learnt"
+    UNLEARNT = "undecided: too little training"
     NOT_RUN = "not run yet"
 
 
@@ -152,6 +154,39 @@ def difference(first: Scores, second: Scores) -> Interval:
     nats = first.nats.numpy(), second.nats.numpy()
     found = paired_difference(nats, (first.tokens.double().numpy(), second.tokens.double().numpy()))
     return Interval(found.value, found.low, found.high)
+
+
+LONGEST = 128
+"""Tokens that a sentence may have."""
+
+
+@final
+@dataclass(frozen=True)
+class AgainstExact:
+    """A bound beside an exact value: as they are, and with the length of each sentence paid for by the bound.
+
+    Masked systems are told how long a sentence is; a decoder is not, and does not pay for its end.
+    """
+
+    given: Interval
+    charged: Interval
+
+    @property
+    def proves(self) -> bool:
+        """Whether sentences with their lengths are likelier than the decoder finds their words alone."""
+        return self.charged.high < 0
+
+
+def against_exact(bound: Scores, exact: Scores) -> AgainstExact:
+    """Nats a token, the bound's less the exact ones."""
+    charged = replace(bound, nats=bound.nats + length_nats(bound.tokens))
+    return AgainstExact(difference(bound, exact), difference(charged, exact))
+
+
+def length_nats(tokens: Tensor) -> Tensor:
+    """What it costs to say how long each sentence is, by how many of the others are, and one of every length."""
+    counts = torch.bincount(tokens, minlength=LONGEST)
+    return -(counts[tokens].double() / (len(tokens) - 1 + LONGEST)).log()
 
 
 def means_apart(first: PerSample, second: PerSample) -> Interval:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from kept import nats_of
-from verdicts import Interval
+from verdicts import AgainstExact, Interval
 
 from diffusionbert.assessment.report import Evaluation
 
@@ -62,6 +62,12 @@ def times(apart: Interval) -> str:
     """A difference of nats as a ratio of perplexities, with its interval."""
     value, low, high = (f"{math.exp(end):.3f}" for end in (apart.value, apart.low, apart.high))
     return f"{value} [{low}, {high}]"
+
+
+def share(found: AgainstExact) -> str:
+    """A bound as a share of an exact perplexity, then with the length paid for; bold if that proves it better."""
+    words = f"{times(found.given)}, {times(found.charged)}"
+    return f"**{words}**" if found.proves else words
 
 
 def broken(*commands: str) -> Iterable[str]:

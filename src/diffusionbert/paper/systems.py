@@ -76,6 +76,8 @@ _HYBRID = 0.01
 """The weight of D3PM's auxiliary cross-entropy, which DiffusionBERT's release has, too."""
 _SPINDLE = Spindle(0.3, Mean.CORPUS)
 _SENTENCE = Spindle(0.3, Mean.SENTENCE, floor=0.05)
+_PAPER = Diffusion(Spindle(0.3, Mean.SENTENCE), quantity=Quantity.PAPER)
+"""By which the paper's figures with the spindle are computed: no bound."""
 _MOUTH = Sampling(Algorithm.GIBBS, steps=64, top_k=30)
 
 SYSTEMS: dict[str, System] = {
@@ -87,12 +89,11 @@ SYSTEMS: dict[str, System] = {
     ),
     "diffusionbert-spindle": System("DiffusionBERT", Diffusion(_SPINDLE), Start.MASKED),
     "diffusionbert-spindle-sentence": System("DiffusionBERT", Diffusion(_SENTENCE), Start.MASKED),
-    "diffusionbert-spindle-paper": System(
-        "DiffusionBERT", Diffusion(Spindle(0.3, Mean.SENTENCE), quantity=Quantity.PAPER), Start.MASKED
-    ),
+    "diffusionbert-spindle-paper": System("DiffusionBERT", _PAPER, Start.MASKED),
     "d3pm": System("D3PM", Diffusion(hybrid=_HYBRID), time=Time.LAYERS),
     "d3pm-tad": System("D3PM", Diffusion(hybrid=_HYBRID)),
     "d3pm-spindle": System("D3PM", Diffusion(_SPINDLE, hybrid=_HYBRID), time=Time.LAYERS),
+    "d3pm-spindle-paper": System("D3PM", replace(_PAPER, hybrid=_HYBRID), time=Time.LAYERS),
     "d3pm-uniform": System("D3PM", Diffusion(uniform_noise=True, hybrid=_HYBRID), time=Time.LAYERS),
     "diffusion-lm": System("Diffusion-LM", VectorDiffusion(), sampling=Sampling(steps=2000)),
     "diffusion-lm-sqrt": System("Diffusion-LM", VectorDiffusion(Sqrt(), floor=0.01), sampling=Sampling(steps=2000)),
