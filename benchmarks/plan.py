@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row
-
-if TYPE_CHECKING:
-    from results.kept import Results
 
 SEEDS = (1, 2)
 """Beside 0, for the rows that carry a claim."""
@@ -84,16 +80,6 @@ class Job:
         """What it took; the file is written when it is done."""
         folder, _, name = self.name.partition("/")
         return output / folder / "seconds" / f"{name}.json"
-
-
-def absent(results: Results, *folders: str) -> list[str]:
-    """What was planned in these folders, or in any, and is not at hand."""
-    return [
-        f"`{job.name}`"
-        for job in jobs()
-        if not folders or job.folder in folders
-        if not (results.tradeoff(job.row.system, job.folder) if job.is_line else results.has(job.row.key, job.folder))
-    ]
 
 
 def jobs() -> list[Job]:

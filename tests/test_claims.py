@@ -149,6 +149,16 @@ def test_lengths_are_paid_for_by_how_many_others_have_them():
     assert length_nats(torch.tensor([3, 3, 3, 5])).exp().tolist() == pytest.approx([131 / 3] * 3 + [131])
 
 
+@pytest.mark.parametrize(("fewer", "verdict"), [(4.5, Verdict.HOLDS), (4.05, Verdict.FAILS)])
+def test_who_loses_more_by_fewer_steps(tmp_path, fewer, verdict):
+    for key, nats in (("first-2", fewer), ("first-16", 4.0), ("second-64", 3.2), ("second-512", 3.0)):
+        evaluate(tmp_path, f"seed0/{key}-steps", nats)
+    found = judge(checks.loses_more("first", "second"), tmp_path)
+    assert found.verdict is verdict
+    assert "seed 0 alone" in found.measured[0]
+    assert judge(checks.loses_more("first", "third"), tmp_path).verdict is Verdict.NOT_RUN
+
+
 def test_better_text_may_not_be_bought_by_sameness(tmp_path):
     evaluate(tmp_path, "seed0/first", 4.0, bleu=0.4)
     evaluate(tmp_path, "seed0/second", 4.0, bleu=0.3)

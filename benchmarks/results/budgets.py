@@ -13,7 +13,7 @@ from statistics import median
 from typing import final
 
 from kept import Results, exp
-from plan import LONG, LONGEST, SCALED, SHORT, absent
+from plan import LONG, LONGEST, SCALED, SHORT
 from verdicts import against_exact, length_nats
 from wording import figure, grid, kind, missing, nats, number, primary, share
 
@@ -55,7 +55,7 @@ def beyond(results: Results, pictures: Path) -> str:
     planned = {f"steps{steps}" for steps in (SHORT, LONG, LONGEST)}
     parts = [
         heading,
-        _at_equal_steps(results, known) + missing((), absent(results, *planned)),
+        _at_equal_steps(results, known) + missing((), results.absent(*planned)),
         _at_equal_time(results, known),
     ]
     if len(results.budgets) > 1:

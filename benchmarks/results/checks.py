@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kept import NotRun, Results, perplexity
 from published import PAPER, PAPER_STEPS
@@ -29,6 +30,7 @@ from verdicts import (
 )
 from wording import nats, number, primary
 
+from diffusionbert.likelihood.scores import Scores
 from diffusionbert.paper.targets import curve
 
 MATCHES = 0.01
@@ -213,6 +215,42 @@ def few_steps_suffice(system: str) -> Check:
         )
         verdict = within(found, math.log1p(-SUBSTANTIAL), math.inf)
         return Finding((f"`{system}`: {listed(folders, words)}{said}",), verdict, len(folders))
+
+    return check
+
+
+FEWER = 8
+"""By how much steps are cut where a claim is of fewer steps."""
+
+
+def loses_more(first: str, second: str) -> Check:
+    """The first's perplexity rises by more than the second's when both are cut to an eighth of their steps."""
+
+    def pair(results: Results, system: str, folder: str) -> tuple[Scores, Scores] | None:
+        by_steps = results.over_steps(system, folder)
+        most = max(by_steps, default=0)
+        if most // FEWER not in by_steps:
+            return None
+        fewer, more = by_steps[most // FEWER], by_steps[most]
+        return fewer.scores[primary(fewer)], more.scores[primary(more)]
+
+    def check(results: Results) -> Finding:
+        folders, found, words = [], [], []
+        for folder in results.seeds:
+            ours, theirs = (pair(results, system, folder) for system in (first, second))
+            if ours and theirs:
+                folders.append(folder)
+                # (fewer - more) of the first less (fewer - more) of the second, sentence by sentence
+                crossed = (
+                    replace(ours[0], nats=ours[0].nats + theirs[1].nats),
+                    replace(ours[1], nats=ours[1].nats + theirs[0].nats),
+                )
+                found.append(difference(*crossed))
+                words.append(f"{difference(*ours).per_cent} against {difference(*theirs).per_cent}")
+        if not folders:
+            raise NotRun(f"table 3 of `{first}` and `{second}`")
+        measured = f"`{first}` against `{second}`, by an eighth of the steps: {listed(folders, words)}"
+        return Finding((measured,), above(found), len(folders))
 
     return check
 

@@ -17,6 +17,7 @@ from checks import (
     few_steps_suffice,
     if_learnt,
     known,
+    loses_more,
     lower,
     spindle_gains,
     trades_off,
@@ -96,6 +97,11 @@ CLAIMS = (
         "More steps bring no substantial improvement",
         "§4.2; its table 3 says otherwise",
         all_of(few_steps_suffice("diffusionbert"), few_steps_suffice("diffusionbert-spindle")),
+    ),
+    Claim(
+        "Fewer steps cost Diffusion-LM more than DiffusionBERT",
+        "§4.2",
+        if_learnt(loses_more("diffusion-lm", "diffusionbert"), "diffusion-lm"),
     ),
     Claim(
         "DiffusionBERT beats Diffusion-LM",

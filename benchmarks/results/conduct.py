@@ -8,7 +8,6 @@ from typing import Any
 
 from checks import FEWEST
 from kept import NotRun, Results
-from plan import absent
 from wording import broken, grid, several
 
 from diffusionbert.batches import TokenBudget
@@ -35,7 +34,8 @@ def what_was_run(results: Results, _: Path) -> str:
     parts = [_network(trained), _training(results, trained), _text(trained, settings), _evaluation(results)]
     folders = [f"`{folder}` ({several(len(results.experiments(folder)), 'system')})" for folder in results.folders]
     parts.append(f"**At hand.** {', '.join(folders)}.")
-    parts.append(f"**Not run yet.** {', '.join(absent(results))}." if absent(results) else "")
+    absent = results.absent()
+    parts.append(f"**Not run yet.** {', '.join(absent)}." if absent else "")
     return "## What was run\n\n" + "\n".join(f"- {part}" for part in parts if part)
 
 

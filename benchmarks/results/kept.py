@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from plan import jobs
 from torch import Tensor
 
 from diffusionbert.assessment.assessing import file_hash
@@ -241,6 +242,15 @@ class Results:
         if way not in found:
             raise NotRun(f"{folder}/{key}: {way}")
         return found[way]
+
+    def absent(self, *folders: str) -> list[str]:
+        """What was planned in these folders, or in any, and is not at hand."""
+        return [
+            f"`{job.name}`"
+            for job in jobs()
+            if not folders or job.folder in folders
+            if not (self.tradeoff(job.row.system, job.folder) if job.is_line else self.has(job.row.key, job.folder))
+        ]
 
     def tradeoff(self, system: str, folder: str) -> dict[str, Evaluation]:
         """A system's samples at each setting of figure 3, by the knob."""

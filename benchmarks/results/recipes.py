@@ -102,7 +102,7 @@ def _pretrained_on(results: Results, recipe: Recipe) -> int:
 
 def _change(results: Results, recipe: Recipe) -> str:
     """Of perplexity, against the other recipe."""
-    [base] = [one for one in RECIPES if one.place == recipe.against] or [None]
+    base = next((one for one in RECIPES if one.place == recipe.against), None)
     if base is None or not results.has(base.system, base.folder):
         return "–"
     apart = difference(*(_found(results, one).scores[WAY] for one in (recipe, base)))

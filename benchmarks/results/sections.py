@@ -17,7 +17,6 @@ from checks import COMPARABLE, MATCHES, SUBSTANTIAL, untrained
 from claims import CLAIMS, judged
 from kept import Results, exp, perplexity
 from plan import LONG, VARIATIONS
-from plan import absent as planned
 from published import PAPER
 from verdicts import Interval, Verdict, against_exact, below, difference
 from wording import figure, grid, kind, missing, nats, number, primary, times
@@ -210,7 +209,7 @@ def ratio(results: Results, _: Path) -> str:
         "chosen by a few probes, of which a higher rate did better with larger batches. D3PM has its auxiliary term in "
         "its loss, DiffusionBERT has not: two that differ in pretraining alone are `mdlm` and `mdlm-pretrained`.\n\n"
         + grid(header, lines, left=4)
-        + missing((), planned(results, "faster"))
+        + missing((), results.absent("faster"))
     )
 
 
