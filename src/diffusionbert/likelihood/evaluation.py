@@ -147,23 +147,45 @@ def estimate(
 
 @torch.no_grad()
 def round_nats(
-    method: Method, batch: Batch, *, number: int, strata: int, seed: int, autocast: torch.dtype | None = None
+    method: Method,
+    batch: Batch,
+    *,
+    number: int,
+    strata: int,
+    seed: int,
+    autocast: torch.dtype | None = None,
+    at_once: int | None = None,
 ) -> RowValues:
     """One round of draws: an unbiased estimate of each row's nats, independent of every other number's.
 
-    For those who deal batches out themselves; `Scores.from_rounds` takes what they gather.
+    For those who deal batches out themselves; `Scores.from_rounds` takes what they gather. Where the network must be
+    called equally often for several batches, they say how many draws are made at once.
     """
     draws = range(number * strata, (number + 1) * strata)
-    return _mean_draw(method, lambda x0, noise: method.nats(x0, noise).sum(dim=1), batch, draws, seed, autocast)
+    return _mean_draw(
+        method, lambda x0, noise: method.nats(x0, noise).sum(dim=1), batch, draws, seed, autocast, at_once
+    )
 
 
 @torch.no_grad()
 def round_losses(
-    method: Method, batch: Batch, *, number: int, strata: int, seed: int, autocast: torch.dtype | None = None
+    method: Method,
+    batch: Batch,
+    *,
+    number: int,
+    strata: int,
+    seed: int,
+    autocast: torch.dtype | None = None,
+    at_once: int | None = None,
 ) -> RowValues:
     """The same of each row's loss, for methods that have no likelihood."""
     draws = range(number * strata, (number + 1) * strata)
-    return _mean_draw(method, method.loss, batch, draws, seed, autocast)
+    return _mean_draw(method, method.loss, batch, draws, seed, autocast, at_once)
+
+
+def draws_at_once(places: int) -> int:
+    """As many as a batch of so many places needs: few leave a machine idle."""
+    return max(1, _PLACES_AT_ONCE // max(1, places))
 
 
 @torch.no_grad()
@@ -261,14 +283,14 @@ def _mean_draw(
     draws: range,
     seed: int,
     autocast: torch.dtype | None,
+    at_once: int | None = None,
 ) -> Tensor:
     """The mean over draws, each from its own slice of (0, 1); a draw is named by its number."""
     device = _device(method)
     batch = batch.to(device)
     rows = len(batch.tokens)
     total = torch.zeros((), dtype=torch.float64, device=device)
-    # Few rows leave a machine idle: several draws of them are then made at once.
-    at_once = max(1, _PLACES_AT_ONCE // max(1, batch.tokens.numel()))
+    at_once = at_once or draws_at_once(batch.tokens.numel())
     for first in range(0, len(draws), at_once):
         stratum = torch.arange(first, min(first + at_once, len(draws)), device=device).repeat_interleave(rows)
         many = _repeated(batch, len(stratum) // rows)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from diffusionbert.checkpoints import (
     RunFolder,
     written_folder,
 )
-from diffusionbert.likelihood.evaluation import Rows, round_losses, round_nats
+from diffusionbert.likelihood.evaluation import Rows, draws_at_once, round_losses, round_nats
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch
@@ -229,22 +230,24 @@ class Trainer:
         there are any.
         """
         settings, accelerator = self.settings, self.accelerator
-        draws = round_losses if self.method.objective.likelihood is Likelihood.NONE else round_nats
         count = min(len(self.validation.lengths), settings.validation_sentences)
-        by_length = np.argsort(np.asarray(self.validation.lengths[:count]), kind="stable")
+        lengths = np.asarray(self.validation.lengths[:count])
+        by_length = np.argsort(lengths, kind="stable")
         chunks = [by_length[start : start + 32] for start in range(0, count, 32)]
         nats = torch.zeros(count, dtype=torch.float64, device=accelerator.device)
         tokens = torch.zeros_like(nats)
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
+        a_round = round_losses if self.method.objective.likelihood is Likelihood.NONE else round_nats
+        draw = partial(a_round, self.method, number=0, strata=settings.validation_draws, seed=0, autocast=low)
         with self._evaluating():
-            # Under sharding all processes must call the network equally often.
-            rounds = math.ceil(len(chunks) / accelerator.num_processes)
-            for turn in range(rounds):
-                index = turn * accelerator.num_processes + accelerator.process_index
-                is_mine = index < len(chunks)
-                rows = chunks[index if is_mine else 0]
+            # Under sharding all processes must call the network equally often: for as many chunks, in as many pieces.
+            for first in range(0, len(chunks), accelerator.num_processes):
+                dealt = chunks[first : first + accelerator.num_processes]
+                at_once = draws_at_once(max(len(rows) * int(lengths[rows].max()) for rows in dealt))
+                is_mine = accelerator.process_index < len(dealt)
+                rows = dealt[accelerator.process_index if is_mine else 0]
                 batch = self.validation.batch(rows.tolist()).to(accelerator.device)
-                estimate = draws(self.method, batch, number=0, strata=settings.validation_draws, seed=0, autocast=low)
+                estimate = draw(batch, at_once=at_once)
                 if is_mine:
                     nats[rows] = estimate
                     tokens[rows] = batch.editable.sum(dim=1).double()
