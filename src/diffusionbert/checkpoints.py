@@ -2,6 +2,7 @@
 
     run/
       experiment.json            the settings
+      beginning/                 what the run began with: its tokenizer, which rows it trains on
       log.jsonl                  one line an event
       checkpoints/step-00000200/ weights, averaged weights, optimiser, position
       last.json  best.json       which checkpoint is which
@@ -43,6 +44,7 @@ class RunFolder:
         self.log = path / "log.jsonl"
         self.model = path / "model"
         self.experiment = path / "experiment.json"
+        self.beginning = path / "beginning"
 
     def left_model(self) -> Path | None:
         """The folder of the model that the run has left; None if there is no run here."""
@@ -72,7 +74,8 @@ class RunFolder:
             raise ValueError(
                 f"{str(self.path)!r} holds a run already; go on with it by --resume, or choose another --output"
             )
-        mine = self.checkpoints, self.model, self.log, self._pointer("last"), self._pointer("best")
+        pointers = self._pointer("last"), self._pointer("best")
+        mine = self.checkpoints, self.model, self.log, self.beginning, *pointers
         taken = next((path.name for path in mine if path.exists() and not _is_empty_folder(path)), None)
         if taken is not None:
             raise ValueError(
@@ -96,6 +99,10 @@ class RunFolder:
             last = self.named("last")
         others = sorted(self._complete(), reverse=True)
         return others if last is None else [last, *(path for path in others if path != last)]
+
+    def kept_beginning(self) -> Path | None:
+        """What a run that can go on has kept of its beginning; None if it begins anew, or kept nothing."""
+        return self.beginning if self.beginning.is_dir() and self.resumable() else None
 
     def name(self, name: str, checkpoint: Path) -> None:
         """Calls a checkpoint `last` or `best`."""

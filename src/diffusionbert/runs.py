@@ -53,6 +53,11 @@ class Prepared:
         """What a method must know of it."""
         return lexicon_of(self.vocabulary, self.rows.counts)
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """A hash of all rows, for each split."""
+        return {"training": self.rows.fingerprint, "validation": self.validation.fingerprint}
+
 
 def open_corpus(data: Data, split: Split) -> Corpus:
     """One split of an experiment's data."""
@@ -61,9 +66,12 @@ def open_corpus(data: Data, split: Split) -> Corpus:
     return parse_corpus(data.corpus, split, validation=data.validation, fields=fields, cleaning=cleaning)
 
 
-def prepare(data: Data, cache: Path) -> Prepared:
-    """Reads, tokenises and encodes what an experiment asks for; what was done before is opened at once."""
-    vocabulary = _vocabulary(data, cache)
+def prepare(data: Data, cache: Path, vocabulary: Vocabulary | None = None) -> Prepared:
+    """Reads, tokenises and encodes what an experiment asks for; what was done before is opened at once.
+
+    A `vocabulary` that is given takes the place of the one asked for.
+    """
+    vocabulary = vocabulary or _vocabulary(data, cache)
     rows, validation = (
         encode_corpus(open_corpus(data, split), vocabulary, cache, max_length=data.max_length)
         for split in (Split.TRAIN, Split.VALIDATION)
@@ -119,25 +127,19 @@ def train(
         raise ValueError("a new run needs an experiment")
     else:
         run.require_free()
-    settings = experiment.training
-    accelerator = _accelerator(settings, output)
+    beginning = run.kept_beginning() if resume else None
+    accelerator = _accelerator(experiment.training, output)
     with accelerator.main_process_first():  # the others then find everything in the cache
-        prepared = prepare(experiment.data, cache)
+        prepared = prepare(experiment.data, cache, Vocabulary.load(beginning) if beginning else None)
+    if beginning is not None:
+        _require_same_rows(beginning, prepared, experiment.data)
     if accelerator.is_main_process:
         for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
             print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
     if measured:
         experiment = _measured(experiment, prepared, accelerator)
-        settings = experiment.training
     method = _method(experiment, prepared)
-    origin = Origin(
-        experiment,
-        prepared.vocabulary,
-        prepared.lexicon,
-        prepared.rows.length_histogram,
-        prepared.rows.fingerprint,
-        open_corpus(experiment.data, Split.TRAIN).paired,
-    )
+    origin = _origin(experiment, prepared)
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
         write_model(folder, method, weights, origin, trainer.standing)
@@ -145,6 +147,7 @@ def train(
     def settle() -> None:
         write_json(run.experiment, to_json(origin.experiment))
 
+    settings = experiment.training
     trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator, settle)
     if stored is not None and run.resumable():
         trainer.resume()
@@ -155,10 +158,35 @@ def train(
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         settle()
         run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
+        _keep_beginning(run.beginning, prepared)
     standing = trainer.train()
     # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
     accelerator.end_training()
     return standing
+
+
+def _origin(experiment: Experiment, prepared: Prepared) -> Origin:
+    rows, paired = prepared.rows, open_corpus(experiment.data, Split.TRAIN).paired
+    return Origin(experiment, prepared.vocabulary, prepared.lexicon, rows.length_histogram, rows.fingerprint, paired)
+
+
+def _keep_beginning(folder: Path, prepared: Prepared) -> None:
+    """Writes what the run must find again when it is resumed, whatever became of its text and of its start."""
+    with written_folder(folder) as unfinished:
+        prepared.vocabulary.save(unfinished)
+        write_json(unfinished / "rows.json", prepared.fingerprints)
+
+
+def _require_same_rows(beginning: Path, prepared: Prepared, data: Data) -> None:
+    """Refuses a text that is not the one on which the run began."""
+    began = read_json(beginning / "rows.json")
+    for split, found in prepared.fingerprints.items():
+        if began.get(split) != found:
+            corpus = data.validation if split == "validation" and data.validation else data.corpus
+            raise ValueError(
+                f"the {split} text {corpus!r} is not what it was when the run began; restore it, or train on the new "
+                "one in another --output"
+            )
 
 
 def _accelerator(settings: Training, output: Path) -> Accelerator:
