@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +19,21 @@ import tyro
 from backbones import backbone_of
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
+from test_vocabulary import gpt2_tokenizer
+from tiny_models import corpus, plain_roberta
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from diffusionbert.cli import Command, main
 from diffusionbert.experiments import Bell, Diffusion, Experiment, Pretrained, Time, from_json, to_json
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
+from diffusionbert.networks import new_decoder
 from diffusionbert.original import load_original
 from diffusionbert.presets import PRESETS, masked
 from diffusionbert.schedules import Mean, Spindle
+from diffusionbert.text.vocabulary import Vocabulary
 from diffusionbert.training.settings import Training
+from diffusionbert.training.trainer import Trainer
 
 QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
 SHORT = ["--max-length=48"]
@@ -143,6 +149,67 @@ def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
         )
         assert first.keys() == second.keys()
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+
+
+def plain_decoder(folder: Path) -> Path:
+    """A GPT-2 as it comes from the Hub: its tokenizer has neither mask nor padding, its network no rows for them."""
+    tokenizer = gpt2_tokenizer()
+    tokenizer.save_pretrained(folder)
+    new_decoder(len(tokenizer), 1, 32, 2, 0.1, 48, pad_id=0).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("system", "start"),
+    [
+        ("diffusionbert-lte", "run"),
+        ("genmd4", "run"),
+        ("diffusion-lm-bert", "run"),
+        ("diffusionbert", "roberta"),
+        ("decoder-pretrained", "gpt2"),
+    ],
+)
+def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_path, monkeypatch, system, start):
+    """To the last bit as if nothing had happened: a checkpoint has all weights, the run folder all else."""
+    source = {"run": lambda: masked_run, "roberta": plain_roberta, "gpt2": lambda: plain_decoder(tmp_path / "gpt2")}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copytree(source[start](), tmp_path / "start")
+    monkeypatch.chdir(tmp_path)
+    begun = ["train", "--data=pydoc", "--start=start", f"--system={system}", f"--cache={cache}", "--max-length=32"]
+    main([*begun, "--output=straight", *QUICK])
+    taken = Trainer._step
+
+    def step(self, indices):
+        if self.standing.step == 4:
+            raise KeyboardInterrupt
+        return taken(self, indices)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", step)
+        with pytest.raises(SystemExit):
+            main([*begun, "--output=killed", *QUICK])
+    shutil.rmtree(tmp_path / "start")
+    monkeypatch.chdir(elsewhere)
+    main(["train", f"--output={tmp_path / 'killed'}", f"--cache={cache}", "--resume"])
+    for file in ("checkpoints/step-00000006/weights", "checkpoints/step-00000006/optimiser", "model/model"):
+        first, second = (load_file(tmp_path / run / f"{file}.safetensors") for run in ("straight", "killed"))
+        assert first.keys() == second.keys()
+        assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+    assert (
+        Vocabulary.load(tmp_path / "killed" / "model").fingerprint
+        == Vocabulary.load(tmp_path / "straight" / "model").fingerprint
+    )
+
+
+def test_a_text_that_is_not_found_any_more_is_named(capsys, cache, tmp_path, monkeypatch):
+    shutil.copy(corpus(), tmp_path / "text.txt")
+    monkeypatch.chdir(tmp_path)
+    main(["train", "--data=text.txt", "--output=run", f"--cache={cache}", "--steps=1", *SMALL])
+    monkeypatch.chdir(cache)
+    said = wrong(capsys, "train", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--resume", "--steps=2")
+    assert "the run cannot read its text here (no file, folder or glob matches 'text.txt'" in said
+    assert said.endswith("restore it, or resume where the run began")
 
 
 def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):

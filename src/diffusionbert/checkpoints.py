@@ -2,7 +2,7 @@
 
     run/
       experiment.json            the settings
-      beginning/                 what the run began with: its tokenizer, which rows it trains on
+      beginning/                 what the run began with: tokenizer, the network's config, which rows
       log.jsonl                  one line an event
       checkpoints/step-00000200/ weights, averaged weights, optimiser, position
       last.json  best.json       which checkpoint is which

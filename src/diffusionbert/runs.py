@@ -22,7 +22,15 @@ from diffusionbert.checkpoints import RunFolder, read_json, require_writable, wr
 from diffusionbert.errors import reason_of
 from diffusionbert.experiments import Data, Experiment, Pretrained, from_json, to_json
 from diffusionbert.method import Method
-from diffusionbert.model_folder import Origin, learned_exponents, lexicon_of, restore_beside, write_model
+from diffusionbert.model_folder import (
+    Origin,
+    backbone_of,
+    learned_exponents,
+    lexicon_of,
+    restore_beside,
+    write_model,
+)
+from diffusionbert.networks import new_lm
 from diffusionbert.text.corpus import Corpus, parse_corpus
 from diffusionbert.text.encoded import Encoded, encode_corpus
 from diffusionbert.text.reading import Cleaning
@@ -130,15 +138,13 @@ def train(
     beginning = run.kept_beginning() if resume else None
     accelerator = _accelerator(experiment.training, output)
     with accelerator.main_process_first():  # the others then find everything in the cache
-        prepared = prepare(experiment.data, cache, Vocabulary.load(beginning) if beginning else None)
-    if beginning is not None:
-        _require_same_rows(beginning, prepared, experiment.data)
+        prepared = prepare(experiment.data, cache) if beginning is None else _found(experiment.data, cache, beginning)
     if accelerator.is_main_process:
         for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
             print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
     if measured:
-        experiment = _measured(experiment, prepared, accelerator)
-    method = _method(experiment, prepared)
+        experiment = _measured(experiment, prepared, beginning, accelerator)
+    method = _method(experiment, prepared, beginning)
     origin = _origin(experiment, prepared)
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
@@ -158,7 +164,7 @@ def train(
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         settle()
         run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-        _keep_beginning(run.beginning, prepared)
+        _keep_beginning(run.beginning, method, prepared)
     standing = trainer.train()
     # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
     accelerator.end_training()
@@ -170,16 +176,23 @@ def _origin(experiment: Experiment, prepared: Prepared) -> Origin:
     return Origin(experiment, prepared.vocabulary, prepared.lexicon, rows.length_histogram, rows.fingerprint, paired)
 
 
-def _keep_beginning(folder: Path, prepared: Prepared) -> None:
+def _keep_beginning(folder: Path, method: Method, prepared: Prepared) -> None:
     """Writes what the run must find again when it is resumed, whatever became of its text and of its start."""
     with written_folder(folder) as unfinished:
         prepared.vocabulary.save(unfinished)
+        backbone_of(method).config.save_pretrained(unfinished)
         write_json(unfinished / "rows.json", prepared.fingerprints)
 
 
-def _require_same_rows(beginning: Path, prepared: Prepared, data: Data) -> None:
-    """Refuses a text that is not the one on which the run began."""
-    began = read_json(beginning / "rows.json")
+def _found(data: Data, cache: Path, beginning: Path) -> Prepared:
+    """The rows of a run that goes on, with the vocabulary it began with; refuses a text that gives others."""
+    vocabulary, began = Vocabulary.load(beginning), read_json(beginning / "rows.json")
+    try:
+        prepared = prepare(data, cache, vocabulary)
+    except ValueError as error:
+        raise ValueError(
+            f"the run cannot read its text here ({error}); restore it, or resume where the run began"
+        ) from None
     for split, found in prepared.fingerprints.items():
         if began.get(split) != found:
             corpus = data.validation if split == "validation" and data.validation else data.corpus
@@ -187,6 +200,7 @@ def _require_same_rows(beginning: Path, prepared: Prepared, data: Data) -> None:
                 f"the {split} text {corpus!r} is not what it was when the run began; restore it, or train on the new "
                 "one in another --output"
             )
+    return prepared
 
 
 def _accelerator(settings: Training, output: Path) -> Accelerator:
@@ -217,12 +231,14 @@ def _require_steps(settings: Training, before: Training, trainer: Trainer) -> No
         )
 
 
-def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerator) -> Experiment:
+def _measured(
+    experiment: Experiment, prepared: Prepared, beginning: Path | None, accelerator: Accelerator
+) -> Experiment:
     """Measures this machine, says what it found, and takes the micro-batch that suits it."""
     settings = experiment.training
     places = int(np.mean(BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).places()))
     share = max(1, places // accelerator.num_processes)
-    found = measure(_method(experiment, prepared), prepared.rows, settings, accelerator.device, share)
+    found = measure(_method(experiment, prepared, beginning), prepared.rows, settings, accelerator.device, share)
     found = broadcast_object_list([found])[0]  # processes must split their batches alike
     settings, seconds = proposed(settings, found, places, accelerator.num_processes)
     if accelerator.is_main_process:
@@ -235,8 +251,11 @@ def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerat
     return replace(experiment, training=settings)
 
 
-def _method(experiment: Experiment, prepared: Prepared) -> Method:
+def _method(experiment: Experiment, prepared: Prepared, beginning: Path | None) -> Method:
+    """The method with the weights of its start, or, of a run that goes on, with any: a checkpoint has them all."""
     torch.manual_seed(experiment.training.seed)
+    if beginning is not None:
+        return build(experiment, prepared.lexicon, backbone=new_lm(beginning))
     if not isinstance(experiment.network, Pretrained):
         return build(experiment, prepared.lexicon)
     start = Path(experiment.network.name)
