@@ -74,8 +74,8 @@ MAY_IMPORT = {
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
-    "runs": "errors networks method reading sources corpus vocabulary encoded batches settings checkpoints standing "
-    "trainer recipe experiments building model_folder",
+    "runs": "errors hub networks method reading sources corpus vocabulary encoded batches settings checkpoints "
+    "standing trainer recipe experiments building model_folder",
     "tasks": "errors method protocol",
     "model": "errors hub shapes tasks categorical networks method sampling constraints filling blanks canvas "
     "checkpoints metrics protocol scores evaluation experiments building model_folder",

@@ -128,6 +128,30 @@ def test_a_start_brings_the_rates_it_has_learned(masked_run, cache, tmp_path):
     torch.testing.assert_close(after, before)
 
 
+@pytest.mark.parametrize(
+    ("options", "file", "name"),
+    [
+        (["--time=layers"], "beside", None),
+        (["--system=diffusion-lm-bert"], "beside", "table"),
+        (["--system=genmd4"], "token_counts", "exponents"),
+    ],
+    ids=str,
+)
+def test_a_start_from_the_hub_brings_all_that_a_folder_brings(
+    masked_run, cache, tmp_path, monkeypatch, options, file, name
+):
+    """The Hub cannot be reached from here: what it would send is at hand."""
+    common = ["train", "--data=pydoc", f"--cache={cache}", *SHORT, "--batch-tokens=512", *options]
+    main([*common, f"--start={masked_run}", f"--output={tmp_path / 'first'}", "--steps=4", "--learning-rate=1e-2"])
+    first, again = tmp_path / "first" / "model", tmp_path / "again"
+    monkeypatch.setattr("diffusionbert.hub.snapshot_download", lambda asked, **_: {"me/mine": str(first)}[asked])
+    main([*common, "--start=me/mine", f"--output={again}", "--steps=1", "--learning-rate=1e-12"])
+    before, after = (load_file(folder / f"{file}.safetensors") for folder in (first, again / "model"))
+    for key in before if name is None else [name]:
+        torch.testing.assert_close(after[key], before[key])
+    assert json.loads((again / "experiment.json").read_text())["network"]["name"] == "me/mine"
+
+
 def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
     """As a user would have it: the command itself killed at an arbitrary time, then run with --resume."""
     common = ["--data=pydoc", f"--cache={cache}", "--steps=30", "--validate-every=15", "--save-every=4", *SMALL]

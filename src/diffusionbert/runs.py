@@ -21,6 +21,7 @@ from diffusionbert.building import Lexicon, build
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json, written_folder
 from diffusionbert.errors import reason_of
 from diffusionbert.experiments import Data, Experiment, Pretrained, from_json, to_json
+from diffusionbert.hub import MODEL, absent, brought
 from diffusionbert.method import Method
 from diffusionbert.model_folder import (
     Origin,
@@ -258,7 +259,18 @@ def _method(experiment: Experiment, prepared: Prepared, beginning: Path | None) 
         return build(experiment, prepared.lexicon, backbone=new_lm(beginning))
     if not isinstance(experiment.network, Pretrained):
         return build(experiment, prepared.lexicon)
-    start = Path(experiment.network.name)
+    start = _start(experiment.network.name)
+    experiment = replace(experiment, network=Pretrained(str(start)))
     method = build(experiment, replace(prepared.lexicon, exponents=learned_exponents(start)))
     restore_beside(method, start, experiment)
     return method
+
+
+def _start(name: str) -> Path:
+    """Where the files of a start are, brought here if need be; those of an original checkpoint are one file."""
+    if name.endswith(".th"):
+        return Path(name)
+    try:
+        return brought(name, MODEL)
+    except Exception as error:  # no such name, no connection
+        raise absent("language model", name, "a folder with config.json and model.safetensors", error) from error
