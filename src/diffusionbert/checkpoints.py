@@ -50,6 +50,7 @@ class RunFolder:
         """The folder of the model that the run has left; None if there is no run here."""
         if not os.path.isfile(self.experiment):  # noqa: PTH113 - a name too long for a file is no error here
             return None
+        _put_back(self.model)
         if not self.model.exists():
             raise ValueError(
                 f"{str(self.path)!r} is a run that has not left a model yet; let it finish, or --resume it"
@@ -97,6 +98,8 @@ class RunFolder:
         last = None
         with suppress(ValueError):  # a name that is damaged: the newest will do
             last = self.named("last")
+        for replaced in self.checkpoints.glob(f"step-????????{_REPLACED}"):
+            _put_back(replaced.with_suffix(""))
         others = sorted(self._complete(), reverse=True)
         return others if last is None else [last, *(path for path in others if path != last)]
 
@@ -163,6 +166,7 @@ def read_json(path: Path) -> Any:
 @contextmanager
 def written_folder(path: Path) -> Iterator[Path]:
     """Gives a folder to write to, which takes the place of `path` when all is written, or vanishes."""
+    _put_back(path)
     temporary = path.with_name(path.name + _TEMPORARY)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -178,6 +182,13 @@ def written_folder(path: Path) -> Iterator[Path]:
         raise
 
 
+def _put_back(path: Path) -> None:
+    """Gives a folder its name back, if a kill came when it had lost it and the one to replace it had not got it yet."""
+    if not path.exists():
+        with suppress(OSError):  # there is none, or another process was faster
+            path.with_name(path.name + _REPLACED).rename(path)
+
+
 def _exchange(new: Path, old: Path) -> None:
     """Lets one folder take another's place; if it cannot, the old one stays."""
     replaced = old.with_name(old.name + _REPLACED)
@@ -187,8 +198,7 @@ def _exchange(new: Path, old: Path) -> None:
     try:
         new.rename(old)
     except OSError:
-        if replaced.exists():
-            replaced.rename(old)
+        _put_back(old)
         raise
     shutil.rmtree(replaced, ignore_errors=True)
 
