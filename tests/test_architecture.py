@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "sources": "errors reading",
     "corpus": "reading sources",
     "vocabulary": "errors hub shapes reading",
-    "encoded": "shapes reading corpus vocabulary",
+    "cache": "",
+    "encoded": "shapes reading corpus vocabulary cache",
     "canvas": "shapes noise reading vocabulary",
     # what numbers mean
     "batches": "",
@@ -74,7 +75,7 @@ MAY_IMPORT = {
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
-    "runs": "errors hub networks method reading sources corpus vocabulary encoded batches settings checkpoints "
+    "runs": "errors hub networks method reading sources corpus vocabulary cache encoded batches settings checkpoints "
     "standing trainer recipe experiments building model_folder",
     "tasks": "errors method protocol",
     "model": "errors hub shapes tasks categorical networks method sampling constraints filling blanks canvas "

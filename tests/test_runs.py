@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -24,14 +26,15 @@ from tiny_models import corpus, plain_roberta
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from diffusionbert.cli import Command, main
-from diffusionbert.experiments import Bell, Diffusion, Experiment, Pretrained, Time, from_json, to_json
+from diffusionbert.experiments import Bell, Data, Diffusion, Experiment, Pretrained, Time, from_json, to_json
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
 from diffusionbert.networks import new_decoder
 from diffusionbert.original import load_original
 from diffusionbert.presets import PRESETS, masked
+from diffusionbert.runs import prepare
 from diffusionbert.schedules import Mean, Spindle
-from diffusionbert.text.vocabulary import Vocabulary
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 from diffusionbert.training.settings import Training
 from diffusionbert.training.trainer import Trainer
 
@@ -224,6 +227,26 @@ def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_pa
         Vocabulary.load(tmp_path / "killed" / "model").fingerprint
         == Vocabulary.load(tmp_path / "straight" / "model").fingerprint
     )
+
+
+def test_of_two_that_want_one_vocabulary_one_trains_it(tmp_path, monkeypatch):
+    """As two commands do that are started at once on one text."""
+    trained, all_here, data = [], Barrier(4), Data(str(corpus()), vocabulary=512)
+
+    def train(*arguments, **options):
+        trained.append(arguments)
+        time.sleep(0.2)  # the others have looked by then
+        return train_wordpiece(*arguments, **options)
+
+    def prepared(_):
+        all_here.wait()
+        return prepare(data, tmp_path)
+
+    monkeypatch.setattr("diffusionbert.runs.train_wordpiece", train)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(prepared, range(4)))
+    assert len(trained) == 1
+    assert len({each.vocabulary.fingerprint for each in found}) == 1
 
 
 def test_a_text_that_is_not_found_any_more_is_named(capsys, cache, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from diffusionbert.model_folder import (
     write_model,
 )
 from diffusionbert.networks import new_lm
+from diffusionbert.text.cache import made_once
 from diffusionbert.text.corpus import Corpus, parse_corpus
 from diffusionbert.text.encoded import Encoded, encode_corpus
 from diffusionbert.text.reading import Cleaning
@@ -93,11 +95,8 @@ def _vocabulary(data: Data, cache: Path) -> Vocabulary:
         return Vocabulary.load(data.vocabulary)
     corpus = open_corpus(data, Split.TRAIN)
     key = hashlib.sha256(f"wordpiece {corpus.fingerprint} {data.vocabulary} {data.lower}".encode()).hexdigest()
-    folder = cache / f"vocabulary-{key[:32]}"
-    if not folder.exists():
-        with written_folder(folder) as unfinished:
-            train_wordpiece(corpus, data.vocabulary, lower=data.lower).save(unfinished)
-    return Vocabulary.load(folder)
+    trained = partial(train_wordpiece, corpus, data.vocabulary, lower=data.lower)
+    return Vocabulary.load(made_once(cache / f"vocabulary-{key[:32]}", lambda folder: trained().save(folder)))
 
 
 def started_from(experiment: Experiment, start: str) -> Experiment:
