@@ -264,9 +264,9 @@ def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     command = ["diffusionbert.cli", "train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*launcher, *command, "--auto", "--sharded", *QUICK, *SMALL], env=one_thread, check=True, timeout=200
-    )
+    line = [*launcher, *command, "--auto", "--sharded", *QUICK, *SMALL]
+    done = subprocess.run(line, env=one_thread, check=True, timeout=200, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.count("step 6, best validation") == 1  # and one process alone would push
     assert [event["step"] for event in log(tmp_path / "run") if "loss" in event] == [1, 2, 3, 4, 5, 6]
 
 

@@ -122,9 +122,18 @@ def stored_experiment(output: Path) -> Experiment:
     return stored
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a training ended, as one of its processes knows it."""
+
+    standing: Standing
+    speaks: bool
+    """Whether this process says so, and acts, for all."""
+
+
 def train(
     experiment: Experiment | None, output: Path, cache: Path, resume: bool = False, measured: bool = False
-) -> Standing:
+) -> Ending:
     """Runs an experiment, or goes on with the one in the folder; `measured` measures the machine first."""
     run = RunFolder(output)
     require_writable(output)
@@ -165,10 +174,10 @@ def train(
         settle()
         run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
         _keep_beginning(run.beginning, method, prepared)
-    standing = trainer.train()
+    ending = Ending(trainer.train(), speaks=accelerator.is_main_process)
     # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
     accelerator.end_training()
-    return standing
+    return ending
 
 
 def _origin(experiment: Experiment, prepared: Prepared) -> Origin:

@@ -27,7 +27,7 @@ from diffusionbert.model_folder import push_model
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.presets import by_name, pretraining
 from diffusionbert.proposals import Bell
-from diffusionbert.runs import default_cache, open_corpus, started_from, stored_experiment, train
+from diffusionbert.runs import Ending, default_cache, open_corpus, started_from, stored_experiment, train
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, Sqrt
 from diffusionbert.text.sources import Split
 
@@ -217,8 +217,14 @@ def start(options: Run) -> None:
     """Trains by what the command line says, and says where the model is."""
     experiment = _resumed(options) if options.resume else _experiment(options)
     _require_pairs(options, experiment)
-    standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
-    model = RunFolder(options.output).model
+    ending = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
+    if ending.speaks:
+        _report(options, ending)
+
+
+def _report(options: Run, ending: Ending) -> None:
+    """Says where the model is, and pushes it if asked to."""
+    standing, model = ending.standing, RunFolder(options.output).model
     if standing.is_validated:
         best = "none" if standing.best is None else f"{standing.best:.4f} a token at step {standing.best_step}"
         print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
