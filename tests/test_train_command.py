@@ -271,7 +271,10 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
         return taken(self, indices)
 
     monkeypatch.setattr(Trainer, "_step", step)
-    command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=9")
+    monkeypatch.setattr("diffusionbert.commands.start.push_model", None)  # not yet
+    with pytest.raises(SystemExit) as caught:
+        command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=9", "--push=me/mine")
+    assert caught.value.code == 130
     said = capsys.readouterr()
     assert "stopped at step 3; --resume goes on from there" in said.err
     assert said.out.strip().endswith(
@@ -287,6 +290,21 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert "stands at step 3, so it cannot end at --steps 3" in refused(
         f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=3"
     )
+
+
+def test_a_run_that_is_told_to_stop_in_its_last_step_has_come_to_its_end(short_run, tmp_path, capsys, monkeypatch):
+    shutil.copytree(short_run / "cache", tmp_path / "cache")
+    taken = Trainer._step
+
+    def step(self, indices):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return taken(self, indices)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=1")
+    said = capsys.readouterr()
+    assert "stopped" not in said.err
+    assert "step 1, best validation" in said.out
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])

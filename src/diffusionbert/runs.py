@@ -129,6 +129,8 @@ class Ending:
     standing: Standing
     speaks: bool
     """Whether this process says so, and acts, for all."""
+    is_stopped: bool
+    """Whether it was told to stop before its end."""
 
 
 def train(
@@ -174,7 +176,7 @@ def train(
         settle()
         run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
         _keep_beginning(run.beginning, method, prepared)
-    ending = Ending(trainer.train(), speaks=accelerator.is_main_process)
+    ending = Ending(trainer.train(), accelerator.is_main_process, trainer.is_stopped)
     # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
     accelerator.end_training()
     return ending

@@ -220,15 +220,17 @@ def start(options: Run) -> None:
     ending = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
     if ending.speaks:
         _report(options, ending)
+    if ending.is_stopped:  # whatever follows a training in a script must not go on with half of it
+        raise KeyboardInterrupt
 
 
 def _report(options: Run, ending: Ending) -> None:
-    """Says where the model is, and pushes it if asked to."""
+    """Says where the model is; pushes it if asked to, and if it is trained to its end."""
     standing, model = ending.standing, RunFolder(options.output).model
     if standing.is_validated:
         best = "none" if standing.best is None else f"{standing.best:.4f} a token at step {standing.best_step}"
         print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
     else:
         print(f"{options.output}: step {standing.step}, not validated yet; its weights as they are in {model}")
-    if options.push:
+    if options.push and not ending.is_stopped:
         print(f"pushed to {push_model(model, options.push)}")

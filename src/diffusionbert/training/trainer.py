@@ -114,7 +114,7 @@ class Trainer:
                     self._validate(line)
                 if validated or step % settings.save_every == 0 or self.stopping:
                     self.save()
-            if self.stopping:
+            if self.is_stopped:
                 line.say(f"stopped at step {self.standing.step}; --resume goes on from there")
         self._export_best()
         return self.standing
@@ -124,10 +124,20 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step is left to be trained."""
+        """Whether no step is to be trained now."""
+        return self.stopping or self._is_done
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was told to stop before its end."""
+        return self.stopping and not self._is_done
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether it came to its last step, or lost its patience."""
         patience = self.settings.patience
         is_patient = patience is None or self.standing.validations_since_best < patience
-        return self.standing.step >= self.settings.steps or self.stopping or not is_patient
+        return self.standing.step >= self.settings.steps or not is_patient
 
     def _agree_to_stop(self) -> None:
         """A signal may reach one process alone, but all must stop at the same step; asking costs a little time."""
