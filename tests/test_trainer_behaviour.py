@@ -215,6 +215,39 @@ def stopped(trainer: Trainer, at: int) -> None:
     trainer._step = step
 
 
+def scaled(trainer: Trainer) -> Trainer:
+    """Gives it a scale of the loss, as half precision has one on a GPU, that soon grows."""
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+    trainer.stepper = trainer.accelerator.prepare_optimizer(trainer.optimiser)
+    return trainer
+
+
+def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path):
+    scaled(trainer_of(tmp_path / "straight")).train()
+    trainer = scaled(trainer_of(tmp_path / "stopped"))
+    stopped(trainer, at=5)
+    trainer.train()
+    state = trainer.accelerator.scaler.state_dict()
+    assert (state["scale"], state["_growth_tracker"]) == (8.0, 2)
+    again = scaled(trainer_of(tmp_path / "stopped"))
+    again.resume()
+    assert again.accelerator.scaler.state_dict() == state
+    again.train()
+    assert again.accelerator.scaler.state_dict()["scale"] == 16.0
+    assert_same_end(tmp_path / "stopped", tmp_path / "straight")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_goes_on_in_another_precision(tmp_path, before):
+    """From half to full precision there is a scale too many, the other way round none."""
+    trainer = scaled(trainer_of(tmp_path)) if before else trainer_of(tmp_path)
+    stopped(trainer, at=5)
+    trainer.train()
+    again = trainer_of(tmp_path) if before else scaled(trainer_of(tmp_path))
+    again.resume()
+    assert again.train().step == QUICK.steps
+
+
 @pytest.mark.parametrize("averaging", [None, 0.9])
 def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_path, averaging):
     settings = replace(QUICK, averaging=averaging)

@@ -278,7 +278,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint; the previous one stays until this one is complete."""
-        saved = Saved.of(self.method, self.optimiser, self.averages, self.standing)
+        saved = Saved.of(self.method, self.optimiser, self.averages, self.accelerator.scaler, self.standing)
         path = self.run.checkpoint(self.standing.step)
         if self.accelerator.is_main_process:
             saved.write(path)
@@ -296,7 +296,7 @@ class Trainer:
     def resume(self) -> None:
         """Goes back to the last checkpoint; if that is damaged, to the newest one that is not."""
         path, saved, damage = newest_whole(self.run)
-        saved.put_back(self.method, self.optimiser, self.averages)
+        saved.put_back(self.method, self.optimiser, self.averages, self.accelerator.scaler)
         best = self.run.checkpoint(saved.standing.best_step)
         # Without its weights the best figure is of no use: what stands here is validated, and is the best for now.
         self.standing = saved.standing if best.is_dir() else replace(saved.standing, best=None)
