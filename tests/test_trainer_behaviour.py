@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_worker import MASK, MadeUpRows, method
 
+import diffusionbert.training.optimising as optimising
+import diffusionbert.training.recipe as recipe
 import diffusionbert.training.saved as saving
 import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
@@ -213,6 +215,28 @@ def stopped(trainer: Trainer, at: int) -> None:
         return taken(indices)
 
     trainer._step = step
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("no", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expected):
+    """In its precision, and with the optimiser's state in memory after a step to warm up."""
+    measured, made, seen = method(0.1), [], []
+
+    def new_optimiser(*arguments):
+        made.append(optimising.new_optimiser(*arguments))
+        return made[-1]
+
+    def look(*_):
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        seen.append((dtype, len(made[-1].state)))
+
+    monkeypatch.setattr(recipe, "new_optimiser", new_optimiser)
+    measured.register_forward_pre_hook(look)
+    before = weights_of(measured)
+    recipe.measure(measured, MadeUpRows(40, seed=1), replace(QUICK, precision=precision), torch.device("cpu"), 64)
+    count = sum(parameter.requires_grad for parameter in measured.parameters())
+    assert seen == [(expected, 0), (expected, count), (expected, count)]
+    assert equal(weights_of(measured), before)
 
 
 def scaled(trainer: Trainer) -> Trainer:

@@ -39,7 +39,7 @@ from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch
 from diffusionbert.training.averaging import AveragedWeights
-from diffusionbert.training.optimising import blocks_of, learning_rate, parameter_groups
+from diffusionbert.training.optimising import blocks_of, learning_rate, low_precision, new_optimiser
 from diffusionbert.training.progress import ProgressLine
 from diffusionbert.training.saved import Saved, newest_whole, weights_to_use
 from diffusionbert.training.settings import Training
@@ -72,11 +72,7 @@ class Trainer:
             for block in blocks_of(self.method):  # one compilation serves all layers; shapes change with each batch
                 block.compile(dynamic=True)
         self.wrapped = self._distributed()
-        self.optimiser = torch.optim.AdamW(
-            parameter_groups(self.method, settings.weight_decay),
-            lr=settings.learning_rate,
-            fused=accelerator.device.type == "cuda",
-        )
+        self.optimiser = new_optimiser(self.method, settings, accelerator.device)
         self.stepper = accelerator.prepare_optimizer(self.optimiser)
         self.learning_rate = learning_rate(settings)
         self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
@@ -245,7 +241,7 @@ class Trainer:
         chunks = [by_length[start : start + 32] for start in range(0, count, 32)]
         nats = torch.zeros(count, dtype=torch.float64, device=accelerator.device)
         tokens = torch.zeros_like(nats)
-        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
+        low = low_precision(settings)
         with self._evaluating():
             # Under sharding all processes must call the network equally often.
             rounds = math.ceil(len(chunks) / accelerator.num_processes)
