@@ -218,7 +218,7 @@ def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_pa
             main([*begun, "--output=killed", *QUICK])
     shutil.rmtree(tmp_path / "start")
     monkeypatch.chdir(elsewhere)
-    main(["train", f"--output={tmp_path / 'killed'}", f"--cache={cache}", "--resume"])
+    main([*begun, f"--output={tmp_path / 'killed'}", *QUICK, "--resume"])
     for file in ("checkpoints/step-00000006/weights", "checkpoints/step-00000006/optimiser", "model/model"):
         first, second = (load_file(tmp_path / run / f"{file}.safetensors") for run in ("straight", "killed"))
         assert first.keys() == second.keys()

@@ -148,11 +148,7 @@ def train(
         run.require_free()
     beginning = run.kept_beginning() if resume else None
     accelerator = _accelerator(experiment.training, output)
-    with accelerator.main_process_first():  # the others then find everything in the cache
-        prepared = prepare(experiment.data, cache) if beginning is None else _found(experiment.data, cache, beginning)
-    if accelerator.is_main_process:
-        for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
-            print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
+    prepared = _prepared(experiment.data, cache, beginning, accelerator)
     if measured:
         experiment = _measured(experiment, prepared, beginning, accelerator)
     method = _method(experiment, prepared, beginning)
@@ -185,6 +181,16 @@ def train(
 def _origin(experiment: Experiment, prepared: Prepared) -> Origin:
     rows, paired = prepared.rows, open_corpus(experiment.data, Split.TRAIN).paired
     return Origin(experiment, prepared.vocabulary, prepared.lexicon, rows.length_histogram, rows.fingerprint, paired)
+
+
+def _prepared(data: Data, cache: Path, beginning: Path | None, accelerator: Accelerator) -> Prepared:
+    """The rows of a run, which may have begun before; says how many there are."""
+    with accelerator.main_process_first():  # the others then find everything in the cache
+        prepared = prepare(data, cache) if beginning is None else _found(data, cache, beginning)
+    if accelerator.is_main_process:
+        for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
+            print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
+    return prepared
 
 
 def _keep_beginning(folder: Path, method: Method, prepared: Prepared) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from diffusionbert.batches import Batching, FixedRows, TokenBudget
@@ -19,6 +20,7 @@ from diffusionbert.experiments import (
     NewBert,
     NewDecoder,
     Objectives,
+    Pretrained,
     Time,
     VectorDiffusion,
 )
@@ -172,7 +174,7 @@ def _resumed(options: Run) -> Experiment:
     anew |= {"output", "auto", "resume", "push", "cache"}
     given = {field.name for field in fields(options) if getattr(options, field.name) != field.default} - anew
     if given:
-        asked = _experiment(replace(options, data=options.data or stored.data.corpus))
+        asked = _experiment(_as_begun(options, stored))
         different = next(_differences(given, asked, stored), None)
         if different is not None:
             name, mine, theirs = different
@@ -182,6 +184,18 @@ def _resumed(options: Run) -> Experiment:
                 "--resume settings of training alone, or choose another --output"
             )
     return _with_training(options, stored)
+
+
+def _as_begun(options: Run, stored: Experiment) -> Run:
+    """The options with the text of the run, unless they name one, and with the very model from which it started.
+
+    That may be gone, and a run folder then no longer says that its model was meant.
+    """
+    options = replace(options, data=options.data or stored.data.corpus)
+    if isinstance(options, Train) and options.start and isinstance(stored.network, Pretrained):
+        left = str(RunFolder(Path(options.start)).model)
+        options = replace(options, start=left if left == stored.network.name else options.start)
+    return options
 
 
 def _told(value: Any) -> str:
