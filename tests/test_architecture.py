@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "sources": "errors reading",
     "corpus": "reading sources",
     "vocabulary": "errors hub shapes reading",
-    "encoded": "shapes reading corpus vocabulary",
+    "cache": "",
+    "encoded": "shapes reading corpus vocabulary cache",
     "canvas": "shapes noise reading vocabulary",
     # what numbers mean
     "batches": "",
@@ -66,7 +67,7 @@ MAY_IMPORT = {
     "saved": "errors method checkpoints averaging standing",
     "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging optimising standing "
     "saved",
-    "recipe": "noise method evaluation settings",
+    "recipe": "noise method evaluation settings optimising",
     # everything together
     "experiments": "schedules proposals methods batches settings",
     "presets": "proposals batches settings experiments",
@@ -74,8 +75,8 @@ MAY_IMPORT = {
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
-    "runs": "errors method reading sources corpus vocabulary encoded batches settings checkpoints standing trainer "
-    "recipe experiments building model_folder",
+    "runs": "errors hub networks method reading sources corpus vocabulary cache encoded batches settings checkpoints "
+    "standing trainer recipe experiments building model_folder",
     "tasks": "errors method protocol",
     "model": "errors hub shapes tasks categorical networks method sampling constraints filling blanks canvas "
     "checkpoints metrics protocol scores evaluation experiments building model_folder",

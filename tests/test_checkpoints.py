@@ -135,6 +135,51 @@ def test_what_a_kill_left_of_a_folder_does_not_mix_with_the_next(old):
     assert content(old.parent) == {"model/weights": "new"}
 
 
+class Killed(BaseException):
+    """What no handler of errors catches."""
+
+
+@pytest.fixture
+def torn(old, monkeypatch) -> Path:
+    """What is left of a folder if a kill comes between the two renames of its replacement."""
+    rename = Path.rename
+
+    def killed(self, target):
+        if self.name.endswith(".unfinished"):
+            raise Killed
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        patched.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed), written_folder(old) as folder:
+            (folder / "weights").write_text("new")
+    assert content(old.parent) == {"model.replaced/weights": "old", "model.unfinished/weights": "new"}
+    return old
+
+
+def test_a_kill_between_the_renames_leaves_the_old_model(torn):
+    run = RunFolder(torn.parent)
+    write_json(run.experiment, {})
+    found = run.left_model()
+    assert found is not None
+    assert content(found) == {"weights": "old"}
+    assert not torn.exists()  # reading moves nothing: a run may be about to rename
+
+
+def test_a_failed_write_after_a_kill_between_the_renames_leaves_the_old_folder(torn):
+    with pytest.raises(OSError, match="No space left"), written_folder(torn):
+        full_disk()
+    assert content(torn.parent) == {"model/weights": "old"}
+
+
+def test_a_kill_between_the_renames_of_a_checkpoint_leaves_the_old_one(tmp_path):
+    run = run_of(tmp_path, range(10, 11))
+    run.checkpoint(10).rename(run.checkpoints / "step-00000010.replaced")
+    assert run.resumable() == [run.checkpoint(10)]
+    assert run.checkpoint(10).is_dir()
+
+
 def test_a_rename_that_fails_leaves_the_old_folder(old, monkeypatch):
     rename = Path.rename
 

@@ -6,11 +6,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -18,16 +21,22 @@ import tyro
 from backbones import backbone_of
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
+from test_vocabulary import gpt2_tokenizer
+from tiny_models import corpus, plain_roberta
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from diffusionbert.cli import Command, main
-from diffusionbert.experiments import Bell, Diffusion, Experiment, Pretrained, Time, from_json, to_json
+from diffusionbert.experiments import Bell, Data, Diffusion, Experiment, Pretrained, Time, from_json, to_json
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
+from diffusionbert.networks import new_decoder
 from diffusionbert.original import load_original
 from diffusionbert.presets import PRESETS, masked
+from diffusionbert.runs import prepare
 from diffusionbert.schedules import Mean, Spindle
+from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 from diffusionbert.training.settings import Training
+from diffusionbert.training.trainer import Trainer
 
 QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
 SHORT = ["--max-length=48"]
@@ -122,6 +131,30 @@ def test_a_start_brings_the_rates_it_has_learned(masked_run, cache, tmp_path):
     torch.testing.assert_close(after, before)
 
 
+@pytest.mark.parametrize(
+    ("options", "file", "name"),
+    [
+        (["--time=layers"], "beside", None),
+        (["--system=diffusion-lm-bert"], "beside", "table"),
+        (["--system=genmd4"], "token_counts", "exponents"),
+    ],
+    ids=str,
+)
+def test_a_start_from_the_hub_brings_all_that_a_folder_brings(
+    masked_run, cache, tmp_path, monkeypatch, options, file, name
+):
+    """The Hub cannot be reached from here: what it would send is at hand."""
+    common = ["train", "--data=pydoc", f"--cache={cache}", *SHORT, "--batch-tokens=512", *options]
+    main([*common, f"--start={masked_run}", f"--output={tmp_path / 'first'}", "--steps=4", "--learning-rate=1e-2"])
+    first, again = tmp_path / "first" / "model", tmp_path / "again"
+    monkeypatch.setattr("diffusionbert.hub.snapshot_download", lambda asked, **_: {"me/mine": str(first)}[asked])
+    main([*common, "--start=me/mine", f"--output={again}", "--steps=1", "--learning-rate=1e-12"])
+    before, after = (load_file(folder / f"{file}.safetensors") for folder in (first, again / "model"))
+    for key in before if name is None else [name]:
+        torch.testing.assert_close(after[key], before[key])
+    assert json.loads((again / "experiment.json").read_text())["network"]["name"] == "me/mine"
+
+
 def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
     """As a user would have it: the command itself killed at an arbitrary time, then run with --resume."""
     common = ["--data=pydoc", f"--cache={cache}", "--steps=30", "--validate-every=15", "--save-every=4", *SMALL]
@@ -145,14 +178,95 @@ def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
 
 
+def plain_decoder(folder: Path) -> Path:
+    """A GPT-2 as it comes from the Hub: its tokenizer has neither mask nor padding, its network no rows for them."""
+    tokenizer = gpt2_tokenizer()
+    tokenizer.save_pretrained(folder)
+    new_decoder(len(tokenizer), 1, 32, 2, 0.1, 48, pad_id=0).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("system", "start"),
+    [
+        ("diffusionbert-lte", "run"),
+        ("genmd4", "run"),
+        ("diffusion-lm-bert", "run"),
+        ("diffusionbert", "roberta"),
+        ("decoder-pretrained", "gpt2"),
+    ],
+)
+def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_path, monkeypatch, system, start):
+    """To the last bit as if nothing had happened: a checkpoint has all weights, the run folder all else."""
+    source = {"run": lambda: masked_run, "roberta": plain_roberta, "gpt2": lambda: plain_decoder(tmp_path / "gpt2")}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copytree(source[start](), tmp_path / "start")
+    monkeypatch.chdir(tmp_path)
+    begun = ["train", "--data=pydoc", "--start=start", f"--system={system}", f"--cache={cache}", "--max-length=32"]
+    main([*begun, "--output=straight", *QUICK])
+    taken = Trainer._step
+
+    def step(self, indices):
+        if self.standing.step == 4:
+            raise KeyboardInterrupt
+        return taken(self, indices)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", step)
+        with pytest.raises(SystemExit):
+            main([*begun, "--output=killed", *QUICK])
+    shutil.rmtree(tmp_path / "start")
+    monkeypatch.chdir(elsewhere)
+    main([*begun, f"--output={tmp_path / 'killed'}", *QUICK, "--resume"])
+    for file in ("checkpoints/step-00000006/weights", "checkpoints/step-00000006/optimiser", "model/model"):
+        first, second = (load_file(tmp_path / run / f"{file}.safetensors") for run in ("straight", "killed"))
+        assert first.keys() == second.keys()
+        assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+    assert (
+        Vocabulary.load(tmp_path / "killed" / "model").fingerprint
+        == Vocabulary.load(tmp_path / "straight" / "model").fingerprint
+    )
+
+
+def test_of_two_that_want_one_vocabulary_one_trains_it(tmp_path, monkeypatch):
+    """As two commands do that are started at once on one text."""
+    trained, all_here, data = [], Barrier(4), Data(str(corpus()), vocabulary=512)
+
+    def train(*arguments, **options):
+        trained.append(arguments)
+        time.sleep(0.2)  # the others have looked by then
+        return train_wordpiece(*arguments, **options)
+
+    def prepared(_):
+        all_here.wait()
+        return prepare(data, tmp_path)
+
+    monkeypatch.setattr("diffusionbert.runs.train_wordpiece", train)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(prepared, range(4)))
+    assert len(trained) == 1
+    assert len({each.vocabulary.fingerprint for each in found}) == 1
+
+
+def test_a_text_that_is_not_found_any_more_is_named(capsys, cache, tmp_path, monkeypatch):
+    shutil.copy(corpus(), tmp_path / "text.txt")
+    monkeypatch.chdir(tmp_path)
+    main(["train", "--data=text.txt", "--output=run", f"--cache={cache}", "--steps=1", *SMALL])
+    monkeypatch.chdir(cache)
+    said = wrong(capsys, "train", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--resume", "--steps=2")
+    assert "the run cannot read its text here (no file, folder or glob matches 'text.txt'" in said
+    assert said.endswith("restore it, or resume where the run began")
+
+
 def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
     """torchrun of the command itself: two processes that did not find each other would log everything twice."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     command = ["diffusionbert.cli", "train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*launcher, *command, "--auto", "--sharded", *QUICK, *SMALL], env=one_thread, check=True, timeout=200
-    )
+    line = [*launcher, *command, "--auto", "--sharded", *QUICK, *SMALL]
+    done = subprocess.run(line, env=one_thread, check=True, timeout=200, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.count("step 6, best validation") == 1  # and one process alone would push
     assert [event["step"] for event in log(tmp_path / "run") if "loss" in event] == [1, 2, 3, 4, 5, 6]
 
 

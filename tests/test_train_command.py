@@ -114,6 +114,38 @@ def test_the_line_that_began_a_run_resumes_it(short_run, finished):
         assert last_of(finished / "run") == f"step-{steps:08d}"
 
 
+def spoiled(text: str) -> str:
+    """The same with other words, of which a vocabulary of the same size can be made."""
+    return text.replace("written", "spoken").replace("few", "thousand")
+
+
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_a_run_goes_on_with_the_text_it_began_with_alone(short_run, tmp_path, refused, split):
+    """Trained anew on another text, a vocabulary has as many tokens, and the old weights would fit it."""
+    texts = {"training": tmp_path / "text.txt", "validation": tmp_path / "held_out.txt"}
+    for path in texts.values():
+        shutil.copy(short_run / "text.txt", path)
+    line = f"--data={texts['training']}", f"--validation={texts['validation']}"
+    command(tmp_path, *line, *BEGUN, "--steps=1")
+    resumed = f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=2"
+    changed = texts[split]
+    before, kept = files(tmp_path / "run"), changed.read_text()
+    changed.write_text(spoiled(kept))
+    said = refused(*resumed)
+    assert f"the {split} text {str(changed)!r} is not what it was when the run began; restore it" in said
+    assert files(tmp_path / "run") == before
+    changed.write_text(kept)
+    command(tmp_path, *resumed[2:])
+    assert last_of(tmp_path / "run") == "step-00000002"
+
+
+def test_a_run_that_kept_nothing_of_its_beginning_goes_on(finished):
+    """As older ones, which did not keep it."""
+    shutil.rmtree(finished / "run" / "beginning")
+    command(finished, "--resume", "--steps=9")
+    assert last_of(finished / "run") == "step-00000009"
+
+
 def test_settings_by_which_nothing_is_trained_are_not_noted(finished, capsys):
     before = files(finished / "run")
     command(finished, "--resume", "--batch-tokens=2048", "--learning-rate=7")
@@ -138,7 +170,9 @@ def test_settings_that_fail_in_the_first_step_are_not_noted(finished, monkeypatc
     assert (finished / "run" / "experiment.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["model/notes.txt", "log.jsonl", "checkpoints/mine", "last.json", "best.json"])
+@pytest.mark.parametrize(
+    "name", ["model/notes.txt", "log.jsonl", "checkpoints/mine", "beginning/mine", "last.json", "best.json"]
+)
 def test_a_folder_that_is_no_run_is_never_written_over(short_run, tmp_path, refused, name):
     mine = tmp_path / "folder" / name
     mine.parent.mkdir(parents=True)
@@ -237,7 +271,10 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
         return taken(self, indices)
 
     monkeypatch.setattr(Trainer, "_step", step)
-    command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=9")
+    monkeypatch.setattr("diffusionbert.commands.start.push_model", None)  # not yet
+    with pytest.raises(SystemExit) as caught:
+        command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=9", "--push=me/mine")
+    assert caught.value.code == 130
     said = capsys.readouterr()
     assert "stopped at step 3; --resume goes on from there" in said.err
     assert said.out.strip().endswith(
@@ -253,6 +290,21 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert "stands at step 3, so it cannot end at --steps 3" in refused(
         f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=3"
     )
+
+
+def test_a_run_that_is_told_to_stop_in_its_last_step_has_come_to_its_end(short_run, tmp_path, capsys, monkeypatch):
+    shutil.copytree(short_run / "cache", tmp_path / "cache")
+    taken = Trainer._step
+
+    def step(self, indices):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return taken(self, indices)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=1")
+    said = capsys.readouterr()
+    assert "stopped" not in said.err
+    assert "step 1, best validation" in said.out
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])

@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_worker import MASK, MadeUpRows, method
 
+import diffusionbert.training.optimising as optimising
+import diffusionbert.training.recipe as recipe
 import diffusionbert.training.saved as saving
 import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
@@ -213,6 +215,61 @@ def stopped(trainer: Trainer, at: int) -> None:
         return taken(indices)
 
     trainer._step = step
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("no", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expected):
+    """In its precision, and with the optimiser's state in memory after a step to warm up."""
+    measured, made, seen = method(0.1), [], []
+
+    def new_optimiser(*arguments):
+        made.append(optimising.new_optimiser(*arguments))
+        return made[-1]
+
+    def look(*_):
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        seen.append((dtype, len(made[-1].state)))
+
+    monkeypatch.setattr(recipe, "new_optimiser", new_optimiser)
+    measured.register_forward_pre_hook(look)
+    before = weights_of(measured)
+    recipe.measure(measured, MadeUpRows(40, seed=1), replace(QUICK, precision=precision), torch.device("cpu"), 64)
+    count = sum(parameter.requires_grad for parameter in measured.parameters())
+    assert seen == [(expected, 0), (expected, count), (expected, count)]
+    assert equal(weights_of(measured), before)
+
+
+def scaled(trainer: Trainer) -> Trainer:
+    """Gives it a scale of the loss, as half precision has one on a GPU, that soon grows."""
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+    trainer.stepper = trainer.accelerator.prepare_optimizer(trainer.optimiser)
+    return trainer
+
+
+def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path):
+    scaled(trainer_of(tmp_path / "straight")).train()
+    trainer = scaled(trainer_of(tmp_path / "stopped"))
+    stopped(trainer, at=5)
+    trainer.train()
+    state = trainer.accelerator.scaler.state_dict()
+    assert (state["scale"], state["_growth_tracker"]) == (8.0, 2)
+    again = scaled(trainer_of(tmp_path / "stopped"))
+    again.resume()
+    assert again.accelerator.scaler.state_dict() == state
+    again.train()
+    assert again.accelerator.scaler.state_dict()["scale"] == 16.0
+    assert_same_end(tmp_path / "stopped", tmp_path / "straight")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_goes_on_in_another_precision(tmp_path, before):
+    """From half to full precision there is a scale too many, the other way round none."""
+    trainer = scaled(trainer_of(tmp_path)) if before else trainer_of(tmp_path)
+    stopped(trainer, at=5)
+    trainer.train()
+    again = trainer_of(tmp_path) if before else scaled(trainer_of(tmp_path))
+    again.resume()
+    assert again.train().step == QUICK.steps
 
 
 @pytest.mark.parametrize("averaging", [None, 0.9])

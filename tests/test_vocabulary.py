@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from diffusionbert.schedules import TokenInformation
+from diffusionbert.text import cache as cache_module
 from diffusionbert.text import encoded as encoded_module
 from diffusionbert.text.corpus import Corpus, parse_corpus
 from diffusionbert.text.encoded import Overlong, encode_corpus, open_encoded
@@ -381,8 +382,8 @@ def test_an_interrupted_run_leaves_nothing_to_trust(tmp_path, wordpiece, monkeyp
 def test_a_killed_run_leaves_only_litter_that_the_next_one_removes(tmp_path, wordpiece, monkeypatch):
     corpus, cache = corpus_of(tmp_path / "a.txt", SENTENCES), tmp_path / "cache"
     with monkeypatch.context() as killed:  # what is on disk after SIGKILL: everything written, nothing tidied up
-        killed.setattr(encoded_module, "_sync", lambda file: 1 / 0)
-        killed.setattr(encoded_module.shutil, "rmtree", lambda *_, **__: None)
+        killed.setattr(cache_module, "_sync", lambda file: 1 / 0)
+        killed.setattr(cache_module.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(ZeroDivisionError):
             encode_corpus(corpus, wordpiece, cache)
     (litter,) = (path for path in cache.iterdir() if path.is_dir())

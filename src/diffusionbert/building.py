@@ -104,11 +104,19 @@ class Lexicon:
 # ---- methods --------------------------------------------------------------------------------------------------------
 
 
-def build(experiment: Experiment, lexicon: Lexicon, sampling: Sampling | None = None) -> Method:
-    """Makes the method of an experiment; new weights come from torch's global generator."""
+def build(
+    experiment: Experiment,
+    lexicon: Lexicon,
+    sampling: Sampling | None = None,
+    backbone: PreTrainedModel | None = None,
+) -> Method:
+    """Makes the method of an experiment; new weights come from torch's global generator.
+
+    A `backbone` that is given takes the place of the one that the experiment names.
+    """
     if experiment.time is not Time.NONE and not isinstance(experiment.objective, Diffusion | ContinuousDiffusion):
         raise ValueError(f"time {experiment.time.value!r} (--time) is not for this method; leave it out")
-    backbone = _backbone(experiment, lexicon)
+    backbone = backbone or _backbone(experiment, lexicon)
     lexicon = lexicon.padded(backbone.config.vocab_size)
     network = _network(experiment, backbone, lexicon)
     if network.max_length < experiment.data.max_length:

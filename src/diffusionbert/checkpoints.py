@@ -2,6 +2,7 @@
 
     run/
       experiment.json            the settings
+      beginning/                 what the run began with: tokenizer, the network's config, which rows
       log.jsonl                  one line an event
       checkpoints/step-00000200/ weights, averaged weights, optimiser, position
       last.json  best.json       which checkpoint is which
@@ -43,16 +44,16 @@ class RunFolder:
         self.log = path / "log.jsonl"
         self.model = path / "model"
         self.experiment = path / "experiment.json"
+        self.beginning = path / "beginning"
 
     def left_model(self) -> Path | None:
         """The folder of the model that the run has left; None if there is no run here."""
         if not os.path.isfile(self.experiment):  # noqa: PTH113 - a name too long for a file is no error here
             return None
-        if not self.model.exists():
-            raise ValueError(
-                f"{str(self.path)!r} is a run that has not left a model yet; let it finish, or --resume it"
-            )
-        return self.model
+        for folder in (self.model, _replaced(self.model)):  # a kill between two renames leaves the latter alone
+            if folder.exists():
+                return folder
+        raise ValueError(f"{str(self.path)!r} is a run that has not left a model yet; let it finish, or --resume it")
 
     def events(self) -> list[dict[str, Any]]:
         """What the log says, line by line; a line that a kill has cut off is left out."""
@@ -72,7 +73,8 @@ class RunFolder:
             raise ValueError(
                 f"{str(self.path)!r} holds a run already; go on with it by --resume, or choose another --output"
             )
-        mine = self.checkpoints, self.model, self.log, self._pointer("last"), self._pointer("best")
+        pointers = self._pointer("last"), self._pointer("best")
+        mine = self.checkpoints, self.model, self.log, self.beginning, *pointers
         taken = next((path.name for path in mine if path.exists() and not _is_empty_folder(path)), None)
         if taken is not None:
             raise ValueError(
@@ -94,8 +96,14 @@ class RunFolder:
         last = None
         with suppress(ValueError):  # a name that is damaged: the newest will do
             last = self.named("last")
+        for replaced in self.checkpoints.glob(f"step-????????{_REPLACED}"):
+            _put_back(replaced.with_suffix(""))
         others = sorted(self._complete(), reverse=True)
         return others if last is None else [last, *(path for path in others if path != last)]
+
+    def kept_beginning(self) -> Path | None:
+        """What a run that can go on has kept of its beginning; None if it begins anew, or kept nothing."""
+        return self.beginning if self.beginning.is_dir() and self.resumable() else None
 
     def name(self, name: str, checkpoint: Path) -> None:
         """Calls a checkpoint `last` or `best`."""
@@ -156,6 +164,7 @@ def read_json(path: Path) -> Any:
 @contextmanager
 def written_folder(path: Path) -> Iterator[Path]:
     """Gives a folder to write to, which takes the place of `path` when all is written, or vanishes."""
+    _put_back(path)
     temporary = path.with_name(path.name + _TEMPORARY)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -171,17 +180,28 @@ def written_folder(path: Path) -> Iterator[Path]:
         raise
 
 
+def _put_back(path: Path) -> None:
+    """Gives a folder its name back, if a kill came when it had lost it and the one to replace it had not got it yet."""
+    if not path.exists():
+        with suppress(OSError):  # there is none, or another process was faster
+            _replaced(path).rename(path)
+
+
+def _replaced(path: Path) -> Path:
+    """What a folder is called while another takes its place."""
+    return path.with_name(path.name + _REPLACED)
+
+
 def _exchange(new: Path, old: Path) -> None:
     """Lets one folder take another's place; if it cannot, the old one stays."""
-    replaced = old.with_name(old.name + _REPLACED)
+    replaced = _replaced(old)
     if old.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         old.rename(replaced)
     try:
         new.rename(old)
     except OSError:
-        if replaced.exists():
-            replaced.rename(old)
+        _put_back(old)
         raise
     shutil.rmtree(replaced, ignore_errors=True)
 

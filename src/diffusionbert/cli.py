@@ -1,6 +1,6 @@
 """The command line: picks a command, runs it, and says errors in one line.
 
-Exit code 0 on success, 2 on wrong use, 1 on failure. Names in strings end in `commands/`.
+Exit code 0 on success, 2 on wrong use, 1 on failure, 130 if it was told to stop. Names in strings end in `commands/`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,18 @@ from diffusionbert.building import Lexicon, build
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json, written_folder
 from diffusionbert.errors import reason_of
 from diffusionbert.experiments import Data, Experiment, Pretrained, from_json, to_json
+from diffusionbert.hub import MODEL, absent, brought
 from diffusionbert.method import Method
-from diffusionbert.model_folder import Origin, learned_exponents, lexicon_of, restore_beside, write_model
+from diffusionbert.model_folder import (
+    Origin,
+    backbone_of,
+    learned_exponents,
+    lexicon_of,
+    restore_beside,
+    write_model,
+)
+from diffusionbert.networks import new_lm
+from diffusionbert.text.cache import made_once
 from diffusionbert.text.corpus import Corpus, parse_corpus
 from diffusionbert.text.encoded import Encoded, encode_corpus
 from diffusionbert.text.reading import Cleaning
@@ -53,6 +64,11 @@ class Prepared:
         """What a method must know of it."""
         return lexicon_of(self.vocabulary, self.rows.counts)
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """A hash of all rows, for each split."""
+        return {"training": self.rows.fingerprint, "validation": self.validation.fingerprint}
+
 
 def open_corpus(data: Data, split: Split) -> Corpus:
     """One split of an experiment's data."""
@@ -61,9 +77,12 @@ def open_corpus(data: Data, split: Split) -> Corpus:
     return parse_corpus(data.corpus, split, validation=data.validation, fields=fields, cleaning=cleaning)
 
 
-def prepare(data: Data, cache: Path) -> Prepared:
-    """Reads, tokenises and encodes what an experiment asks for; what was done before is opened at once."""
-    vocabulary = _vocabulary(data, cache)
+def prepare(data: Data, cache: Path, vocabulary: Vocabulary | None = None) -> Prepared:
+    """Reads, tokenises and encodes what an experiment asks for; what was done before is opened at once.
+
+    A `vocabulary` that is given takes the place of the one asked for.
+    """
+    vocabulary = vocabulary or _vocabulary(data, cache)
     rows, validation = (
         encode_corpus(open_corpus(data, split), vocabulary, cache, max_length=data.max_length)
         for split in (Split.TRAIN, Split.VALIDATION)
@@ -76,11 +95,8 @@ def _vocabulary(data: Data, cache: Path) -> Vocabulary:
         return Vocabulary.load(data.vocabulary)
     corpus = open_corpus(data, Split.TRAIN)
     key = hashlib.sha256(f"wordpiece {corpus.fingerprint} {data.vocabulary} {data.lower}".encode()).hexdigest()
-    folder = cache / f"vocabulary-{key[:32]}"
-    if not folder.exists():
-        with written_folder(folder) as unfinished:
-            train_wordpiece(corpus, data.vocabulary, lower=data.lower).save(unfinished)
-    return Vocabulary.load(folder)
+    trained = partial(train_wordpiece, corpus, data.vocabulary, lower=data.lower)
+    return Vocabulary.load(made_once(cache / f"vocabulary-{key[:32]}", lambda folder: trained().save(folder)))
 
 
 def started_from(experiment: Experiment, start: str) -> Experiment:
@@ -106,9 +122,20 @@ def stored_experiment(output: Path) -> Experiment:
     return stored
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a training ended, as one of its processes knows it."""
+
+    standing: Standing
+    speaks: bool
+    """Whether this process says so, and acts, for all."""
+    is_stopped: bool
+    """Whether it was told to stop before its end."""
+
+
 def train(
     experiment: Experiment | None, output: Path, cache: Path, resume: bool = False, measured: bool = False
-) -> Standing:
+) -> Ending:
     """Runs an experiment, or goes on with the one in the folder; `measured` measures the machine first."""
     run = RunFolder(output)
     require_writable(output)
@@ -119,25 +146,13 @@ def train(
         raise ValueError("a new run needs an experiment")
     else:
         run.require_free()
-    settings = experiment.training
-    accelerator = _accelerator(settings, output)
-    with accelerator.main_process_first():  # the others then find everything in the cache
-        prepared = prepare(experiment.data, cache)
-    if accelerator.is_main_process:
-        for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
-            print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
+    beginning = run.kept_beginning() if resume else None
+    accelerator = _accelerator(experiment.training, output)
+    prepared = _prepared(experiment.data, cache, beginning, accelerator)
     if measured:
-        experiment = _measured(experiment, prepared, accelerator)
-        settings = experiment.training
-    method = _method(experiment, prepared)
-    origin = Origin(
-        experiment,
-        prepared.vocabulary,
-        prepared.lexicon,
-        prepared.rows.length_histogram,
-        prepared.rows.fingerprint,
-        open_corpus(experiment.data, Split.TRAIN).paired,
-    )
+        experiment = _measured(experiment, prepared, beginning, accelerator)
+    method = _method(experiment, prepared, beginning)
+    origin = _origin(experiment, prepared)
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
         write_model(folder, method, weights, origin, trainer.standing)
@@ -145,6 +160,7 @@ def train(
     def settle() -> None:
         write_json(run.experiment, to_json(origin.experiment))
 
+    settings = experiment.training
     trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator, settle)
     if stored is not None and run.resumable():
         trainer.resume()
@@ -155,10 +171,53 @@ def train(
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         settle()
         run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-    standing = trainer.train()
+        _keep_beginning(run.beginning, method, prepared)
+    ending = Ending(trainer.train(), accelerator.is_main_process, trainer.is_stopped)
     # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
     accelerator.end_training()
-    return standing
+    return ending
+
+
+def _origin(experiment: Experiment, prepared: Prepared) -> Origin:
+    rows, paired = prepared.rows, open_corpus(experiment.data, Split.TRAIN).paired
+    return Origin(experiment, prepared.vocabulary, prepared.lexicon, rows.length_histogram, rows.fingerprint, paired)
+
+
+def _prepared(data: Data, cache: Path, beginning: Path | None, accelerator: Accelerator) -> Prepared:
+    """The rows of a run, which may have begun before; says how many there are."""
+    with accelerator.main_process_first():  # the others then find everything in the cache
+        prepared = prepare(data, cache) if beginning is None else _found(data, cache, beginning)
+    if accelerator.is_main_process:
+        for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
+            print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
+    return prepared
+
+
+def _keep_beginning(folder: Path, method: Method, prepared: Prepared) -> None:
+    """Writes what the run must find again when it is resumed, whatever became of its text and of its start."""
+    with written_folder(folder) as unfinished:
+        prepared.vocabulary.save(unfinished)
+        backbone_of(method).config.save_pretrained(unfinished)
+        write_json(unfinished / "rows.json", prepared.fingerprints)
+
+
+def _found(data: Data, cache: Path, beginning: Path) -> Prepared:
+    """The rows of a run that goes on, with the vocabulary it began with; refuses a text that gives others."""
+    vocabulary, began = Vocabulary.load(beginning), read_json(beginning / "rows.json")
+    try:
+        prepared = prepare(data, cache, vocabulary)
+    except ValueError as error:
+        raise ValueError(
+            f"the run cannot read its text here ({error}); restore it, or resume where the run began"
+        ) from None
+    for split, found in prepared.fingerprints.items():
+        if began.get(split) != found:
+            corpus = data.validation if split == "validation" and data.validation else data.corpus
+            raise ValueError(
+                f"the {split} text {corpus!r} is not what it was when the run began; restore it, or train on the new "
+                "one in another --output"
+            )
+    return prepared
 
 
 def _accelerator(settings: Training, output: Path) -> Accelerator:
@@ -189,12 +248,14 @@ def _require_steps(settings: Training, before: Training, trainer: Trainer) -> No
         )
 
 
-def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerator) -> Experiment:
+def _measured(
+    experiment: Experiment, prepared: Prepared, beginning: Path | None, accelerator: Accelerator
+) -> Experiment:
     """Measures this machine, says what it found, and takes the micro-batch that suits it."""
     settings = experiment.training
     places = int(np.mean(BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).places()))
     share = max(1, places // accelerator.num_processes)
-    found = measure(_method(experiment, prepared), prepared.rows, settings, accelerator.device, share)
+    found = measure(_method(experiment, prepared, beginning), prepared.rows, settings, accelerator.device, share)
     found = broadcast_object_list([found])[0]  # processes must split their batches alike
     settings, seconds = proposed(settings, found, places, accelerator.num_processes)
     if accelerator.is_main_process:
@@ -207,11 +268,25 @@ def _measured(experiment: Experiment, prepared: Prepared, accelerator: Accelerat
     return replace(experiment, training=settings)
 
 
-def _method(experiment: Experiment, prepared: Prepared) -> Method:
+def _method(experiment: Experiment, prepared: Prepared, beginning: Path | None) -> Method:
+    """The method with the weights of its start, or, of a run that goes on, with any: a checkpoint has them all."""
     torch.manual_seed(experiment.training.seed)
+    if beginning is not None:
+        return build(experiment, prepared.lexicon, backbone=new_lm(beginning))
     if not isinstance(experiment.network, Pretrained):
         return build(experiment, prepared.lexicon)
-    start = Path(experiment.network.name)
+    start = _start(experiment.network.name)
+    experiment = replace(experiment, network=Pretrained(str(start)))
     method = build(experiment, replace(prepared.lexicon, exponents=learned_exponents(start)))
     restore_beside(method, start, experiment)
     return method
+
+
+def _start(name: str) -> Path:
+    """Where the files of a start are, brought here if need be; those of an original checkpoint are one file."""
+    if name.endswith(".th"):
+        return Path(name)
+    try:
+        return brought(name, MODEL)
+    except Exception as error:  # no such name, no connection
+        raise absent("language model", name, "a folder with config.json and model.safetensors", error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from diffusionbert.batches import Batching, FixedRows, TokenBudget
@@ -19,6 +20,7 @@ from diffusionbert.experiments import (
     NewBert,
     NewDecoder,
     Objectives,
+    Pretrained,
     Time,
     VectorDiffusion,
 )
@@ -27,7 +29,7 @@ from diffusionbert.model_folder import push_model
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.presets import by_name, pretraining
 from diffusionbert.proposals import Bell
-from diffusionbert.runs import default_cache, open_corpus, started_from, stored_experiment, train
+from diffusionbert.runs import Ending, default_cache, open_corpus, started_from, stored_experiment, train
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, Sqrt
 from diffusionbert.text.sources import Split
 
@@ -172,7 +174,7 @@ def _resumed(options: Run) -> Experiment:
     anew |= {"output", "auto", "resume", "push", "cache"}
     given = {field.name for field in fields(options) if getattr(options, field.name) != field.default} - anew
     if given:
-        asked = _experiment(replace(options, data=options.data or stored.data.corpus))
+        asked = _experiment(_as_begun(options, stored))
         different = next(_differences(given, asked, stored), None)
         if different is not None:
             name, mine, theirs = different
@@ -182,6 +184,18 @@ def _resumed(options: Run) -> Experiment:
                 "--resume settings of training alone, or choose another --output"
             )
     return _with_training(options, stored)
+
+
+def _as_begun(options: Run, stored: Experiment) -> Run:
+    """The options with the text of the run, unless they name one, and with the very model from which it started.
+
+    That may be gone, and a run folder then no longer says that its model was meant.
+    """
+    options = replace(options, data=options.data or stored.data.corpus)
+    if isinstance(options, Train) and options.start and isinstance(stored.network, Pretrained):
+        left = str(RunFolder(Path(options.start)).model)
+        options = replace(options, start=left if left == stored.network.name else options.start)
+    return options
 
 
 def _told(value: Any) -> str:
@@ -217,12 +231,20 @@ def start(options: Run) -> None:
     """Trains by what the command line says, and says where the model is."""
     experiment = _resumed(options) if options.resume else _experiment(options)
     _require_pairs(options, experiment)
-    standing = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
-    model = RunFolder(options.output).model
+    ending = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
+    if ending.speaks:
+        _report(options, ending)
+    if ending.is_stopped:  # whatever follows a training in a script must not go on with half of it
+        raise KeyboardInterrupt
+
+
+def _report(options: Run, ending: Ending) -> None:
+    """Says where the model is; pushes it if asked to, and if it is trained to its end."""
+    standing, model = ending.standing, RunFolder(options.output).model
     if standing.is_validated:
         best = "none" if standing.best is None else f"{standing.best:.4f} a token at step {standing.best_step}"
         print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
     else:
         print(f"{options.output}: step {standing.step}, not validated yet; its weights as they are in {model}")
-    if options.push:
+    if options.push and not ending.is_stopped:
         print(f"pushed to {push_model(model, options.push)}")

@@ -2,7 +2,7 @@
 
 from diffusionbert.networks.base import Backed, Network, ask
 from diffusionbert.networks.causal import CausalModel, CausalNetwork, make_room, new_decoder
-from diffusionbert.networks.loading import is_causal, load_causal_lm, load_masked_lm
+from diffusionbert.networks.loading import is_causal, load_causal_lm, load_masked_lm, new_lm
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork
 
@@ -20,4 +20,5 @@ __all__ = [
     "load_masked_lm",
     "make_room",
     "new_decoder",
+    "new_lm",
 ]

@@ -63,6 +63,13 @@ def load_causal_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.flo
     return _load(_CAUSAL, name_or_folder, dtype)
 
 
+def new_lm(folder: Path) -> PreTrainedModel:
+    """Makes the language model that a folder's config.json describes, with random weights."""
+    kind = _CAUSAL if is_causal(folder) else _MASKED
+    model: PreTrainedModel = kind.auto.from_config(_config(kind, folder, folder), dtype=torch.float32)
+    return model
+
+
 def is_causal(folder: Path) -> bool:
     """Whether a folder holds a causal language model."""
     return _CAUSAL.holds(_read_config(_CAUSAL, folder, folder))

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -26,11 +23,11 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionbert.shapes import Batch
+from diffusionbert.text.cache import made_once
 from diffusionbert.text.corpus import Corpus, Record, Report
 from diffusionbert.text.reading import Pair
 from diffusionbert.text.vocabulary import Vocabulary
@@ -119,14 +116,7 @@ def encode_corpus(
         raise ValueError(f"max_length is {max_length}, but a row with one word has {smallest} tokens: 128 is usual")
     settings = [VERSION, corpus.fingerprint, vocabulary.fingerprint, max_length, overlong.value]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
-    cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / key
-    if not folder.is_dir():
-        _sweep(cache)
-        with FileLock(_lock_of(folder)):  # whoever waits here finds the work done
-            if not folder.is_dir():
-                _write_whole(folder, corpus, vocabulary, max_length, overlong)
-    return open_encoded(folder)
+    return open_encoded(made_once(cache / key, lambda folder: _write(folder, corpus, vocabulary, max_length, overlong)))
 
 
 def open_encoded(folder: Path) -> Encoded:
@@ -158,28 +148,6 @@ def open_encoded(folder: Path) -> Encoded:
         Report.from_json(values["report"]),
         values["fingerprint"],
     )
-
-
-def _lock_of(folder: Path) -> Path:
-    return folder.parent / f".{folder.name}.lock"
-
-
-def _sweep(cache: Path) -> None:
-    """Removes what killed runs left behind: unfinished folders whose lock nobody holds."""
-    for litter in cache.glob(".*.partial"):
-        with suppress(Timeout), FileLock(_lock_of(cache / litter.name.split(".")[1]), timeout=0):
-            shutil.rmtree(litter, ignore_errors=True)
-
-
-def _write_whole(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int, overlong: Overlong) -> None:
-    """Writes beside the folder and renames at the end, so that it appears whole or not at all."""
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
-        _write(partial, corpus, vocabulary, max_length, overlong)
-        partial.chmod(0o755)  # mkdtemp keeps others out, but a cache is shared
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int, overlong: Overlong) -> None:
@@ -218,8 +186,6 @@ def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int
         "corpus": corpus.fingerprint,
     }
     (folder / "encoded.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
-    for file in folder.iterdir():
-        _sync(file)  # the name must not reach the disk before what it names
 
 
 _Flat = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -304,11 +270,6 @@ def _editable(marks: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[n
     num_ahead = np.repeat(up_to[lengths.cumsum() - 1], lengths) - up_to
     editable: NDArray[np.bool_] = ~marks & (num_ahead == 1)
     return editable
-
-
-def _sync(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
 
 
 @contextmanager

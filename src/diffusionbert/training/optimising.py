@@ -1,4 +1,4 @@
-"""Which weights are decayed, which learning rate a step has, and into which blocks a network falls."""
+"""Which weights are decayed, which learning rate and precision a step has, and into which blocks a network falls."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     matrices = [parameter for parameter in module.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def new_optimiser(module: nn.Module, settings: Training, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW, in one kernel where there is one."""
+    groups = parameter_groups(module, settings.weight_decay)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=device.type == "cuda")
+
+
+def low_precision(settings: Training) -> torch.dtype | None:
+    """In which most of a network is computed; None if all of it is in full precision."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
 
 
 def learning_rate(settings: Training) -> Callable[[int], float]:

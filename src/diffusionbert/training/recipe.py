@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from diffusionbert.likelihood.evaluation import Rows
 from diffusionbert.method import Method
 from diffusionbert.noise import Noise
+from diffusionbert.training.optimising import low_precision, new_optimiser
 from diffusionbert.training.settings import Training
 
 
@@ -29,10 +31,11 @@ class Measurement:
 def measure(method: Method, rows: Rows, settings: Training, device: torch.device, share: int) -> Measurement:
     """Doubles the micro-batch until it does not fit, gains no more speed, or is a process's whole share of a batch."""
     method = method.to(device).train()
+    optimiser = new_optimiser(method, replace(settings, weight_decay=0.0), device)  # which leaves weights as they are
     best: Measurement | None = None
     for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
         try:
-            speed = _speed(method, rows, micro_tokens, settings, device)
+            speed = _speed(method, optimiser, rows, micro_tokens, low_precision(settings), device)
         except torch.OutOfMemoryError:
             break
         if best is not None and speed < 1.05 * best.tokens_per_second:
@@ -53,7 +56,9 @@ def proposed(
     return replace(settings, micro_tokens=None if measurement.is_whole else measurement.micro_tokens), seconds
 
 
-def _speed(method: Method, rows: Rows, micro_tokens: int, settings: Training, device: torch.device) -> float:
+def _speed(
+    method: Method, optimiser: Optimizer, rows: Rows, micro_tokens: int, low: torch.dtype | None, device: torch.device
+) -> float:
     """Places a second of forward and backward, after one to warm up."""
     lengths = np.asarray(rows.lengths)
     typical = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")
@@ -63,9 +68,11 @@ def _speed(method: Method, rows: Rows, micro_tokens: int, settings: Training, de
         if step == 1:
             _wait(device)
             started = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+        with torch.autocast(device.type, low, enabled=low is not None):
             method(batch, Noise(0, step), batch.num_tokens).backward()
         method.zero_grad(set_to_none=False)  # gradients stay allocated, as they will be in training
+        if step == 0:
+            optimiser.step()  # and so does its state
     _wait(device)
     return 2 * batch.tokens.numel() / (time.perf_counter() - started)
 

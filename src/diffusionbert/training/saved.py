@@ -1,7 +1,8 @@
 """What a checkpoint holds: how it is gathered from what is trained, written, read, and put back.
 
     step-00001000/
-      weights.safetensors, optimiser.safetensors, averages.safetensors (if there are any), standing.json
+      weights.safetensors, optimiser.safetensors, averages.safetensors (if there are any)
+      standing.json (with the scale of the loss, if there is one)
 
 Under sharding all processes gather, and one writes. Knows nothing of the loop.
 """
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from diffusionbert.checkpoints import (
@@ -43,9 +45,18 @@ class Saved:
     weights: dict[str, Tensor]
     optimiser: dict[str, Tensor]
     averages: dict[str, Tensor] | None
+    scaler: dict[str, float] | None
+    """By how much the loss is scaled in half precision, and since when."""
 
     @classmethod
-    def of(cls, method: Method, optimiser: Optimizer, averages: AveragedWeights | None, standing: Standing) -> Saved:
+    def of(
+        cls,
+        method: Method,
+        optimiser: Optimizer,
+        averages: AveragedWeights | None,
+        scaler: GradScaler | None,
+        standing: Standing,
+    ) -> Saved:
         """Gathers what there is now; weights that are no numbers are refused."""
         weights = weights_of(method)
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
@@ -58,7 +69,8 @@ class Saved:
             with averages.in_place_of(method):
                 averaged = weights_of(method)
         num_averaged = averages.num_updates if averages else 0
-        return cls(standing, num_averaged, weights, optimiser_state(optimiser, method), averaged)
+        scale = scaler.state_dict() if scaler else None
+        return cls(standing, num_averaged, weights, optimiser_state(optimiser, method), averaged, scale)
 
     def write(self, path: Path) -> None:
         """Writes it whole or not at all."""
@@ -66,7 +78,8 @@ class Saved:
             for name in _TENSORS:
                 if (tensors := getattr(self, name)) is not None:
                     save_tensors(tensors, folder / f"{name}.safetensors")
-            write_json(folder / "standing.json", asdict(self.standing) | {"num_averaged": self.num_averaged})
+            beside = {"num_averaged": self.num_averaged, "scaler": self.scaler}
+            write_json(folder / "standing.json", asdict(self.standing) | beside)
 
     @classmethod
     def read(cls, path: Path) -> Saved:
@@ -75,7 +88,7 @@ class Saved:
             raise ValueError(f"the checkpoint {str(path)!r} is gone; restore it, or start anew in another --output")
         try:
             plain = dict(read_json(path / "standing.json"))
-            num_averaged = plain.pop("num_averaged")
+            num_averaged, scaler = plain.pop("num_averaged"), plain.pop("scaler", None)
             standing = Standing.from_json(plain)
         except (KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {reason_of(error)}"
@@ -83,10 +96,12 @@ class Saved:
         files = {name: path / f"{name}.safetensors" for name in _TENSORS}
         is_averaged = num_averaged > 0 or files["averages"].exists()
         tensors = {name: load_tensors(file) for name, file in files.items() if name != "averages" or is_averaged}
-        return cls(standing, num_averaged, tensors["weights"], tensors["optimiser"], tensors.get("averages"))
+        return cls(standing, num_averaged, tensors["weights"], tensors["optimiser"], tensors.get("averages"), scaler)
 
-    def put_back(self, method: Method, optimiser: Optimizer, averages: AveragedWeights | None) -> None:
-        """Gives weights, optimiser and averages what they had."""
+    def put_back(
+        self, method: Method, optimiser: Optimizer, averages: AveragedWeights | None, scaler: GradScaler | None
+    ) -> None:
+        """Gives weights, optimiser, averages and the scale of the loss what they had."""
         if averages and self.averages is None:
             raise ValueError(
                 "the run was trained without averaged weights, and they cannot begin in the middle; leave out "
@@ -96,6 +111,8 @@ class Saved:
         set_optimiser_state(optimiser, method, self.optimiser)
         if averages and self.averages is not None:
             averages.restore(self.averages, self.num_averaged)
+        if scaler and self.scaler:
+            scaler.load_state_dict(self.scaler)
 
 
 def newest_whole(run: RunFolder) -> tuple[Path, Saved, str | None]:

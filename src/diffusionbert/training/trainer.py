@@ -40,7 +40,7 @@ from diffusionbert.method import Likelihood, Method
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch
 from diffusionbert.training.averaging import AveragedWeights
-from diffusionbert.training.optimising import blocks_of, learning_rate, parameter_groups
+from diffusionbert.training.optimising import blocks_of, learning_rate, low_precision, new_optimiser
 from diffusionbert.training.progress import ProgressLine
 from diffusionbert.training.saved import Saved, newest_whole, weights_to_use
 from diffusionbert.training.settings import Training
@@ -73,11 +73,7 @@ class Trainer:
             for block in blocks_of(self.method):  # one compilation serves all layers; shapes change with each batch
                 block.compile(dynamic=True)
         self.wrapped = self._distributed()
-        self.optimiser = torch.optim.AdamW(
-            parameter_groups(self.method, settings.weight_decay),
-            lr=settings.learning_rate,
-            fused=accelerator.device.type == "cuda",
-        )
+        self.optimiser = new_optimiser(self.method, settings, accelerator.device)
         self.stepper = accelerator.prepare_optimizer(self.optimiser)
         self.learning_rate = learning_rate(settings)
         self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
@@ -115,7 +111,7 @@ class Trainer:
                     self._validate(line)
                 if validated or step % settings.save_every == 0 or self.stopping:
                     self.save()
-            if self.stopping:
+            if self.is_stopped:
                 line.say(f"stopped at step {self.standing.step}; --resume goes on from there")
         self._export_best()
         return self.standing
@@ -125,10 +121,20 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step is left to be trained."""
+        """Whether no step is to be trained now."""
+        return self.stopping or self._is_done
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was told to stop before its end."""
+        return self.stopping and not self._is_done
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether it came to its last step, or lost its patience."""
         patience = self.settings.patience
         is_patient = patience is None or self.standing.validations_since_best < patience
-        return self.standing.step >= self.settings.steps or self.stopping or not is_patient
+        return self.standing.step >= self.settings.steps or not is_patient
 
     def _agree_to_stop(self) -> None:
         """A signal may reach one process alone, but all must stop at the same step; asking costs a little time."""
@@ -236,7 +242,7 @@ class Trainer:
         chunks = [by_length[start : start + 32] for start in range(0, count, 32)]
         nats = torch.zeros(count, dtype=torch.float64, device=accelerator.device)
         tokens = torch.zeros_like(nats)
-        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
+        low = low_precision(settings)
         a_round = round_losses if self.method.objective.likelihood is Likelihood.NONE else round_nats
         draw = partial(a_round, self.method, number=0, strata=settings.validation_draws, seed=0, autocast=low)
         with self._evaluating():
@@ -271,7 +277,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint; the previous one stays until this one is complete."""
-        saved = Saved.of(self.method, self.optimiser, self.averages, self.standing)
+        saved = Saved.of(self.method, self.optimiser, self.averages, self.accelerator.scaler, self.standing)
         path = self.run.checkpoint(self.standing.step)
         if self.accelerator.is_main_process:
             saved.write(path)
@@ -289,7 +295,7 @@ class Trainer:
     def resume(self) -> None:
         """Goes back to the last checkpoint; if that is damaged, to the newest one that is not."""
         path, saved, damage = newest_whole(self.run)
-        saved.put_back(self.method, self.optimiser, self.averages)
+        saved.put_back(self.method, self.optimiser, self.averages, self.accelerator.scaler)
         best = self.run.checkpoint(saved.standing.best_step)
         # Without its weights the best figure is of no use: what stands here is validated, and is the best for now.
         self.standing = saved.standing if best.is_dir() else replace(saved.standing, best=None)
