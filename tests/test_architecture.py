@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "systems": "schedules proposals methods sampling experiments presets",
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
-    "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
+    "model_folder": "errors hub networks processes method sources corpus vocabulary checkpoints experiments building",
     "runs": "errors method reading sources corpus vocabulary encoded batches settings checkpoints standing trainer "
     "recipe experiments building model_folder",
     "tasks": "errors method protocol",
@@ -83,7 +83,7 @@ MAY_IMPORT = {
     # what is said of a model
     "judges": "errors hub intervals batches",
     "conventions": "shapes intervals scores",
-    "material": "reading sources corpus vocabulary experiments",
+    "material": "reading sources corpus vocabulary experiments model_folder",
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "
     "model",
     "report": "method sampling metrics intervals scores checkpoints judges conventions material",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import math
 import shutil
 import sys
@@ -22,7 +23,7 @@ from diffusionbert.assessment.assessing import Plan, assess, compare_texts, weig
 from diffusionbert.assessment.conventions import Basis, conventions
 from diffusionbert.assessment.judges import load_judge
 from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, ways_to_score
-from diffusionbert.assessment.material import gather, held_out, sha256_of
+from diffusionbert.assessment.material import Trained, gather, held_out, sha256_of
 from diffusionbert.assessment.report import Evaluation, mean_interval, read_evaluation, write_evaluation
 from diffusionbert.building import Lexicon
 from diffusionbert.categorical import log_prob_of
@@ -77,7 +78,9 @@ def model(run) -> Model:
 
 @pytest.fixture(scope="module")
 def material(model):
-    return gather(held_out("pydoc", model.experiment.data, Cleaning(lower=True)), "pydoc", model.vocabulary, 46, 6)
+    return gather(
+        held_out("pydoc", Trained(model.experiment.data), Cleaning(lower=True)), "pydoc", model.vocabulary, 46, 6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -622,11 +625,11 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     other = tmp_path / "other.txt"
     for path in (own, other):
         path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
-    trained = Data(str(own))
+    trained = Trained(Data(str(own)))
     assert held_out(str(own), trained, AS_IT_IS).split is Split.VALIDATION
     assert held_out(str(other), trained, AS_IT_IS).split is Split.ALL
-    assert held_out(str(own), Data("gone.txt"), AS_IT_IS).split is Split.ALL
-    assert held_out("pydoc", Data("pydoc"), AS_IT_IS).split is Split.VALIDATION
+    assert held_out(str(own), Trained(Data("gone.txt")), AS_IT_IS).split is Split.ALL
+    assert held_out("pydoc", Trained(Data("pydoc")), AS_IT_IS).split is Split.VALIDATION
     assert held_out("pydoc", trained, AS_IT_IS).split is Split.ALL
     shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
     shard.parent.mkdir(parents=True)
@@ -639,12 +642,50 @@ def test_text_that_was_trained_on_is_told(model, tmp_path):
     path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
 
     def notes(split: Split, trained: Data) -> tuple[str, ...]:
-        return gather(parse_corpus(str(path), split), "own", model.vocabulary, 46, None, trained).origin.notes
+        corpus = parse_corpus(str(path), split)
+        return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).origin.notes
 
     assert "trained on" in notes(Split.ALL, Data(str(path)))[0]
     assert "trained on" in notes(Split.VALIDATION, Data(str(path), validation="other.txt"))[0]
     assert not notes(Split.VALIDATION, Data(str(path)))
     assert not notes(Split.ALL, Data("pydoc"))
+    assert "cannot be told" in notes(Split.ALL, Data("gone.txt"))[0]
+    assert "cannot be told" in notes(Split.ALL, Data("hf:somewhere"))[0]
+    assert not notes(Split.VALIDATION, Data("gone.txt"))  # had it been trained on them, these were held out
+
+
+def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, capsys, monkeypatch):
+    lines = "".join(f"the value {number} is not changed in the class .\n" for number in range(400))
+    Path(tmp_path / "own.txt").write_text(lines)
+    with lzma.open(tmp_path / "copy.txt.xz", "wt") as copy:
+        copy.write(lines)
+    (tmp_path / "other.txt").write_text(lines.replace("class", "module"))
+    monkeypatch.chdir(tmp_path)
+    trained = ["--data=own.txt", "--output=run", "--cache=cache", *QUICK, *SMALL]
+    main(["train", *trained])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    few = ["--sentences=2", "--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--overwrite"]
+
+    def noted(*arguments: str) -> tuple[str, str, list[str]]:
+        capsys.readouterr()
+        main(["evaluate", f"--model={tmp_path / 'run'}", "--json", *few, *arguments])
+        printed = capsys.readouterr()
+        report = json.loads(printed.out)
+        return report["data"]["split"], printed.err, [note for note in report["notes"] if "trained" in note]
+
+    assert noted(f"--data={tmp_path / 'copy.txt.xz'}") == ("validation", "", [])
+    split, warned, notes = noted(f"--data={tmp_path / 'copy.txt.xz'}", "--split=all")
+    assert (split, len(notes)) == ("all", 1)
+    assert "was trained on" in notes[0]
+    assert warned == f"note: {notes[0]}\n"
+    assert noted(f"--data={tmp_path / 'other.txt'}") == ("all", "", [])
+    about = tmp_path / "run" / "model" / "diffusionbert.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"training_text": None}))
+    split, warned, notes = noted(f"--data={tmp_path / 'copy.txt.xz'}")
+    assert (split, len(notes)) == ("all", 1)
+    assert "cannot be told" in notes[0]
+    assert warned == f"note: {notes[0]}\n"
 
 
 @pytest.mark.parametrize(
@@ -666,7 +707,7 @@ def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
     about["experiment"] |= {"objective": to_json(objective)}
     (folder / "diffusionbert.json").write_text(json.dumps(about))
     other = load(folder, "cpu")
-    corpus = held_out("pydoc", other.experiment.data, Cleaning(lower=True))
+    corpus = held_out("pydoc", Trained(other.experiment.data), Cleaning(lower=True))
     found = assess(other, gather(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True))
     report = found.to_json()
     assert {name: plain["likelihood"] for name, plain in report["likelihoods"].items()} == kinds

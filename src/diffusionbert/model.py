@@ -66,7 +66,7 @@ class Model:
     def __init__(self, opened: Opened, name: str, device: torch.device):
         self.name, self.device = name, device
         self.vocabulary, self.length_histogram = opened.vocabulary, opened.length_histogram
-        self.paired = opened.paired
+        self.paired, self.training_text = opened.paired, opened.training_text
         # What it reads may be short of what it was trained on: plain models do not say, and `max_places` does.
         method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
         restore_beside(method, opened.folder, opened.experiment)

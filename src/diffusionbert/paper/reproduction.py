@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import final
 
 from diffusionbert.assessment.assessing import Plan, assess
-from diffusionbert.assessment.material import Material, gather, held_out
+from diffusionbert.assessment.material import Material, Trained, gather, held_out
 from diffusionbert.assessment.report import Evaluation, read_evaluation, write_evaluation
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json
@@ -308,8 +308,9 @@ class Reproduction:
     def _material(self, model: Model, name: str) -> Material:
         key = name, model.vocabulary.fingerprint, model.max_length
         if key not in self._materials:
-            trained = model.experiment.data
-            corpus = held_out(name, trained, Cleaning(trained.lower, trained.detokenise))
+            data = model.experiment.data
+            trained = Trained(data, model.training_text)
+            corpus = held_out(name, trained, Cleaning(data.lower, data.detokenise))
             found = gather(corpus, name, model.vocabulary, model.max_length, self.scale.sentences, trained)
             self._materials[key] = found
         return self._materials[key]
