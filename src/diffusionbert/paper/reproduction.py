@@ -277,7 +277,12 @@ class Reproduction:
         """
         plan = self._plan(sampling or self.sampling(name), scored)
         plan = plan if samples is None else replace(plan, samples=samples)
-        return self._evaluation(key, name, plan, self.request.test or self.request.data, steps)
+        return self._evaluation(key, name, plan, self.test, steps)
+
+    @property
+    def test(self) -> str:
+        """The text that is assessed; of the training text itself, what was held out."""
+        return self.request.test or self.request.validation or self.request.data
 
     def other_evaluation(self, name: str) -> Evaluation:
         """How likely a system finds the text of another kind; a few samples are written all the same."""
