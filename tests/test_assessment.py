@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -686,6 +687,25 @@ def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, ca
     assert (split, len(notes)) == ("all", 1)
     assert "cannot be told" in notes[0]
     assert warned == f"note: {notes[0]}\n"
+
+
+def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
+    lines = [f"The King saw {word} in Paris ." for word in ("a river", "the sea", "two red houses")]
+    data = tmp_path / "cased.txt"
+    data.write_text("\n".join(lines))
+    uncased = tmp_path / "uncased"
+    shutil.copytree(plain_bert(), uncased)
+    tokenizer = json.loads((uncased / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = True
+    (uncased / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((uncased / "tokenizer_config.json").read_text())
+    (uncased / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": True}))
+    for folder, expected in ((plain_bert(), lines), (uncased, [line.lower() for line in lines])):
+        few = ["--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--json"]
+        main(["evaluate", f"--model={folder}", f"--data={data}", *few])
+        report = json.loads(capsys.readouterr().out)
+        assert report["data"]["sha256"] == sha256_of(expected)
+        assert any("cannot be told" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,9 @@ def read_model(folder: Path) -> Opened:
     network = Pretrained(str(folder))
     if not settings.exists():
         objective = NextWord() if is_causal(folder) else AnyOrderWriting()
-        experiment = Experiment(Data("unknown", max_length=sys.maxsize), network, objective=objective)
+        # Texts are read as its tokenizer reads them: a cased model must see upper case.
+        data = Data("unknown", lower=vocabulary.lowers, max_length=sys.maxsize)
+        experiment = Experiment(data, network, objective=objective)
         counts = torch.zeros(vocabulary.size, dtype=torch.long)
         return Opened(folder, experiment, vocabulary, lexicon_of(vocabulary, counts), None, False, None)
     said = _described(settings)
