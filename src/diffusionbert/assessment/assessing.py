@@ -21,7 +21,7 @@ from diffusionbert.assessment.conventions import PLACES, Basis, Convention, conv
 from diffusionbert.assessment.judges import Judge, Judgement, Mauve, Reading, compute_mauve
 from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.assessment.material import Material
-from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed
+from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, hashes_in
 from diffusionbert.building import resolved
 from diffusionbert.experiments import Pretrained
 from diffusionbert.likelihood.evaluation import Effort, length_nats
@@ -288,17 +288,7 @@ def _cautions(material: Material, plan: Plan, figures: Figures, real: Figures, m
 def weight_hashes(model: Model) -> dict[str, str]:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it."""
     network = model.experiment.network
-    files = Path(network.name).glob("*.safetensors") if isinstance(network, Pretrained) else ()
-    return {path.name: file_hash(path) for path in sorted(files)}
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file, however large."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashes_in(Path(network.name)) if isinstance(network, Pretrained) else {}
 
 
 def _together(hashes: dict[str, str]) -> str | None:

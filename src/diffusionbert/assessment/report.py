@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -160,6 +161,23 @@ def mean_interval(values: PerSample, seed: int = 0) -> tuple[float, float]:
     """The 95 % interval of a mean, by bootstrap over samples, as if they were independent."""
     [sums] = resampled_sums([values.values], seed)
     return percentile_interval(sums / len(values.values))
+
+
+# ---- weights ------------------------------------------------------------------------------------------------------
+
+
+def hashes_in(model: Path) -> dict[str, str]:
+    """The SHA-256 of each file of weights in a model's folder, as `sha256sum` gives it."""
+    return {path.name: file_hash(path) for path in sorted(model.glob("*.safetensors"))}
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file, however large."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 # ---- the folder ---------------------------------------------------------------------------------------------------
