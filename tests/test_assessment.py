@@ -49,7 +49,7 @@ from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.sampling import Sampling
+from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.shapes import per_place
 from diffusionbert.tasks import Task
@@ -360,8 +360,9 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=no-such-file.txt"], "no-such-file"),
         (["--data=EMPTY"], "empty"),
         (["--data=PAIRS"], "pairs"),
-        (["--data=pydoc", "--samples=0"], "at least 2"),
-        (["--data=pydoc", "--samples=1"], "at least 2"),
+        (["--data=pydoc", "--samples=0"], "2 to 50000, not 0"),
+        (["--data=pydoc", "--samples=1"], "2 to 50000, not 1"),
+        (["--data=pydoc", "--samples=60000"], "2 to 50000, not 60000"),
         (["--data=pydoc", "--seed=-1"], "0 or more"),
         (["--data=pydoc", "--sentences=1"], "at least two"),
         (["--data=pydoc", "--length=64"], "46"),
@@ -687,6 +688,26 @@ def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, ca
     assert (split, len(notes)) == ("all", 1)
     assert "cannot be told" in notes[0]
     assert warned == f"note: {notes[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": (30, 10)}, "30-10"),
+        ({"length": (0, 10)}, "0-10"),
+        ({"length": (10, 99)}, "99"),
+        ({"sampling": Sampling(Algorithm.REFINING)}, "refining"),
+        ({"sampling": Sampling(block=0)}, "block"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_scored(model, material, monkeypatch, changes, message):
+    def scored(*_, **__):
+        raise AssertionError("a likelihood was computed")
+
+    monkeypatch.setattr(Model, "likelihood", scored)
+    with pytest.raises(ValueError, match=message):
+        assess(model, material, quick(**changes))
 
 
 def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):

@@ -42,6 +42,7 @@ from diffusionbert.model import BUNDLED, Model, load
 from diffusionbert.runs import train
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.tasks import Task
+from diffusionbert.text.canvas import blank
 
 SENTENCE = "the old king saw the city of paris today ."
 SPECIAL = re.compile(r"\[(MASK|UNK|PAD|CLS|SEP)\]|<(mask|unk|pad|s|/s)>")
@@ -605,6 +606,30 @@ def test_a_contradictory_task_is_refused_when_it_is_made(task, message):
 def test_what_cannot_be_written_is_refused(model, task, message):
     with pytest.raises(ValueError, match=message):
         texts(model, Task(**task))
+
+
+def test_a_length_that_cannot_be_is_refused_before_its_rows_are_made(model, monkeypatch):
+    made = []
+
+    def noting(vocabulary, lengths, *rest):
+        made.extend(lengths)
+        return blank(vocabulary, lengths, *rest)
+
+    monkeypatch.setattr(model_module, "blank", noting)
+    for task in (Task(60, 999_999), Task(60, (1, 10**12))):
+        with pytest.raises(ValueError, match="more than the 22"):
+            texts(model, task)
+    assert max(made) == 1
+
+
+@pytest.mark.parametrize("kind", ["decoder", "vectors", "uniform", "unrolled"])
+def test_blocks_are_offered_only_where_there_are_any(kind):
+    other = model_of(kind)
+    with pytest.raises(ValueError, match=r"more than the 22 that this model reads; ask for less$"):
+        texts(other, Task(length=23))
+    for block in (0, 4):
+        with pytest.raises(ValueError, match="block"):
+            texts(other, Task(length=5), Sampling(block=block))
 
 
 def test_a_string_is_not_a_list_of_words(model):

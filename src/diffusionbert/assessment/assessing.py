@@ -30,7 +30,7 @@ from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model
 from diffusionbert.sampling import Sampling
-from diffusionbert.tasks import Task
+from diffusionbert.tasks import MOST_TEXTS, Task
 
 USUAL_LENGTH = 64
 """Tokens of a sample in the paper."""
@@ -57,8 +57,10 @@ class Plan:
     """Whether likelihoods are asked for; else samples alone are looked at."""
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ValueError(f"self-BLEU compares samples with each other: ask for at least 2, not {self.samples}")
+        if not 2 <= self.samples <= MOST_TEXTS // 2:
+            raise ValueError(
+                f"self-BLEU compares samples with each other: ask for 2 to {MOST_TEXTS // 2}, not {self.samples}"
+            )
         if self.seed < 0:
             raise ValueError(f"an evaluation's seed is 0 or more, given {self.seed}; 0 is usual")
 
@@ -76,6 +78,12 @@ class Plan:
             )
         if self.modelled_length and model.length_histogram is None:
             raise ValueError("this model does not know the lengths of its corpus; let lengths be given")
+        model.require(self.task, self.sampling)
+
+    @property
+    def task(self) -> Task:
+        """The samples of both sets."""
+        return Task(2 * self.samples, self.length, seed=self.seed)
 
 
 def assess(
@@ -191,10 +199,9 @@ def _length_given(model: Model, estimate: Estimate) -> Estimate:
 
 def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, total: None) -> Samples:
     """Two sets of samples, all different draws of one seed, and what they cost."""
-    task = Task(2 * plan.samples, plan.length, seed=plan.seed)
-    advance = _counting(watch, "samples", task.number)
+    advance = _counting(watch, "samples", plan.task.number)
     texts, num_tokens, num_calls, start = [], 0, 0, time.perf_counter()
-    for written in model.write(task, plan.sampling):
+    for written in model.write(plan.task, plan.sampling):
         texts.append(written.text)
         num_tokens, num_calls = num_tokens + written.length, num_calls + written.calls
         advance(1)
