@@ -773,12 +773,26 @@ def test_an_interval_of_a_mean_lies_around_it():
     assert mean_interval(PerSample(np.full(9, 0.25))) == (0.25, 0.25)
 
 
+def without(folder: Path, *keys: str) -> None:
+    """Takes a key out of a report."""
+    report = inner = json.loads((folder / "evaluation.json").read_text())
+    for key in keys[:-1]:
+        inner = inner[key]
+    del inner[keys[-1]]
+    (folder / "evaluation.json").write_text(json.dumps(report))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda folder: (folder / "evaluation.json").unlink(), "no evaluation"),
         (lambda folder: (folder / "evaluation.json").write_text('{"format": 99}'), "version"),
         (lambda folder: (folder / "evaluation.json").write_text("{"), "no JSON"),
+        (lambda folder: without(folder, "data"), "damaged .*'data' is missing"),
+        (lambda folder: without(folder, "notes"), "damaged .*'notes' is missing"),
+        (lambda folder: without(folder, "data", "corpus_sha256"), "damaged .*'data.corpus_sha256' is missing"),
+        (lambda folder: without(folder, "likelihoods", "grid", "protocol"), "damaged .*'likelihoods.grid.protocol'"),
+        (lambda folder: without(folder, "likelihoods", "grid", "protocol", "packed"), "damaged .*protocol.packed"),
         (lambda folder: (folder / "scores.safetensors").write_bytes(b"no"), "damaged"),
         (lambda folder: (folder / "scores.safetensors").unlink(), "damaged"),
         (lambda folder: (folder / "samples.txt").unlink(), "damaged"),
