@@ -608,6 +608,23 @@ def test_what_cannot_be_written_is_refused(model, task, message):
         texts(model, Task(**task))
 
 
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        ("spindle", Algorithm.OWN),
+        ("uniform", Algorithm.OWN),
+        ("layers", Algorithm.OWN),
+        ("linear", Algorithm.RENOISING),
+    ],
+)
+def test_a_rewriting_without_a_word_does_not_depend_on_its_neighbours(kind, algorithm, monkeypatch):
+    task = Task(32, rewrite=SENTENCE, strength=0.4, forbid=("paris", "king"), seed=3)
+    other = model_of(kind)
+    together = texts(other, task, Sampling(algorithm, steps=6))
+    monkeypatch.setattr(model_module, "ROWS_AT_ONCE", {"cpu": 1})
+    assert texts(other, task, Sampling(algorithm, steps=6)) == together
+
+
 def test_a_length_that_cannot_be_is_refused_before_its_rows_are_made(model, monkeypatch):
     made = []
 
