@@ -23,7 +23,7 @@ from diffusionbert.assessment import likelihoods
 from diffusionbert.assessment.assessing import Plan, assess, compare_texts, weight_hashes
 from diffusionbert.assessment.conventions import Basis, conventions
 from diffusionbert.assessment.judges import load_judge
-from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, ways_to_score
+from diffusionbert.assessment.likelihoods import GRID, PackedRows, ways_to_score
 from diffusionbert.assessment.material import Trained, gather, held_out, sha256_of
 from diffusionbert.assessment.report import Evaluation, mean_interval, read_evaluation, write_evaluation
 from diffusionbert.building import Lexicon
@@ -40,7 +40,7 @@ from diffusionbert.experiments import (
     to_json,
 )
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
 from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
 from diffusionbert.method import Likelihood
 from diffusionbert.methods.any_order import AnyOrder
@@ -645,7 +645,7 @@ def test_text_that_was_trained_on_is_told(model, tmp_path):
 
     def notes(split: Split, trained: Data) -> tuple[str, ...]:
         corpus = parse_corpus(str(path), split)
-        return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).origin.notes
+        return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).provenance.notes
 
     assert "trained on" in notes(Split.ALL, Data(str(path)))[0]
     assert "trained on" in notes(Split.VALIDATION, Data(str(path), validation="other.txt"))[0]

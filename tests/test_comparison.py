@@ -18,7 +18,7 @@ from rich.console import Console
 
 from diffusionbert.assessment.comparison import compare, independent_p_value
 from diffusionbert.assessment.judges import Judged, Judgement, Mauve
-from diffusionbert.assessment.material import Material, Origin
+from diffusionbert.assessment.material import Material, Provenance
 from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, write_evaluation
 from diffusionbert.assessment.tables import Cell, Column, Direction, Table, ranked, to_latex, to_markdown, to_terminal
 from diffusionbert.commands.comparing import Compare
@@ -85,7 +85,9 @@ class Systems:
             model=name,
             weights=changes.pop("weights", {}),
             weights_sha256="0" * 64,
-            material=Material(Origin("test.txt", Split.ALL), texts, rows, tuple(range(SENTENCES)), 0, self.vocabulary),
+            material=Material(
+                Provenance("test.txt", Split.ALL), texts, rows, tuple(range(SENTENCES)), 0, self.vocabulary
+            ),
             likelihoods={"continuous": estimate(scores())} if likelihoods is None else likelihoods,
             samples=Samples(("a b",) * 40, ("a b",) * 40, sampling, length, 0, speed),
             figures=figures,

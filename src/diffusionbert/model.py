@@ -49,7 +49,7 @@ from diffusionbert.text.canvas import BLANK, Blanks, Sentences, blank, drawn_len
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The model inside the package."""
-USUAL_LENGTH = 24
+FALLBACK_LENGTH = 24
 """Of a model that does not know the lengths of its corpus."""
 ATTEMPTS = 20
 """To write a text without forbidden words; one nearly always does."""
@@ -238,7 +238,7 @@ class Model:
             histogram = torch.zeros(high + 1)
             histogram[low:] = 1
         if histogram is None or not bool(histogram[given + 1 :].any()):
-            return [min(max(USUAL_LENGTH, given + USUAL_LENGTH // 2), self.max_length)] * task.number
+            return [min(max(FALLBACK_LENGTH, given + FALLBACK_LENGTH // 2), self.max_length)] * task.number
         return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
 
     def _constrained(self, task: Task, canvas: Batch) -> tuple[Any, Batch]:

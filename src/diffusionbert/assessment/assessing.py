@@ -19,20 +19,20 @@ import torch
 
 from diffusionbert.assessment.conventions import PLACES, Basis, Convention, conventions
 from diffusionbert.assessment.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, ways_to_score
+from diffusionbert.assessment.likelihoods import GRID, PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.assessment.material import Material
 from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, hashes_in
 from diffusionbert.building import resolved
 from diffusionbert.experiments import Pretrained
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model
 from diffusionbert.sampling import Sampling
 from diffusionbert.tasks import MOST_TEXTS, Task
 
-USUAL_LENGTH = 64
+PAPER_LENGTH = 64
 """Tokens of a sample in the paper."""
 
 Watch = Callable[[str, int, int], None]
@@ -46,7 +46,7 @@ class Plan:
     sampling: Sampling = Sampling(top_k=30)
     samples: int = 1000
     """Of each of the two sets."""
-    length: int | tuple[int, int] | None = USUAL_LENGTH
+    length: int | tuple[int, int] | None = PAPER_LENGTH
     """Tokens of a sample; None draws as the training corpus does."""
     effort: Effort = Effort()
     modelled_length: bool = False
@@ -122,7 +122,7 @@ def assess(
         mauve,
         rows,
         (
-            *material.origin.notes,
+            *material.provenance.notes,
             *ways.notes,
             *_cautions(material, plan, figures, real_figures, mauve),
         ),

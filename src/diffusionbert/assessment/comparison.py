@@ -26,13 +26,13 @@ from diffusionbert.assessment.report import Evaluation, hashes_in, read_evaluati
 from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, ranked
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.likelihood.intervals import resampled_sums
+from diffusionbert.likelihood.protocol import CONTINUOUS
 from diffusionbert.likelihood.scores import Scores, Unit, paired_bootstrap, rates_to_json
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample
 
 LEVEL = 0.05
 """Below this probability a difference is called significant."""
-CONTINUOUS = "continuous"
 _FIGURES = {
     Unit.TOKEN: ("perplexity_per_token", "perplexity a token", 2),
     Unit.WORD: ("perplexity_per_word", "perplexity a word", 1),

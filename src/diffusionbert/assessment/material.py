@@ -22,7 +22,7 @@ from diffusionbert.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class Origin:
+class Provenance:
     """Where sentences were read, in words."""
 
     corpus: str
@@ -50,7 +50,7 @@ _UNTOLD = "whether the model was trained on these sentences cannot be told: thes
 class Material:
     """Sentences as a model sees them."""
 
-    origin: Origin
+    provenance: Provenance
     texts: tuple[str, ...]
     """All of them, as read."""
     tokens: tuple[tuple[int, ...], ...]
@@ -78,14 +78,14 @@ class Material:
     def to_json(self) -> dict[str, Any]:
         """Where they come from, and hashes by which anyone can tell whether theirs are the same."""
         return {
-            "corpus": self.origin.corpus,
-            "split": self.origin.split.value,
+            "corpus": self.provenance.corpus,
+            "split": self.provenance.split.value,
             "sha256": sha256_of(self.scored),
             "num_sentences": len(self.numbers),
             "corpus_sha256": sha256_of(self.texts),
             "num_in_corpus": len(self.texts),
             "num_overlong": self.num_overlong,
-            "report": self.origin.report,
+            "report": self.provenance.report,
         }
 
 
@@ -119,8 +119,8 @@ def gather(
         )
     chosen = fitting if sentences is None else sorted(sorted(fitting, key=_chance)[:sentences])
     notes = () if trained is None else _warnings(corpus, trained)
-    origin = Origin(name, corpus.split, report.summary(), notes)
-    return Material(origin, texts, rows, tuple(chosen), num_overlong, vocabulary)
+    provenance = Provenance(name, corpus.split, report.summary(), notes)
+    return Material(provenance, texts, rows, tuple(chosen), num_overlong, vocabulary)
 
 
 def held_out(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:

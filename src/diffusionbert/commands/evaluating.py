@@ -104,10 +104,10 @@ class Evaluate(WithModel):
 
     def plan(self) -> Plan:
         """What is asked."""
-        from diffusionbert.assessment.assessing import USUAL_LENGTH, Plan
+        from diffusionbert.assessment.assessing import PAPER_LENGTH, Plan
         from diffusionbert.likelihood.evaluation import Effort
 
-        length = str(USUAL_LENGTH) if self.length is None else self.length
+        length = str(PAPER_LENGTH) if self.length is None else self.length
         writing = Generate(sampler=self.sampler, steps=self.steps, top_k=self.top_k, length=length)
         precision = _share(self.precision)
         if self.max_draws < 2:
@@ -155,7 +155,7 @@ class Evaluate(WithModel):
         else:
             corpus = parse_corpus(self.data, Split(self.split), fields=fields, cleaning=cleaning)
         found = gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences, trained)
-        for note in found.origin.notes:  # before hours of work, and also where only JSON is printed
+        for note in found.provenance.notes:  # before hours of work, and also where only JSON is printed
             print(f"note: {note}", file=sys.stderr)
         return found
 

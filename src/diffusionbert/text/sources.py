@@ -29,7 +29,8 @@ class Split(Enum):
     VALIDATION = "validation"
     TEST = "test"
     ALL = "all"
-    """Training and validation together: for a file that is a split of its own."""
+    """Training and validation together: for a file that is a split of its own. Of a Hub dataset with a validation split
+    of its own, training alone."""
 
 
 @dataclass(frozen=True)
