@@ -72,6 +72,7 @@ def test_the_bundled_model_opens_everywhere_and_is_small():
     assert sum(file.stat().st_size for file in BUNDLED.iterdir()) <= 40_000_000
     assert model.length_histogram is not None
     assert model.max_length == 126
+    assert model.training_text is not None  # so that `evaluate` can tell whether it knows a text
     assert not list(BUNDLED.glob("*.bin"))
 
 
