@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from diffusionbert.assessment.report import _CARD, _READ
 from diffusionbert.checkpoints import save_tensors, write_json
 from diffusionbert.experiments import Data, Experiment, to_json
 from diffusionbert.training.settings import Training
@@ -42,8 +43,11 @@ def evaluate(
         },
         path / "scores.safetensors",
     )
-    card = {"likelihood": kind or KINDS[way], "protocol": {"num_draws": 4, "strata": 2}}
-    write_json(path / "evaluation.json", {"format": 1, "likelihoods": {way: card}, "sampling": {"number": 200}})
+    protocol = dict.fromkeys(_CARD) | {"num_draws": 4, "strata": 2}
+    card = {"likelihood": kind or KINDS[way], "protocol": protocol, "ci95": {}}
+    report = {key: dict.fromkeys(inner) for key, inner in _READ.items()} | {"format": 1, "likelihoods": {way: card}}
+    report["sampling"] |= {"number": 200}
+    write_json(path / "evaluation.json", report)
     (path / "samples.txt").write_text("a sample .\n" * 400)
 
 

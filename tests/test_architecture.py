@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ MAY_IMPORT = {
     "systems": "schedules proposals methods sampling experiments presets",
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
-    "model_folder": "errors hub networks processes method vocabulary checkpoints experiments building",
+    "model_folder": "errors hub networks processes method sources corpus vocabulary checkpoints experiments building",
     "runs": "errors hub networks method reading sources corpus vocabulary cache encoded batches settings checkpoints "
     "standing trainer recipe experiments building model_folder",
     "tasks": "errors method protocol",
@@ -84,7 +85,7 @@ MAY_IMPORT = {
     # what is said of a model
     "judges": "errors hub intervals batches",
     "conventions": "shapes intervals scores",
-    "material": "reading sources corpus vocabulary experiments",
+    "material": "reading sources corpus vocabulary experiments model_folder",
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "
     "model",
     "report": "method sampling metrics intervals scores checkpoints judges conventions material",
@@ -94,7 +95,7 @@ MAY_IMPORT = {
     "symptoms": "method sampling vocabulary metrics evaluation building tasks model",
     "doctor": "sampling retention symptoms",
     "tables": "",
-    "comparison": "method metrics intervals scores checkpoints report tables",
+    "comparison": "method metrics intervals protocol scores checkpoints report tables",
     "figures": "",
     "denoising": "tasks tables",
     # the paper
@@ -158,6 +159,29 @@ def test_peers_do_not_know_each_other(folder):
         text = path.read_text(encoding="utf-8")
         others = [other.stem for other in path.parent.glob("*.py") if other not in (path, path.parent / "__init__.py")]
         assert not [name for name in others if f"diffusionbert.{folder}.{name}" in text], path
+
+
+# Names that say what they are within their own small world: the row of a table and that of a canvas.
+LOCAL = {"Word", "Row", "logger", "Part", "VERSION", "Score", "System", "Numbers", "WIDTH"}
+
+
+def test_a_name_has_one_meaning():
+    homes: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+            for name in [node.name] if isinstance(node, ast.ClassDef) else names:
+                homes.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    several = {name: paths for name, paths in homes.items() if len(paths) > 1 and not name.startswith("_")}
+    assert {name: paths for name, paths in several.items() if name not in LOCAL} == {}
+
+
+def test_the_map_of_the_house_has_every_module_where_it_lies():
+    text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^(?:  )?(\w+\.py) ", text.split("```")[1], re.MULTILINE)
+    inside = {"blanks.py", "__init__.py"}  # named beside filling.py
+    assert sorted([*listed, *inside]) == sorted(path.name for path in PACKAGE.glob("*.py"))
 
 
 CORE_ALONE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import math
 import shutil
 import sys
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -21,8 +23,8 @@ from diffusionbert.assessment import likelihoods
 from diffusionbert.assessment.assessing import Plan, assess, compare_texts, weight_hashes
 from diffusionbert.assessment.conventions import Basis, conventions
 from diffusionbert.assessment.judges import load_judge
-from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, ways_to_score
-from diffusionbert.assessment.material import gather, held_out, sha256_of
+from diffusionbert.assessment.likelihoods import GRID, PackedRows, ways_to_score
+from diffusionbert.assessment.material import Trained, gather, held_out, sha256_of
 from diffusionbert.assessment.report import Evaluation, mean_interval, read_evaluation, write_evaluation
 from diffusionbert.building import Lexicon
 from diffusionbert.categorical import log_prob_of
@@ -38,7 +40,7 @@ from diffusionbert.experiments import (
     to_json,
 )
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
 from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
 from diffusionbert.method import Likelihood
 from diffusionbert.methods.any_order import AnyOrder
@@ -47,7 +49,7 @@ from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.sampling import Sampling
+from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.shapes import per_place
 from diffusionbert.tasks import Task
@@ -77,7 +79,9 @@ def model(run) -> Model:
 
 @pytest.fixture(scope="module")
 def material(model):
-    return gather(held_out("pydoc", model.experiment.data, Cleaning(lower=True)), "pydoc", model.vocabulary, 46, 6)
+    return gather(
+        held_out("pydoc", Trained(model.experiment.data), Cleaning(lower=True)), "pydoc", model.vocabulary, 46, 6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -356,8 +360,9 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=no-such-file.txt"], "no-such-file"),
         (["--data=EMPTY"], "empty"),
         (["--data=PAIRS"], "pairs"),
-        (["--data=pydoc", "--samples=0"], "at least 2"),
-        (["--data=pydoc", "--samples=1"], "at least 2"),
+        (["--data=pydoc", "--samples=0"], "2 to 50000, not 0"),
+        (["--data=pydoc", "--samples=1"], "2 to 50000, not 1"),
+        (["--data=pydoc", "--samples=60000"], "2 to 50000, not 60000"),
         (["--data=pydoc", "--seed=-1"], "0 or more"),
         (["--data=pydoc", "--sentences=1"], "at least two"),
         (["--data=pydoc", "--length=64"], "46"),
@@ -622,11 +627,11 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     other = tmp_path / "other.txt"
     for path in (own, other):
         path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
-    trained = Data(str(own))
+    trained = Trained(Data(str(own)))
     assert held_out(str(own), trained, AS_IT_IS).split is Split.VALIDATION
     assert held_out(str(other), trained, AS_IT_IS).split is Split.ALL
-    assert held_out(str(own), Data("gone.txt"), AS_IT_IS).split is Split.ALL
-    assert held_out("pydoc", Data("pydoc"), AS_IT_IS).split is Split.VALIDATION
+    assert held_out(str(own), Trained(Data("gone.txt")), AS_IT_IS).split is Split.ALL
+    assert held_out("pydoc", Trained(Data("pydoc")), AS_IT_IS).split is Split.VALIDATION
     assert held_out("pydoc", trained, AS_IT_IS).split is Split.ALL
     shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
     shard.parent.mkdir(parents=True)
@@ -639,12 +644,89 @@ def test_text_that_was_trained_on_is_told(model, tmp_path):
     path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
 
     def notes(split: Split, trained: Data) -> tuple[str, ...]:
-        return gather(parse_corpus(str(path), split), "own", model.vocabulary, 46, None, trained).origin.notes
+        corpus = parse_corpus(str(path), split)
+        return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).provenance.notes
 
     assert "trained on" in notes(Split.ALL, Data(str(path)))[0]
     assert "trained on" in notes(Split.VALIDATION, Data(str(path), validation="other.txt"))[0]
     assert not notes(Split.VALIDATION, Data(str(path)))
     assert not notes(Split.ALL, Data("pydoc"))
+    assert "cannot be told" in notes(Split.ALL, Data("gone.txt"))[0]
+    assert "cannot be told" in notes(Split.ALL, Data("hf:somewhere"))[0]
+    assert not notes(Split.VALIDATION, Data("gone.txt"))  # had it been trained on them, these were held out
+
+
+def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, capsys, monkeypatch):
+    lines = "".join(f"the value {number} is not changed in the class .\n" for number in range(400))
+    Path(tmp_path / "own.txt").write_text(lines)
+    with lzma.open(tmp_path / "copy.txt.xz", "wt") as copy:
+        copy.write(lines)
+    (tmp_path / "other.txt").write_text(lines.replace("class", "module"))
+    monkeypatch.chdir(tmp_path)
+    trained = ["--data=own.txt", "--output=run", "--cache=cache", *QUICK, *SMALL]
+    main(["train", *trained])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    few = ["--sentences=2", "--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--overwrite"]
+
+    def noted(*arguments: str) -> tuple[str, str, list[str]]:
+        capsys.readouterr()
+        main(["evaluate", f"--model={tmp_path / 'run'}", "--json", *few, *arguments])
+        printed = capsys.readouterr()
+        report = json.loads(printed.out)
+        return report["data"]["split"], printed.err, [note for note in report["notes"] if "trained" in note]
+
+    assert noted(f"--data={tmp_path / 'copy.txt.xz'}") == ("validation", "", [])
+    split, warned, notes = noted(f"--data={tmp_path / 'copy.txt.xz'}", "--split=all")
+    assert (split, len(notes)) == ("all", 1)
+    assert "was trained on" in notes[0]
+    assert warned == f"note: {notes[0]}\n"
+    assert noted(f"--data={tmp_path / 'other.txt'}") == ("all", "", [])
+    about = tmp_path / "run" / "model" / "diffusionbert.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"training_text": None}))
+    split, warned, notes = noted(f"--data={tmp_path / 'copy.txt.xz'}")
+    assert (split, len(notes)) == ("all", 1)
+    assert "cannot be told" in notes[0]
+    assert warned == f"note: {notes[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": (30, 10)}, "30-10"),
+        ({"length": (0, 10)}, "0-10"),
+        ({"length": (10, 99)}, "99"),
+        ({"sampling": Sampling(Algorithm.REFINING)}, "refining"),
+        ({"sampling": Sampling(block=0)}, "block"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_scored(model, material, monkeypatch, changes, message):
+    def scored(*_, **__):
+        raise AssertionError("a likelihood was computed")
+
+    monkeypatch.setattr(Model, "likelihood", scored)
+    with pytest.raises(ValueError, match=message):
+        assess(model, material, quick(**changes))
+
+
+def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
+    lines = [f"The King saw {word} in Paris ." for word in ("a river", "the sea", "two red houses")]
+    data = tmp_path / "cased.txt"
+    data.write_text("\n".join(lines))
+    uncased = tmp_path / "uncased"
+    shutil.copytree(plain_bert(), uncased)
+    tokenizer = json.loads((uncased / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = True
+    (uncased / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((uncased / "tokenizer_config.json").read_text())
+    (uncased / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": True}))
+    for folder, expected in ((plain_bert(), lines), (uncased, [line.lower() for line in lines])):
+        few = ["--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--json"]
+        main(["evaluate", f"--model={folder}", f"--data={data}", *few])
+        report = json.loads(capsys.readouterr().out)
+        assert report["data"]["sha256"] == sha256_of(expected)
+        assert any("cannot be told" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize(
@@ -666,7 +748,7 @@ def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
     about["experiment"] |= {"objective": to_json(objective)}
     (folder / "diffusionbert.json").write_text(json.dumps(about))
     other = load(folder, "cpu")
-    corpus = held_out("pydoc", other.experiment.data, Cleaning(lower=True))
+    corpus = held_out("pydoc", Trained(other.experiment.data), Cleaning(lower=True))
     found = assess(other, gather(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True))
     report = found.to_json()
     assert {name: plain["likelihood"] for name, plain in report["likelihoods"].items()} == kinds
@@ -691,12 +773,26 @@ def test_an_interval_of_a_mean_lies_around_it():
     assert mean_interval(PerSample(np.full(9, 0.25))) == (0.25, 0.25)
 
 
+def without(folder: Path, *keys: str) -> None:
+    """Takes a key out of a report."""
+    report = inner = json.loads((folder / "evaluation.json").read_text())
+    for key in keys[:-1]:
+        inner = inner[key]
+    del inner[keys[-1]]
+    (folder / "evaluation.json").write_text(json.dumps(report))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda folder: (folder / "evaluation.json").unlink(), "no evaluation"),
         (lambda folder: (folder / "evaluation.json").write_text('{"format": 99}'), "version"),
         (lambda folder: (folder / "evaluation.json").write_text("{"), "no JSON"),
+        (lambda folder: without(folder, "data"), "damaged .*'data' is missing"),
+        (lambda folder: without(folder, "notes"), "damaged .*'notes' is missing"),
+        (lambda folder: without(folder, "data", "corpus_sha256"), "damaged .*'data.corpus_sha256' is missing"),
+        (lambda folder: without(folder, "likelihoods", "grid", "protocol"), "damaged .*'likelihoods.grid.protocol'"),
+        (lambda folder: without(folder, "likelihoods", "grid", "protocol", "packed"), "damaged .*protocol.packed"),
         (lambda folder: (folder / "scores.safetensors").write_bytes(b"no"), "damaged"),
         (lambda folder: (folder / "scores.safetensors").unlink(), "damaged"),
         (lambda folder: (folder / "samples.txt").unlink(), "damaged"),

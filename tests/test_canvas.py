@@ -213,6 +213,9 @@ def test_every_place_is_hidden_about_as_often(words):
 
 
 def test_unwanted_words_are_always_hidden(words):
+    for strength, number in ((0.1, 3), (0.6, 6)):
+        hidden = rewriting(words, SENTENCE, strength, 20, seed=0, unwanted=["paris", "old king"]).editable
+        assert hidden.sum(dim=1).tolist() == [number] * 20
     canvas = rewriting(words, SENTENCE, 0.1, 20, seed=0, unwanted=["paris", "old king"])
     places = [SENTENCE.split().index(word) + 1 for word in ("paris", "old", "king")]
     assert bool(canvas.editable[:, places].all())

@@ -218,7 +218,9 @@ def test_better_in_as_little_time(tmp_path, fast, slow, verdict):
     ):
         evaluate(tmp_path, f"seed1/{key}", nats)
         path = tmp_path / "seed1" / "evaluations" / key / "evaluation.json"
-        write_json(path, read_json(path) | {"speed": {"seconds_per_sample": seconds}})
+        report = read_json(path)
+        report["speed"]["seconds_per_sample"] = seconds
+        write_json(path, report)
     found = judge(checks.faster_and_better("first", "second"), tmp_path)
     assert found.verdict is verdict
     assert "(2 steps)" in found.measured[0]

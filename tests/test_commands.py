@@ -32,6 +32,7 @@ from tiny_models import (
 import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli import Command, main
+from diffusionbert.commands import common
 from diffusionbert.model import Model
 from diffusionbert.sampling import Algorithm
 from diffusionbert.tasks import Moment
@@ -405,6 +406,17 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, arguments, messag
     assert not re.search(r"[│╭╰─\x1b]", line)
 
 
+@pytest.mark.parametrize("arguments", [["fill", "--seed", "x", "a"], ["nonsense"], ["generate", "--seed"]], ids=str)
+def test_a_terminal_without_boxes_is_told_the_same(arguments):
+    command = [sys.executable, "-m", "diffusionbert.cli", *arguments]
+    said = [
+        subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, timeout=60).stderr
+        for encoding in ("ascii", "utf-8")
+    ]
+    assert said[0] == said[1]
+    assert b"---" not in said[0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -532,6 +544,38 @@ def test_a_bad_file_is_refused_in_one_line(wrong, tiny, tmp_path, command, conte
     if content is not None:
         file.write_bytes(content)
     assert re.search(message, wrong(command, "--file", str(file), *tiny))
+
+
+class Endless(io.RawIOBase):
+    """As /dev/zero, or a pipe that somebody writes into for ever."""
+
+    def __init__(self, line: bytes):
+        self.line, self.num_read = line, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        self.num_read += 1
+        assert self.num_read < 1000
+        buffer[: len(self.line)] = self.line
+        return len(self.line)
+
+
+@pytest.mark.parametrize("line", [b"x" * 1000, b"the king saw a river .\n" * 40], ids=["one line", "many lines"])
+def test_no_more_is_read_than_can_be_used(wrong, tiny, monkeypatch, line):
+    monkeypatch.setattr(common, "MOST_LINES", 1000)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Endless(line))))
+    assert "split it" in wrong("score", "--file", "-", *tiny)
+
+
+def test_control_characters_of_a_scored_text_do_not_reach_the_terminal(run, tiny, tmp_path):
+    (tmp_path / "file.txt").write_text("the king \x1b[31m saw \x07 a river .\n")
+    for options in ([], ["--tokens"]):
+        printed = run("score", "--file", str(tmp_path / "file.txt"), *options, *tiny)
+        assert "river" in printed
+        assert "\x1b" not in printed
+        assert "\x07" not in printed
 
 
 @pytest.mark.parametrize("command", ["fill", "score"])

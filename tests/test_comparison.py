@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from diffusionbert.assessment.comparison import compare, independent_p_value
 from diffusionbert.assessment.judges import Judged, Judgement, Mauve
-from diffusionbert.assessment.material import Material, Origin
+from diffusionbert.assessment.material import Material, Provenance
 from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, write_evaluation
 from diffusionbert.assessment.tables import Cell, Column, Direction, Table, ranked, to_latex, to_markdown, to_terminal
 from diffusionbert.commands.comparing import Compare
@@ -82,9 +83,11 @@ class Systems:
         )
         assessment = Assessment(
             model=name,
-            weights={},
+            weights=changes.pop("weights", {}),
             weights_sha256="0" * 64,
-            material=Material(Origin("test.txt", Split.ALL), texts, rows, tuple(range(SENTENCES)), 0, self.vocabulary),
+            material=Material(
+                Provenance("test.txt", Split.ALL), texts, rows, tuple(range(SENTENCES)), 0, self.vocabulary
+            ),
             likelihoods={"continuous": estimate(scores())} if likelihoods is None else likelihoods,
             samples=Samples(("a b",) * 40, ("a b",) * 40, sampling, length, 0, speed),
             figures=figures,
@@ -118,6 +121,22 @@ def marks(cells: dict[str, Cell]) -> dict[str, str]:
 
 
 BOUND = "perplexity_per_token.bound.continuous"
+
+# ---- old figures ----------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_weights_that_the_run_no_longer_holds_are_warned_of(systems):
+    run = systems.add("run", weights={"model.safetensors": sha256(b"then").hexdigest()})
+    other = systems.add("no-run")
+    for name, contents in (("experiment.json", b"{}"), ("model/model.safetensors", b"then")):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(contents)
+    assert not compare([run, other]).warnings
+    (run / "model" / "model.safetensors").write_bytes(b"now")
+    for folder in (run, run / "evaluation"):
+        [warning] = compare([folder, other]).warnings
+        assert warning.startswith("run was evaluated with other weights")
+
 
 # ---- kinds ----------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -437,6 +438,17 @@ def test_the_search_for_room_is_exact(row, words, rules):
         )
 
     assert _Room(network).has(tuple(row), words) == fits(row, words)
+
+
+@pytest.mark.parametrize("forbidden", [[], [(90, 91)]], ids=["no rules", "a rule about other words"])
+def test_words_that_cannot_fit_are_refused_at_once(forbidden):
+    """A search through all subsets of the words would take hours."""
+    network = Constrained(nn.Identity(), forbidden=forbidden)
+    start = time.perf_counter()
+    assert not _Room(network).has((None,) * 20, [(word,) for word in range(22)])
+    assert not _Room(network).has((None, None, None, 99) * 20, [(word, word) for word in range(30)])
+    assert _Room(network).has((None, None, None, 99) * 20, [(word, word) for word in range(20)])
+    assert time.perf_counter() - start < 5
 
 
 def test_the_search_for_room_is_fast_when_there_is_none():

@@ -17,7 +17,7 @@ from diffusionbert.blanks import Gap, fill_gaps
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
 from diffusionbert.constraints import Constrained
-from diffusionbert.filling import Effort, Filling, _Search, fill, filling_nats
+from diffusionbert.filling import Filling, SearchEffort, _Search, fill, filling_nats
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
 from diffusionbert.schedules import Linear
@@ -25,7 +25,7 @@ from diffusionbert.shapes import Batch
 
 LANGUAGE = Language.random(3, 4, seed=1)
 """81 sentences of four words."""
-EVERYTHING = Effort(beams=100)
+EVERYTHING = SearchEffort(beams=100)
 
 
 def bayes(language: Language) -> Bayes:
@@ -66,7 +66,9 @@ def all_orders(network: nn.Module, x0: Tensor, places: list[int], mask_id: int) 
 # Nats of a filling
 
 
-@pytest.mark.parametrize("effort", [Effort(), Effort(exact_up_to=0, orders=1)], ids=["all subsets", "one order"])
+@pytest.mark.parametrize(
+    "effort", [SearchEffort(), SearchEffort(exact_up_to=0, orders=1)], ids=["all subsets", "one order"]
+)
 @pytest.mark.parametrize("places", [[2], [0, 3], [0, 1, 3], [0, 1, 2, 3]], ids=str)
 def test_nats_are_those_of_the_language_where_all_orders_agree(places, effort):
     """-log p(filling | context) of all 81 sentences; drawn orders have no variance then."""
@@ -85,7 +87,7 @@ def test_nats_are_the_mean_over_all_orders(places, num_steps):
     network = Table(LANGUAGE, num_steps=num_steps, scale=2.0)
     x0 = Batch.of(LANGUAGE.sentences, at(places, LANGUAGE.sentences))
     expected = all_orders(network, LANGUAGE.sentences, places, LANGUAGE.mask_id).detach()
-    effort = Effort(rows_per_call=7, exact_up_to=len(places))
+    effort = SearchEffort(rows_per_call=7, exact_up_to=len(places))
     torch.testing.assert_close(filling_nats(network, x0, LANGUAGE.mask_id, effort=effort), expected)
 
 
@@ -105,7 +107,7 @@ def test_drawn_orders_are_unbiased_and_the_same_for_all_fillings_of_a_row():
     sentence = LANGUAGE.sentences[50:51]
     expected = float(all_orders(network, sentence, [0, 1, 2, 3], LANGUAGE.mask_id).detach())
     rows = Batch.of(sentence.expand(2000, -1), torch.ones(2000, 4, dtype=torch.bool))
-    effort = Effort(exact_up_to=3, orders=2)
+    effort = SearchEffort(exact_up_to=3, orders=2)
     nats = filling_nats(network, rows, LANGUAGE.mask_id, seed=3, effort=effort)
     error = float(nats.std()) / 2000**0.5
     assert 0.001 < error < 0.1
@@ -124,7 +126,8 @@ def test_more_orders_have_less_variance_and_are_averaged():
     network = Table(LANGUAGE, scale=2.0)
     rows = Batch.of(LANGUAGE.sentences[50:51].expand(400, -1), torch.ones(400, 4, dtype=torch.bool))
     few, many = (
-        filling_nats(network, rows, LANGUAGE.mask_id, effort=Effort(exact_up_to=0, orders=orders)) for orders in (1, 16)
+        filling_nats(network, rows, LANGUAGE.mask_id, effort=SearchEffort(exact_up_to=0, orders=orders))
+        for orders in (1, 16)
     )
     assert 2.5 < float(few.std() / many.std()) < 6.5  # 4, give or take
     assert abs(float(few.mean() - many.mean())) < 4 * float(few.std()) / 400**0.5
@@ -212,9 +215,9 @@ def test_the_best_filling_is_the_joint_one_where_word_by_word_is_wrong():
     assert [math.exp(-filling.nats) for filling in found[:4]] == pytest.approx([0.42, 0.28, 0.26, 0.02])
     assert len(found) == 8  # (2, 0) is impossible
     # One beam alone is greedy, and misses it; random draws find it.
-    (greedy,) = fill(network, canvas, TREACHEROUS.mask_id, 1, seed=0, effort=Effort(beams=1, draws=0))
+    (greedy,) = fill(network, canvas, TREACHEROUS.mask_id, 1, seed=0, effort=SearchEffort(beams=1, draws=0))
     assert greedy[0].tokens.tolist() == [0, 1]
-    (drawn,) = fill(network, canvas, TREACHEROUS.mask_id, 1, seed=0, effort=Effort(beams=1, draws=30))
+    (drawn,) = fill(network, canvas, TREACHEROUS.mask_id, 1, seed=0, effort=SearchEffort(beams=1, draws=30))
     assert drawn[0].tokens.tolist() == [1, 0]
 
 
@@ -237,7 +240,7 @@ def test_the_best_filling_is_never_worse_than_the_greedy_one(seed):
     """On networks whose orders disagree wildly."""
     network = Table(LANGUAGE, scale=3.0, seed=seed)
     canvas = Batch.of(LANGUAGE.sentences[:81:7], at([0, 2, 3], LANGUAGE.sentences[:81:7]))
-    for effort in (Effort(beams=2, draws=0), Effort(beams=2, draws=0, exact_up_to=0, orders=1)):
+    for effort in (SearchEffort(beams=2, draws=0), SearchEffort(beams=2, draws=0, exact_up_to=0, orders=1)):
         best = fill(network, canvas, LANGUAGE.mask_id, 1, seed, effort=effort)
         greedy = replace(canvas, tokens=greedy_filling(network, canvas, LANGUAGE.mask_id))
         limit = filling_nats(network, greedy, LANGUAGE.mask_id, seed, effort=effort).tolist()
@@ -254,7 +257,7 @@ def test_the_greedy_filling_is_kept_where_beams_lose_it():
     sentences |= {(2, second, third): 0.18 / 25 for second in range(5) for third in range(5)}
     language = Language(5, 3, [sentences.get(words, 0.0) for words in itertools.product(range(5), repeat=3)])
     canvas = language.batch(torch.full((1, 3), language.mask_id))
-    (found,) = fill(bayes(language), canvas, language.mask_id, 2, seed=0, effort=Effort(beams=2, draws=0))
+    (found,) = fill(bayes(language), canvas, language.mask_id, 2, seed=0, effort=SearchEffort(beams=2, draws=0))
     assert [math.exp(-filling.nats) for filling in found] == pytest.approx([0.14, 0.05])
 
 
@@ -263,14 +266,14 @@ def test_beams_follow_the_joint_probability():
     for row in range(0, 81, 16):
         tokens = LANGUAGE.sentences[row : row + 1]
         canvas = Batch.of(tokens, at([1, 3], tokens))
-        (found,) = fill(bayes(LANGUAGE), canvas, LANGUAGE.mask_id, 3, 0, effort=Effort(beams=3, draws=0))
+        (found,) = fill(bayes(LANGUAGE), canvas, LANGUAGE.mask_id, 3, 0, effort=SearchEffort(beams=3, draws=0))
         assert same_ranking(found, ranking(LANGUAGE, tokens[0], [1, 3])[:3])
 
 
 def test_there_are_as_many_beams_as_alternatives():
     tokens = LANGUAGE.sentences[:1]
     canvas = Batch.of(tokens, at([0, 1, 2], tokens))
-    (found,) = fill(bayes(LANGUAGE), canvas, LANGUAGE.mask_id, 27, 0, effort=Effort(beams=1, draws=0))
+    (found,) = fill(bayes(LANGUAGE), canvas, LANGUAGE.mask_id, 27, 0, effort=SearchEffort(beams=1, draws=0))
     assert len(found) == 27
 
 
@@ -278,7 +281,7 @@ def test_random_draws_are_independent_from_place_to_place():
     """Of two words that are alike at three places, all eight fillings are drawn."""
     uniform = Language(2, 3, torch.full((8,), 1 / 8))
     canvas = uniform.batch(torch.full((1, 3), 2))
-    drawn = _Search(bayes(uniform), 2, None, Shaping(), Effort(draws=80)).drawn(canvas, seed=0)
+    drawn = _Search(bayes(uniform), 2, None, Shaping(), SearchEffort(draws=80)).drawn(canvas, seed=0)
     assert drawn.shape == (80, 3)
     counts = torch.bincount(drawn @ torch.tensor([4, 2, 1]), minlength=8)
     assert stats.chisquare(counts.numpy()).pvalue > 0.01
@@ -288,7 +291,7 @@ def test_the_surest_place_is_that_of_a_word_that_may_be_written():
     """2, which is forbidden, is surest at the first place; among the others, 0 is at the second."""
     sentences = {(2, 0): 0.70, (2, 1): 0.12, (0, 1): 0.10, (1, 0): 0.08}
     language = Language(3, 2, [sentences.get(words, 0.0) for words in itertools.product(range(3), repeat=2)])
-    canvas, effort = language.batch(torch.full((1, 2), 3)), Effort(beams=1, draws=0)
+    canvas, effort = language.batch(torch.full((1, 2), 3)), SearchEffort(beams=1, draws=0)
     (greedy,) = fill(bayes(language), canvas, 3, 1, 0, Shaping(forbidden=(2,)), effort=effort)
     assert greedy[0].tokens.tolist() == [1, 0]
 
@@ -337,7 +340,9 @@ def blanks_of(bert: Denoiser) -> Batch:
 SPECIAL = torch.arange(NUM_TOKENIZER_IDS) < NUM_SPECIAL
 
 
-@pytest.mark.parametrize("effort", [Effort(), Effort(exact_up_to=0, beams=4, rows_per_call=5)], ids=["exact", "drawn"])
+@pytest.mark.parametrize(
+    "effort", [SearchEffort(), SearchEffort(exact_up_to=0, beams=4, rows_per_call=5)], ids=["exact", "drawn"]
+)
 def test_a_batch_is_filled_as_its_rows_one_by_one(bert, effort):
     canvas = blanks_of(bert)
     together = fill(bert, canvas, MASK, 4, seed=2, special=SPECIAL, effort=effort)
@@ -374,7 +379,7 @@ def test_rules_hold_on_a_real_network(bert):
 
 
 def test_random_draws_depend_on_the_seed_and_sharpen_with_the_temperature(bert):
-    canvas, effort = blanks_of(bert), Effort(beams=1, draws=20)
+    canvas, effort = blanks_of(bert), SearchEffort(beams=1, draws=20)
 
     def texts(seed: int, alternatives: int = 1, temperature: float = 1.0) -> list[list[str]]:
         shaping = Shaping(temperature=temperature)
@@ -403,7 +408,7 @@ def test_what_cannot_be_filled_is_refused(bert):
     with pytest.raises(ValueError, match=r"no filling of .* is possible: forbid fewer words"):
         fill(bert, canvas, MASK, 1, seed=0, shaping=Shaping(forbidden=tuple(range(VOCAB_SIZE))))
     with pytest.raises(ValueError, match="beams, orders and rows_per_call must be at least 1"):
-        Effort(beams=0)
+        SearchEffort(beams=0)
 
 
 def test_a_dead_end_costs_only_itself():
@@ -487,9 +492,9 @@ def test_all_lengths_are_judged_by_the_same_orders():
     def nats(length: int, seed: int) -> float:
         tokens = torch.cat([context[:, :2], torch.full((1, length), 6), context[:, 2:]], dim=1)
         given = Gap(Batch.of(tokens, tokens == 6), tokens != 6, torch.zeros(1, dtype=torch.float64))
-        (found,) = fill_gaps(network, [given], 6, 1, seed, effort=Effort(orders=1, exact_up_to=2))
+        (found,) = fill_gaps(network, [given], 6, 1, seed, effort=SearchEffort(orders=1, exact_up_to=2))
         x0 = replace(given.canvas.rows(torch.tensor([0])), tokens=found[0].tokens[None])
-        own = filling_nats(network, x0, 6, seed, effort=Effort(orders=1, exact_up_to=2))
+        own = filling_nats(network, x0, 6, seed, effort=SearchEffort(orders=1, exact_up_to=2))
         return found[0].nats - float(own)
 
     assert nats(1, seed=0) == pytest.approx(nats(2, seed=0))

@@ -42,6 +42,7 @@ from diffusionbert.model import BUNDLED, Model, load
 from diffusionbert.runs import train
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.tasks import Task
+from diffusionbert.text.canvas import blank
 
 SENTENCE = "the old king saw the city of paris today ."
 SPECIAL = re.compile(r"\[(MASK|UNK|PAD|CLS|SEP)\]|<(mask|unk|pad|s|/s)>")
@@ -71,6 +72,7 @@ def test_the_bundled_model_opens_everywhere_and_is_small():
     assert sum(file.stat().st_size for file in BUNDLED.iterdir()) <= 40_000_000
     assert model.length_histogram is not None
     assert model.max_length == 126
+    assert model.training_text is not None  # so that `evaluate` can tell whether it knows a text
     assert not list(BUNDLED.glob("*.bin"))
 
 
@@ -605,6 +607,47 @@ def test_a_contradictory_task_is_refused_when_it_is_made(task, message):
 def test_what_cannot_be_written_is_refused(model, task, message):
     with pytest.raises(ValueError, match=message):
         texts(model, Task(**task))
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        ("spindle", Algorithm.OWN),
+        ("uniform", Algorithm.OWN),
+        ("layers", Algorithm.OWN),
+        ("linear", Algorithm.RENOISING),
+    ],
+)
+def test_a_rewriting_without_a_word_does_not_depend_on_its_neighbours(kind, algorithm, monkeypatch):
+    task = Task(32, rewrite=SENTENCE, strength=0.4, forbid=("paris", "king"), seed=3)
+    other = model_of(kind)
+    together = texts(other, task, Sampling(algorithm, steps=6))
+    monkeypatch.setattr(model_module, "ROWS_AT_ONCE", {"cpu": 1})
+    assert texts(other, task, Sampling(algorithm, steps=6)) == together
+
+
+def test_a_length_that_cannot_be_is_refused_before_its_rows_are_made(model, monkeypatch):
+    made = []
+
+    def noting(vocabulary, lengths, *rest):
+        made.extend(lengths)
+        return blank(vocabulary, lengths, *rest)
+
+    monkeypatch.setattr(model_module, "blank", noting)
+    for task in (Task(60, 999_999), Task(60, (1, 10**12))):
+        with pytest.raises(ValueError, match="more than the 22"):
+            texts(model, task)
+    assert max(made) == 1
+
+
+@pytest.mark.parametrize("kind", ["decoder", "vectors", "uniform", "unrolled"])
+def test_blocks_are_offered_only_where_there_are_any(kind):
+    other = model_of(kind)
+    with pytest.raises(ValueError, match=r"more than the 22 that this model reads; ask for less$"):
+        texts(other, Task(length=23))
+    for block in (0, 4):
+        with pytest.raises(ValueError, match="block"):
+            texts(other, Task(length=5), Sampling(block=block))
 
 
 def test_a_string_is_not_a_list_of_words(model):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_models import MAX_LENGTH, corpus, folder, run_of
+from tiny_models import MAX_LENGTH, corpus, folder, run_of, toy_sentences
 
 from diffusionbert import figures
 from diffusionbert.batches import TokenBudget
@@ -310,6 +310,17 @@ def test_a_given_network_is_not_pretrained_again(done, output, tmp_path):
     other = asked(tmp_path / "other", masked=str(output / "pretrained" / "masked"))
     assert other.start(Start.MASKED) == str(output / "pretrained" / "masked")
     assert not (tmp_path / "other" / "pretrained").exists()
+
+
+def test_without_a_test_text_none_is_assessed_that_was_trained_on(tmp_path):
+    validation = tmp_path / "validation.txt"
+    validation.write_text("\n".join(toy_sentences(20, seed=7)))
+    reproduction = asked(tmp_path / "own", validation=str(validation), masked=str(run_of("masking")))
+    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2).report
+    assert found["data"]["corpus"] == str(validation)
+    assert not [note for note in found["notes"] if "trained on" in note]
+    assert asked(tmp_path / "test", validation="a", test="b").test == "b"
+    assert asked(tmp_path / "neither").test == str(corpus())
 
 
 def test_all_systems_have_one_vocabulary_and_the_same_number_of_steps(done, output):

@@ -27,8 +27,7 @@ import torch
 from plan import jobs
 from torch import Tensor
 
-from diffusionbert.assessment.assessing import file_hash
-from diffusionbert.assessment.report import Evaluation, read_evaluation
+from diffusionbert.assessment.report import Evaluation, file_hash, read_evaluation
 from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors
 from diffusionbert.experiments import Experiment
 from diffusionbert.likelihood.scores import Scores

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.filling import Effort, Filling, fill, filling_nats
+from diffusionbert.filling import Filling, SearchEffort, fill, filling_nats
 from diffusionbert.networks import Network
 from diffusionbert.shapes import Batch, Places, RowValues, TokenSet
 
@@ -52,7 +52,7 @@ def fill_gaps(
     shaping: Shaping | None = None,
     *,
     special: TokenSet | None = None,
-    effort: Effort | None = None,
+    effort: SearchEffort | None = None,
 ) -> list[list[Filling]]:
     """For each row, the `alternatives` best fillings of every length, all in one order, best first.
 

@@ -318,7 +318,8 @@ def _sampler(
         forbidden = lexicon.forbidden
         return sampling.sampler(process, forbidden=forbidden, time_agnostic=agnostic, end=end, window=window)
     has_law = not isinstance(settings, StepUnrolling)
-    if not (sampling.algorithm is own or (sampling.algorithm is Algorithm.EXACT and has_law)) or sampling.block:
+    is_own = sampling.algorithm is own or (sampling.algorithm is Algorithm.EXACT and has_law)
+    if not is_own or sampling.block is not None:
         what = "in blocks" if sampling.block is not None else f"by {sampling.algorithm.value!r}"
         raise ValueError(f"this model writes by {own.value!r} and not {what}; leave it out")
     if end < 1:

@@ -71,11 +71,17 @@ def _parsed(arguments: list[str] | None) -> Any:
         if not end.code:
             raise
         plain = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())  # colours, on a terminal
-        lines = [line.strip("│ ") for line in plain.splitlines()]
-        # Up to the rule below which tyro shows the help of the command.
-        told = itertools.takewhile(lambda line: not line.startswith("─"), lines[1:])
+        lines = [line.strip("│| ") for line in plain.splitlines()]
+        # Below its title, which a terminal without box characters has a rule under, and up to the rule below which
+        # tyro shows the help of the command.
+        below = itertools.dropwhile(_is_rule, lines[1:])
+        told = itertools.takewhile(lambda line: not _is_rule(line), below)
         raise ValueError(f"{' '.join(told)}; see diffusionbert --help") from None
     return command
+
+
+def _is_rule(line: str) -> bool:
+    return re.fullmatch("─+|-{4,}", line) is not None
 
 
 def _say(error: Exception, code: int) -> int:

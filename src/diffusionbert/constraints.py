@@ -150,17 +150,21 @@ class _Room:
         self.forbidden = network.forbidden
         self.continuation = set(network.continuation.tolist())
         self.reach = max(map(len, network.forbidden), default=1) - 1  # how far beyond a word it may break a rule
+        self.ruled = {piece for rule in network.forbidden for piece in rule}
 
     def has(self, row: Row, words: Sequence[Word]) -> bool:
         """Whether all words can stand in the row, in whatever order."""
+        # Words that no rule names differ in their lengths alone: there are then few states, and not one a subset.
+        alike = tuple(word if self.ruled.intersection(word) else (-1,) * len(word) for word in words)
+        num_free = [row[place:].count(None) for place in range(len(row) + 1)]
         # A state: where the search is, which words are left, what stands before, as far back as it matters.
-        state: tuple[int, tuple[Word, ...], Row] = (0, tuple(words), ())
+        state: tuple[int, tuple[Word, ...], Row] = (0, alike, ())
         to_try, seen = [state], {state}
         while to_try:
             place, left, before = to_try.pop()
             if not left:
                 return True
-            if place == len(row):
+            if sum(map(len, left)) > num_free[place]:
                 continue
             nexts = [(place + 1, left, before + row[place : place + 1])]
             nexts += [

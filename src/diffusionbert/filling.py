@@ -36,7 +36,7 @@ from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowTimes, RowValu
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchEffort:
     """How hard to look for fillings, and how closely to look at each."""
 
     beams: int = 16
@@ -72,7 +72,7 @@ def filling_nats(
     seed: int = 0,
     *,
     special: TokenSet | None = None,
-    effort: Effort | None = None,
+    effort: SearchEffort | None = None,
 ) -> RowValues:
     """The nats of what stands at the editable places of each row, given the other places, `[MASK]`s among them.
 
@@ -80,7 +80,7 @@ def filling_nats(
     `example` and one number of places. Of a `Constrained` network, the network inside is asked: given that no rule is
     broken, all nats are less by the same number.
     """
-    effort = effort or Effort()
+    effort = effort or SearchEffort()
     asker = _Asker(_unruled(network)[0], mask_id, special)
     count = x0.editable.sum(dim=1)
     nats = torch.zeros(len(count), dtype=torch.float64, device=count.device)
@@ -100,7 +100,7 @@ def fill(
     shaping: Shaping | None = None,
     *,
     special: TokenSet | None = None,
-    effort: Effort | None = None,
+    effort: SearchEffort | None = None,
 ) -> list[list[Filling]]:
     """For each row, the `alternatives` best ways to fill all its editable places, best first.
 
@@ -114,7 +114,7 @@ def fill(
     empty = (~canvas.editable.any(dim=1)).nonzero()[:, 0].tolist()
     if empty:
         raise ValueError(f"row {empty[0]} has nothing to fill: mark at least one editable place in each row")
-    effort = effort or Effort()
+    effort = effort or SearchEffort()
     effort = replace(effort, beams=max(effort.beams, alternatives))
     search = _Search(network, mask_id, special, shaping or Shaping(), effort)
     rows = [canvas.rows(torch.tensor([row], device=canvas.tokens.device)) for row in range(len(canvas.tokens))]
@@ -145,7 +145,7 @@ def _unruled(network: Network) -> tuple[Network, list[Constrained]]:
     return network, rules
 
 
-def _nats_of_equal_count(ask: _Asker, x0: Batch, num_places: int, seed: int, effort: Effort) -> RowValues:
+def _nats_of_equal_count(ask: _Asker, x0: Batch, num_places: int, seed: int, effort: SearchEffort) -> RowValues:
     """The nats of rows that have equally many editable places."""
     hidden, weight = _stages(x0, num_places, seed, effort)
     shape = (len(x0.tokens), hidden.shape[1])
@@ -162,7 +162,7 @@ def _nats_of_equal_count(ask: _Asker, x0: Batch, num_places: int, seed: int, eff
     return nats.view(shape).sum(dim=1)
 
 
-def _stages(x0: Batch, num_places: int, seed: int, effort: Effort) -> tuple[Tensor, Tensor]:
+def _stages(x0: Batch, num_places: int, seed: int, effort: SearchEffort) -> tuple[Tensor, Tensor]:
     """What is hidden, and the weight of each place's -log f then: both [rows or 1, stages, places]."""
     device = x0.tokens.device
     if num_places <= effort.exact_up_to:
@@ -200,7 +200,7 @@ class _Search:
     mask_id: int
     special: Tensor | None
     shaping: Shaping
-    effort: Effort
+    effort: SearchEffort
 
     def ranked(self, row: Batch, seed: int) -> list[Filling]:
         """All fillings found, best first."""

@@ -49,7 +49,7 @@ from diffusionbert.text.canvas import BLANK, Blanks, Sentences, blank, drawn_len
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The model inside the package."""
-USUAL_LENGTH = 24
+FALLBACK_LENGTH = 24
 """Of a model that does not know the lengths of its corpus."""
 ATTEMPTS = 20
 """To write a text without forbidden words; one nearly always does."""
@@ -66,7 +66,7 @@ class Model:
     def __init__(self, opened: Opened, name: str, device: torch.device):
         self.name, self.device = name, device
         self.vocabulary, self.length_histogram = opened.vocabulary, opened.length_histogram
-        self.paired = opened.paired
+        self.paired, self.training_text = opened.paired, opened.training_text
         # What it reads may be short of what it was trained on: plain models do not say, and `max_places` does.
         method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
         restore_beside(method, opened.folder, opened.experiment)
@@ -144,6 +144,11 @@ class Model:
             rows = torch.arange(start, min(start + self.rows_at_once, len(canvas.tokens)))
             yield from self._written(task, sampling, canvas.rows(rows))
 
+    def require(self, task: Task, sampling: Sampling) -> None:
+        """Refuses, before anything is written, lengths and samplers that this model has not."""
+        self._canvas(replace(task, number=1), sampling)
+        build_sampler(self.experiment, self.lexicon, sampling, window=self.max_places)
+
     def _written(self, task: Task, sampling: Sampling, canvas: Batch) -> list[Written]:
         """Writes all rows of a canvas, and those again in which a forbidden word can be read all the same.
 
@@ -202,15 +207,22 @@ class Model:
                 else "this model was not trained on pairs and answers no source; leave it out, or train on .tsv pairs"
             )
         if task.rewrite is not None:
-            canvas = rewriting(self.vocabulary, task.rewrite, task.strength, task.number, task.seed, task.forbid)
-        else:
-            canvas = blank(self.vocabulary, self._lengths(task), task.prompt, task.source)
-        places = canvas.tokens.shape[1]
+            self._require_space(len(self.vocabulary.encode([task.rewrite])[0]), task, sampling)
+            return rewriting(self.vocabulary, task.rewrite, task.strength, task.number, task.seed, task.forbid)
+        asked = task.length[1] if isinstance(task.length, tuple) else task.length
+        longest = max(self._lengths(task)) if asked is None else int(asked)
+        given = num_tokens(self.vocabulary, task.prompt)
+        shortest = blank(self.vocabulary, [given + 1], task.prompt, task.source)
+        self._require_space(shortest.tokens.shape[1] - given - 1 + longest, task, sampling)
+        return blank(self.vocabulary, self._lengths(task), task.prompt, task.source)
+
+    def _require_space(self, places: int, task: Task, sampling: Sampling) -> None:
+        """Raises ValueError if rows of so many places cannot be written: before they are made, and fill the memory."""
         if sampling.block is None:
-            self._require_room(places, "the text would have", "ask for less, or write in blocks (block=32, --block 32)")
+            blocks = ", or write in blocks (block=32, --block 32)" if writes_on_masks(self.experiment) else ""
+            self._require_room(places, "the text would have", f"ask for less{blocks}")
         elif task.include:
             self._require_room(places, "with words to be included, the text would have", "ask for less")
-        return canvas
 
     def _lengths(self, task: Task) -> list[int]:
         if not isinstance(task.length, tuple | None):
@@ -226,7 +238,7 @@ class Model:
             histogram = torch.zeros(high + 1)
             histogram[low:] = 1
         if histogram is None or not bool(histogram[given + 1 :].any()):
-            return [min(max(USUAL_LENGTH, given + USUAL_LENGTH // 2), self.max_length)] * task.number
+            return [min(max(FALLBACK_LENGTH, given + FALLBACK_LENGTH // 2), self.max_length)] * task.number
         return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
 
     def _constrained(self, task: Task, canvas: Batch) -> tuple[Any, Batch]:

@@ -42,6 +42,8 @@ from diffusionbert.hub import quiet
 from diffusionbert.method import Likelihood, Method
 from diffusionbert.networks import is_causal
 from diffusionbert.processes import LearnedExponents
+from diffusionbert.text.corpus import parse_source
+from diffusionbert.text.sources import Source
 from diffusionbert.text.vocabulary import Vocabulary
 
 _NETWORK, _BACKBONE = "network.", "network.backbone."
@@ -81,6 +83,7 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
             "version": __version__,
             "experiment": to_json(origin.experiment),
             "data_fingerprint": origin.data_fingerprint,
+            "training_text": _known_contents(origin.experiment.data),
             "paired": origin.paired,
             "validation": {
                 # As in the log: a loss is not called nats.
@@ -91,6 +94,20 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
         },
     )
     (folder / "README.md").write_text(_card(method, origin, standing), encoding="utf-8")
+
+
+def training_source(data: Data) -> Source:
+    """Where the text of an experiment lies; raises ValueError if it is not to be found any more."""
+    return parse_source(data.corpus, [field for field in (data.field, data.target_field) if field])
+
+
+def _known_contents(data: Data) -> list[str] | None:
+    """The hashes by which the training text is known again, also as a copy; None if it has no files."""
+    try:
+        contents = training_source(data).contents()
+    except (OSError, ValueError):  # the text was removed in the meantime; the model is not lost for that
+        return None
+    return None if contents is None else sorted(contents)
 
 
 def backbone_of(method: Method) -> PreTrainedModel:
@@ -112,6 +129,8 @@ class Opened:
     """How many sentences of the training corpus had n tokens; None if the model does not say."""
     paired: bool
     """Whether it was trained on pairs of source and target."""
+    training_text: frozenset[str] | None
+    """Hashes of the text it was trained on (`Source.contents`); None if the model does not say."""
 
 
 def lexicon_of(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor | None = None) -> Lexicon:
@@ -130,9 +149,11 @@ def read_model(folder: Path) -> Opened:
     network = Pretrained(str(folder))
     if not settings.exists():
         objective = NextWord() if is_causal(folder) else AnyOrderWriting()
-        experiment = Experiment(Data("unknown", max_length=sys.maxsize), network, objective=objective)
+        # Texts are read as its tokenizer reads them: a cased model must see upper case.
+        data = Data("unknown", lower=vocabulary.lowers, max_length=sys.maxsize)
+        experiment = Experiment(data, network, objective=objective)
         counts = torch.zeros(vocabulary.size, dtype=torch.long)
-        return Opened(folder, experiment, vocabulary, lexicon_of(vocabulary, counts), None, paired=False)
+        return Opened(folder, experiment, vocabulary, lexicon_of(vocabulary, counts), None, False, None)
     said = _described(settings)
     experiment = replace(said["experiment"], network=network)
     frequencies = load_tensors(folder / "token_counts.safetensors")
@@ -143,7 +164,9 @@ def read_model(folder: Path) -> Opened:
         raise ValueError(f"{str(folder)!r} {what}, but its beside.safetensors is missing; export it anew")
     lexicon = lexicon_of(vocabulary, frequencies["counts"], frequencies.get("exponents"))
     paired = bool(said.get("paired", False))
-    return Opened(folder, experiment, vocabulary, lexicon, frequencies["length_histogram"], paired)
+    hashes = said.get("training_text")
+    training_text = None if hashes is None else frozenset(map(str, hashes))
+    return Opened(folder, experiment, vocabulary, lexicon, frequencies["length_histogram"], paired, training_text)
 
 
 def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int, has_exponents: bool) -> None:

@@ -19,20 +19,20 @@ import torch
 
 from diffusionbert.assessment.conventions import PLACES, Basis, Convention, conventions
 from diffusionbert.assessment.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, ways_to_score
+from diffusionbert.assessment.likelihoods import GRID, PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.assessment.material import Material
-from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed
+from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, hashes_in
 from diffusionbert.building import resolved
 from diffusionbert.experiments import Pretrained
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model
 from diffusionbert.sampling import Sampling
-from diffusionbert.tasks import Task
+from diffusionbert.tasks import MOST_TEXTS, Task
 
-USUAL_LENGTH = 64
+PAPER_LENGTH = 64
 """Tokens of a sample in the paper."""
 
 Watch = Callable[[str, int, int], None]
@@ -46,7 +46,7 @@ class Plan:
     sampling: Sampling = Sampling(top_k=30)
     samples: int = 1000
     """Of each of the two sets."""
-    length: int | tuple[int, int] | None = USUAL_LENGTH
+    length: int | tuple[int, int] | None = PAPER_LENGTH
     """Tokens of a sample; None draws as the training corpus does."""
     effort: Effort = Effort()
     modelled_length: bool = False
@@ -57,8 +57,10 @@ class Plan:
     """Whether likelihoods are asked for; else samples alone are looked at."""
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ValueError(f"self-BLEU compares samples with each other: ask for at least 2, not {self.samples}")
+        if not 2 <= self.samples <= MOST_TEXTS // 2:
+            raise ValueError(
+                f"self-BLEU compares samples with each other: ask for 2 to {MOST_TEXTS // 2}, not {self.samples}"
+            )
         if self.seed < 0:
             raise ValueError(f"an evaluation's seed is 0 or more, given {self.seed}; 0 is usual")
 
@@ -76,6 +78,12 @@ class Plan:
             )
         if self.modelled_length and model.length_histogram is None:
             raise ValueError("this model does not know the lengths of its corpus; let lengths be given")
+        model.require(self.task, self.sampling)
+
+    @property
+    def task(self) -> Task:
+        """The samples of both sets."""
+        return Task(2 * self.samples, self.length, seed=self.seed)
 
 
 def assess(
@@ -114,7 +122,7 @@ def assess(
         mauve,
         rows,
         (
-            *material.origin.notes,
+            *material.provenance.notes,
             *ways.notes,
             *_cautions(material, plan, figures, real_figures, mauve),
         ),
@@ -191,10 +199,9 @@ def _length_given(model: Model, estimate: Estimate) -> Estimate:
 
 def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, total: None) -> Samples:
     """Two sets of samples, all different draws of one seed, and what they cost."""
-    task = Task(2 * plan.samples, plan.length, seed=plan.seed)
-    advance = _counting(watch, "samples", task.number)
+    advance = _counting(watch, "samples", plan.task.number)
     texts, num_tokens, num_calls, start = [], 0, 0, time.perf_counter()
-    for written in model.write(task, plan.sampling):
+    for written in model.write(plan.task, plan.sampling):
         texts.append(written.text)
         num_tokens, num_calls = num_tokens + written.length, num_calls + written.calls
         advance(1)
@@ -288,17 +295,7 @@ def _cautions(material: Material, plan: Plan, figures: Figures, real: Figures, m
 def weight_hashes(model: Model) -> dict[str, str]:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it."""
     network = model.experiment.network
-    files = Path(network.name).glob("*.safetensors") if isinstance(network, Pretrained) else ()
-    return {path.name: file_hash(path) for path in sorted(files)}
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file, however large."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashes_in(Path(network.name)) if isinstance(network, Pretrained) else {}
 
 
 def _together(hashes: dict[str, str]) -> str | None:

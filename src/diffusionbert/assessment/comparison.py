@@ -22,17 +22,17 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from diffusionbert.assessment.report import Evaluation, read_evaluation
+from diffusionbert.assessment.report import Evaluation, hashes_in, read_evaluation
 from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, ranked
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.likelihood.intervals import resampled_sums
+from diffusionbert.likelihood.protocol import CONTINUOUS
 from diffusionbert.likelihood.scores import Scores, Unit, paired_bootstrap, rates_to_json
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample
 
 LEVEL = 0.05
 """Below this probability a difference is called significant."""
-CONTINUOUS = "continuous"
 _FIGURES = {
     Unit.TOKEN: ("perplexity_per_token", "perplexity a token", 2),
     Unit.WORD: ("perplexity_per_word", "perplexity a word", 1),
@@ -78,6 +78,7 @@ def compare(folders: Sequence[Path], unit: Unit | None = None, names: Sequence[s
     table.add_likelihoods()
     table.add_texts()
     table.add_costs()
+    table.warnings += _stale(systems)
     return table.finished(unit)
 
 
@@ -106,6 +107,17 @@ def _read(folder: Path) -> Evaluation:
             f"the run {str(folder)!r} was not evaluated yet; do so: diffusionbert evaluate --model {folder} --data …"
         )
     return read_evaluation(folder)
+
+
+def _stale(systems: Sequence[System]) -> list[str]:
+    """Warnings of runs that went on after they had been evaluated."""
+    return [
+        f"{system.name} was evaluated with other weights than its run holds now; evaluate it anew (--overwrite)"
+        for system in systems
+        if (run := RunFolder(system.evaluation.folder.resolve().parent)).experiment.exists()
+        and run.model.exists()
+        and hashes_in(run.model) != system.report["weights"]["files"]
+    ]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -31,7 +31,7 @@ from diffusionbert.experiments import (
     VectorDiffusion,
 )
 from diffusionbert.likelihood.evaluation import Effort, Rows, estimate
-from diffusionbert.likelihood.protocol import Protocol
+from diffusionbert.likelihood.protocol import CONTINUOUS, Protocol
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.method import Likelihood
 from diffusionbert.methods.discrete import Quantity
@@ -42,8 +42,7 @@ from diffusionbert.shapes import Batch
 from diffusionbert.text.canvas import batch_of
 from diffusionbert.text.vocabulary import Vocabulary
 
-GRID, CONTINUOUS = "grid", "continuous"
-EXACT, VECTORS, PSEUDO = "exact", "vectors", "pseudo"
+GRID, EXACT, VECTORS, PSEUDO = "grid", "exact", "vectors", "pseudo"
 
 
 @final

@@ -14,14 +14,15 @@ from functools import cached_property
 from typing import Any, final
 
 from diffusionbert.experiments import Data
+from diffusionbert.model_folder import training_source
 from diffusionbert.text.corpus import Corpus, Report, parse_corpus, parse_source
 from diffusionbert.text.reading import Cleaning
-from diffusionbert.text.sources import Files, PythonDocumentation, Source, Split
+from diffusionbert.text.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class Origin:
+class Provenance:
     """Where sentences were read, in words."""
 
     corpus: str
@@ -31,12 +32,25 @@ class Origin:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a model was trained on."""
+
+    data: Data
+    contents: frozenset[str] | None = None
+    """By which its text is known, also as a copy (`Source.contents`); None if the model does not say."""
+
+
+_SEEN = "the model was trained on these sentences: none of these figures is about new text"
+_UNTOLD = "whether the model was trained on these sentences cannot be told: these figures may not be about new text"
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Material:
     """Sentences as a model sees them."""
 
-    origin: Origin
+    provenance: Provenance
     texts: tuple[str, ...]
     """All of them, as read."""
     tokens: tuple[tuple[int, ...], ...]
@@ -64,14 +78,14 @@ class Material:
     def to_json(self) -> dict[str, Any]:
         """Where they come from, and hashes by which anyone can tell whether theirs are the same."""
         return {
-            "corpus": self.origin.corpus,
-            "split": self.origin.split.value,
+            "corpus": self.provenance.corpus,
+            "split": self.provenance.split.value,
             "sha256": sha256_of(self.scored),
             "num_sentences": len(self.numbers),
             "corpus_sha256": sha256_of(self.texts),
             "num_in_corpus": len(self.texts),
             "num_overlong": self.num_overlong,
-            "report": self.origin.report,
+            "report": self.provenance.report,
         }
 
 
@@ -81,11 +95,11 @@ def gather(
     vocabulary: Vocabulary,
     max_length: int,
     sentences: int | None = None,
-    trained: Data | None = None,
+    trained: Trained | None = None,
 ) -> Material:
     """Reads a corpus; of the sentences of at most `max_length` tokens, so many are to be scored, else all.
 
-    If the model was `trained` on them, a note says so.
+    If the model was `trained` on them, or nobody can tell, a note says so.
     """
     if sentences is not None and sentences < 2:
         raise ValueError(f"an interval over sentences needs at least two of them, asked for {sentences}; 1000 is usual")
@@ -104,35 +118,43 @@ def gather(
             "model reads, but an interval needs two; give a corpus with more sentences"
         )
     chosen = fitting if sentences is None else sorted(sorted(fitting, key=_chance)[:sentences])
-    is_known = trained is not None and _was_seen(corpus, trained)
-    notes = ("the model was trained on these sentences: none of these figures is about new text",) if is_known else ()
-    origin = Origin(name, corpus.split, report.summary(), notes)
-    return Material(origin, texts, rows, tuple(chosen), num_overlong, vocabulary)
+    notes = () if trained is None else _warnings(corpus, trained)
+    provenance = Provenance(name, corpus.split, report.summary(), notes)
+    return Material(provenance, texts, rows, tuple(chosen), num_overlong, vocabulary)
 
 
-def held_out(name: str, trained: Data, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:
+def held_out(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:
     """The part of a corpus that a model may be tested on: its test split, else what training held out, else all."""
     source = parse_source(name, fields)
     if not isinstance(source, Files | PythonDocumentation):
         split = Split.TEST
     else:
-        split = Split.VALIDATION if trained.validation is None and _is_training(source, trained) else Split.ALL
+        split = Split.VALIDATION if trained.data.validation is None and _is_training(source, trained) else Split.ALL
     return parse_corpus(name, split, fields=fields, cleaning=cleaning)
 
 
-def _was_seen(corpus: Corpus, trained: Data) -> bool:
-    """Whether a model was trained on this part; with a validation corpus of its own, it held nothing out."""
-    held_back = {Split.TEST} | ({Split.VALIDATION} if trained.validation is None else set())
-    return corpus.split not in held_back and _is_training(corpus.source, trained)
+def _warnings(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
+    """What must be said of a part that a model may know; with a validation corpus of its own, it held nothing out."""
+    held_back = {Split.TEST} | ({Split.VALIDATION} if trained.data.validation is None else set())
+    if corpus.split in held_back:
+        return ()
+    is_training = _is_training(corpus.source, trained)
+    if is_training is None:
+        return (_UNTOLD,)
+    return (_SEEN,) if is_training else ()
 
 
-def _is_training(source: Source, trained: Data) -> bool:
-    """Whether a model was trained on this source, as far as its files are still to be found."""
+def _is_training(source: Source, trained: Trained) -> bool | None:
+    """Whether a model was trained on this source or a copy of one of its files; None where that cannot be told."""
     try:
-        own = parse_source(trained.corpus, [field for field in (trained.field, trained.target_field) if field])
-        return own.identity() == source.identity()
-    except (ValueError, OSError):
-        return False
+        own = training_source(trained.data)
+    except (OSError, ValueError):  # its files lie elsewhere
+        own = None
+    if isinstance(source, HuggingFace | PythonDocumentation) and str(source) == str(own):
+        return True
+    known = own.contents() if trained.contents is None and own is not None else trained.contents
+    contents = None if known is None else source.contents()
+    return None if known is None or contents is None else not known.isdisjoint(contents)
 
 
 def sha256_of(texts: Sequence[str]) -> str:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,6 +32,19 @@ from diffusionbert.sampling import Sampling
 FORMAT = 1
 """Raised when the files or their meaning change."""
 _FILES = "evaluation.json", "scores.safetensors", "samples.txt"
+_READ = {
+    "data": ("corpus", "split", "corpus_sha256"),
+    "sampling": ("number", "length", "algorithm", "steps", "temperature", "top_k", "top_p"),
+    "speed": ("device", "batch", "seconds_per_sample", "calls_per_sample"),
+    "ci95": ("bleu4", "self_bleu4"),
+    "token_entropy": ("per_sample",),
+    "real": ("bleu4", "self_bleu4", "distinct_2", "token_entropy"),
+    "weights": ("files",),
+    **dict.fromkeys(("likelihoods", "bleu4", "self_bleu4", "distinct_2", "judge", "mauve", "notes"), ()),
+}
+"""What a comparison reads of a report: keys, and the keys within them."""
+_CARD = "steps", "length", "special_tokens", "packed", "arithmetic"
+"""What it reads of a likelihood's protocol."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +176,23 @@ def mean_interval(values: PerSample, seed: int = 0) -> tuple[float, float]:
     return percentile_interval(sums / len(values.values))
 
 
+# ---- weights ------------------------------------------------------------------------------------------------------
+
+
+def hashes_in(model: Path) -> dict[str, str]:
+    """The SHA-256 of each file of weights in a model's folder, as `sha256sum` gives it."""
+    return {path.name: file_hash(path) for path in sorted(model.glob("*.safetensors"))}
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file, however large."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 # ---- the folder ---------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +258,7 @@ def read_evaluation(folder: Path) -> Evaluation:
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise ValueError(f"{str(folder / _FILES[0])!r} is no evaluation of this version; evaluate anew")
     try:
+        _require_keys(report)
         tensors = load_tensors(folder / _FILES[1])
         lines = (folder / _FILES[2]).read_text(encoding="utf-8").split("\n")
         number = report["sampling"]["number"]
@@ -237,6 +269,19 @@ def read_evaluation(folder: Path) -> Evaluation:
     return Evaluation(
         folder, report, scores, bleu[0], bleu[1], tuple(lines[:number]), tuple(lines[number : 2 * number])
     )
+
+
+def _require_keys(report: dict[str, Any]) -> None:
+    """Raises ValueError if a report lacks what is read of it."""
+    missing = [key for key in _READ if key not in report]
+    missing += [
+        f"{key}.{inner}" for key, every in _READ.items() if key in report for inner in every if inner not in report[key]
+    ]
+    for name, plain in report.get("likelihoods", {}).items():
+        missing += [f"likelihoods.{name}.{key}" for key in ("protocol", "ci95") if key not in plain]
+        missing += [f"likelihoods.{name}.protocol.{key}" for key in _CARD if key not in plain.get("protocol", _CARD)]
+    if missing:
+        raise ValueError(f"{missing[0]!r} is missing in {_FILES[0]}")
 
 
 def _scores(name: str, plain: dict[str, Any], tensors: dict[str, Tensor]) -> Scores:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,27 +63,39 @@ def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
             raise ValueError(f"there is no text; give {what} in quotes, or --file NAME (- is the standard input)")
         return list(texts)
     try:
-        read = _standard_input() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(file)!r} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
+        with nullcontext(_standard_input()) if str(file) == "-" else file.open("rb") as stream:
+            lines = list(_lines(stream, str(file)))
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); give a text file") from None
-    lines = [line.strip() for line in read.replace("\r", "\n").split("\n") if line.strip()]
     if not lines:
         raise ValueError(f"{str(file)!r} is empty; give {what}, one a line")
-    longest = max(map(len, lines))
-    if longest > LONGEST_LINE or len(lines) > MOST_LINES:
-        raise ValueError(
-            f"{str(file)!r} has {len(lines)} lines of up to {longest} characters; at most {MOST_LINES} lines of "
-            f"{LONGEST_LINE} characters are read at a time, split it"
-        )
     return lines
 
 
-def _standard_input() -> str:
+def _lines(stream: io.BufferedIOBase, name: str) -> Iterator[str]:
+    """The lines of a stream that are not blank; raises ValueError as soon as it has too many, or one too long."""
+    num_lines, most_bytes = 0, 4 * LONGEST_LINE
+    for number, line in enumerate(iter(lambda: stream.readline(most_bytes + 1), b""), start=1):
+        is_cut = len(line) > most_bytes
+        try:
+            read = [] if is_cut else line.removeprefix(codecs.BOM_UTF8).decode().split("\r")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number} of {name!r} is not UTF-8 ({error.reason}); convert it") from None
+        texts = [text.strip() for text in read if text.strip()]
+        num_lines += len(texts)
+        if is_cut or num_lines > MOST_LINES or any(len(text) > LONGEST_LINE for text in texts):
+            raise ValueError(
+                f"{name!r} is too large at line {number}; at most {MOST_LINES} lines of {LONGEST_LINE} characters are "
+                "read at a time, split it"
+            )
+        yield from texts
+
+
+def _standard_input() -> io.BufferedIOBase:
     if sys.stdin is None:  # it was closed
-        return ""
-    return sys.stdin.buffer.read().decode("utf-8-sig") if hasattr(sys.stdin, "buffer") else sys.stdin.read()
+        return io.BytesIO()
+    own = getattr(sys.stdin, "buffer", None)
+    return io.BytesIO(sys.stdin.read().encode()) if own is None else own
 
 
 def printable(text: str) -> str:

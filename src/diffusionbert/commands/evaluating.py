@@ -104,10 +104,10 @@ class Evaluate(WithModel):
 
     def plan(self) -> Plan:
         """What is asked."""
-        from diffusionbert.assessment.assessing import USUAL_LENGTH, Plan
+        from diffusionbert.assessment.assessing import PAPER_LENGTH, Plan
         from diffusionbert.likelihood.evaluation import Effort
 
-        length = str(USUAL_LENGTH) if self.length is None else self.length
+        length = str(PAPER_LENGTH) if self.length is None else self.length
         writing = Generate(sampler=self.sampler, steps=self.steps, top_k=self.top_k, length=length)
         precision = _share(self.precision)
         if self.max_draws < 2:
@@ -140,20 +140,24 @@ class Evaluate(WithModel):
         return run.path / "evaluation" if run.experiment.exists() else None
 
     def _material(self, model: Model) -> Material:
-        from diffusionbert.assessment.material import gather, held_out
+        from diffusionbert.assessment.material import Trained, gather, held_out
         from diffusionbert.text.corpus import parse_corpus
         from diffusionbert.text.reading import Cleaning
         from diffusionbert.text.sources import Split
 
         assert self.data is not None
-        trained = model.experiment.data
-        cleaning = Cleaning(trained.lower and not self.cased, trained.detokenise or self.detokenise)
+        data = model.experiment.data
+        trained = Trained(data, model.training_text)
+        cleaning = Cleaning(data.lower and not self.cased, data.detokenise or self.detokenise)
         fields = [self.field] if self.field else []
         if self.split is None:
             corpus = held_out(self.data, trained, cleaning, fields)
         else:
             corpus = parse_corpus(self.data, Split(self.split), fields=fields, cleaning=cleaning)
-        return gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences, trained)
+        found = gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences, trained)
+        for note in found.provenance.notes:  # before hours of work, and also where only JSON is printed
+            print(f"note: {note}", file=sys.stderr)
+        return found
 
 
 def _share(given: str) -> float:

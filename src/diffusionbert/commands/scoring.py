@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from diffusionbert.commands.common import WithModel, lines_of, print_json
+from diffusionbert.commands.common import WithModel, lines_of, print_json, printable
 
 if TYPE_CHECKING:
     from diffusionbert.tasks import SentenceScore
@@ -52,7 +52,8 @@ def _show(score: SentenceScore, surprise: list[tuple[str, float]] | None) -> Non
 
     low, high = score.ci95
     console = Console(highlight=False)
-    line = Text(score.text) if surprise is None else coloured(surprise)
+    pieces = None if surprise is None else [(printable(piece), nats) for piece, nats in surprise]
+    line = Text(printable(score.text)) if pieces is None else coloured(pieces)
     console.print(line, soft_wrap=True)
     console.print(
         f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.4g} a token, "

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import final
 
 from diffusionbert.assessment.assessing import Plan, assess
-from diffusionbert.assessment.material import Material, gather, held_out
+from diffusionbert.assessment.material import Material, Trained, gather, held_out
 from diffusionbert.assessment.report import Evaluation, read_evaluation, write_evaluation
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json
@@ -277,7 +277,12 @@ class Reproduction:
         """
         plan = self._plan(sampling or self.sampling(name), scored)
         plan = plan if samples is None else replace(plan, samples=samples)
-        return self._evaluation(key, name, plan, self.request.test or self.request.data, steps)
+        return self._evaluation(key, name, plan, self.test, steps)
+
+    @property
+    def test(self) -> str:
+        """The text that is assessed; of the training text itself, what was held out."""
+        return self.request.test or self.request.validation or self.request.data
 
     def other_evaluation(self, name: str) -> Evaluation:
         """How likely a system finds the text of another kind; a few samples are written all the same."""
@@ -308,8 +313,9 @@ class Reproduction:
     def _material(self, model: Model, name: str) -> Material:
         key = name, model.vocabulary.fingerprint, model.max_length
         if key not in self._materials:
-            trained = model.experiment.data
-            corpus = held_out(name, trained, Cleaning(trained.lower, trained.detokenise))
+            data = model.experiment.data
+            trained = Trained(data, model.training_text)
+            corpus = held_out(name, trained, Cleaning(data.lower, data.detokenise))
             found = gather(corpus, name, model.vocabulary, model.max_length, self.scale.sentences, trained)
             self._materials[key] = found
         return self._materials[key]

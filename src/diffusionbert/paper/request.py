@@ -18,7 +18,7 @@ class Request:
     validation: str | None = None
     """A corpus to validate on; else a share of the data is held out."""
     test: str | None = None
-    """The text that is assessed; else what training held out."""
+    """The text that is assessed; else that of --validation, or what training held out."""
     other_test: str | None = None
     """A text of another kind, on which likelihoods are found, too."""
     pretraining_data: str | None = None

@@ -114,7 +114,7 @@ def rewriting(
 ) -> Batch:
     """Rows of one sentence, in each of which another share of the tokens, drawn at random, is to be written anew.
 
-    Unwanted words are always among them.
+    Unwanted words are always among them, and all rows have equally many: samplers start where the share says.
     """
     if not 0 < strength <= 1:
         raise ValueError(f"the strength of a rewriting must lie in (0, 1], given {strength}; 0.4 hides 40 %")
@@ -122,13 +122,16 @@ def rewriting(
     count = int(canvas.editable[0].sum())
     if not count:
         raise ValueError(f"there is nothing to rewrite in {text!r}; give a sentence")
-    chosen = Noise(seed).chosen(canvas, torch.full((num_rows,), max(1, round(strength * count))))
+    hidden = torch.zeros_like(canvas.editable)
     for pieces in (torch.tensor(way) for word in unwanted for way in vocabulary.spellings(word)):
         if len(pieces) <= canvas.tokens.shape[1]:
             starts = (canvas.tokens.unfold(1, len(pieces), 1) == pieces).all(dim=2).nonzero()
             for offset in range(len(pieces)):
-                chosen[starts[:, 0], starts[:, 1] + offset] = True
-    return replace(canvas, editable=canvas.editable & chosen)
+                hidden[starts[:, 0], starts[:, 1] + offset] = True
+    hidden &= canvas.editable
+    others = replace(canvas, editable=canvas.editable & ~hidden)
+    chosen = Noise(seed).chosen(others, max(1, round(strength * count)) - hidden.sum(dim=1))
+    return replace(canvas, editable=hidden | chosen)
 
 
 @final

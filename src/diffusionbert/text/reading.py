@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import hashlib
 import importlib
 import io
 import itertools
@@ -21,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast, final
 
@@ -271,6 +273,19 @@ class Shard:
         with open_compressed(self.path) as stream:
             for number, line in enumerate(_named_errors(bounded_lines(stream, LINE_BYTES), self.path), start=1):
                 yield Item(_content(line, format), Place(name, number))
+
+
+@lru_cache(maxsize=4096)
+def content_hash(shard: Shard) -> str:
+    """The SHA-256 of what a file holds, decompressed: wherever it lies, and whatever it is called."""
+    digest = hashlib.sha256()
+    try:
+        with open_compressed(shard.path) as stream:
+            while block := stream.read(LINE_BYTES):
+                digest.update(block)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _unreadable(shard.path, error) from error
+    return digest.hexdigest()
 
 
 def open_compressed(path: Path) -> io.BufferedIOBase:

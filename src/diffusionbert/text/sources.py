@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from diffusionbert.errors import reason_of
-from diffusionbert.text.reading import TEXT_FIELD, Fields, Format, Item, Pair, Place, PlainText, Shard
+from diffusionbert.text.reading import TEXT_FIELD, Fields, Format, Item, Pair, Place, PlainText, Shard, content_hash
 
 
 class Split(Enum):
@@ -29,7 +29,8 @@ class Split(Enum):
     VALIDATION = "validation"
     TEST = "test"
     ALL = "all"
-    """Training and validation together: for a file that is a split of its own."""
+    """Training and validation together: for a file that is a split of its own. Of a Hub dataset with a validation split
+    of its own, training alone."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ class Source(ABC):
         """All that decides its texts, for cache keys; opens no file."""
 
     @abstractmethod
+    def contents(self) -> frozenset[str] | None:
+        """Hashes of all texts but a test split's, by which copies are known; None where there are no files."""
+
+    @abstractmethod
     def part(self, split: Split) -> Part:
         """Which of `items(split)` belong to the split; raises if the source has no such split."""
 
@@ -104,6 +109,10 @@ class Files(Source):
         """Names, sizes and times of the files, wherever their folder lies."""
         files = [(shard.path.name, shard.size, shard.mtime_ns) for shard in self.shards]
         return f"{self.format} {self.validation_share} {files}"
+
+    def contents(self) -> frozenset[str] | None:
+        """One of each file."""
+        return frozenset(map(content_hash, self.shards))
 
     def part(self, split: Split) -> Part:
         """By hash; there is no test split."""
@@ -141,6 +150,10 @@ class OneBillionWords(Source):
         """Names, sizes and times of all shards that are there."""
         shards = [Shard.at(path) for split in (Split.ALL, Split.TEST) for path in self._paths(split) if path.is_file()]
         return f"lm1b {Files(tuple(shards), PlainText(), self.validation_share).identity()}"
+
+    def contents(self) -> frozenset[str] | None:
+        """One of each training shard that is there."""
+        return frozenset(content_hash(Shard.at(path)) for path in self._paths(Split.ALL) if path.is_file())
 
     def part(self, split: Split) -> Part:
         """By hash within the training shards, or the whole test shard; all shards of the split must be there."""
@@ -187,6 +200,10 @@ class HuggingFace(Source):
     def identity(self) -> str:
         """Its name: the Hub's later changes to a dataset are not seen."""
         return repr(self)
+
+    def contents(self) -> frozenset[str] | None:
+        """None: the dataset is streamed, and known by its name alone."""
+        return None
 
     def part(self, split: Split) -> Part:
         """The dataset's own split, or a share of its training split."""
@@ -238,8 +255,12 @@ class PythonDocumentation(Source):
 
     def identity(self) -> str:
         """The text itself, which differs between versions of Python."""
+        return f"pydoc {self.validation_share} {min(self.contents())}"
+
+    def contents(self) -> frozenset[str]:
+        """One of the whole text."""
         texts = "\n".join(item.content for item in self.items(Split.ALL) if isinstance(item.content, str))
-        return f"pydoc {self.validation_share} {hashlib.sha256(texts.encode()).hexdigest()}"
+        return frozenset({hashlib.sha256(texts.encode()).hexdigest()})
 
     def part(self, split: Split) -> Part:
         """By hash; there is no test split."""

@@ -92,6 +92,11 @@ class Vocabulary:
         self.tokenizer.save_pretrained(folder)
 
     @property
+    def lowers(self) -> bool:
+        """Whether it puts text in lower case by itself."""
+        return self._plain.normalizer is not None and "A" not in self._plain.normalizer.normalize_str("A")
+
+    @property
     def mask_id(self) -> int:
         """The id that hides a token."""
         return int(self.tokenizer.mask_token_id)
