@@ -521,6 +521,13 @@ def test_a_batch_is_its_rows(model, algorithm, monkeypatch):
     assert texts(model, Task(5, length=9, include=("river",), forbid=("king",)), sampling) == five
 
 
+def test_fewer_rows_are_written_at_once_the_longer_they_are_and_the_more_words_there_are(model, monkeypatch):
+    assert model.rows_at_once(20) == model_module.ROWS_AT_ONCE["cpu"]
+    words = len(model.lexicon.writable)
+    monkeypatch.setattr(model_module, "WEIGHED_AT_ONCE", 60 * words)
+    assert [model.rows_at_once(places) for places in (5, 20, 100)] == [12, 3, 1]
+
+
 @pytest.mark.parametrize("algorithm", [Algorithm.EXACT, Algorithm.ANCESTRAL, Algorithm.REMASKING, Algorithm.RENOISING])
 def test_at_a_low_temperature_words_are_revealed_throughout(model, algorithm):
     """The original's failure: everything in the last step, because the temperature sharpened "stay masked", too."""

@@ -54,7 +54,9 @@ FALLBACK_LENGTH = 24
 ATTEMPTS = 20
 """To write a text without forbidden words; one nearly always does."""
 ROWS_AT_ONCE = {"cpu": 32, "cuda": 512}
-"""Rows written side by side; what is written does not depend on it."""
+"""Rows written side by side, at most; what is written does not depend on it."""
+WEIGHED_AT_ONCE = 750_000_000
+"""Words times places, at most, that are weighed at once: 6 GB in double precision."""
 Way = tuple[Objective[Any], str]
 """An objective by which sentences are scored, and what it is called."""
 
@@ -74,10 +76,10 @@ class Model:
         self.experiment = opened.experiment
         self.lexicon = opened.lexicon.padded(len(self.network.writable))
 
-    @property
-    def rows_at_once(self) -> int:
-        """How many texts are written side by side."""
-        return ROWS_AT_ONCE.get(self.device.type, ROWS_AT_ONCE["cpu"])
+    def rows_at_once(self, places: int) -> int:
+        """How many texts of so many places are written side by side."""
+        most = ROWS_AT_ONCE.get(self.device.type, ROWS_AT_ONCE["cpu"])
+        return max(1, min(most, WEIGHED_AT_ONCE // (max(1, places) * len(self.lexicon.writable))))
 
     def over(self, num_steps: int) -> Model:
         """The same network with another number of steps T in its bound; for methods that have none, the same."""
@@ -140,8 +142,9 @@ class Model:
     def write(self, task: Task, sampling: Sampling) -> Iterator[Written]:
         """Writes the texts of a task, some at a time."""
         canvas = self._canvas(task, sampling)
-        for start in range(0, len(canvas.tokens), self.rows_at_once):
-            rows = torch.arange(start, min(start + self.rows_at_once, len(canvas.tokens)))
+        number, at_once = len(canvas.tokens), self.rows_at_once(canvas.tokens.shape[1])
+        for start in range(0, number, at_once):
+            rows = torch.arange(start, min(start + at_once, number))
             yield from self._written(task, sampling, canvas.rows(rows))
 
     def require(self, task: Task, sampling: Sampling) -> None:

@@ -200,10 +200,11 @@ def _length_given(model: Model, estimate: Estimate) -> Estimate:
 def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, total: None) -> Samples:
     """Two sets of samples, all different draws of one seed, and what they cost."""
     advance = _counting(watch, "samples", plan.task.number)
-    texts, num_tokens, num_calls, start = [], 0, 0, time.perf_counter()
+    texts, num_tokens, longest, num_calls, start = [], 0, 0, 0, time.perf_counter()
     for written in model.write(plan.task, plan.sampling):
         texts.append(written.text)
         num_tokens, num_calls = num_tokens + written.length, num_calls + written.calls
+        longest = max(longest, written.length)
         advance(1)
     seconds = time.perf_counter() - start
     speed = Speed(
@@ -211,7 +212,7 @@ def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, to
         num_tokens / seconds,
         num_calls / len(texts),
         _device_name(model.device),
-        min(model.rows_at_once, len(texts)),
+        min(model.rows_at_once(longest + model.vocabulary.num_special(paired=False)), len(texts)),
     )
     first, second = tuple(texts[: plan.samples]), tuple(texts[plan.samples :])
     sampling = resolved(plan.sampling, model.experiment)
