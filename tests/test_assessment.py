@@ -652,6 +652,8 @@ def test_text_that_was_trained_on_is_told(model, tmp_path):
     assert not notes(Split.VALIDATION, Data(str(path)))
     assert not notes(Split.ALL, Data("pydoc"))
     assert "cannot be told" in notes(Split.ALL, Data("gone.txt"))[0]
+    (tmp_path / "torn.txt.xz").write_bytes(b"\0" * 100)
+    assert "cannot be told" in notes(Split.ALL, Data(str(tmp_path / "torn.txt.xz")))[0]
     assert "cannot be told" in notes(Split.ALL, Data("hf:somewhere"))[0]
     assert not notes(Split.VALIDATION, Data("gone.txt"))  # had it been trained on them, these were held out
 

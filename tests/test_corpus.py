@@ -419,3 +419,17 @@ def test_fingerprints_tell_corpora_apart(tmp_path):
     os.utime(spec, ns=(1, 1))
     others.append(parse_corpus(spec))
     assert len({base, *(corpus.fingerprint for corpus in others)}) == 1 + len(others)
+
+
+def test_a_file_is_known_by_its_beginning(tmp_path):
+    """Whatever its name and its compression, and also when text was added, but not when it begins otherwise."""
+    lines = b"".join(b"line %d\n" % number for number in range(120_000))
+    assert len(lines) > reading.KNOWN_BYTES
+    with lzma.open(tmp_path / "own.txt.xz", "wb", preset=0) as own:
+        own.write(lines)
+    hashes = [reading.content_hash(reading.Shard.at(tmp_path / "own.txt.xz"))]
+    for name, content in (("longer.txt", lines + b"more\n"), ("other.txt", b"other\n" + lines), ("short.txt", b"line")):
+        (tmp_path / name).write_bytes(content)
+        hashes.append(reading.content_hash(reading.Shard.at(tmp_path / name)))
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -146,13 +147,12 @@ def _warnings(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
 
 def _is_training(source: Source, trained: Trained) -> bool | None:
     """Whether a model was trained on this source or a copy of one of its files; None where that cannot be told."""
-    try:
+    own, known = None, trained.contents
+    with suppress(OSError, ValueError):  # its files lie elsewhere, or are damaged
         own = training_source(trained.data)
-    except (OSError, ValueError):  # its files lie elsewhere
-        own = None
+        known = own.contents() if known is None else known
     if isinstance(source, HuggingFace | PythonDocumentation) and str(source) == str(own):
         return True
-    known = own.contents() if trained.contents is None and own is not None else trained.contents
     contents = None if known is None else source.contents()
     return None if known is None or contents is None else not known.isdisjoint(contents)
 

@@ -28,6 +28,8 @@ from typing import Any, NamedTuple, cast, final
 
 LINE_BYTES = 1 << 20
 """A line is never held beyond this many bytes."""
+KNOWN_BYTES = 1 << 20
+"""By how much of its beginning a file is known again."""
 COMPRESSION = (".gz", ".bz2", ".xz", ".zst")
 """Suffixes of files that are decompressed as they are read."""
 
@@ -277,12 +279,16 @@ class Shard:
 
 @lru_cache(maxsize=4096)
 def content_hash(shard: Shard) -> str:
-    """The SHA-256 of what a file holds, decompressed: wherever it lies, and whatever it is called."""
-    digest = hashlib.sha256()
+    """The SHA-256 of how a file begins, decompressed: wherever it lies, and whatever it is called.
+
+    Its first MiB, so that large corpora need not be read, and one to which text was added is known again.
+    """
+    digest, left = hashlib.sha256(), KNOWN_BYTES
     try:
         with open_compressed(shard.path) as stream:
-            while block := stream.read(LINE_BYTES):
+            while left and (block := stream.read(left)):
                 digest.update(block)
+                left -= len(block)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _unreadable(shard.path, error) from error
     return digest.hexdigest()
