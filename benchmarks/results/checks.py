@@ -33,6 +33,8 @@ from wording import nats, number, primary
 from diffusionbert.likelihood.scores import Scores
 from diffusionbert.paper.targets import curve
 
+RIVALS = ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-uniform")
+"""The rows of D3PM that have a bound."""
 MATCHES = 0.01
 """Perplexities that differ by less than this share match."""
 SUBSTANTIAL = 0.05
@@ -176,7 +178,7 @@ def converges_faster(results: Results) -> Finding:
     folders, verdicts, words = [], [], []
     for folder in results.seeds:
         trained = results.experiments(folder)
-        rivals = [curve(results.run(name, folder), name) for name in trained if name.startswith("d3pm")]
+        rivals = [curve(results.run(name, folder), name) for name in RIVALS if name in trained]
         if "diffusionbert" not in trained or not rivals:
             continue
         mine, theirs = (

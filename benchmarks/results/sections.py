@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, final
 
-from checks import COMPARABLE, MATCHES, SUBSTANTIAL, untrained
+from checks import COMPARABLE, MATCHES, RIVALS, SUBSTANTIAL, untrained
 from claims import CLAIMS, judged
 from kept import Results, exp, perplexity
 from plan import LONG, VARIATIONS
@@ -28,7 +28,6 @@ from diffusionbert.paper.targets import MAIN, Row, title
 
 TARGET = 0.65
 """What DiffusionBERT's perplexity should be at most, as a share of the best D3PM's."""
-RIVALS = ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-uniform")
 KINDS = {
     "Bounds": ("bound.grid", "bound.continuous"),
     "Bounds by way of vectors": ("bound.vectors",),
