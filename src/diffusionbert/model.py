@@ -250,7 +250,7 @@ class Model:
                 raise ValueError("words can be included and forbidden by masked language models alone; leave them out")
             return self.network, canvas
         network: Network = self.network
-        prompt = [token for token in self.vocabulary.encode([task.prompt])[0] if not self.vocabulary.special[token]]
+        [prompt] = self.vocabulary.own([task.prompt])
         if prompt:  # its last word is whole
             network = Constrained(network, included=[prompt], continuation=self.vocabulary.continuation)
         if task.include or task.forbid:

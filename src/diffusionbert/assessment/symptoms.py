@@ -204,8 +204,7 @@ def examine(
 
 def read(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[Row, ...]:
     """The own tokens of each text."""
-    special = vocabulary.special.tolist()
-    return tuple(tuple(token for token in row if not special[token]) for row in vocabulary.encode(texts))
+    return tuple(map(tuple, vocabulary.own(texts)))
 
 
 def reveal_times(states: Iterable[tuple[float, Sequence[bool]]]) -> tuple[float, ...]:

@@ -174,12 +174,11 @@ def survival(reproduction: Reproduction) -> Path:
 def _survival(model: Model) -> list[figures.Survival]:
     """The paper's curves, with the mean of the sentence itself."""
     information = TokenInformation.from_counts(model.lexicon.counts, writable=model.lexicon.writable)
-    row = model.vocabulary.encode([SENTENCE])[0]
-    own = torch.tensor([token for token in row if not model.vocabulary.special[token]])
+    [own] = model.vocabulary.own([SENTENCE])
     relative = information.values[own] / information.values[own].mean()
     t = torch.linspace(0, 1, 101, dtype=torch.float64)
     survival = Spindle(0.3, Mean.SENTENCE).survival(t[:, None], relative[None])
-    words = model.vocabulary.spelled(own.tolist())
+    words = model.vocabulary.spelled(own)
     return [
         figures.Survival(word, tuple(t.tolist()), tuple(survival[:, place].tolist()))
         for place, word in enumerate(words)

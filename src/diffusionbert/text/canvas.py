@@ -183,7 +183,7 @@ def drawn_lengths(histogram: Tensor, num_rows: int, seed: int, shortest: int = 1
 
 def num_tokens(vocabulary: Vocabulary, text: str) -> int:
     """The tokens of a text, without special ones."""
-    return len(vocabulary.encode([text])[0]) - vocabulary.num_special(paired=False)
+    return len(vocabulary.own([text])[0])
 
 
 def _encoded(vocabulary: Vocabulary, text: str, source: str | None) -> list[int]:

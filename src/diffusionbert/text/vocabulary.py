@@ -169,6 +169,11 @@ class Vocabulary:
         backend = self._marking if marked else self._plain
         return [row.ids for row in backend.encode_batch_fast([_require_utf8(sentence) for sentence in sentences])]
 
+    def own(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The same without special tokens."""
+        special = self.special.tolist()
+        return [[token for token in row if not special[token]] for row in self.encode(sentences)]
+
     def encode_pairs(self, pairs: Sequence[Pair], *, marked: bool = False) -> list[list[int]]:
         """Rows `[CLS] source [SEP] target [SEP]`, or what the tokenizer's template for pairs is."""
         backend = self._marking if marked else self._plain
