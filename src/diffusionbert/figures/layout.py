@@ -31,12 +31,12 @@ class Name:
     """Where its line ends, if that is where the name belongs; names without stand from the top downwards."""
 
 
-def arrange(figure: Figure, panels: Sequence[Axes], beside: Sequence[Sequence[Name]], height: float) -> None:
+def arrange(figure: Figure, panels: Sequence[Axes], beside: Sequence[Sequence[Name]], least: Sequence[float]) -> None:
     """Gives panels their places, one below the other, so high that all names fit, and writes the names."""
     texts = [[_written(axes, name) for name in names] for axes, names in zip(panels, beside, strict=True)]
     sizes = [[_inches(text) for text in column] for column in texts]
     right = max((wide + _GAP + _KEY + _EDGE for column in sizes for wide, _ in column), default=2 * _EDGE) + _EDGE
-    heights = [max(height, sum(high for _, high in column)) for column in sizes]
+    heights = [max(height, sum(high for _, high in column)) for height, column in zip(least, sizes, strict=True)]
     above = 0.1 if len(panels) == 1 else 0.24
     for _ in range(2):  # what ticks need follows from the size, which follows from what they need
         left = max(_overhang(axes)[0] for axes in panels) + _EDGE

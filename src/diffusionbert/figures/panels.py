@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_LOW = 1.6
+"""Inches of a panel that has single points alone, beside others."""
 Part = list[tuple[Curve, Look]]
 """The curves of one kind."""
 
@@ -49,7 +51,8 @@ def draw_panels(
         for part in parts.values()
     ]
     lower = 2.2 if ends else 2.9  # what has a legend has labels inside, which need room
-    arrange(figure, panels, beside, 3.6 if len(parts) == 1 else lower)
+    heights = [_LOW if all(len(curve.xs) == 1 for curve, _ in part) else lower for part in parts.values()]
+    arrange(figure, panels, beside, [3.6] if len(parts) == 1 else heights)
     return list(zip(panels, parts.values(), strict=True))
 
 

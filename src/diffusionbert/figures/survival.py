@@ -46,7 +46,7 @@ def survival_curves(curves: Sequence[Survival], path: Path) -> None:
         # Names stand outside of all curves, unless a word vanishes, or stays, so long that there is no such place.
         bottom = max(0.3, min(_at(curve, 0.2) for curve in words) - 0.05)
         top = min(0.7, max(_at(curve, 0.8) for curve in words) + 0.05)
-        arrange(figure, [axes], [[]], max(3.8, _LINE * len(below) / bottom, _LINE * len(above) / (1 - top)))
+        arrange(figure, [axes], [[]], [max(3.8, _LINE * len(below) / bottom, _LINE * len(above) / (1 - top))])
         _fan(axes, below, 0.2, 0.0, bottom)
         _fan(axes, above, 0.8, top, 1.0)
 

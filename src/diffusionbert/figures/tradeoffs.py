@@ -25,5 +25,5 @@ def quality_diversity(series: Sequence[Tradeoff], path: Path, *, real: Tradeoff 
             one.draw(axes)
         axes.margins(0.1)
         say(axes, "self-BLEU-4   (← more diverse)", "BLEU-4   (more of it in real text →)")
-        arrange(figure, [axes], [names], 3.9)
+        arrange(figure, [axes], [names], [3.9])
         write_notes(axes, [*stars, *systems])
