@@ -23,8 +23,8 @@ from diffusionbert.metrics import token_entropy
 from diffusionbert.model import Model, load
 from diffusionbert.sampling import Sampling
 from diffusionbert.tasks import Task
+from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import parse_corpus
-from diffusionbert.text.reading import Cleaning
 from diffusionbert.text.sources import Split
 
 FOLDER = Path(__file__).parent.parent / "docs" / "bundled_model"

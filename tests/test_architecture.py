@@ -45,9 +45,10 @@ MAY_IMPORT = {
     "blanks": "shapes categorical networks filling",
     # text
     "reading": "",
+    "cleaning": "reading",
     "sources": "errors reading",
-    "corpus": "reading sources",
-    "vocabulary": "errors hub shapes reading",
+    "corpus": "reading cleaning sources",
+    "vocabulary": "errors hub shapes reading cleaning",
     "cache": "",
     "encoded": "shapes reading corpus vocabulary cache",
     "canvas": "shapes noise reading vocabulary",
@@ -76,7 +77,7 @@ MAY_IMPORT = {
     "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
     "experiments",
     "model_folder": "errors hub networks processes method sources corpus vocabulary checkpoints experiments building",
-    "runs": "errors hub networks method reading sources corpus vocabulary cache encoded batches settings checkpoints "
+    "runs": "errors hub networks method cleaning sources corpus vocabulary cache encoded batches settings checkpoints "
     "standing trainer recipe experiments building model_folder",
     "tasks": "errors method protocol",
     "model": "errors hub shapes tasks categorical networks method sampling constraints filling blanks canvas "
@@ -85,7 +86,7 @@ MAY_IMPORT = {
     # what is said of a model
     "judges": "errors hub intervals batches",
     "conventions": "shapes intervals scores",
-    "material": "reading sources corpus vocabulary experiments model_folder",
+    "material": "cleaning sources corpus vocabulary experiments model_folder",
     "likelihoods": "shapes schedules method methods vocabulary canvas protocol scores evaluation experiments building "
     "model",
     "report": "method sampling metrics intervals scores checkpoints judges conventions material",
@@ -100,13 +101,13 @@ MAY_IMPORT = {
     "denoising": "tasks tables",
     # the paper
     "request": "",
-    "reproduction": "reading batches evaluation settings checkpoints sampling experiments presets systems runs model "
+    "reproduction": "cleaning batches evaluation settings checkpoints sampling experiments presets systems runs model "
     "material report assessing request",
     "targets": "schedules sampling metrics checkpoints experiments tasks systems model report tables comparison "
     "figures denoising reproduction",
     # the commands
-    "commands": "errors schedules proposals methods sampling reading sources corpus batches protocol scores evaluation "
-    "progress checkpoints experiments presets systems model_folder runs tasks model terminal judges conventions "
+    "commands": "errors schedules proposals methods sampling cleaning reading sources corpus batches protocol scores "
+    "evaluation progress checkpoints experiments presets systems model_folder runs tasks model terminal judges conventions "
     "material report assessing retention symptoms doctor tables comparison figures request reproduction targets",
     "cli": "commands",
 }

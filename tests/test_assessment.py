@@ -54,8 +54,8 @@ from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.shapes import per_place
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import Sentences
+from diffusionbert.text.cleaning import AS_IT_IS, Cleaning, detokenise
 from diffusionbert.text.corpus import parse_corpus
-from diffusionbert.text.reading import AS_IT_IS, Cleaning, detokenise
 from diffusionbert.text.sources import Split
 
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]

@@ -16,8 +16,9 @@ import pytest
 import zstandard
 
 from diffusionbert.text import reading
+from diffusionbert.text.cleaning import Cleaning, detokenise
 from diffusionbert.text.corpus import Corpus, Report, parse_corpus, parse_source
-from diffusionbert.text.reading import Cleaning, Pair, bounded_lines, detokenise
+from diffusionbert.text.reading import Pair, bounded_lines
 from diffusionbert.text.sources import Split
 
 LINES = [f"This is sentence number {number} ." for number in range(300)]

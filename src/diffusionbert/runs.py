@@ -34,9 +34,9 @@ from diffusionbert.model_folder import (
 )
 from diffusionbert.networks import new_lm
 from diffusionbert.text.cache import made_once
+from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import Corpus, parse_corpus
 from diffusionbert.text.encoded import Encoded, encode_corpus
-from diffusionbert.text.reading import Cleaning
 from diffusionbert.text.sources import Split
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 from diffusionbert.training.recipe import measure, proposed

@@ -16,8 +16,8 @@ from typing import Any, final
 
 from diffusionbert.experiments import Data
 from diffusionbert.model_folder import training_source
+from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import Corpus, Report, parse_corpus, parse_source
-from diffusionbert.text.reading import Cleaning
 from diffusionbert.text.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.text.vocabulary import Vocabulary
 

@@ -98,8 +98,8 @@ class Doctor(WithModel):
             return examine(model, task, sampling, samples, corpus, lambda: line.update(next(written), "samples"))
 
     def _corpus(self, model: Model) -> list[str]:
+        from diffusionbert.text.cleaning import Cleaning
         from diffusionbert.text.corpus import parse_corpus
-        from diffusionbert.text.reading import Cleaning
 
         if self.data is None:
             return []

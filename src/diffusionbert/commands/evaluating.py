@@ -141,8 +141,8 @@ class Evaluate(WithModel):
 
     def _material(self, model: Model) -> Material:
         from diffusionbert.assessment.material import Trained, gather, held_out
+        from diffusionbert.text.cleaning import Cleaning
         from diffusionbert.text.corpus import parse_corpus
-        from diffusionbert.text.reading import Cleaning
         from diffusionbert.text.sources import Split
 
         assert self.data is not None

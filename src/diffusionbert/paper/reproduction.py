@@ -33,7 +33,7 @@ from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.presets import by_name, masked, next_word, pretraining, tiny
 from diffusionbert.runs import started_from, stored_experiment, train
 from diffusionbert.sampling import Sampling
-from diffusionbert.text.reading import Cleaning
+from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.training.settings import Training
 
 

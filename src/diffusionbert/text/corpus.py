@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from diffusionbert.text.cleaning import AS_IT_IS, Cleaning
 from diffusionbert.text.reading import (
-    AS_IT_IS,
     COMPRESSION,
     TEXT_FIELD,
-    Cleaning,
     Fields,
     Flaw,
     JsonLines,

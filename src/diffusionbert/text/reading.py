@@ -1,4 +1,4 @@
-"""Reading: files, compressed or not, become lines, and lines become clean texts or a named flaw.
+"""Reading: files, compressed or not, become lines, and lines become texts or a named flaw.
 
 Lines are read within a hard limit, so that neither a file nor a line larger than memory does harm. What cannot be
 used is named and given its place, never dropped in silence and never an error in the middle of a file; only a
@@ -13,13 +13,11 @@ import gzip
 import hashlib
 import importlib
 import io
-import itertools
 import json
 import lzma
-import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -159,97 +157,6 @@ class JsonLines(Format):
         except (ValueError, RecursionError):
             return Flaw.NOT_JSON
         return self.fields.pick(example)
-
-
-@dataclass(frozen=True)
-class Cleaning:
-    """What is done to every text; white space always becomes single blanks."""
-
-    lower: bool = False
-    detokenise: bool = False
-    """Undo the blanks that One Billion Words and the Penn Treebank put around punctuation."""
-    max_characters: int = 10_000
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_characters <= LINE_BYTES // 4:
-            raise ValueError(
-                f"max_characters is {self.max_characters}, but a text may have 1 to {LINE_BYTES // 4} characters: "
-                "split longer texts into sentences first"
-            )
-
-    def check(self, content: str | Pair) -> str | Pair | Flaw:
-        """Evens out white space and finds flaws."""
-        if isinstance(content, str):
-            return self._check_text(content)
-        source, target = self._check_text(content.source), self._check_text(content.target)
-        if isinstance(source, Flaw):
-            return source
-        return target if isinstance(target, Flaw) else Pair(source, target)
-
-    def restyle(self, content: str | Pair) -> str | Pair:
-        """Applies the settings that change words."""
-        if isinstance(content, str):
-            return self._restyle_text(content)
-        return Pair(*map(self._restyle_text, content))
-
-    def _check_text(self, text: str) -> str | Flaw:
-        text = " ".join(text.split())
-        if not text:
-            return Flaw.EMPTY
-        if len(text) > self.max_characters:
-            return Flaw.LONG
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # JSON can spell half a surrogate pair
-            return Flaw.NOT_UTF8
-        return text
-
-    def _restyle_text(self, text: str) -> str:
-        text = detokenise(text) if self.detokenise else text
-        return text.lower() if self.lower else text
-
-
-AS_IT_IS = Cleaning()
-
-_BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
-_Rules = list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
-_WORD_RULES: _Rules = [
-    (re.compile(r"-[LR][RSC]B-"), lambda match: _BRACKETS[match[0]]),
-    (re.compile(r"\\([/*])"), r"\1"),  # the Treebank writes 1\/2
-    (re.compile(r"`` ?"), '"'),
-    (re.compile(r" ?''"), '"'),
-    (re.compile(r" n't\b", re.IGNORECASE), lambda match: match[0][1:]),
-    (re.compile(r"(?<=[\w.]) '(s|t|re|ve|ll|d|m)\b", re.IGNORECASE), r"'\1"),
-]
-_PUNCTUATION_RULES: _Rules = [
-    (re.compile(r"([(\[{]) "), r"\1"),
-    (re.compile(r" ([)\]}])"), r"\1"),
-    (re.compile(r"([$£€]) (?=\d)"), r"\1"),
-    (re.compile(r""" (\.\.\.|[,.;:?!%])(?=[ "')\]]|$)"""), r"\1"),
-]
-
-
-def detokenise(text: str) -> str:
-    """Puts words and punctuation together again; where the blanks do not tell which (`'` alone, ` - `), leaves them."""
-    for pattern, replacement in _WORD_RULES:
-        text = pattern.sub(replacement, text)
-    text = _close_quotes(text)
-    for pattern, replacement in _PUNCTUATION_RULES:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-def _close_quotes(text: str) -> str:
-    """Puts free-standing `"` to what they enclose: in turn where their number is even, else only at either end."""
-    pieces = text.split(' " ')
-    inner = len(pieces) - 1
-    opened, closed = text.startswith('" '), text.endswith(' "')
-    if inner == 0 or (inner + opened + closed) % 2 == 0:
-        marks = itertools.cycle(['" ', ' "'] if opened else [' "', '" '])
-        text = pieces[0] + "".join(mark + piece for mark, piece in zip(marks, pieces[1:], strict=False))
-        text = ('"' + text[2:]) if opened else text
-        text = (text[:-2] + '"') if closed else text
-    return text
 
 
 @final

@@ -27,7 +27,8 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, 
 
 from diffusionbert.hub import TOKENIZER, absent, brought
 from diffusionbert.shapes import TokenSet
-from diffusionbert.text.reading import Pair, detokenise
+from diffusionbert.text.cleaning import detokenise
+from diffusionbert.text.reading import Pair
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
