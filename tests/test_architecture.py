@@ -107,8 +107,9 @@ MAY_IMPORT = {
     "figures denoising reproduction",
     # the commands
     "commands": "errors schedules proposals methods sampling cleaning reading sources corpus batches protocol scores "
-    "evaluation progress checkpoints experiments presets systems model_folder runs tasks model terminal judges conventions "
-    "material report assessing retention symptoms doctor tables comparison figures request reproduction targets",
+    "evaluation progress checkpoints experiments presets systems model_folder runs tasks model terminal judges "
+    "conventions material report assessing retention symptoms doctor tables comparison figures request "
+    "reproduction targets",
     "cli": "commands",
 }
 
