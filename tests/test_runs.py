@@ -19,6 +19,7 @@ import pytest
 import torch
 import tyro
 from backbones import backbone_of
+from filelock import FileLock
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from test_vocabulary import gpt2_tokenizer
@@ -401,6 +402,19 @@ def test_a_network_that_is_too_short_is_refused_before_anything_is_written(capsy
 def test_an_existing_run_is_never_overwritten(capsys, cache, masked_run):
     said = wrong(capsys, "train", "--data=pydoc", f"--output={masked_run}", f"--cache={cache}")
     assert "--resume" in said
+
+
+def test_two_do_not_train_in_one_folder(capsys, cache, masked_run, tmp_path):
+    run = shutil.copytree(masked_run, tmp_path / "run")
+    resume = ["pretrain", "--resume", f"--output={run}", f"--cache={cache}", "--steps=8"]
+    before = (run / "log.jsonl").read_text()
+    with FileLock(run / ".lock"), pytest.raises(SystemExit) as stopped:
+        main(resume)
+    assert stopped.value.code == 2
+    assert f"another process trains in '{run}'" in capsys.readouterr().err
+    assert (run / "log.jsonl").read_text() == before
+    main(resume)  # the other is over
+    assert log(run)[-1]["step"] == 8
 
 
 @pytest.mark.parametrize("command", ["train", "pretrain"])

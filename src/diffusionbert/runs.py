@@ -6,6 +6,8 @@ import datetime
 import hashlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from diffusionbert.batches import BatchPlan
@@ -161,21 +164,41 @@ def train(
         write_json(run.experiment, to_json(origin.experiment))
 
     settings = experiment.training
-    trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator, settle)
-    if stored is not None and run.resumable():
-        trainer.resume()
-        _require_steps(settings, stored.training, trainer)
-        if trainer.is_over:  # then no step is trained by other settings
-            origin = replace(origin, experiment=stored)
-    elif accelerator.is_main_process:
-        run.checkpoints.mkdir(parents=True, exist_ok=True)
-        settle()
-        run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-        _keep_beginning(run.beginning, method, prepared)
-    ending = Ending(trainer.train(), accelerator.is_main_process, trainer.is_stopped)
+    with _alone_in(run, accelerator):
+        trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator, settle)
+        if stored is not None and run.resumable():
+            trainer.resume()
+            _require_steps(settings, stored.training, trainer)
+            if trainer.is_over:  # then no step is trained by other settings
+                origin = replace(origin, experiment=stored)
+        elif accelerator.is_main_process:
+            settle()
+            run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
+            _keep_beginning(run.beginning, method, prepared)
+        ending = Ending(trainer.train(), accelerator.is_main_process, trainer.is_stopped)
     # Closes trackers and takes leave of the other processes, whose threads would else abort the interpreter's end.
     accelerator.end_training()
     return ending
+
+
+@contextmanager
+def _alone_in(run: RunFolder, accelerator: Accelerator) -> Iterator[None]:
+    """Keeps others out of a run's folder, where two would overwrite each other's checkpoints."""
+    if not accelerator.is_main_process:
+        yield
+        return
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run.path / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"another process trains in {str(run.path)!r}; wait until it is over, or choose another --output"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _origin(experiment: Experiment, prepared: Prepared) -> Origin:
