@@ -14,7 +14,7 @@ import checks  # isort: skip
 import claims  # isort: skip
 import verdicts  # isort: skip
 from kept import Results  # isort: skip
-from verdicts import Interval, Verdict, against_exact, length_nats  # isort: skip
+from verdicts import Interval, Verdict, against_exact, length_costs  # isort: skip
 
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.likelihood.scores import paired_bootstrap
@@ -146,7 +146,7 @@ def test_a_bound_that_pays_for_lengths_must_still_be_lower(tmp_path):
 
 
 def test_lengths_are_paid_for_by_how_many_others_have_them():
-    assert length_nats(torch.tensor([3, 3, 3, 5])).exp().tolist() == pytest.approx([131 / 3] * 3 + [131])
+    assert length_costs(torch.tensor([3, 3, 3, 5])).exp().tolist() == pytest.approx([131 / 3] * 3 + [131])
 
 
 @pytest.mark.parametrize(("fewer", "verdict"), [(4.5, Verdict.HOLDS), (4.05, Verdict.FAILS)])

@@ -14,7 +14,7 @@ from typing import final
 
 from kept import Results, exp
 from plan import LONG, LONGEST, SCALED, SHORT
-from verdicts import against_exact, length_nats
+from verdicts import against_exact, length_costs
 from wording import figure, grid, kind, missing, nats, number, primary, share
 
 from diffusionbert import figures
@@ -138,7 +138,7 @@ def _against_decoders(results: Results, known: dict[str, list[Point]]) -> str:
     return (
         "\n\nRatios of perplexities, sentences resampled in pairs: first as they are, then with the length paid for. "
         "Masked systems are told how long a sentence is; decoders are not, nor do they pay for its end. To tell the "
-        f"length costs {float(length_nats(some.tokens).mean()):.1f} nats a sentence, by how many of the others are as "
+        f"length costs {float(length_costs(some.tokens).mean()):.1f} nats a sentence, by how many of the others are as "
         "long. If even so a bound lies below an exact value (**bold**), the system is better on this text. One above "
         "proves nothing, but the further above, the less likely it is that the bound alone is loose."
         f"\n\n{grid(header, lines)}"

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.assessment.report import Evaluation
+from diffusionbert.likelihood.evaluation import length_nats
 from diffusionbert.likelihood.intervals import Numbers, paired_difference, percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import Scores
 from diffusionbert.metrics import PerSample
@@ -179,14 +180,19 @@ class AgainstExact:
 
 def against_exact(bound: Scores, exact: Scores) -> AgainstExact:
     """Nats a token, the bound's less the exact ones."""
-    charged = replace(bound, nats=bound.nats + length_nats(bound.tokens))
+    charged = replace(bound, nats=bound.nats + length_costs(bound.tokens))
     return AgainstExact(difference(bound, exact), difference(charged, exact))
 
 
-def length_nats(tokens: Tensor) -> Tensor:
-    """What it costs to say how long each sentence is, by how many of the others are, and one of every length."""
-    counts = torch.bincount(tokens, minlength=LONGEST)
-    return -(counts[tokens].double() / (len(tokens) - 1 + LONGEST)).log()
+def length_costs(tokens: Tensor) -> Tensor:
+    """What it costs to say how long each sentence is, by the lengths of all the others."""
+    counts = torch.bincount(tokens, minlength=LONGEST + 1)
+    costs = torch.zeros(len(counts), dtype=torch.float64)
+    for length in tokens.unique():
+        others = counts.clone()
+        others[length] -= 1
+        costs[length] = length_nats(others, length[None])
+    return costs[tokens]
 
 
 def means_apart(first: PerSample, second: PerSample) -> Interval:

@@ -96,14 +96,15 @@ class RunFolder:
         last = None
         with suppress(ValueError):  # a name that is damaged: the newest will do
             last = self.named("last")
-        for replaced in self.checkpoints.glob(f"step-????????{_REPLACED}"):
+        for replaced in self._replaced_checkpoints():
             _put_back(replaced.with_suffix(""))
         others = sorted(self._complete(), reverse=True)
         return others if last is None else [last, *(path for path in others if path != last)]
 
     def kept_beginning(self) -> Path | None:
         """What a run that can go on has kept of its beginning; None if it begins anew, or kept nothing."""
-        return self.beginning if self.beginning.is_dir() and self.resumable() else None
+        can_go_on = any(self._complete()) or any(self._replaced_checkpoints())
+        return self.beginning if self.beginning.is_dir() and can_go_on else None
 
     def name(self, name: str, checkpoint: Path) -> None:
         """Calls a checkpoint `last` or `best`."""
@@ -119,6 +120,9 @@ class RunFolder:
 
     def _complete(self) -> Iterator[Path]:
         return self.checkpoints.glob("step-????????")
+
+    def _replaced_checkpoints(self) -> Iterator[Path]:
+        return self.checkpoints.glob(f"step-????????{_REPLACED}")
 
     def _pointer(self, name: str) -> Path:
         return self.path / f"{name}.json"

@@ -31,6 +31,14 @@ def brought(name_or_folder: str | Path, files: list[str]) -> Path:
         return Path(snapshot_download(str(name_or_folder), allow_patterns=files))
 
 
+def located(what: str, name_or_folder: str | Path, expected: str) -> Path:
+    """Where the files of a model are, brought here if need be; one line says if they are nowhere."""
+    try:
+        return brought(name_or_folder, MODEL)
+    except Exception as error:  # no such name, no connection
+        raise absent(what, name_or_folder, expected, error) from error
+
+
 def absent(what: str, name: str | Path, expected: str, error: Exception) -> ValueError:
     """What to say where neither a folder nor the Hub had it."""
     return ValueError(

@@ -26,7 +26,7 @@ from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.errors import require_kind
 from diffusionbert.experiments import Diffusion, VectorDiffusion
-from diffusionbert.hub import MODEL, absent, brought
+from diffusionbert.hub import located
 from diffusionbert.likelihood.evaluation import (
     UNSAID,
     Effort,
@@ -212,12 +212,13 @@ class Model:
         if task.rewrite is not None:
             self._require_space(len(self.vocabulary.encode([task.rewrite])[0]), task, sampling)
             return rewriting(self.vocabulary, task.rewrite, task.strength, task.number, task.seed, task.forbid)
-        asked = task.length[1] if isinstance(task.length, tuple) else task.length
-        longest = max(self._lengths(task)) if asked is None else int(asked)
         given = num_tokens(self.vocabulary, task.prompt)
-        shortest = blank(self.vocabulary, [given + 1], task.prompt, task.source)
-        self._require_space(shortest.tokens.shape[1] - given - 1 + longest, task, sampling)
-        return blank(self.vocabulary, self._lengths(task), task.prompt, task.source)
+        around = blank(self.vocabulary, [given + 1], task.prompt, task.source).tokens.shape[1] - given - 1
+        if isinstance(task.length, tuple):  # whatever is drawn: all of them must be possible
+            self._require_space(around + task.length[1], task, sampling)
+        lengths = self._lengths(task)
+        self._require_space(around + max(lengths), task, sampling)
+        return blank(self.vocabulary, lengths, task.prompt, task.source)
 
     def _require_space(self, places: int, task: Task, sampling: Sampling) -> None:
         """Raises ValueError if rows of so many places cannot be written: before they are made, and fill the memory."""
@@ -454,9 +455,5 @@ def load(name_or_folder: str | Path | None = None, device: str | torch.device | 
     name = str(name_or_folder)
     if not name.strip():
         raise ValueError("the name of the model is empty; give a folder or a Hub name, or none for the model inside")
-    folder = RunFolder(Path(name)).left_model()
-    try:
-        folder = folder or brought(name, MODEL)
-    except Exception as error:  # no such name, no connection: one line in any case
-        raise absent("model", name, "a run folder, a model's folder", error) from error
+    folder = RunFolder(Path(name)).left_model() or located("model", name, "a run folder, a model's folder")
     return Model(read_model(folder), name, chosen)

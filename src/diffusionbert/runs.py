@@ -25,7 +25,7 @@ from diffusionbert.building import Lexicon, build
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json, written_folder
 from diffusionbert.errors import reason_of
 from diffusionbert.experiments import Data, Experiment, Pretrained, from_json, to_json
-from diffusionbert.hub import MODEL, absent, brought
+from diffusionbert.hub import located
 from diffusionbert.method import Method
 from diffusionbert.model_folder import (
     Origin,
@@ -35,7 +35,7 @@ from diffusionbert.model_folder import (
     restore_beside,
     write_model,
 )
-from diffusionbert.networks import new_lm
+from diffusionbert.networks.loading import FILES, new_lm
 from diffusionbert.text.cache import made_once
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import Corpus, parse_corpus
@@ -307,9 +307,4 @@ def _method(experiment: Experiment, prepared: Prepared, beginning: Path | None) 
 
 def _start(name: str) -> Path:
     """Where the files of a start are, brought here if need be; those of an original checkpoint are one file."""
-    if name.endswith(".th"):
-        return Path(name)
-    try:
-        return brought(name, MODEL)
-    except Exception as error:  # no such name, no connection
-        raise absent("language model", name, "a folder with config.json and model.safetensors", error) from error
+    return Path(name) if name.endswith(".th") else located("language model", name, FILES)

@@ -180,8 +180,7 @@ def _resumed(options: Run) -> Experiment:
             name, mine, theirs = different
             raise ValueError(
                 f"the run in {str(options.output)!r} has {name} {_told(theirs)}, not {_told(mine)}, and that stays; "
-                "give "
-                "--resume settings of training alone, or choose another --output"
+                "give --resume settings of training alone, or choose another --output"
             )
     return _with_training(options, stored)
 

@@ -158,29 +158,14 @@ def round_nats(
 ) -> RowValues:
     """One round of draws: an unbiased estimate of each row's nats, independent of every other number's.
 
-    For those who deal batches out themselves; `Scores.from_rounds` takes what they gather. Where the network must be
-    called equally often for several batches, they say how many draws are made at once.
+    Of a method that has no likelihood, of its loss. For those who deal batches out themselves; `Scores.from_rounds`
+    takes what they gather. Where the network must be called equally often for several batches, they say how many draws
+    are made at once.
     """
     draws = range(number * strata, (number + 1) * strata)
-    return _mean_draw(
-        method, lambda x0, noise: method.nats(x0, noise).sum(dim=1), batch, draws, seed, autocast, at_once
-    )
-
-
-@torch.no_grad()
-def round_losses(
-    method: Method,
-    batch: Batch,
-    *,
-    number: int,
-    strata: int,
-    seed: int,
-    autocast: torch.dtype | None = None,
-    at_once: int | None = None,
-) -> RowValues:
-    """The same of each row's loss, for methods that have no likelihood."""
-    draws = range(number * strata, (number + 1) * strata)
-    return _mean_draw(method, method.loss, batch, draws, seed, autocast, at_once)
+    has_nats = method.objective.likelihood is not Likelihood.NONE
+    drawn = (lambda x0, noise: method.nats(x0, noise).sum(dim=1)) if has_nats else method.loss
+    return _mean_draw(method, drawn, batch, draws, seed, autocast, at_once)
 
 
 def draws_at_once(places: int) -> int:

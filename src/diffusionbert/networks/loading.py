@@ -20,9 +20,11 @@ from transformers import (
 )
 
 from diffusionbert.errors import reason_of
-from diffusionbert.hub import MODEL, absent, brought, quiet
+from diffusionbert.hub import absent, located, quiet
 
 logger = logging.getLogger(__name__)
+FILES = "a folder with config.json and model.safetensors"
+"""What a model is opened from, in words."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,7 @@ def _folder(kind: _Kind, name_or_folder: str | Path) -> Path:
     """Where the model's files are, brought here if need be."""
     if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
         raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
-    try:
-        return brought(name_or_folder, MODEL)
-    except Exception as error:  # no such name, no connection
-        raise _absent(kind, name_or_folder, error) from error
+    return located(kind.words, name_or_folder, FILES)
 
 
 def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
@@ -152,7 +151,7 @@ def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Ex
 
 
 def _absent(kind: _Kind, name_or_folder: str | Path, error: Exception) -> ValueError:
-    return absent(kind.words, name_or_folder, "a folder with config.json and model.safetensors", error)
+    return absent(kind.words, name_or_folder, FILES, error)
 
 
 def _is_damaged(weights: Path) -> bool:

@@ -31,12 +31,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.nn.parallel import DistributedDataParallel
 
 from diffusionbert.batches import BatchPlan, Indices, parts
-from diffusionbert.checkpoints import (
-    RunFolder,
-    written_folder,
-)
-from diffusionbert.likelihood.evaluation import Rows, draws_at_once, round_losses, round_nats
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.checkpoints import RunFolder, written_folder
+from diffusionbert.likelihood.evaluation import Rows, draws_at_once, round_nats
+from diffusionbert.method import Method
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch
 from diffusionbert.training.averaging import AveragedWeights
@@ -243,8 +240,7 @@ class Trainer:
         nats = torch.zeros(count, dtype=torch.float64, device=accelerator.device)
         tokens = torch.zeros_like(nats)
         low = low_precision(settings)
-        a_round = round_losses if self.method.objective.likelihood is Likelihood.NONE else round_nats
-        draw = partial(a_round, self.method, number=0, strata=settings.validation_draws, seed=0, autocast=low)
+        draw = partial(round_nats, self.method, number=0, strata=settings.validation_draws, seed=0, autocast=low)
         with self._evaluating():
             # Under sharding all processes must call the network equally often: for as many chunks, in as many pieces.
             for first in range(0, len(chunks), accelerator.num_processes):
