@@ -27,14 +27,15 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from plan import LOOKED_AT, SEEDS, TIMED, Job, Variation, jobs
+import torch
+from plan import FREQUENCIES, LOOKED_AT, SEEDS, TIMED, Job, Variation, jobs
 
 from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.experiments import Experiment
 from diffusionbert.paper.reproduction import SCALES, Reproduction, is_finished
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import survival, table1, table3, tradeoff
-from diffusionbert.runs import default_cache, train
+from diffusionbert.runs import default_cache, prepare, train
 
 TIMED_STEPS = 600
 
@@ -146,6 +147,7 @@ def alone(output: Path, request: Request) -> None:
     """What is timed, or needs a moment."""
     looked_at = _opened(output / LOOKED_AT, replace(request, seed=SEEDS[0], pretraining_data=None))
     done: Sequence[tuple[str, Callable[[], object]]] = (
+        ("frequencies", lambda: _frequencies(looked_at, output / "alone")),
         ("step times", lambda: _step_times(looked_at, output / "alone")),
         ("table 1", lambda: table1(looked_at)),
         ("figure 2", lambda: survival(looked_at)),
@@ -158,6 +160,16 @@ def alone(output: Path, request: Request) -> None:
             print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
         except Exception:  # the others are worth having all the same
             traceback.print_exc()
+
+
+def _frequencies(reproduction: Reproduction, output: Path) -> None:
+    """What the tested text costs by the word frequencies of the training text alone: who needs more has learnt less."""
+    data = replace(reproduction.planned("d3pm").data, validation=reproduction.test)
+    text = prepare(data, reproduction.cache)
+    shares = (text.rows.counts + 1) * text.lexicon.writable.double()
+    tested = text.validation.counts.double()
+    nats = -torch.xlogy(tested, shares / shares.sum()).sum() / tested.sum()
+    write_json(output / FREQUENCIES, {"nats_per_token": float(nats), "tokens": int(tested.sum())})
 
 
 def _step_times(reproduction: Reproduction, output: Path) -> None:

@@ -44,6 +44,8 @@ VARIATIONS = {
     "narrower": Variation(("diffusion-lm",), objective=(("width", 16),)),
 }
 """By folder. The faster one is for D3PM, too: its best learning rate may be another; so may Diffusion-LM's width."""
+FREQUENCIES = "frequencies.json"
+"""What word frequencies alone need for the tested text."""
 TIMED = ("diffusionbert", "d3pm", "genmd4", "decoder")
 """The systems whose training steps are timed: a masked one, told the time, of two passes a step; a causal one."""
 

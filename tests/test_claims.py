@@ -191,7 +191,8 @@ def test_parts_that_are_missing_are_told_beside_those_that_are_not(tmp_path):
 
 @pytest.mark.parametrize(("nats", "verdict"), [(5.0, Verdict.HOLDS), (9.5, Verdict.UNLEARNT)])
 def test_nothing_follows_from_what_has_not_learnt(tmp_path, nats, verdict):
-    train(tmp_path, "seed0/d3pm", [9.0, 5.0])
+    (tmp_path / "alone").mkdir()
+    write_json(tmp_path / "alone" / "frequencies.json", {"nats_per_token": 9.0})
     evaluate(tmp_path, "seed0/first", 4.0)
     evaluate(tmp_path, "seed0/second", nats)
     found = judge(checks.if_learnt(checks.lower("first", "second"), "second"), tmp_path)

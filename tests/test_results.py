@@ -257,12 +257,14 @@ def test_every_line_of_a_run_that_was_timed_is_kept(tmp_path):
 
 def test_the_best_recipe_is_set_against_a_decoder_of_its_size(tmp_path):
     for place, nats, way in (
-        *(("seed0/diffusionbert", 4.0, "continuous"), ("seed0/diffusionbert-bell", 3.9, "continuous")),
-        *(
-            ("seed0/decoder", 3.5, "exact"),
-            ("larger/diffusionbert-bell", 3.2, "continuous"),
-            ("larger/decoder", 3.3, "exact"),
-        ),
+        ("seed0/diffusionbert", 4.0, "continuous"),
+        ("seed0/diffusionbert-bell", 3.9, "continuous"),
+        ("faster/diffusionbert-bell", 3.8, "continuous"),
+        ("seed0/decoder", 3.5, "exact"),
+        ("unaveraged/decoder", 3.4, "exact"),
+        ("unaveraged/diffusionbert-bell", 3.85, "continuous"),
+        ("larger/diffusionbert-bell", 3.2, "continuous"),
+        ("larger/decoder", 3.3, "exact"),
     ):
         train(tmp_path, place, [6.0, 4.0])
         evaluate(tmp_path, place, nats, way)
@@ -271,15 +273,16 @@ def test_the_best_recipe_is_set_against_a_decoder_of_its_size(tmp_path):
         path = tmp_path.joinpath(*place.split("/")[:1], "evaluations", place.split("/")[1], "evaluation.json")
         report = json.loads(path.read_text())
         write_json(path, report | {"likelihoods": {way: report["likelihoods"][way] | card | ends}})
-    for folder, preset in (("seed0", "small"), ("larger", "medium")):
-        write_json(tmp_path / folder / "settings.json", {"preset": preset})
+    for folder in ("seed0", "faster", "unaveraged", "larger"):
+        write_json(tmp_path / folder / "settings.json", {"preset": "medium" if folder == "larger" else "small"})
     shown = recipes.recipes(Results(tmp_path), tmp_path)
-    assert "`unaveraged/diffusionbert-bell`" in shown.partition("Not run yet:")[2]
+    assert "`seed0/genmd4`" in shown.partition("Not run yet:")[2]
     [change] = [line for line in shown.splitlines() if "against `seed0/diffusionbert`" in line]
     assert "| −9." in change  # exp(3.9 - 4.0)
     *_, small, larger = [line.split(" | ") for line in shown.splitlines() if re.search(r"\d\](\*\*)? \|$", line)]
-    assert small[2] == "times from a bell"
+    assert small[2:4] == ["`faster/diffusionbert-bell`", "`unaveraged/decoder`"]
     assert float(small[-1].split()[0]) == pytest.approx(math.exp(0.4), rel=0.02)
+    assert re.search(r"table 2: .*`decoder` .* against .*, −(9|10)\.", shown)  # exp(3.4 - 3.5)
     assert "width 512" in larger[0]
     assert float(larger[-1].lstrip("*").split()[0]) == pytest.approx(math.exp(-0.1), rel=0.02)
 

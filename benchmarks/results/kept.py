@@ -5,7 +5,7 @@
       seed0, seed1, …, steps600, …   as in the experiment's folder: settings.json, evaluations/KEY, seconds/KEY.json,
                                      table1.json, figure2.json; `runs` is called `trained` here; of what was pretrained
                                      on the way, the log
-      alone/                         the short runs that were timed
+      alone/                         the short runs that were timed, and what word frequencies alone would do
 
 `pack` leaves out weights, draws, all but a few samples, and most lines of the logs. `unpack` gives back the layout of
 `diffusionbert.paper.reproduction`, so that whatever reads an experiment reads what was kept of it, too.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from plan import jobs
+from plan import FREQUENCIES, jobs
 from torch import Tensor
 
 from diffusionbert.assessment.report import Evaluation, file_hash, read_evaluation
@@ -69,7 +69,7 @@ def pack(source: Path, target: Path) -> None:
         for seconds in sorted(folder.glob("seconds/*.json")):
             if not (kept / "seconds" / seconds.name).exists():
                 _write(kept / "seconds" / seconds.name, read_json(seconds))
-        for name in ("settings.json", "table1.json", "figure2.json"):
+        for name in ("settings.json", "table1.json", "figure2.json", FREQUENCIES):
             if (folder / name).exists():
                 _write(kept / name, read_json(folder / name))
 
@@ -283,6 +283,13 @@ class Results:
         """The SHA-256 of each file that the experiment was given, as far as it was noted."""
         path = self.root / "given" / "sha256.json"
         return dict(read_json(path)) if path.exists() else {}
+
+    def frequencies(self) -> float:
+        """Nats a token of the tested text by word frequencies alone."""
+        path = self.root / "alone" / FREQUENCIES
+        if not path.exists():
+            raise NotRun("word frequencies alone")
+        return float(read_json(path)["nats_per_token"])
 
     def settings(self, folder: str = "seed0") -> dict[str, Any]:
         """What was asked for."""

@@ -11,19 +11,20 @@ from budgets import pretraining
 from checks import known as judged
 from checks import lower
 from kept import Results, nats_of
-from plan import LONG
+from plan import LONG, VARIATIONS
 from verdicts import against_exact, difference
 from wording import figure, grid, missing, primary, share
 
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.experiments import NewBert
+from diffusionbert.likelihood.scores import Scores
 from diffusionbert.paper.reproduction import SCALES
 
 WAY = "continuous"
 """All recipes have this bound: a learned schedule knows no grid."""
 
 
-DECODER = "decoder"
+DECODER, UNAVERAGED = "decoder", "unaveraged"
 
 
 @final
@@ -46,7 +47,7 @@ BELL, LONGER_BELL = "seed0/diffusionbert-bell", f"steps{LONG}/diffusionbert-bell
 RECIPES = (
     Recipe("the paper's: every time alike", "diffusionbert"),
     Recipe("times from a bell", "diffusionbert-bell", against="seed0/diffusionbert"),
-    Recipe("times from a bell, weights not averaged", "diffusionbert-bell", "unaveraged", BELL),
+    Recipe("times from a bell, weights not averaged", "diffusionbert-bell", UNAVERAGED, BELL),
     Recipe("times from a bell, a higher learning rate", "diffusionbert-bell", "faster", BELL),
     Recipe("a schedule learned for each word", "genmd4", against=BELL),
     Recipe("times from a bell, longer", "diffusionbert-bell", f"steps{LONG}", BELL),
@@ -88,7 +89,7 @@ def recipes(results: Results, _: Path) -> str:
         f"{heading}\n\nWhat was tried, on the text and at the batch of the tables above, from pretrained weights; seed "
         "0. Changes are against the row that is named, sentences resampled in pairs. The best was chosen on the very "
         f"sentences that judge it.{warning}\n\n{grid(header, lines, left=3)}{missing((), absent)}\n\n"
-        f"{_against_decoder(results, known)}\n\n{_bell(results)}"
+        + "\n\n".join(filter(None, (_against_decoder(results, known), _averaging(results), _bell(results))))
     )
 
 
@@ -121,30 +122,56 @@ def _length(results: Results, system: str, folder: str) -> tuple[str, str]:
 
 
 def _against_decoder(results: Results, known: Sequence[Recipe]) -> str:
-    """The lowest bound of each size and length, beside a decoder's exact value."""
+    """The lowest bound of each size and length, beside the lowest exact value of a decoder."""
+    decoders = [Recipe("", DECODER, folder) for folder in dict.fromkeys(recipe.folder for recipe in known)]
+    decoders = [one for one in decoders if results.has(one.system, one.folder)]
     lines = []
-    for folder in ("seed0", f"steps{LONG}", "larger"):
-        own = [recipe for recipe in known if recipe.folder == folder]
-        if own and results.has(DECODER, folder):
-            best = min(own, key=lambda recipe: _nats(results, recipe))
-            decoder = results.evaluation(DECODER, folder)
-            apart = against_exact(_found(results, best).scores[WAY], decoder.scores[primary(decoder)])
-            cells = figure(_found(results, best), WAY), figure(decoder), share(apart)
-            lines.append((_size(results, folder), _length(results, best.system, folder)[0], best.words, *cells))
+    for shape in dict.fromkeys(_shape(results, recipe) for recipe in known):
+        own, theirs = ([one for one in some if _shape(results, one) == shape] for some in (known, decoders))
+        if theirs:
+            best, decoder = (min(some, key=lambda one: _nats(results, one)) for some in (own, theirs))
+            apart = against_exact(_scores(results, best), _scores(results, decoder))
+            cells = figure(_found(results, best), WAY), figure(_found(results, decoder)), share(apart)
+            lines.append((*shape, f"`{best.place}`", f"`{decoder.place}`", *cells))
     if not lines:
         return ""
     header = (
-        *("network", "training steps", "best recipe", "its perplexity (bound)", "decoder's (exact)"),
+        *("network", "training steps", "best recipe", "best decoder", "its perplexity (bound)", "decoder's (exact)"),
         "ratio, and with the length paid for",
     )
     return (
         "A decoder of the same size, from random weights, on as many tokens of this text (those of pretraining are not "
-        f"counted: [below](#at-equal-steps) they are):\n\n{grid(header, lines, left=3)}"
+        f"counted: [below](#at-equal-steps) they are):\n\n{grid(header, lines, left=4)}"
     )
 
 
+def _averaging(results: Results) -> str:
+    """What averaged weights bring each system: at the end of a short training they may lag behind."""
+    systems = [name for name in VARIATIONS[UNAVERAGED].systems if results.has(name, UNAVERAGED) and results.has(name)]
+    found = []
+    for name in systems:
+        last, mean = (results.evaluation(name, folder) for folder in (UNAVERAGED, "seed0"))
+        apart = difference(*(one.scores[primary(one)] for one in (last, mean)))
+        found.append(f"`{name}` {figure(last)} against {figure(mean)}, {apart.per_cent}")
+    if not found:
+        return ""
+    return (
+        "**Averaged weights** are what all tables show. The last ones, not averaged, against those of table 2: "
+        f"{'; '.join(found)}."
+    )
+
+
+def _shape(results: Results, recipe: Recipe) -> tuple[str, str]:
+    return _size(results, recipe.folder), _length(results, recipe.system, recipe.folder)[0]
+
+
+def _scores(results: Results, recipe: Recipe) -> Scores:
+    found = _found(results, recipe)
+    return found.scores[WAY if WAY in found.scores else primary(found)]
+
+
 def _nats(results: Results, recipe: Recipe) -> float:
-    return nats_of(_found(results, recipe).scores[WAY])
+    return nats_of(_scores(results, recipe))
 
 
 def _bell(results: Results) -> str:

@@ -6,7 +6,7 @@
     holds only by the paper's quantity     the strict bound does not show it, but what the paper calls perplexity does
     holds by the bound                     a bound lies above an exact value: it may be the bound that is loose
     undecided                              otherwise: seeds that disagree decide nothing
-    undecided: too little training         a system's bound is above that of a network that was not trained at all
+    undecided: too little training         a system's bound is above what word frequencies alone need
     not run yet                            a row is missing
 
 Knows scores and samples; what is claimed is in claims.py.
