@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "saved": "errors method checkpoints averaging standing",
     "trainer": "shapes noise method batches evaluation settings progress checkpoints averaging optimising standing "
     "saved",
-    "recipe": "noise method evaluation settings optimising",
+    "recipe": "noise method evaluation settings averaging optimising",
     # everything together
     "experiments": "schedules proposals methods batches settings",
     "presets": "proposals batches settings experiments",

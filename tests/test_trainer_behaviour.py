@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.noise import Noise
+from diffusionbert.training.averaging import AveragedWeights
 from diffusionbert.training.optimising import learning_rate
 from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Score, Standing, score_of
@@ -219,8 +221,8 @@ def stopped(trainer: Trainer, at: int) -> None:
 
 @pytest.mark.parametrize(("precision", "expected"), [("no", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expected):
-    """In its precision, and with the optimiser's state in memory after a step to warm up."""
-    measured, made, seen = method(0.1), [], []
+    """In its precision, with averaged weights in memory, and the optimiser's state after a step to warm up."""
+    measured, made, seen, alive = method(0.1), [], [], weakref.WeakSet()
 
     def new_optimiser(*arguments):
         made.append(optimising.new_optimiser(*arguments))
@@ -228,14 +230,21 @@ def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expect
 
     def look(*_):
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        seen.append((dtype, len(made[-1].state)))
+        seen.append((dtype, len(made[-1].state), len(alive)))
 
+    def averaged(*arguments):
+        averages = AveragedWeights(*arguments)
+        alive.add(averages)
+        return averages
+
+    monkeypatch.setattr(recipe, "AveragedWeights", averaged)
     monkeypatch.setattr(recipe, "new_optimiser", new_optimiser)
     measured.register_forward_pre_hook(look)
     before = weights_of(measured)
-    recipe.measure(measured, MadeUpRows(40, seed=1), replace(QUICK, precision=precision), torch.device("cpu"), 64)
+    settings = replace(QUICK, precision=precision, averaging=0.9)
+    recipe.measure(measured, MadeUpRows(40, seed=1), settings, torch.device("cpu"), 64)
     count = sum(parameter.requires_grad for parameter in measured.parameters())
-    assert seen == [(expected, 0), (expected, count), (expected, count)]
+    assert seen == [(expected, 0, 1), (expected, count, 1), (expected, count, 1)]
     assert equal(weights_of(measured), before)
 
 

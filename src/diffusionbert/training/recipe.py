@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from diffusionbert.likelihood.evaluation import Rows
 from diffusionbert.method import Method
 from diffusionbert.noise import Noise
+from diffusionbert.training.averaging import AveragedWeights
 from diffusionbert.training.optimising import low_precision, new_optimiser
 from diffusionbert.training.settings import Training
 
@@ -32,6 +33,7 @@ def measure(method: Method, rows: Rows, settings: Training, device: torch.device
     """Doubles the micro-batch until it does not fit, gains no more speed, or is a process's whole share of a batch."""
     method = method.to(device).train()
     optimiser = new_optimiser(method, replace(settings, weight_decay=0.0), device)  # which leaves weights as they are
+    averages = AveragedWeights(method, settings.averaging) if settings.averaging else None  # they take room, too
     best: Measurement | None = None
     for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
         try:
@@ -42,6 +44,7 @@ def measure(method: Method, rows: Rows, settings: Training, device: torch.device
             break
         best = Measurement(micro_tokens, speed, is_whole=micro_tokens == share)
     method.zero_grad(set_to_none=True)
+    del averages
     gc.collect()
     if best is None:
         raise ValueError(f"not even {min(1024, share)} tokens fit on {device}; take a smaller network")
