@@ -27,7 +27,6 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-import torch
 from plan import FREQUENCIES, LOOKED_AT, SEEDS, TIMED, Job, Variation, jobs
 
 from diffusionbert.checkpoints import RunFolder, write_json
@@ -36,6 +35,7 @@ from diffusionbert.paper.reproduction import SCALES, Reproduction, is_finished
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import survival, table1, table3, tradeoff
 from diffusionbert.runs import default_cache, prepare, train
+from diffusionbert.schedules import TokenInformation
 
 TIMED_STEPS = 600
 
@@ -166,9 +166,10 @@ def _frequencies(reproduction: Reproduction, output: Path) -> None:
     """What the tested text costs by the word frequencies of the training text alone: who needs more has learnt less."""
     data = replace(reproduction.planned("d3pm").data, validation=reproduction.test)
     text = prepare(data, reproduction.cache)
-    shares = (text.rows.counts + 1) * text.lexicon.writable.double()
-    tested = text.validation.counts.double()
-    nats = -torch.xlogy(tested, shares / shares.sum()).sum() / tested.sum()
+    information = TokenInformation.from_counts(text.rows.counts, writable=text.lexicon.writable)
+    tested = text.validation.counts
+    nats = (tested * information.values).sum() / tested.sum()
+    output.mkdir(parents=True, exist_ok=True)
     write_json(output / FREQUENCIES, {"nats_per_token": float(nats), "tokens": int(tested.sum())})
 
 

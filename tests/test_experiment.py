@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
+from itertools import chain
+from statistics import mean
 
 import made_up  # noqa: F401 - first: it says where the scripts are
 import pytest
@@ -18,7 +22,7 @@ from diffusionbert.model import load
 from diffusionbert.paper.reproduction import SCALES
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import BY_STEPS, MAIN, TRADED_OFF, Row
-from diffusionbert.runs import stored_experiment
+from diffusionbert.runs import prepare, stored_experiment
 
 
 def test_every_row_is_there_once_and_what_it_needs_comes_before():
@@ -70,3 +74,18 @@ def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_othe
     assert "pretrain" in read_json(tmp_path / "larger" / "seconds" / "diffusionbert.json")
     owner = load(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
     assert {load(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
+
+
+def test_what_word_frequencies_alone_need_is_what_counting_says(request_, tmp_path):
+    reproduction = experiment._opened(tmp_path / "seed1", request_)
+    experiment._frequencies(reproduction, tmp_path / "alone")
+    text = prepare(replace(reproduction.planned("d3pm").data, validation=request_.data), reproduction.cache)
+    trained, tested = (
+        [token for token in chain.from_iterable(map(rows.row, range(len(rows)))) if not rows.special[token]]
+        for rows in (text.rows, text.validation)
+    )
+    counts, num_words = Counter(trained), int(text.lexicon.writable.sum())
+    nats = mean(math.log((len(trained) + num_words) / (counts[token] + 1)) for token in tested)
+    found = read_json(tmp_path / "alone" / plan.FREQUENCIES)
+    assert found["tokens"] == len(tested)
+    assert found["nats_per_token"] == pytest.approx(nats)

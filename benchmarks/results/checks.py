@@ -99,12 +99,12 @@ def lower(
             f"{number(perplexity(one))} against {number(perplexity(two))}, {apart.per_cent}"
             for (one, two), apart in zip(pairs, found, strict=True)
         ]
-        theirs = [PAPER.get(key, PAPER.get(f"{key}-paper")) for key in (first, second)]
-        paper = math.log(theirs[0][0] / theirs[1][0]) if theirs[0] and theirs[1] else None
-        quantity = " by its own quantity" if "spindle" in first else ""
-        said = ""
-        if theirs[0] and theirs[1] and paper is not None and steps is None:
-            said = f"; the paper{quantity}: {theirs[0][0]} against {theirs[1][0]}, {change(paper)}"
+        ours, theirs = (PAPER.get(key, PAPER.get(f"{key}-paper")) for key in (first, second))
+        paper, said = None, ""
+        if ours and theirs:
+            paper = math.log(ours[0] / theirs[0])
+            quantity = " by its own quantity" if "spindle" in first else ""
+            said = f"; the paper{quantity}: {ours[0]} against {theirs[0]}, {change(paper)}" if steps is None else ""
         during = "" if steps is None else f" in {steps:,} steps"
         seeds = folders if steps is None else ["seed0"]
         ways = "" if way == "grid" and other is None else f" ({way if other is None else f'{way} and {other}'})"

@@ -152,12 +152,11 @@ def costs(results: Results, _: Path) -> str:
     return (
         f"## Costs and hashes\n\nSeconds are wall seconds while {' or '.join(map(str, sorted(workers)))} rows ran side "
         "by side on one chip, so a row alone is faster; its share, seconds ÷ rows, is given as GPU minutes, which is "
-        "too little where fewer ran "
-        "towards the end. Rows were run in instalments, while the program was written. Together: "
+        "too little where fewer ran towards the end. Rows were run in instalments, while the program was written. "
+        "Together: "
         f"{each}; {sum(map(sum, shares.values())):.1f} GPU minutes, without what ran alone (step times, "
         "tables 1 and 3) and without the pretraining of what was given. Hashes of weights are shortened here, and "
-        "whole in "
-        "each `evaluation.json`.\n\n<details><summary>Every row</summary>\n\n"
+        "whole in each `evaluation.json`.\n\n<details><summary>Every row</summary>\n\n"
         f"{grid(header, lines)}\n\n</details>\n\n{_hashes(results)}"
     )
 

@@ -100,9 +100,8 @@ def tradeoffs(results: Results, pictures: Path) -> str:
     return (
         f"{heading}\n\nBLEU-4 of {number_of:,} samples and self-BLEU of as many others at each setting, bars of ± 1.96 "
         "standard errors; up and to the left is better. Real sentences are the star; they are shorter than the "
-        "samples, "
-        "and so no goal. Decoders are varied by temperature, the others by top-k, as in the paper.\n\n![quality and "
-        "diversity](results/tradeoffs.png)\n\n"
+        "samples, and so no goal. Decoders are varied by temperature, the others by top-k, as in the paper.\n\n"
+        "![quality and diversity](results/tradeoffs.png)\n\n"
         + grid(("system", "BLEU-4 / self-BLEU"), lines, left=2)
         + missing(system for system in TRADED_OFF if system not in known)
     )
@@ -117,15 +116,12 @@ def convergence(results: Results, pictures: Path) -> str:
         return f"## While training (figure 4){absent}"
     curves = [curve(results.run(name), title(Row(name), trained[name])) for name in known]
     figures.convergence(curves, pictures / "convergence.png")
-    longer = [name for name in CONVERGING if name in results.experiments(f"steps{LONG}")]
-    if longer:
-        runs = [(results.run(name, f"steps{LONG}"), title(Row(name), trained[name])) for name in longer]
-        figures.convergence([curve(*run) for run in runs], pictures / "convergence-longer.png")
-    more = (
-        f"\n\nTrained for {LONG:,} steps:\n\n![validation while training longer](results/convergence-longer.png)"
-        if longer
-        else ""
-    )
+    more, longer = "", f"steps{LONG}"
+    trained_longer = [name for name in CONVERGING if name in results.experiments(longer)]
+    if trained_longer:
+        runs = [curve(results.run(name, longer), title(Row(name), trained[name])) for name in trained_longer]
+        figures.convergence(runs, pictures / "convergence-longer.png")
+        more = f"\n\nTrained for {LONG:,} steps:\n\n![validation while training longer](results/convergence-longer.png)"
     sentences = trained[known[0]].training.validation_sentences
     ends = ", ".join(f"`{name}` {one.ys[-1]:.3f}" for name, one in zip(known, curves, strict=True))
     return (
@@ -167,8 +163,7 @@ def written(results: Results, _: Path) -> str:
     return (
         "## A sentence being written (table 1)\n\nOne each, unselected; what is new is bold. t is the time, and for "
         "BERT-Mouth the share of words that are still hidden; when none is, it goes on rewriting. DiffusionBERT has "
-        "the "
-        f"spindle here, as in the paper, and no step is skipped.\n\n{rows}"
+        f"the spindle here, as in the paper, and no step is skipped.\n\n{rows}"
     )
 
 

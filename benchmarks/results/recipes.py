@@ -13,7 +13,7 @@ from checks import lower
 from kept import Results, nats_of
 from plan import LONG, VARIATIONS
 from verdicts import against_exact, difference
-from wording import figure, grid, missing, primary, share
+from wording import figure, grid, kind, missing, primary, share
 
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.experiments import NewBert
@@ -106,7 +106,7 @@ def _change(results: Results, recipe: Recipe) -> str:
     base = next((one for one in RECIPES if one.place == recipe.against), None)
     if base is None or not results.has(base.system, base.folder):
         return "–"
-    apart = difference(*(_found(results, one).scores[WAY] for one in (recipe, base)))
+    apart = difference(*(_scores(results, one) for one in (recipe, base)))
     return f"{apart.per_cent} against `{base.place}`"
 
 
@@ -152,11 +152,12 @@ def _averaging(results: Results) -> str:
     for name in systems:
         last, mean = (results.evaluation(name, folder) for folder in (UNAVERAGED, "seed0"))
         apart = difference(*(one.scores[primary(one)] for one in (last, mean)))
-        found.append(f"`{name}` {figure(last)} against {figure(mean)}, {apart.per_cent}")
+        found.append(f"`{name}` ({kind(last)}) {figure(last)} against {figure(mean)}, {apart.per_cent}")
     if not found:
         return ""
     return (
-        "**Averaged weights** are what all tables show. The last ones, not averaged, against those of table 2: "
+        "**Averaged weights** are what all tables show. Perplexity a token of the last ones, not averaged, against "
+        "those of table 2: "
         f"{'; '.join(found)}."
     )
 

@@ -23,8 +23,7 @@ from wording import figure, grid, kind, missing, nats, number, primary, times
 
 from diffusionbert.assessment.comparison import compare
 from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, to_markdown
-from diffusionbert.checkpoints import RunFolder
-from diffusionbert.paper.targets import MAIN, Row, title
+from diffusionbert.paper.targets import MAIN, Row, curve, title
 
 TARGET = 0.65
 """What DiffusionBERT's perplexity should be at most, as a share of the best D3PM's."""
@@ -56,8 +55,7 @@ def main_table(results: Results, _: Path) -> str:
         "Orders compare, numbers do not: its perplexities are a word's, by an author's word and not by the paper's"
         f"{_a_word(results)}. With the spindle they are by its own quantity, which is no bound. Steps and tokens are "
         "equal for all, arithmetic is not: GenMD4 and SUNDAE make two passes a step. What is called GPT is a decoder "
-        "of "
-        f"this size, pretrained as the masked network was.{absent}"
+        f"of this size, pretrained as the masked network was.{absent}"
     ]
     # What the paper calls perplexity is its own quantity with the spindle, and a bound without it.
     told = {
@@ -80,10 +78,9 @@ def main_table(results: Results, _: Path) -> str:
     parts.append(
         "### Samples\n\nBLEU-4 says how much of a sample occurs in real text, and the dullest text has the most of it; "
         "self-BLEU says how much samples have in common. Neither is good by itself, and only BLEU-4 is ranked. A "
-        "network "
-        "that is told the time is called at every step under the spindle, others only when a word is revealed. Real "
-        f"sentences are shorter ({real['real']['words_per_text']:.0f} words, samples {real['words_per_text']:.0f}), so "
-        f"their figures are no goal.\n\n{_markdown(shown, card, warnings)}"
+        "network that is told the time is called at every step under the spindle, others only when a word is revealed. "
+        f"Real sentences are shorter ({real['real']['words_per_text']:.0f} words, samples "
+        f"{real['words_per_text']:.0f}), so their figures are no goal.\n\n{_markdown(shown, card, warnings)}"
     )
     return "\n\n".join(filter(None, parts))
 
@@ -143,8 +140,7 @@ def _unlearnt(results: Results, rows: Sequence[Row]) -> str:
 
 
 def _course(results: Results, key: str) -> str:
-    events = RunFolder(results.run(key)).events()
-    found = [event["validation_nats_per_token"] for event in events if "validation_nats_per_token" in event]
+    found = curve(results.run(key), key).ys
     return ", ".join(f"{found[place]:.1f}" for place in (0, len(found) // 2, -1))
 
 

@@ -64,8 +64,8 @@ def _against_decoder(results: Results) -> str:
     found = []
     for steps, folder in results.budgets.items():
         if results.has(OWN, folder) and results.has(RIVAL, folder):
-            found_there = against_exact(results.scores(OWN, "grid", folder), results.scores(RIVAL, "exact", folder))
-            found.append(f"{share(found_there)} after {steps:,} steps")
+            apart = against_exact(results.scores(OWN, "grid", folder), results.scores(RIVAL, "exact", folder))
+            found.append(f"{share(apart)} after {steps:,} steps")
     if not found:
         raise NotRun(RIVAL)
     return (

@@ -157,7 +157,7 @@ def difference(first: Scores, second: Scores) -> Interval:
     return Interval(found.value, found.low, found.high)
 
 
-LONGEST = 128
+MAX_LENGTH = 128
 """Tokens that a sentence may have."""
 
 
@@ -186,7 +186,7 @@ def against_exact(bound: Scores, exact: Scores) -> AgainstExact:
 
 def length_costs(tokens: Tensor) -> Tensor:
     """What it costs to say how long each sentence is, by the lengths of all the others."""
-    counts = torch.bincount(tokens, minlength=LONGEST + 1)
+    counts = torch.bincount(tokens, minlength=MAX_LENGTH + 1)
     costs = torch.zeros(len(counts), dtype=torch.float64)
     for length in tokens.unique():
         others = counts.clone()
