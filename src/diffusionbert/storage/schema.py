@@ -1,0 +1,198 @@
+"""Typed values ⇄ JSON: the one reader of everything that is opened (model and run folders, evaluations, settings).
+
+The schema is the annotation: frozen dataclasses field by field, enums by value, unions, tuples, lists and dictionaries.
+A member of a registered family (a schedule, a sampler, an objective) is {"name": its registered name, …fields}; one
+from outside the package also says its module, which is never imported by reading. Numbers that JSON does not have are
+the strings "inf", "-inf" and "nan". Every error is one ValueError that names the path, the value
+found and what is expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from diffusionbert.registry import Registry
+
+T = TypeVar("T")
+_NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def to_json(value: Any) -> Any:
+    """Converts a typed value to plain JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+        return {**_header(value), **fields}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form; use dataclasses, enums and plain values")
+
+
+@overload
+def from_json(plain: Any, expected: type[T], where: str = ...) -> T: ...
+
+
+@overload
+def from_json(plain: Any, expected: Any, where: str = ...) -> Any: ...
+
+
+def from_json(plain: Any, expected: Any, where: str = "settings") -> Any:
+    """Reads a typed value from plain JSON values.
+
+    Args:
+        plain: What `json.loads` returned.
+        expected: The type: a dataclass, a registered family, or any annotation that a dataclass field may have.
+        where: What the value is called in error messages, for example a file name.
+
+    Returns:
+        The value, checked against its annotations.
+    """
+    if isinstance(members := _union_members(expected), tuple):
+        return _from_union(plain, members, where)
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if expected is Any:
+        return plain
+    if origin is typing.Literal:
+        return _require(plain in arguments, plain, " or ".join(map(repr, arguments)), where)
+    if origin is tuple:
+        return _from_tuple(plain, arguments, where)
+    if origin is list:
+        _require(isinstance(plain, list), plain, "a list", where)
+        return [from_json(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(plain)]
+    if origin is dict:
+        _require(isinstance(plain, dict), plain, "an object", where)
+        return {key: from_json(item, arguments[1], f"{where}.{key}") for key, item in plain.items()}
+    if isinstance(registry := getattr(expected, "registry", None), Registry):
+        return _from_registered(plain, registry, expected, where)
+    if dataclasses.is_dataclass(expected):
+        return _from_fields(plain, expected, where)
+    return _from_scalar(plain, expected, where)
+
+
+def _header(value: Any) -> dict[str, str]:
+    """The name, and the module if it is not ours, of a member of a registered family."""
+    registry = getattr(type(value), "registry", None)
+    if not isinstance(registry, Registry):
+        return {}
+    module = type(value).__module__
+    is_ours = module.partition(".")[0] == __name__.partition(".")[0]
+    return {"name": registry.name_of(value)} | ({} if is_ours else {"module": module})
+
+
+def _from_union(plain: Any, members: tuple[Any, ...], where: str) -> Any:
+    """The member that the JSON value can be: an object is a dataclass, everything else is chosen by its type."""
+    if plain is None and type(None) in members:
+        return None
+    errors = []
+    for member in members:
+        if member is not type(None):
+            try:
+                return from_json(plain, member, where)
+            except ValueError as error:
+                errors.append(error)
+    if len(errors) == 1 or isinstance(plain, dict):
+        raise errors[0]
+    _require(False, plain, " or ".join(map(_called, members)), where)
+    return None
+
+
+def _from_tuple(plain: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    _require(isinstance(plain, list | tuple), plain, "a list", where)
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        arguments = (arguments[0],) * len(plain)
+    _require(len(plain) == len(arguments), plain, f"a list of {len(arguments)} values", where)
+    pairs = zip(plain, arguments, strict=True)
+    return tuple(from_json(item, each, f"{where}[{index}]") for index, (item, each) in enumerate(pairs))
+
+
+def _from_registered(plain: Any, registry: Registry[Any], expected: type, where: str) -> Any:
+    _require(
+        isinstance(plain, dict) and isinstance(plain.get("name"), str), plain, f"a {registry.kind} with a name", where
+    )
+    try:
+        cls = registry.get(plain["name"])
+    except ValueError as error:
+        module = plain.get("module")
+        hint = f"; it was registered by the module {module!r}: import that first, or give --plugin {module}"
+        raise ValueError(f"{where}: {error}{hint if isinstance(module, str) else ''}") from None
+    if not issubclass(cls, expected):
+        raise ValueError(f"{where}: {plain['name']!r} is a {registry.kind}, but {_called(expected)} is expected")
+    rest = {key: value for key, value in plain.items() if key not in ("name", "module")}
+    return _from_fields(rest, cls, where)
+
+
+def _from_fields(plain: Any, cls: Any, where: str) -> Any:
+    _require(isinstance(plain, dict), plain, f"an object with the fields of {_called(cls)}", where)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    unknown = sorted(set(plain) - set(fields))
+    if unknown:
+        raise ValueError(f"{where}: {_called(cls)} has no field {unknown[0]!r}; it has {', '.join(fields) or 'none'}")
+    missing = [name for name, field in fields.items() if name not in plain and _is_required(field)]
+    if missing:
+        raise ValueError(f"{where}: {_called(cls)} lacks the field {missing[0]!r}")
+    hints = _type_hints(cls)
+    values = {name: from_json(plain[name], hints[name], f"{where}.{name}") for name in fields if name in plain}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _from_scalar(plain: Any, expected: Any, where: str) -> Any:
+    if isinstance(expected, type) and issubclass(expected, Enum):
+        values = [member.value for member in expected]
+        _require(plain in values, plain, f"one of {', '.join(map(repr, values))}", where)
+        return expected(plain)
+    if expected is float:
+        if isinstance(plain, str) and plain in _NON_FINITE:
+            return _NON_FINITE[plain]
+        _require(isinstance(plain, int | float) and not isinstance(plain, bool), plain, "a number", where)
+        return float(plain)
+    if expected is Path:
+        return Path(_require(isinstance(plain, str), plain, "a path", where))
+    # The very type, because a bool is an int to Python.
+    return _require(type(plain) is expected, plain, _called(expected), where)
+
+
+def _require(holds: bool, plain: Any, expected: str, where: str) -> Any:
+    if not holds:
+        shown = " ".join(repr(plain).split())
+        shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
+        raise ValueError(f"{where} must be {expected}, got {shown}")
+    return plain
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+@lru_cache(maxsize=256)
+def _type_hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _union_members(annotation: Any) -> tuple[Any, ...] | None:
+    is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    return typing.get_args(annotation) if is_union else None
+
+
+def _called(annotation: Any) -> str:
+    words = {int: "a whole number", str: "a text", bool: "true or false", float: "a number", type(None): "null"}
+    return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
