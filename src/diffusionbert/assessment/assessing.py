@@ -29,7 +29,7 @@ from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.tasks import MOST_TEXTS, Task
 
 PAPER_LENGTH = 64
@@ -43,7 +43,7 @@ Watch = Callable[[str, int, int], None]
 class Plan:
     """What is asked about a model."""
 
-    sampling: Sampling = Sampling(top_k=30)
+    sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
     samples: int = 1000
     """Of each of the two sets."""
     length: int | tuple[int, int] | None = PAPER_LENGTH

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, final
 
@@ -27,7 +26,7 @@ from diffusionbert.likelihood.intervals import percentile_interval, resampled_su
 from diffusionbert.likelihood.scores import Estimate, Scores, rates_to_json
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample, Repetition, TokenEntropy
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplingRequest, format_sampler
 
 FORMAT = 1
 """Raised when the files or their meaning change."""
@@ -94,7 +93,7 @@ class Samples:
     """For BLEU-4 and everything but self-BLEU."""
     second: tuple[str, ...]
     """As many again, for self-BLEU."""
-    sampling: Sampling
+    sampling: SamplingRequest
     length: int | tuple[int, int] | None
     """Tokens of each; None draws as the training corpus does."""
     seed: int
@@ -102,7 +101,9 @@ class Samples:
 
     def to_json(self) -> dict[str, Any]:
         """All settings, by which the same texts come again."""
-        plain = {name: value.value if isinstance(value, Enum) else value for name, value in vars(self.sampling).items()}
+        sampler, block = self.sampling.sampler, self.sampling.block
+        name = None if sampler is None else format_sampler(sampler)
+        plain = {"algorithm": name, **vars(self.sampling.config), "block": block}
         length = "corpus" if self.length is None else self.length
         return {**plain, "length": length, "number": len(self.first), "seed": self.seed}
 

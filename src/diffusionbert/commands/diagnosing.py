@@ -46,13 +46,11 @@ class Doctor(WithModel):
     length: str = "corpus"
     """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
     steps: int = 128
-    sampler: str = "own"
+    sampler: str | None = None
     """As for generate, like all that follow: give the flags whose samples you wonder about."""
     temperature: float = 1.0
     top_k: int | None = 30
     top_p: float | None = None
-    threshold: float | None = None
-    remasking: float | None = None
     block: int | None = None
     seed: int = 0
 
@@ -86,8 +84,6 @@ class Doctor(WithModel):
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
-            threshold=self.threshold,
-            remasking=self.remasking,
             block=self.block,
             seed=self.seed,
         )

@@ -46,7 +46,7 @@ class Evaluate(WithModel):
     """Steps from noise to text."""
     top_k: int | None = 30
     """Choose among so many likeliest words; 0 is all."""
-    sampler: str = "own"
+    sampler: str | None = None
     """As for generate."""
     precision: str = "0.5%"
     """Draw until the 95 % interval of the model's own perplexity is this narrow on either side: 0.5% or 0.005 of it."""

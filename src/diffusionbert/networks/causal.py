@@ -9,6 +9,8 @@ Token ids come in and log-probabilities go out: this module knows nothing of str
 from __future__ import annotations
 
 import sys
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -24,14 +26,11 @@ from diffusionbert.shapes import AskedLogProbs, AskedRows, Places, Tokens, Token
 
 
 @runtime_checkable
-class Reader(Protocol):
-    """Rows that are read from left to right, part by part, and what may come next."""
+class KeyValues(Protocol):
+    """The keys and values of the positions that a decoder has read. It never changes: reading on gives another one."""
 
-    def read(self, tokens: Tokens) -> AskedLogProbs:
-        """Reads the next places of every row; gives for each row the distribution of the word that follows."""
-
-    def keep(self, rows: AskedRows) -> None:
-        """Goes on with these of the rows alone."""
+    def select(self, sequences: AskedRows) -> KeyValues:
+        """Those of these sequences alone."""
 
 
 @runtime_checkable
@@ -41,8 +40,8 @@ class CausalNetwork(Protocol):
     def __call__(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
         """Gives log p(v | x_<i) at the N asked places i: a distribution over writable tokens, −∞ at all others."""
 
-    def begin(self) -> Reader:
-        """Opens rows of which nothing is read yet."""
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+        """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
 
 
 @final
@@ -77,9 +76,18 @@ class CausalModel(nn.Module):
         places = functional.pad(asked[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
         return self.log_probs(tokens, places, use_cache=False)
 
-    def begin(self) -> Reader:
-        """Opens rows whose keys and values are kept, so that each place is read once."""
-        return _CachedReader(self)
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+        """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
+        num_sequences, length = tokens.shape
+        if not length:
+            raise ValueError("there is nothing to read, and the next token depends on what was read; give a token")
+        assert isinstance(cache, _DynamicKeyValues | None)
+        new = DynamicCache(config=self.backbone.config) if cache is None else _copied(cache.cache)
+        num_read = length + (0 if cache is None else cache.num_read)
+        self.require_room(num_read)
+        last = torch.arange(1, num_sequences + 1, device=tokens.device) * length - 1
+        log_p = self.log_probs(tokens, last, past_key_values=new, use_cache=True)
+        return log_p, _DynamicKeyValues(new, num_read)
 
     def log_probs(self, tokens: Tokens, places: AskedRows, **options: Any) -> AskedLogProbs:
         """Gives the distribution of what follows these places, numbered through all rows."""
@@ -100,27 +108,25 @@ class CausalModel(nn.Module):
 
 
 @final
-class _CachedReader:
-    """Reads with a cache of keys and values (`DynamicCache`)."""
+@dataclass(frozen=True, eq=False)
+class _DynamicKeyValues:
+    """Keys and values in a `DynamicCache` that nobody changes any more."""
 
-    def __init__(self, network: CausalModel) -> None:
-        self._network = network
-        self._cache = DynamicCache(config=network.backbone.config)
-        self._num_read = 0
+    cache: DynamicCache
+    num_read: int
 
-    def read(self, tokens: Tokens) -> AskedLogProbs:
-        """Reads the next places of every row; gives for each row the distribution of the word that follows."""
-        num_rows, length = tokens.shape
-        if not length:
-            raise ValueError("there is nothing to read, and what follows is told by what was read; give a token a row")
-        self._num_read += length
-        self._network.require_room(self._num_read)
-        last = torch.arange(1, num_rows + 1, device=tokens.device) * length - 1
-        return self._network.log_probs(tokens, last, past_key_values=self._cache, use_cache=True)
+    def select(self, sequences: AskedRows) -> KeyValues:
+        """Those of these sequences alone."""
+        selected = _copied(self.cache)
+        selected.batch_select_indices(sequences)
+        return _DynamicKeyValues(selected, self.num_read)
 
-    def keep(self, rows: AskedRows) -> None:
-        """Forgets all other rows."""
-        self._cache.batch_select_indices(rows)
+
+def _copied(cache: DynamicCache) -> DynamicCache:
+    """A cache that can grow without changing the first; layers replace tensors and never write them."""
+    new = copy(cache)
+    new.layers = [copy(layer) for layer in cache.layers]
+    return new
 
 
 def new_decoder(

@@ -32,7 +32,9 @@ from diffusionbert.model import Model
 from diffusionbert.paper import denoising
 from diffusionbert.paper.reproduction import Reproduction
 from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.schedules import Mean, Spindle, TokenInformation
 from diffusionbert.tasks import Moment, Task
 
@@ -45,7 +47,7 @@ class Row:
     """A system and a way in which it is looked at."""
 
     system: str
-    sampling: Sampling | None = None
+    sampling: SamplingRequest | None = None
     note: str = ""
     """What sets it apart from the other rows of the same system."""
 
@@ -59,7 +61,7 @@ MAIN: tuple[Row, ...] = (
     *(Row(name) for name in ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-spindle-paper")),
     *(Row(name) for name in ("d3pm-uniform", "multinomial")),
     *(Row(name) for name in ("diffusion-lm", "diffusion-lm-sqrt", "diffusion-lm-bert", "bert-mouth")),
-    Row("bert-mouth", Sampling(Algorithm.GIBBS_LEFT_TO_RIGHT, steps=64, top_k=30), "left to right"),
+    Row("bert-mouth", SamplingRequest(Gibbs(Order.LEFT_TO_RIGHT), SamplerConfig(64, top_k=30)), "left to right"),
     *(Row(name) for name in ("diffusionbert-lte", "diffusionbert-pte", "diffusionbert", "diffusionbert-spindle")),
     *(Row(name) for name in ("diffusionbert-spindle-sentence", "diffusionbert-spindle-paper", "diffusionbert-bell")),
     *(Row(name) for name in ("genmd4", "mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae")),
@@ -110,7 +112,7 @@ def table3(reproduction: Reproduction) -> list[Path]:
     folders, names = [], []
     for system in BY_STEPS:
         for steps in _budgets(reproduction, system):
-            sampling = replace(reproduction.sampling(system), steps=steps)
+            sampling = _with(reproduction.sampling(system), steps=steps)
             found = reproduction.evaluation(
                 f"{system}-{steps}-steps", system, sampling, steps=steps, samples=reproduction.scale.timed_samples
             )
@@ -144,13 +146,14 @@ def table1(reproduction: Reproduction) -> list[Path]:
 
 def _trajectories(reproduction: Reproduction) -> dict[str, tuple[Moment, ...]]:
     found = {}
-    for system, algorithm in (
-        ("bert-mouth", Algorithm.GIBBS),
-        ("d3pm", Algorithm.ANCESTRAL),
-        ("diffusionbert-spindle", Algorithm.ANCESTRAL),
-    ):
+    samplers: dict[str, Sampler] = {
+        "bert-mouth": Gibbs(),
+        "d3pm": Ancestral(),
+        "diffusionbert-spindle": Ancestral(),
+    }
+    for system, sampler in samplers.items():
         task = Task(length=10, seed=reproduction.request.seed)
-        sampling = Sampling(algorithm, steps=32, top_k=30)
+        sampling = SamplingRequest(sampler, SamplerConfig(32, top_k=30))
         found[SYSTEMS[system].title] = tuple(reproduction.model(system).watch(task, sampling))
     return found
 
@@ -212,10 +215,14 @@ def draw_tradeoffs(points: Mapping[str, Mapping[str, Evaluation]], picture: Path
     return series
 
 
-def _knobs(own: Sampling, *, by_temperature: bool) -> list[tuple[str, Sampling]]:
+def _knobs(own: SamplingRequest, *, by_temperature: bool) -> list[tuple[str, SamplingRequest]]:
     if by_temperature:
-        return [(f"T={value}", replace(own, temperature=value, top_k=None)) for value in (0.6, 0.7, 0.8, 0.9, 1.0)]
-    return [(f"k={value}", replace(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
+        return [(f"T={value}", _with(own, temperature=value, top_k=None)) for value in (0.6, 0.7, 0.8, 0.9, 1.0)]
+    return [(f"k={value}", _with(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
+
+
+def _with(request: SamplingRequest, **changes: Any) -> SamplingRequest:
+    return replace(request, config=replace(request.config, **changes))
 
 
 def _tradeoff(name: str, points: Mapping[str, Evaluation]) -> figures.Tradeoff:
