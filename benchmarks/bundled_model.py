@@ -21,7 +21,7 @@ from diffusionbert.likelihood.evaluation import Effort
 from diffusionbert.likelihood.scores import paired_bootstrap
 from diffusionbert.metrics import token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.tasks import Task
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import parse_corpus
@@ -29,7 +29,7 @@ from diffusionbert.text.sources import Split
 
 FOLDER = Path(__file__).parent.parent / "docs" / "bundled_model"
 NUM_SAMPLES = 50
-SETTINGS = {"top-k 30": Sampling(top_k=30), "nothing cut": Sampling()}
+SETTINGS = {"top-k 30": SamplingRequest(config=SamplerConfig(top_k=30)), "nothing cut": SamplingRequest()}
 
 
 def measure(corpus: str, before: str, judge: str, num_sentences: int) -> None:

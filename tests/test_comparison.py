@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import tyro
+from drawing import requested
 from rich.console import Console
 
 from diffusionbert.assessment.comparison import compare, independent_p_value
@@ -26,7 +27,6 @@ from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample, repetition, token_entropy
-from diffusionbert.sampling import Sampling
 from diffusionbert.text.sources import Split
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 
@@ -67,7 +67,7 @@ class Systems:
 
     def add(self, name: str, likelihoods: dict[str, Estimate] | None = None, **changes) -> Path:
         bleu, self_bleu = changes.pop("bleu", 0.3), changes.pop("self_bleu", 0.2)
-        sampling = changes.pop("sampling", Sampling(top_k=30))
+        sampling = changes.pop("sampling", requested(top_k=30))
         length, device = changes.pop("length", 64), changes.pop("device", "cpu")
         speed = Speed(changes.pop("seconds", 0.5), 100.0, changes.pop("calls", 20.0), device, 32)
         text = changes.pop("text", "a corpus")
@@ -352,7 +352,7 @@ def test_the_continuous_limit_is_one_quantity_however_it_is_estimated(systems):
 
 
 def test_other_settings_of_sampling_are_warned_of(systems):
-    table = compare([systems.add("one"), systems.add("two", sampling=Sampling(steps=64), bleu=0.5)])
+    table = compare([systems.add("one"), systems.add("two", sampling=requested(steps=64), bleu=0.5)])
     assert "sampling steps differs: 128 (one), 64 (two)" in table.warnings
     assert "top-k differs: 30 (one), off (two)" in table.warnings
     assert marks(column(table, "bleu4"))["two"] == "b"  # such settings are what people compare

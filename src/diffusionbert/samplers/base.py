@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusionbert.categorical import Shaping
@@ -95,7 +96,7 @@ def concatenate_queries(queries: Sequence[Query]) -> Query:
     return Query(padded("tokens"), padded("attend"), t, padded("targets"))
 
 
-def split_answer(answer: AskedLogProbs, queries: Sequence[Query]) -> list[AskedLogProbs]:
+def split_answer(answer: AskedLogProbs, queries: Sequence[Query]) -> list[Tensor]:
     """The parts of the answer to concatenated queries, one per query."""
     return list(torch.split(answer, [int(query.targets.sum()) for query in queries]))
 
@@ -128,13 +129,16 @@ class SamplingContext:
     """A time grid other than `config.steps` equal steps up to `start_time`."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.start_time <= 1:
+            raise ValueError(f"start_time must be above 0 and at most 1, got {self.start_time}; 1 is pure noise")
         if self.time_grid is not None:
             require_grid(self.time_grid, partial=True)
 
     @cached_property
     def grid(self) -> Grid:
         """The times 0 < … < start_time between which steps are made, in float64 on the CPU."""
-        return uniform_grid(self.config.steps, self.start_time) if self.time_grid is None else self.time_grid
+        with torch.device("cpu"):  # whatever the default device: samplers read single times from it
+            return uniform_grid(self.config.steps, self.start_time) if self.time_grid is None else self.time_grid.cpu()
 
     @property
     def warper(self) -> Shaping:

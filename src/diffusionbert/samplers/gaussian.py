@@ -143,7 +143,7 @@ def _step(state: GaussianState, x0_hat: Vectors) -> Vectors:
     return torch.where(part.editable[..., None], mean + deviation * drawn, x_t)
 
 
-def _shown(canvas: Batch, sequences: AskedRows, tokens: Tokens) -> Tokens:
+def _shown(canvas: Batch, sequences: AskedRows, tokens: Tensor) -> Tokens:
     """The canvas with the tokens of some sequences."""
     shown = canvas.tokens.clone()
     shown[sequences, : tokens.shape[1]] = tokens
