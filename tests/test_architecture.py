@@ -92,9 +92,8 @@ MAY_IMPORT = {
     "report": "method sampling metrics intervals scores checkpoints judges conventions material",
     "assessing": "sampling metrics protocol scores evaluation experiments building tasks model judges conventions "
     "material likelihoods report",
-    "retention": "shapes noise networks vocabulary canvas intervals",
     "symptoms": "method sampling vocabulary metrics evaluation building tasks model",
-    "doctor": "sampling retention symptoms",
+    "doctor": "sampling symptoms",
     "tables": "",
     "comparison": "method metrics intervals protocol scores checkpoints report tables",
     "figures": "",
@@ -103,12 +102,12 @@ MAY_IMPORT = {
     "request": "",
     "reproduction": "cleaning batches evaluation settings checkpoints sampling experiments presets systems runs model "
     "material report assessing request",
-    "targets": "schedules sampling metrics checkpoints experiments tasks systems model report tables comparison "
+    "targets": "schedules sampling metrics checkpoints experiments tasks systems runs model report tables comparison "
     "figures denoising reproduction",
     # the commands
     "commands": "errors schedules proposals methods sampling cleaning reading sources corpus batches protocol scores "
     "evaluation progress checkpoints experiments presets systems model_folder runs tasks model terminal judges "
-    "conventions material report assessing retention symptoms doctor tables comparison figures request "
+    "conventions material report assessing symptoms doctor tables comparison figures request "
     "reproduction targets",
     "cli": "commands",
 }
