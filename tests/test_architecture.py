@@ -33,7 +33,6 @@ MAY_IMPORT = {
     # the networks
     "conditioning": "shapes",
     "networks": "errors hub shapes conditioning",
-    "original": "errors",
     # the contract, and what meets it
     "method": "shapes noise",
     "methods": "shapes noise schedules proposals categorical processes networks method",
@@ -74,7 +73,7 @@ MAY_IMPORT = {
     "experiments": "schedules proposals methods batches settings",
     "presets": "proposals batches settings experiments",
     "systems": "schedules proposals methods sampling experiments presets",
-    "building": "shapes schedules processes conditioning networks original method methods samplers sampling "
+    "building": "shapes schedules processes conditioning networks method methods samplers sampling "
     "experiments",
     "model_folder": "errors hub networks processes method sources corpus vocabulary checkpoints experiments building",
     "runs": "errors hub networks method cleaning sources corpus vocabulary cache encoded batches settings checkpoints "

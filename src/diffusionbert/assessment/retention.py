@@ -75,10 +75,7 @@ class Encoder:
             raise ValueError(
                 f"a text to be embedded has 1 to {network.max_length} tokens, special ones counted: leave out others"
             )
-        time = torch.zeros(len(indices), dtype=torch.float64, device=device)
-        with network.conditioning.applied(network.backbone, batch.tokens, batch.attend, time) as inputs:
-            hidden: Tensor = network.backbone.base_model(**inputs).last_hidden_state
-        hidden = torch.cat([hidden[:, :1], hidden[:, 1 + network.conditioning.num_prefix :]], dim=1)
+        hidden = network.hidden_states(batch.tokens, batch.attend)
         own = batch.editable[..., None].double()
         return ((hidden.double() * own).sum(dim=1) / own.sum(dim=1)).cpu()
 

@@ -14,11 +14,16 @@ from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel
 
 from diffusionbert.conditioning import SinusoidalTime
-from diffusionbert.networks.base import ATTENTION, distribution, num_reserved_positions, padded_writable
+from diffusionbert.networks.base import (
+    attention_kernels,
+    distribution,
+    num_reserved_positions,
+    padded_writable,
+    require_length,
+)
 from diffusionbert.shapes import AskedLogProbs, AskedTokens, AskedVectors, Places, RowTimes, Tokens, TokenSet, Vectors
 
 
@@ -112,13 +117,9 @@ class EmbeddingDenoiser(nn.Module):
 
     def forward(self, x_t: Vectors, attend: Places, t: RowTimes) -> Vectors:
         """Gives x̂0 at every place, in float32 or better."""
-        if x_t.shape[1] > self.max_length:
-            raise ValueError(
-                f"rows have {x_t.shape[1]} places, but this network reads at most {self.max_length}: "
-                "cut or split the sentences, or take a backbone with more positions"
-            )
+        require_length(x_t.shape[1], self.max_length)
         inputs = self.up(x_t.to(self.table.dtype)) + self.time(t)[:, None]
-        with sdpa_kernel(ATTENTION):
+        with attention_kernels():
             # Numbers, not booleans: DeBERTa's convolution subtracts the mask from one.
             output = self.backbone.base_model(inputs_embeds=inputs, attention_mask=attend.long(), return_dict=True)
         with torch.autocast(x_t.device.type, enabled=False):
