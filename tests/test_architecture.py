@@ -73,8 +73,7 @@ MAY_IMPORT = {
     "experiments": "schedules proposals methods batches settings",
     "presets": "proposals batches settings experiments",
     "systems": "schedules proposals methods sampling experiments presets",
-    "building": "shapes schedules processes conditioning networks method methods samplers sampling "
-    "experiments",
+    "building": "shapes schedules processes conditioning networks method methods samplers sampling experiments",
     "model_folder": "errors hub networks processes method sources corpus vocabulary checkpoints experiments building",
     "runs": "errors hub networks method cleaning sources corpus vocabulary cache encoded batches settings checkpoints "
     "standing trainer recipe experiments building model_folder",

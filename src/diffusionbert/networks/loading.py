@@ -92,7 +92,8 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
     """
     config, own = backbone.config, type(backbone)
     kind = next((kind for kind in (_MASKED, _CAUSAL) if kind.includes(config)), None)
-    if kind is None or CONFIG_MAPPING.get(config.model_type, None) is not type(config):
+    is_known = config.model_type in CONFIG_MAPPING and CONFIG_MAPPING[config.model_type] is type(config)
+    if kind is None or not is_known:
         config_name = type(config).__name__
         raise ValueError(
             f"a saved {own.__name__} could not be opened again, since transformers does not know {config_name} "
