@@ -299,12 +299,12 @@ def test_a_pickled_network_is_the_same_network(way: str):
 
 def test_layers_that_get_no_time_are_an_error():
     batch, t = sentences(backbone_of("bert")), times(0.1, 0.5, 0.9)
-    stranger = Denoiser(backbone_of("bert"), WAYS[LAYERWISE[0]](backbone_of("bert")), writable())
-    with pytest.raises(ValueError, match=r"layers of BertModel took 0 of 2 time vectors: .* make LayerwiseTime for"):
-        answer(stranger, batch, t)
+    backbone = backbone_of("bert")
+    with pytest.raises(ValueError, match=r"layers of BertForMaskedLM took 0 of 2 time vectors, .*: make a network"):
+        LayerwiseTime(backbone, SinusoidalTime(16))(backbone, batch.tokens, batch.attend, t)
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
     fourier = FNetForMaskedLM(FNetConfig(**sizes, max_position_embeddings=24))  # has no attentions to return
-    with pytest.raises(ValueError, match=r"took 0 of 2 time vectors: .*; use PrefixTime or TimeAgnostic"):
+    with pytest.raises(ValueError, match=r"took 0 of 2 time vectors, .*, or use PrefixTime or TimeAgnostic"):
         answer(Denoiser(fourier, WAYS[LAYERWISE[0]](fourier), writable()), batch, t)
 
 

@@ -122,9 +122,8 @@ def test_a_network_that_is_told_the_time_is_told_that_text_is_clean(vocabulary, 
         reader = encoder(vocabulary, conditioning=conditioning)
         expected = []
         for time in (0.0, 0.5):
-            told = conditioning.applied(reader.network.backbone, tokens, attend, torch.tensor([time]).double())
-            with told as inputs:
-                hidden = reader.network.backbone.base_model(**inputs).last_hidden_state[0]
+            t = torch.tensor([time]).double()
+            hidden = conditioning(reader.network.backbone.base_model, tokens, attend, t).last_hidden_state[0]
             expected.append(hidden[1 + conditioning.num_prefix : -1].double().mean(dim=0))
         assert torch.allclose(reader.embed([text])[0], expected[0], atol=1e-5)
         assert not torch.allclose(expected[0], expected[1], atol=1e-3)

@@ -30,6 +30,10 @@ class TimeConditioning(nn.Module, ABC):
     """The number of positions inserted after position 0, `[CLS]`, of each sequence."""
 
     @abstractmethod
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Makes a backbone ready to be called at a time; done once, when a network is made around it."""
+
+    @abstractmethod
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: Places, t: RowTimes) -> ModelOutput:
         """Returns the encoder's output; its sequences are longer by `num_prefix` positions."""
 
@@ -39,6 +43,9 @@ class TimeAgnostic(TimeConditioning):
     """Ignores t (TAD): the output is that of the bare model."""
 
     num_prefix = 0
+
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Needs nothing."""
 
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: Places, t: RowTimes) -> ModelOutput:
         """Calls the encoder with the tokens alone."""
@@ -62,6 +69,9 @@ class PrefixTime(TimeConditioning):
         self.embedding = LearnedTime(num_steps, words.embedding_dim)
         nn.init.normal_(self.embedding.table.weight, std=backbone.config.initializer_range)
 
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Needs nothing."""
+
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: Places, t: RowTimes) -> ModelOutput:
         """Calls the encoder with token embeddings, the time's among them."""
         words = encoder.get_input_embeddings()(tokens)
@@ -75,23 +85,26 @@ class LayerwiseTime(TimeConditioning):
     """Adds a projection of the time features to the hidden states that enter each layer (LTE).
 
     The projections start at zero, so that a pretrained network starts unchanged.
-
-    The layers of the backbone are prepared once, here: each learns to take its vector W_i e(t) from the arguments of
-    its call. In all other calls, also of networks made around the same backbone later, they do what they did before.
     """
 
     num_prefix = 0
 
     def __init__(self, backbone: PreTrainedModel, features: SinusoidalTime | LearnedTime) -> None:
         super().__init__()
-        for index, layer in enumerate(_layers_of(backbone)):
-            _accept_time(layer, index)
         self.features = features
         self.projections = nn.ModuleList(
-            nn.Linear(features.width, backbone.config.hidden_size) for _ in range(backbone.config.num_hidden_layers)
+            nn.Linear(features.width, backbone.config.hidden_size) for _ in _layers_of(backbone)
         )
         for parameter in self.projections.parameters():
             nn.init.zeros_(parameter)
+
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Lets each layer i take its vector W_i e(t) from the arguments of a call.
+
+        In all other calls, also those of other networks around the same backbone, the layers do what they did before.
+        """
+        for index, layer in enumerate(_layers_of(backbone)):
+            _accept_time(layer, index)
 
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: Places, t: RowTimes) -> ModelOutput:
         """Calls the encoder with the tokens and a vector for each layer."""
@@ -101,8 +114,8 @@ class LayerwiseTime(TimeConditioning):
         if vectors.num_taken != len(self.projections):
             raise ValueError(
                 f"the layers of {type(encoder).__name__} took {vectors.num_taken} of {len(self.projections)} time "
-                "vectors: it does not pass `output_attentions` on to them, or is another model than the one that "
-                "LayerwiseTime was made for; use PrefixTime or TimeAgnostic, or make LayerwiseTime for this model"
+                "vectors, since it was not prepared or does not pass `output_attentions` on to them: make a network "
+                "around it, or use PrefixTime or TimeAgnostic"
             )
         return output
 

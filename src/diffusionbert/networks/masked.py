@@ -39,6 +39,7 @@ class Denoiser(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.conditioning = conditioning
+        conditioning.prepare(backbone)
         # Not persistent: it belongs to the vocabulary and is no parameter.
         self.register_buffer("writable", padded_writable(writable, backbone.config.vocab_size), persistent=False)
         self._head = head_of(backbone)

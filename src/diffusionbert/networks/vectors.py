@@ -45,10 +45,10 @@ class VectorNetwork(Protocol):
         """Returns log p(w | x) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
     def nearest(self, x: Vectors, asked: Places, forbidden: tuple[int, ...] = ()) -> AskedTokens:
-        """Returns the allowed token, less the forbidden ones, with the nearest vector at each of the N target positions."""
+        """Returns the allowed and not forbidden token with the nearest vector, at each of the N target positions."""
 
     def likely(self, x: Vectors, precision: RowTimes, asked: Places) -> AskedVectors:
-        """Returns E[E(w) | x] at N target positions, for x = E(w) + noise of that precision and uniform allowed tokens."""
+        """Returns the mean of E(w) given x = E(w) + noise of that precision, for uniform w, at N target positions."""
 
 
 def clamp_to_words(network: VectorNetwork, x: Vectors, places: Places, forbidden: tuple[int, ...] = ()) -> Vectors:
