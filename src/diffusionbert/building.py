@@ -60,11 +60,11 @@ from diffusionbert.networks import (
     Denoiser,
     EmbeddingDenoiser,
     load_causal_lm,
+    load_legacy_checkpoint,
     load_masked_lm,
     make_room,
     new_decoder,
 )
-from diffusionbert.original import load_original
 from diffusionbert.processes import Absorbing, Gaussian, LearnedExponents, Process, Uniform
 from diffusionbert.samplers.gaussian import GaussianAncestral
 from diffusionbert.samplers.left_to_right import LeftToRight
@@ -240,7 +240,7 @@ def _backbone(experiment: Experiment, lexicon: Lexicon) -> PreTrainedModel:
         case Pretrained(name):
             if is_causal:
                 return make_room(load_causal_lm(name), len(lexicon.writable))
-            return load_original(Path(name)) if name.endswith(".th") else load_masked_lm(name)
+            return load_legacy_checkpoint(Path(name)) if name.endswith(".th") else load_masked_lm(name)
 
 
 def _new_bert(settings: NewBert, vocabulary: int, positions: int, pad_id: int) -> PreTrainedModel:
