@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, writable
+from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, overlapping, writable
 from drawing import Drawing, drawing
 from languages import Language
 from scipy import stats
@@ -18,7 +19,10 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertModel,
+    CohereConfig,
+    Gemma2Config,
     GPT2Model,
+    GraniteConfig,
     LlamaConfig,
     OPTConfig,
     PreTrainedModel,
@@ -54,6 +58,15 @@ DECODERS = {
     ),
 }
 KINDS = list(DECODERS)
+# Decoders that cap or scale their logits.
+OTHERS = {
+    "gemma2": Gemma2Config(
+        **COMMON, intermediate_size=48, num_key_value_heads=2, head_dim=8, final_logit_softcapping=2.0
+    ),
+    "cohere": CohereConfig(**COMMON, intermediate_size=48, num_key_value_heads=2, logit_scale=0.3),
+    "granite": GraniteConfig(**COMMON, intermediate_size=48, num_key_value_heads=2, logits_scaling=3.0),
+}
+DECODERS |= {name: partial(AutoModelForCausalLM.from_config, config) for name, config in OTHERS.items()}
 
 
 def decoder_of(kind: str) -> PreTrainedModel:
@@ -91,7 +104,7 @@ def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
 # The network
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DECODERS)
 def test_a_place_is_answered_by_the_bare_model_at_the_place_before(kind):
     model, batch = model_of(kind).double(), sentences()
     asked = batch.attend & (torch.rand(batch.tokens.shape) < 0.6)
@@ -134,7 +147,7 @@ def test_the_head_sees_asked_places_alone(kind):
 
 def test_scoring_keeps_no_keys_and_values():
     model, batch, kept = model_of(), sentences(), []
-    model.backbone.register_forward_hook(lambda module, inputs, output: kept.append(output.past_key_values))
+    model.backbone.base_model.register_forward_hook(lambda module, inputs, output: kept.append(output.past_key_values))
     model(batch.tokens, batch.attend, batch.editable)
     model.read(batch.tokens, None)
     assert [cache is None for cache in kept] == [True, False]
@@ -149,7 +162,7 @@ def test_the_answer_is_a_distribution_over_writable_tokens_in_single_precision_o
         assert log_p[0].isfinite().nonzero().flatten().tolist() == list(range(NUM_SPECIAL, NUM_TOKENIZER_IDS))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DECODERS)
 def test_reading_part_by_part_is_reading_at_once(kind):
     """With a cache and without, and with a cache of some sequences; reading never changes a cache."""
     model = model_of(kind).double()
@@ -169,21 +182,33 @@ def test_reading_part_by_part_is_reading_at_once(kind):
     assert rows.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("kind", DECODERS)
+@torch.no_grad()
+def test_threads_share_a_decoder(kind):
+    model = model_of(kind)
+    questions = [sentences((9, 6, 4)), sentences((5, 12), seed=1)]
+    calls = [partial(model, batch.tokens, batch.attend, batch.editable) for batch in questions]
+    calls += [partial(lambda tokens: model.read(tokens, None)[0], batch.tokens[:, :4]) for batch in questions]
+    expected = [call() for call in calls]
+    for actual, alone in zip(overlapping(model.backbone.get_input_embeddings(), calls), expected, strict=True):
+        assert torch.equal(actual, alone)
+
+
 def test_what_a_decoder_cannot_answer_is_refused():
     model, batch = model_of(), sentences()
-    with pytest.raises(ValueError, match=r"first place of a row is asked about.*let rows begin with a token"):
+    with pytest.raises(ValueError, match=r"first position of a sequence is a target.*begin sequences with a token"):
         model(batch.tokens, batch.attend, batch.attend)
-    with pytest.raises(ValueError, match=r"padding stands before text.*pad rows at their ends"):
+    with pytest.raises(ValueError, match=r"padding comes before text.*pad sequences at the end"):
         model(batch.tokens, batch.attend.flip(1), batch.editable)
     long = sentences((PLACES + 1,))
-    with pytest.raises(ValueError, match=f"rows have 25 places, but this network reads at most {PLACES}: cut"):
+    with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {PLACES}: cut"):
         model(long.tokens, long.attend, long.editable)
     _, cache = model.read(long.tokens[:, :PLACES], None)
-    with pytest.raises(ValueError, match=f"rows have 25 places, but this network reads at most {PLACES}"):
+    with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {PLACES}"):
         model.read(long.tokens[:, PLACES:], cache)
     with pytest.raises(ValueError, match="there is nothing to read"):
         model.read(long.tokens[:, :0], None)
-    with pytest.raises(ValueError, match="GPT2Model has no head over words"):
+    with pytest.raises(ValueError, match="GPT2Model has no output head"):
         CausalModel(GPT2Model(model.backbone.config), writable())
 
 

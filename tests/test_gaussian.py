@@ -583,7 +583,7 @@ def test_bad_arguments_are_refused():
     network = denoiser()
     with pytest.raises(ValueError, match="at most 24"):
         network(torch.zeros(1, 25, 16), torch.ones(1, 25, dtype=torch.bool), torch.zeros(1))
-    with pytest.raises(ValueError, match="leave some"):
+    with pytest.raises(ValueError, match="forbid fewer"):
         network.nearest(torch.zeros(1, 2, 16), torch.ones(1, 2, dtype=torch.bool), tuple(range(VOCAB_SIZE)))
     with pytest.raises(ValueError, match="grid"):
         GaussianDiffusion(PROCESSES["sqrt"], uniform_grid(4, end=0.5))

@@ -60,11 +60,11 @@ from diffusionbert.networks import (
     Denoiser,
     EmbeddingDenoiser,
     load_causal_lm,
+    load_legacy_checkpoint,
     load_masked_lm,
     make_room,
     new_decoder,
 )
-from diffusionbert.original import load_original
 from diffusionbert.processes import Absorbing, Gaussian, LearnedExponents, Process, Uniform
 from diffusionbert.samplers import Sampler, SamplingContext, SamplingRequest
 from diffusionbert.samplers.ancestral import Ancestral
@@ -243,7 +243,7 @@ def _backbone(experiment: Experiment, lexicon: Lexicon) -> PreTrainedModel:
         case Pretrained(name):
             if is_causal:
                 return make_room(load_causal_lm(name), len(lexicon.writable))
-            return load_original(Path(name)) if name.endswith(".th") else load_masked_lm(name)
+            return load_legacy_checkpoint(Path(name)) if name.endswith(".th") else load_masked_lm(name)
 
 
 def _new_bert(settings: NewBert, vocabulary: int, positions: int, pad_id: int) -> PreTrainedModel:

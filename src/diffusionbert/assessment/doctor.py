@@ -17,7 +17,6 @@ from typing import Any, final
 
 import numpy as np
 
-from diffusionbert.assessment.retention import Retention
 from diffusionbert.assessment.symptoms import TENTHS, TOP, Case, Symptoms, measure
 from diffusionbert.samplers import SamplingRequest, format_sampler
 from diffusionbert.samplers.confidence import Confidence
@@ -62,26 +61,18 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     symptoms: Symptoms
-    retention: Retention | None
 
     def to_json(self) -> dict[str, Any]:
         """Gives it as plain data."""
         findings = [finding.to_json() for finding in self.findings]
-        retention = None if self.retention is None else self.retention.to_json()
-        return {
-            "healthy": not findings,
-            "findings": findings,
-            "symptoms": asdict(self.symptoms),
-            "retention": retention,
-        }
+        return {"healthy": not findings, "findings": findings, "symptoms": asdict(self.symptoms)}
 
 
-def diagnose(case: Case, retention: Retention | None = None) -> Diagnosis:
+def diagnose(case: Case) -> Diagnosis:
     """Says what is wrong, the most serious first."""
     symptoms = measure(case)
     found = [finding for check in _CHECKS for finding in check(case, symptoms)]
-    found += [] if retention is None else _forgetting(retention)
-    return Diagnosis(tuple(sorted(found, key=lambda finding: finding.severity)), symptoms, retention)
+    return Diagnosis(tuple(sorted(found, key=lambda finding: finding.severity)), symptoms)
 
 
 def _tokenizer(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
@@ -295,21 +286,6 @@ def _unknown(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
             "characters that the vocabulary does not know: another alphabet, or another tokenizer",
             "a vocabulary that was trained on such text (train --vocabulary)",
             {"unknown_share": share, "expected": expected},
-        )
-
-
-def _forgetting(retention: Retention) -> Iterator[Finding]:
-    before, after, change = retention.before, retention.after, retention.change
-    # The bundled model lost 4 points, not more than chance may; random weights lose all that was above chance.
-    if change.high < 0 and change.value < -0.05:
-        yield Finding(
-            "understanding-lost",
-            Severity.POOR,
-            f"the encoder understands less than before: {retention.probe} right {after.value:.0%} of the time, before "
-            f"{before.value:.0%}",
-            "tuned for too long, with too high a learning rate, or on too narrow a text",
-            "train with a lower --learning-rate or fewer --steps, or keep the earlier network for embedding",
-            {"before": before.value, "after": after.value, "cka": retention.cka},
         )
 
 

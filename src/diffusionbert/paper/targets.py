@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffusionbert import figures
 from diffusionbert.assessment.comparison import compare
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.assessment.tables import Table, as_json, to_latex, to_markdown
@@ -29,9 +28,10 @@ from diffusionbert.checkpoints import RunFolder, read_json, write_json
 from diffusionbert.experiments import Experiment
 from diffusionbert.metrics import PerSample
 from diffusionbert.model import Model
-from diffusionbert.paper import denoising
+from diffusionbert.paper import denoising, figures
 from diffusionbert.paper.reproduction import Reproduction
 from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
+from diffusionbert.runs import stored_experiment
 from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.gibbs import Gibbs, Order
@@ -248,27 +248,42 @@ def _real(found: Evaluation) -> figures.Tradeoff:
 def figure4(reproduction: Reproduction) -> list[Path]:
     """The validation figure while training: pretrained against scratch."""
     runs = {name: reproduction.run(name) for name in CONVERGING}
-    curves = [curve(run, title(Row(name), reproduction.experiment(name))) for name, run in runs.items()]
+    curves = [curve(run, _system_and_time(name, reproduction.experiment(name))) for name, run in runs.items()]
     path = reproduction.output / "figure4.png"
     figures.convergence(curves, path)
     return [path, _numbers(path, [asdict(one) for one in curves])]
 
 
+def _system_and_time(system: str, experiment: Experiment) -> str:
+    """Method, start and time conditioning; a curve says its schedule itself."""
+    start = "from scratch" if SYSTEMS[system].start is Start.SCRATCH else "pretrained"
+    return ", ".join(word for word in (SYSTEMS[system].title, start, time_of(experiment)) if word != "–")
+
+
 def curve(run: Path, name: str) -> figures.Curve:
-    """The validations of a run."""
+    """The validations of a run, with the schedule, the quantity and T of its objective."""
     folder = RunFolder(run)
     if not folder.log.is_file():
-        raise ValueError(f"{str(run)!r} is no run: it has no {folder.log.name}; give the folder of a run")
+        raise ValueError(f"{str(run)!r} is not a run folder: it has no {folder.log.name}; give the folder of a run")
     found = [event for event in folder.events() if "validation_nats_per_token" in event]
     if not found:
-        raise ValueError(f"the run {str(run)!r} has no validated likelihood to be drawn; give another run")
-    return figures.Curve(
+        raise ValueError(f"the run {str(run)!r} has no likelihood in its validations; give another run")
+    curve = figures.Curve(
         name,
         tuple(float(line["step"]) for line in found),
         tuple(float(line["validation_nats_per_token"]) for line in found),
         found[0]["likelihood"],
         tuple(float(line["validation_standard_error"]) for line in found),
     )
+    if not folder.experiment.exists():
+        return curve
+    experiment = stored_experiment(run)
+    num_steps, quantity = (getattr(experiment.objective, name, None) for name in ("num_steps", "quantity"))
+    schedule = schedule_of(experiment)
+    if quantity is None:
+        return replace(curve, num_steps=num_steps, schedule=None if schedule == "–" else schedule)
+    schedule = schedule.removesuffix(f", {quantity.value}")
+    return replace(curve, num_steps=num_steps, schedule=schedule, quantity=quantity.value)
 
 
 def write_table(stem: Path, table: Table) -> list[Path]:

@@ -1,8 +1,8 @@
-"""Opens checkpoints of the original release (He et al. 2022): `.th` files of a BERT's weights.
+"""Opens checkpoints of the original release (He et al. 2022): `.th` files with the weights of a BERT.
 
-They hold a dictionary with the weights under `model`, beside an optimiser's state that we do not need, and were
-made by torch.save. Only tensors and plain containers are unpickled (`weights_only`): code in a file never runs.
-The size of the network is read off the weights; the vocabulary is that of `bert-base-uncased`.
+Such a file is a dictionary written by torch.save, with the weights under `model` beside the state of an optimiser that
+is not needed. Only tensors and plain containers are unpickled (`weights_only`), so that code in a file never runs. The
+size of the network is read from the shapes of its weights; the vocabulary is that of `bert-base-uncased`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from diffusionbert.errors import reason_of
 logger = logging.getLogger(__name__)
 
 
-def load_original(path: Path) -> PreTrainedModel:
-    """Makes a masked language model of an original checkpoint."""
+def load_legacy_checkpoint(path: Path) -> PreTrainedModel:
+    """Opens a checkpoint of the original release as a masked language model."""
     weights = _weights(path)
     config = _config(weights, path)
     model: PreTrainedModel = AutoModelForMaskedLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -31,34 +31,35 @@ def load_original(path: Path) -> PreTrainedModel:
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     missing = sorted(set(fit.missing_keys) - tied)
     if missing:
-        raise ValueError(f"{str(path)!r} lacks {len(missing)} weights of a BERT, {missing[0]!r} first; is it complete?")
+        raise ValueError(
+            f"{str(path)!r} lacks {len(missing)} weights of a BERT, {missing[0]!r} first: use a complete checkpoint"
+        )
     unknown = [name for name in fit.unexpected_keys if not name.endswith("position_ids")]
     if unknown:
-        logger.warning(
-            "%s: left out %d weights that a BERT has no place for: %s", path, len(unknown), ", ".join(unknown)
-        )
+        logger.warning("%s: ignored %d weights that a BERT does not have: %s", path, len(unknown), ", ".join(unknown))
     return model
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of the file, without the prefixes that wrappers add."""
+    """Reads the tensors of a file, without the name prefixes that wrappers add."""
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ValueError(f"there is no file {str(path)!r}; give the .th file of an original checkpoint") from None
+        raise ValueError(f"no file {str(path)!r}: give the .th file of an original checkpoint") from None
     except Exception as error:  # a pickle can fail in any way
         raise ValueError(
-            f"{str(path)!r} is no checkpoint of plain tensors ({reason_of(error)[:200]}); it is not opened"
+            f"{str(path)!r} is not a checkpoint of plain tensors ({reason_of(error)[:200]}) and was not opened: "
+            "give the .th file of an original checkpoint"
         ) from None
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{str(path)!r} holds no weights; expected a dictionary with the weights under 'model'")
+        raise ValueError(f"{str(path)!r} holds no weights: expected a dictionary with the weights under 'model'")
     return {re.sub(r"^(module\.)+", "", name): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _config(weights: Mapping[str, Tensor], path: Path) -> BertConfig:
-    """The size of a BERT, read off its weights; heads are 64 wide, as in every published BERT."""
+    """Reads the size of a BERT from its weights; attention heads are 64 wide, as in every published BERT."""
     try:
         vocabulary, width = weights["bert.embeddings.word_embeddings.weight"].shape
         layers = 1 + max(int(m[1]) for m in (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in weights) if m)
@@ -71,4 +72,4 @@ def _config(weights: Mapping[str, Tensor], path: Path) -> BertConfig:
             max_position_embeddings=weights["bert.embeddings.position_embeddings.weight"].shape[0],
         )
     except (KeyError, ValueError):
-        raise ValueError(f"{str(path)!r} holds no BERT; the original release trains BertForMaskedLM only") from None
+        raise ValueError(f"{str(path)!r} holds no BERT: the original release trains BertForMaskedLM only") from None
