@@ -18,14 +18,16 @@ from pathlib import Path
 from diffusionbert.assessment.judges import load_judge
 from diffusionbert.checkpoints import write_json
 from diffusionbert.likelihood.evaluation import Effort
-from diffusionbert.likelihood.scores import paired_bootstrap
+from diffusionbert.likelihood.scores import LikelihoodSummary, paired_bootstrap
 from diffusionbert.metrics import token_entropy
 from diffusionbert.model import Model, load
 from diffusionbert.sampling import Sampling
+from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.tasks import Task
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import parse_corpus
 from diffusionbert.text.sources import Split
+from diffusionbert.training.log import TrainEvent, ValidationEvent, read_log
 
 FOLDER = Path(__file__).parent.parent / "docs" / "bundled_model"
 NUM_SAMPLES = 50
@@ -47,7 +49,7 @@ def measure(corpus: str, before: str, judge: str, num_sentences: int) -> None:
     difference = paired_bootstrap(estimates["after"].scores, estimates["before"].scores)
     figures = {
         "corpus": Path(corpus).name,
-        "bound": {name: estimate.to_json() for name, estimate in estimates.items()},
+        "bound": {name: to_json(estimate.summary()) for name, estimate in estimates.items()},
         "difference_nats_per_token": vars(difference),
         "judge": {"name": Path(judge).name, "convention": reader.convention, "texts": judged},
         "entropy": {name: token_entropy(sentences).pooled for name, sentences in shown.items()},
@@ -86,18 +88,19 @@ def report() -> None:
 def bounds(figures: dict) -> str:
     rows = []
     for name, title in (("before", "pretrained by masking alone"), ("after", "then trained by diffusion")):
-        found = figures["bound"][name]
+        found = from_json(figures["bound"][name], LikelihoodSummary, "figures.json")
+        rates = found.rates
         cells = [
-            interval(found[unit], found["ci95"][unit], digits)
-            for unit, digits in (
-                ("nats_per_token", 3),
-                ("perplexity_per_token", 1),
-                ("perplexity_per_word", 0),
-                ("bits_per_byte", 3),
+            interval(measured.value, measured.ci95, digits)
+            for measured, digits in (
+                (rates.nats_per_token, 3),
+                (rates.perplexity_per_token, 1),
+                (rates.perplexity_per_word, 0),
+                (rates.bits_per_byte, 3),
             )
         ]
         rows.append(f"| {title} | " + " | ".join(cells) + " |")
-    card = figures["bound"]["after"]["protocol"]
+    protocol = found.protocol
     difference = figures["difference_nats_per_token"]
     return "\n".join(
         [
@@ -107,9 +110,9 @@ def bounds(figures: dict) -> str:
             "|---|---|---|---|---|",
             *rows,
             "",
-            f"Kind: {found['likelihood']}. The first {found['num_sentences']:,} sentences of `{figures['corpus']}`, "
-            f"lower-cased; {card['steps']}; {card['num_draws']} draws a sentence in {card['strata']} strata; special "
-            f"tokens not counted; length {card['length']}; single sentences. Intervals: {card['interval']}. The "
+            f"Kind: {found.kind.value}. The first {found.num_sentences:,} sentences of `{figures['corpus']}`, "
+            f"lower-cased; {protocol.definition}; {protocol.num_draws} draws per sentence in {protocol.strata} strata; "
+            f"special tokens not counted; length {protocol.length.value}; single sentences. {protocol.interval}. The "
             f"difference, sentence by sentence: {difference['value']:.3f} nats a token [{difference['low']:.3f}, "
             f"{difference['high']:.3f}].",
         ]
@@ -127,16 +130,17 @@ def curves() -> str:
     titles = {"pretraining": "masked words (no likelihood)", "training": "strict bound (512 steps), a token"}
     lines = ["## The curves", "", "![validation while training](bundled_model/curves.png)", ""]
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        events = [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
-        points = [event for event in events if "validation_nats_per_token" in event]
-        steps, nats = zip(*((point["step"], point["validation_nats_per_token"]) for point in points), strict=True)
+        events = read_log(FOLDER / f"{name}.jsonl")
+        points = [event for event in events if isinstance(event, ValidationEvent)]
+        steps, nats = zip(*((point.step, point.nats_per_token) for point in points), strict=True)
         start = 1 if name == "pretraining" else 0  # random weights are off the scale
         axis.plot(steps[start:], nats[start:], marker="o")
         axis.set(title=title, xlabel="step of 64k tokens", ylabel="nats")
         axis.grid(alpha=0.3)
-        seconds = events[-1]["time"] - events[0]["time"]
+        seconds = events[-1].time - events[0].time
+        tokens = max(event.tokens_seen or 0 for event in events if isinstance(event, TrainEvent))
         lines.append(
-            f"- {name}: {steps[-1]:,} steps, {max(event.get('tokens', 0) for event in events):,} tokens, "
+            f"- {name}: {steps[-1]:,} steps, {tokens:,} tokens, "
             f"{seconds / 60:.1f} minutes; validation "
             + ", ".join(f"{value:.3f}" for value in nats)
             + f" nats at steps {', '.join(f'{step:,}' for step in steps)}"
@@ -174,13 +178,13 @@ def other_networks(others: dict) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, said in others.items():
-        events = [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
-        found = [event for event in events if "validation_nats_per_token" in event]
-        minutes, score = (events[-1]["time"] - events[0]["time"]) / 60, said["score"]
+        events = read_log(FOLDER / f"{name}.jsonl")
+        found = [event for event in events if isinstance(event, ValidationEvent)]
+        minutes, score = (events[-1].time - events[0].time) / 60, said["score"]
         lines.append(
-            f"| {said['title']} | {said['weights'] / 1e6:.1f}M | {found[-1]['step']:,} | {minutes:.1f} | "
-            f"{', '.join(format(event['validation_nats_per_token'], '.3f') for event in found)} "
-            f"({found[-1]['likelihood']}) | {score['nats_per_token']:.3f} ± {score['ci']:.3f} ({score['likelihood']}; "
+            f"| {said['title']} | {said['weights'] / 1e6:.1f}M | {found[-1].step:,} | {minutes:.1f} | "
+            f"{', '.join(format(event.nats_per_token, '.3f') for event in found)} "
+            f"({found[-1].kind.value}) | {score['nats_per_token']:.3f} ± {score['ci']:.3f} ({score['likelihood']}; "
             f"{score['how']}) |"
         )
     return "\n".join([*lines, "", "```", *(said["command"] for said in others.values()), "```"])

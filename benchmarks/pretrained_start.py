@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import Data, Diffusion, Experiment, Pretrained
 from diffusionbert.hub import quiet
 from diffusionbert.runs import Prepared, default_cache, prepare
+from diffusionbert.training.log import TrainEvent, ValidationEvent, read_log
 from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Score
 from diffusionbert.training.trainer import Trainer
@@ -81,14 +81,13 @@ def run(experiment: Experiment, prepared: Prepared) -> Outcome:
             accelerator=Accelerator(),
         )
         trainer.train()
-        events = [json.loads(line) for line in folder.log.read_text().splitlines()]
-    kind = method.objective.likelihood
+        events = read_log(folder.log)
     before, after = (
-        Score(event["validation_nats_per_token"], event["validation_standard_error"], kind)
+        Score(event.nats_per_token, event.standard_error, event.kind)
         for event in events
-        if "validation_nats_per_token" in event
+        if isinstance(event, ValidationEvent)
     )
-    return Outcome(before, after, next(event["tokens_per_second"] for event in events if "tokens_per_second" in event))
+    return Outcome(before, after, next(event.tokens_per_second for event in events if isinstance(event, TrainEvent)))
 
 
 def lasting(experiment: Experiment, steps: int, learning_rate: float) -> Experiment:

@@ -59,7 +59,7 @@ def test_a_job_with_other_settings_is_trained_by_them(request_, tmp_path):
     assert laps["workers"] == 2
     assert {"train", "evaluate"} < set(laps)
     report = read_json(tmp_path / "unaveraged" / "evaluations" / "d3pm-tad" / "evaluation.json")
-    assert report["sampling"]["number"] == 2  # it is not asked for BLEU
+    assert report["generation"]["sampling"]["number"] == 2  # it is not asked for BLEU
 
 
 def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_others(request_, tmp_path):

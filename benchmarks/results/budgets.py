@@ -5,7 +5,6 @@ Bounds and exact values are of different kinds; they stand in one table, each wi
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,12 @@ from verdicts import against_exact, length_costs
 from wording import figure, grid, kind, missing, nats, number, primary, share
 
 from diffusionbert import figures
-from diffusionbert.assessment.report import Evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.experiments import LearnedDiffusion, NextWord, Time
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import Row, title
+from diffusionbert.training.log import TrainEvent, events_of, read_log
 
 PRETRAINING = Path(__file__).parents[2] / "docs" / "bundled_model"
 LOGS = {Start.MASKED: "pretraining.jsonl", Start.DECODER: "decoder.jsonl"}
@@ -36,13 +36,14 @@ class Point:
 
     steps: int
     tokens: int
-    found: Evaluation
+    found: EvaluationResult
 
     @property
     def standard_error(self) -> float:
         """Of nats a token, over sentences and draws."""
-        plain = self.found.report["likelihoods"][primary(self.found)]
-        return float(plain["standard_error_nats_per_token"]["total"])
+        total = self.found.likelihoods[primary(self.found)].standard_error.total
+        assert total is not None
+        return total
 
 
 def beyond(results: Results, pictures: Path) -> str:
@@ -92,9 +93,9 @@ def pretraining(results: Results, system: str, folder: str = "seed0") -> Pretrai
         return Pretraining()
     own = results.root / folder / "pretrained" / start.value / "log.jsonl"
     log = own if own.exists() else PRETRAINING / LOGS[start]
-    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    tokens = max(int(event["tokens"]) for event in events if "tokens" in event)
-    return Pretraining(tokens, events[-1]["time"] - events[0]["time"])
+    events = read_log(log)
+    tokens = max(event.tokens_seen or 0 for event in events if isinstance(event, TrainEvent))
+    return Pretraining(tokens, (events[-1].time or 0.0) - (events[0].time or 0.0))
 
 
 def _at_equal_steps(results: Results, known: dict[str, list[Point]]) -> str:
@@ -157,8 +158,9 @@ def _timed_as(system: str) -> str:
 
 def tokens_a_second(results: Results, system: str, folder: str) -> list[float]:
     """Of the windows of a log, without the first, which warms up."""
-    events = [event for event in RunFolder(results.run(system, folder)).events() if "tokens_per_second" in event]
-    return [float(event["tokens_per_second"]) for event in events[1:] or events]
+    events = events_of(RunFolder(results.run(system, folder)).log, TrainEvent)
+    speeds = [event.tokens_per_second for event in events if event.tokens_per_second is not None]
+    return speeds[1:] or speeds
 
 
 def seconds_a_step(results: Results, system: str) -> list[float]:

@@ -266,11 +266,11 @@ def faster_and_better(first: str, second: str) -> Check:
             rival = next(iter(results.over_steps(second, folder).values()), None)
             if rival is None:
                 continue
-            limit = rival.report["speed"]["seconds_per_sample"]
+            limit = rival.generation.speed.seconds_per_sample
             own = {
                 steps: one
                 for steps, one in results.over_steps(first, folder).items()
-                if one.report["speed"]["seconds_per_sample"] <= limit
+                if one.generation.speed.seconds_per_sample <= limit
             }
             if not own:
                 raise NotRun(f"table 3 of `{first}`")
@@ -278,7 +278,7 @@ def faster_and_better(first: str, second: str) -> Check:
             apart = difference(best.scores[primary(best)], rival.scores[primary(rival)])
             verdicts.append(below([apart]))
             folders.append(folder)
-            seconds = best.report["speed"]["seconds_per_sample"], limit
+            seconds = best.generation.speed.seconds_per_sample, limit
             words.append(
                 f"{number(perplexity(best.scores[primary(best)]))} in {1000 * seconds[0]:.1f} ms a sample ({steps} "
                 f"steps) against {number(perplexity(rival.scores[primary(rival)]))} in {1000 * seconds[1]:.1f} ms"

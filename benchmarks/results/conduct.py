@@ -99,14 +99,17 @@ def _evaluation(results: Results) -> str:
     rows = [row.key for row in MAIN if results.has(row.key) and results.evaluation(row.key).scores]
     if not rows:
         return ""
-    report = results.evaluation(rows[0]).report
-    card, sampling = next(iter(report["likelihoods"].values())), report["sampling"]
+    result = results.evaluation(rows[0])
+    own, found = result.primary, result.generation
+    assert own is not None
+    assert found is not None
+    protocol, sampling = own.protocol, found.sampling
     return (
-        f"**Evaluation.** {card['num_sentences']:,} sentences of the test text ({card['num_tokens']:,} tokens, special "
-        f"tokens not counted, length {card['protocol']['length']}), {card['protocol']['num_draws']} draws a sentence "
-        f"where something is drawn, {card['protocol']['arithmetic']}; {sampling['number']:,} samples of "
-        f"{sampling['length']} tokens for BLEU-4 against {report['data']['num_in_corpus']:,} sentences, as many again "
-        f"for self-BLEU ({_writers(results)}). {report['speed']['device']}."
+        f"**Evaluation.** {own.num_sentences:,} sentences of the test text ({own.num_tokens:,} tokens, special "
+        f"tokens not counted, length {protocol.length.value}), {protocol.num_draws} draws a sentence "
+        f"where something is drawn, {protocol.arithmetic}; {sampling.number:,} samples of "
+        f"{sampling.length} tokens for BLEU-4 against {result.data.num_in_corpus:,} sentences, as many again "
+        f"for self-BLEU ({_writers(results)}). {found.speed.device}."
     )
 
 
@@ -164,15 +167,15 @@ def costs(results: Results, _: Path) -> str:
 def _weights(results: Results, key: str, folder: str) -> str:
     if not results.has(key, folder):
         return "–"
-    return f"`{results.evaluation(key, folder).report['weights']['sha256'][:12]}`"
+    return f"`{results.evaluation(key, folder).weights.sha256[:12]}`"
 
 
 def _hashes(results: Results) -> str:
     found = {}
     for folder in results.folders:
         for key in results.keys(folder):
-            data = results.evaluation(key, folder).report["data"]
-            found[data["corpus"], data["corpus_sha256"]] = data["num_in_corpus"]
+            data = results.evaluation(key, folder).data
+            found[data.corpus, data.corpus_sha256] = data.num_in_corpus
     tested = [f"- `{corpus}`, {number:,} sentences: `{digest}`" for (corpus, digest), number in sorted(found.items())]
     given = [f"- `{name}`: `{digest}`" for name, digest in results.given().items()]
     lines = ["SHA-256 of the texts that were tested, as they were read:", "", *tested]

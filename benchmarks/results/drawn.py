@@ -47,9 +47,9 @@ def speeds(results: Results, pictures: Path) -> str:
         name = short_title(system, results.experiments(folder)[system]) if found else system
         points = []
         for steps, one in found.items():
-            seconds = one.report["speed"]["seconds_per_sample"]
+            seconds = one.generation.speed.seconds_per_sample
             paper = str(PAPER_STEPS.get(system, {}).get(steps, "–"))
-            calls = f"{one.report['speed']['calls_per_sample']:.0f}"
+            calls = f"{one.generation.speed.calls_per_sample:.0f}"
             lines.append((name, kind(one), str(steps), calls, f"{seconds:.4f}", figure(one), paper))
             points.append((seconds, exp(nats(one)), str(steps), kind(one)))
         if points and all(value < DRAWN for _, value, _, _ in points):
@@ -59,11 +59,11 @@ def speeds(results: Results, pictures: Path) -> str:
             left_out.append(name)
     if curves:
         figures.speed(curves, pictures / "speed.png")
-    report = next(iter(results.over_steps(BY_STEPS[0], folder).values())).report
+    texts = next(iter(results.over_steps(BY_STEPS[0], folder).values())).generation
     header = "system", "kind", "steps", "calls", "seconds a sample", "perplexity a token", "paper"
     words = (
-        f"Nothing else ran on the chip ({report['speed']['device']}); {report['speed']['batch']} samples of "
-        f"{report['sampling']['length']} tokens are written at once, and a sample's seconds are its share. A bound is "
+        f"Nothing else ran on the chip ({texts.speed.device}); {texts.speed.batch} samples of "
+        f"{texts.sampling.length} tokens are written at once, and a sample's seconds are its share. A bound is "
         "taken over as many steps as are written in, BERT-Mouth's over all orders of writing. Calls are those of the "
         "network a sample: steps in which nothing "
         "is revealed are skipped, for each sample by itself with the linear schedule; with the spindle and top-k, "
@@ -86,7 +86,7 @@ def tradeoffs(results: Results, pictures: Path) -> str:
     else:
         return f"{heading}\n\nNot run yet."
     series = draw_tradeoffs(known, pictures / "tradeoffs.png")
-    number_of = next(iter(next(iter(known.values())).values())).report["sampling"]["number"]
+    number_of = next(iter(next(iter(known.values())).values())).generation.sampling.number
     lines = [
         (
             one.name,

@@ -27,13 +27,14 @@ import torch
 from plan import FREQUENCIES, jobs
 from torch import Tensor
 
-from diffusionbert.assessment.report import Evaluation, file_hash, read_evaluation
-from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors
+from diffusionbert.assessment.report import EvaluationResult, file_hash
+from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.experiments import Experiment
 from diffusionbert.likelihood.scores import Scores
 from diffusionbert.paper.reproduction import is_finished
 from diffusionbert.paper.targets import MAIN
 from diffusionbert.runs import stored_experiment
+from diffusionbert.training.log import TrainEvent, events_of, read_log, row
 
 SHARED = ("example", "tokens", "words", "bytes")
 """Of each sentence, whatever the system."""
@@ -101,10 +102,11 @@ def _said(settings: Path) -> dict[str, Any]:
 
 
 def _pack_log(run: Path, kept: Path, every: int) -> None:
-    events = RunFolder(run).events()
-    losses = [event for event in events if "loss" in event]
+    events = read_log(RunFolder(run).log)
+    losses = [event for event in events if isinstance(event, TrainEvent)]
     chosen = {id(event) for event in (*losses[every - 1 :: every], losses[-1])} if losses else set()
-    lines = [json.dumps(event) for event in events if "loss" not in event or id(event) in chosen]
+    kept_events = [event for event in events if not isinstance(event, TrainEvent) or id(event) in chosen]
+    lines = [json.dumps(row(event)) for event in kept_events]
     kept.mkdir(parents=True, exist_ok=True)
     (kept / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -167,10 +169,12 @@ def unpack(kept: Path, target: Path) -> None:
         report = read_json(path)
         path.with_name("samples.txt").touch()
         if "sentences" in report:
+            shared = report.pop("sentences")
+            write_json(path, report)
             own = load_tensors(path.with_name("scores.safetensors"))
             names = [name.partition(".")[2] for name in own if name.startswith("nats.")]
             own |= {f"draw_variance.{name}": torch.full_like(own[f"nats.{name}"], torch.nan) for name in names}
-            own |= load_tensors(kept / "sentences" / f"{report['sentences']}.safetensors")
+            own |= load_tensors(kept / "sentences" / f"{shared}.safetensors")
             wide = {small: large for large, small in SMALL.items()}
             save_tensors(
                 {name: values.to(wide.get(values.dtype, values.dtype)) for name, values in own.items()},
@@ -229,7 +233,7 @@ class Results:
         """The folder of an evaluation."""
         return self.root / folder / "evaluations" / key
 
-    def evaluation(self, key: str, folder: str = "seed0") -> Evaluation:
+    def evaluation(self, key: str, folder: str = "seed0") -> EvaluationResult:
         """How a row did."""
         if not self.has(key, folder):
             raise NotRun(f"{folder}/{key}")
@@ -251,13 +255,13 @@ class Results:
             if not (self.tradeoff(job.row.system, job.folder) if job.is_line else self.has(job.row.key, job.folder))
         ]
 
-    def tradeoff(self, system: str, folder: str) -> dict[str, Evaluation]:
+    def tradeoff(self, system: str, folder: str) -> dict[str, EvaluationResult]:
         """A system's samples at each setting of figure 3, by the knob."""
         found = {key: re.fullmatch(rf"{re.escape(system)}-([kT]=([\d.]+))", key) for key in self.keys(folder)}
         known = sorted((float(match[2]), match[1], key) for key, match in found.items() if match)
         return {knob: self.evaluation(key, folder) for _, knob, key in known}
 
-    def over_steps(self, system: str, folder: str) -> dict[int, Evaluation]:
+    def over_steps(self, system: str, folder: str) -> dict[int, EvaluationResult]:
         """A system over each number of steps of table 3."""
         found = {key: re.fullmatch(rf"{re.escape(system)}-(\d+)-steps", key) for key in self.keys(folder)}
         known = sorted((int(match[1]), key) for key, match in found.items() if match)
@@ -276,8 +280,8 @@ class Results:
 
     def tokens(self, name: str, folder: str) -> int:
         """How many a run was trained on."""
-        events = RunFolder(self.run(name, folder)).events()
-        return max((int(event["tokens"]) for event in events if "tokens" in event), default=0)
+        events = events_of(RunFolder(self.run(name, folder)).log, TrainEvent)
+        return max((event.tokens_seen or 0 for event in events), default=0)
 
     def given(self) -> dict[str, str]:
         """The SHA-256 of each file that the experiment was given, as far as it was noted."""
@@ -305,8 +309,8 @@ class Results:
 
 
 @cache
-def _read(folder: Path) -> Evaluation:
-    return read_evaluation(folder)
+def _read(folder: Path) -> EvaluationResult:
+    return EvaluationResult.load(folder)
 
 
 @cache

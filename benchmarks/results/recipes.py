@@ -15,7 +15,7 @@ from plan import LONG, VARIATIONS
 from verdicts import against_exact, difference
 from wording import figure, grid, kind, missing, primary, share
 
-from diffusionbert.assessment.report import Evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.experiments import NewBert
 from diffusionbert.likelihood.scores import Scores
 from diffusionbert.paper.reproduction import SCALES
@@ -93,7 +93,7 @@ def recipes(results: Results, _: Path) -> str:
     )
 
 
-def _found(results: Results, recipe: Recipe) -> Evaluation:
+def _found(results: Results, recipe: Recipe) -> EvaluationResult:
     return results.evaluation(recipe.system, recipe.folder)
 
 

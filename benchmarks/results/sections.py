@@ -74,13 +74,14 @@ def main_table(results: Results, _: Path) -> str:
     shown = _unranked(_part(table, TEXTS, {name: one and one[1:] for name, one in paper.items()}))
     warnings = tuple(words for words in table.warnings if not words.startswith("seconds"))
     card = tuple(note for note in table.footnotes if not note[0])
-    real = results.evaluation(rows[0].key).report
+    texts = results.evaluation(rows[0].key).generation
+    assert texts is not None
     parts.append(
         "### Samples\n\nBLEU-4 says how much of a sample occurs in real text, and the dullest text has the most of it; "
         "self-BLEU says how much samples have in common. Neither is good by itself, and only BLEU-4 is ranked. A "
         "network that is told the time is called at every step under the spindle, others only when a word is revealed. "
-        f"Real sentences are shorter ({real['real']['words_per_text']:.0f} words, samples "
-        f"{real['words_per_text']:.0f}), so their figures are no goal.\n\n{_markdown(shown, card, warnings)}"
+        f"Real sentences are shorter ({texts.real.words_per_text:.0f} words, samples "
+        f"{texts.samples.words_per_text:.0f}), so their figures are no goal.\n\n{_markdown(shown, card, warnings)}"
     )
     return "\n\n".join(filter(None, parts))
 
@@ -89,11 +90,13 @@ def _a_word(results: Results) -> str:
     """What a perplexity a token is in the paper's unit."""
     if not results.has("diffusionbert"):
         return ""
-    card = results.evaluation("diffusionbert").report["likelihoods"]["grid"]
-    tokens = card["num_tokens"] / card["num_words"]
+    found = results.evaluation("diffusionbert").likelihoods["grid"]
+    assert found.num_words is not None
+    assert found.rates.perplexity_per_word is not None
+    tokens, rates = found.num_tokens / found.num_words, found.rates
     return (
         f", and here a word has {tokens:.2f} tokens, so that `diffusionbert`'s "
-        f"{number(card['perplexity_per_token'])} a token is {number(card['perplexity_per_word'])} a word"
+        f"{number(rates.perplexity_per_token.value)} a token is {number(rates.perplexity_per_word.value)} a word"
     )
 
 
@@ -249,15 +252,15 @@ def other_text(results: Results, _: Path) -> str:
     for row in known:
         own, other = results.evaluation(row.key), results.evaluation(f"{row.system}-other-text")
         growth = exp(nats(other) - nats(own))
-        words = exp(other.report["likelihoods"][primary(other)]["nats_per_word"])
+        words = other.likelihoods[primary(other)].rates.perplexity_per_word.value
         cells = figure(own), figure(other), f"{growth:.2f}" if growth < 1000 else f"{growth:.0e}", number(words)
         name = title(row, results.experiments("seed0")[row.system])
         lines.append((kind(own), name, *cells))
-    data = results.evaluation(f"{known[0].system}-other-text").report["data"]
+    data = results.evaluation(f"{known[0].system}-other-text").data
     header = "kind", "system", "own text", "other text", "times", "other text, a word"
     table = grid(header, sorted(lines, key=lambda line: line[0]), left=2)
     return (
-        f"## Out of domain\n\nPerplexity a token on {data['num_sentences']:,} sentences of `{data['corpus']}`: "
+        f"## Out of domain\n\nPerplexity a token on {data.num_sentences:,} sentences of `{data.corpus}`: "
         "news of all kinds, on which the paper trains and tests. Kinds cannot be compared, except that a bound below "
         f"an exact value, the length paid for, is better than it.\n\n{table}{_proven(results, known)}{absent}"
     )

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffusionbert.assessment.report import Evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.likelihood.evaluation import length_nats
 from diffusionbert.likelihood.intervals import Numbers, paired_difference, percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import Scores
@@ -226,7 +226,7 @@ class Gap:
         )
 
 
-def tradeoffs_apart(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> Gap | None:
+def tradeoffs_apart(first: Sequence[EvaluationResult], second: Sequence[EvaluationResult]) -> Gap | None:
     """How much higher the first's BLEU-4 is at the same self-BLEU, as a share of the second's.
 
     Lines through the settings of each, over the self-BLEU that both have; None if they have none in common.
@@ -242,7 +242,7 @@ def tradeoffs_apart(first: Sequence[Evaluation], second: Sequence[Evaluation]) -
     return Gap(Interval(means[0], *percentile_interval(known)), *ends)
 
 
-def _line(evaluations: Sequence[Evaluation], seed: int, resamples: int = 500) -> Numbers:
+def _line(evaluations: Sequence[EvaluationResult], seed: int, resamples: int = 500) -> Numbers:
     """Self-BLEU and BLEU at each setting: the means, then resampled ones."""
     columns = []
     for place, one in enumerate(evaluations):

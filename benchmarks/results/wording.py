@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from kept import nats_of
 from verdicts import AgainstExact, Interval
 
-from diffusionbert.assessment.report import Evaluation
+from diffusionbert.assessment.report import EvaluationResult
 
 
 def missing(names: Iterable[str], more: Iterable[str] = ()) -> str:
@@ -33,29 +33,27 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value < 1e5 else f"{value:.1e}" if math.isfinite(value) else "∞"
 
 
-def primary(found: Evaluation) -> str:
+def primary(found: EvaluationResult) -> str:
     """The way by which a row is shown where there is room for one: over its grid of steps, if it has one."""
     return "grid" if "grid" in found.scores else next(iter(found.scores))
 
 
-def kind(found: Evaluation) -> str:
+def kind(found: EvaluationResult) -> str:
     """Of its likelihood by that way."""
     return found.scores[primary(found)].kind.value
 
 
-def nats(found: Evaluation) -> float:
+def nats(found: EvaluationResult) -> float:
     """A token, by that way."""
     return nats_of(found.scores[primary(found)])
 
 
-def figure(found: Evaluation, way: str | None = None) -> str:
+def figure(found: EvaluationResult, way: str | None = None) -> str:
     """Its perplexity by that way or another, with its interval."""
-    plain = found.report["likelihoods"][way or primary(found)]
-    value, low, high = (
-        number(math.inf if end is None else end)
-        for end in (plain["perplexity_per_token"], *plain["ci95"]["perplexity_per_token"])
-    )
-    return f"{value} [{low}, {high}]"
+    measured = found.likelihoods[way or primary(found)].rates.perplexity_per_token
+    assert measured.ci95 is not None
+    low, high = measured.ci95
+    return f"{number(measured.value)} [{number(low)}, {number(high)}]"
 
 
 def times(apart: Interval) -> str:

@@ -39,7 +39,7 @@ from diffusionbert.likelihood.protocol import Length
 from diffusionbert.likelihood.scores import (
     LikelihoodRates,
     LikelihoodSummary,
-    Measurement,
+    PointEstimate,
     Scores,
     Unit,
     paired_bootstrap,
@@ -61,8 +61,8 @@ class _Rate:
     title: str
     digits: int
 
-    def of(self, rates: LikelihoodRates) -> Measurement | None:
-        found: Measurement | None = getattr(rates, self.key)
+    def of(self, rates: LikelihoodRates) -> PointEstimate | None:
+        found: PointEstimate | None = getattr(rates, self.key)
         return found
 
 
@@ -384,7 +384,7 @@ class _Columns:
     def _figures(self, get: Get) -> tuple[Cell, ...]:
         return tuple(Cell() if system.generation is None else Cell(get(system.generation)) for system in self.systems)
 
-    def _measured(self, get: Callable[[Generation], Measurement]) -> tuple[Cell, ...]:
+    def _measured(self, get: Callable[[Generation], PointEstimate]) -> tuple[Cell, ...]:
         found = [None if system.generation is None else get(system.generation) for system in self.systems]
         return tuple(Cell() if one is None else Cell(one.value, one.ci95) for one in found)
 

@@ -28,7 +28,7 @@ from typing import final
 from torch import Tensor
 
 from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
-from diffusionbert.likelihood.scores import Estimate, Measurement, Rate
+from diffusionbert.likelihood.scores import Estimate, PointEstimate, Rate
 from diffusionbert.method import Likelihood, LikelihoodDefinition
 from diffusionbert.shapes import RowValues
 
@@ -37,7 +37,7 @@ PLACES = 128
 _SINGLE = "Σ nats of single sentences, length given"
 
 
-class Scale(Enum):
+class ConventionScale(Enum):
     """What nats per unit are converted to."""
 
     PERPLEXITY = "perplexity"
@@ -54,7 +54,7 @@ class Meaning:
     """What is divided by what."""
     note: str
     """What it compares with."""
-    scale: Scale = Scale.PERPLEXITY
+    scale: ConventionScale = ConventionScale.PERPLEXITY
     trained_for: bool = True
     """Whether the checkpoint was trained on text of this form."""
 
@@ -67,7 +67,7 @@ class Convention:
     meaning: Meaning
     kind: Likelihood
     definition: LikelihoodDefinition
-    value: Measurement | None
+    value: PointEstimate | None
     """None where it is infinite or not available; the note says which."""
 
 
@@ -153,7 +153,7 @@ def _meanings(basis: Basis) -> tuple[Meaning, ...]:
             "any vocabulary",
             f"{_SINGLE} / Σ UTF-8 bytes of the text as read / log 2",
             "comparable across vocabularies on the same text, cased and cleaned alike",
-            scale=Scale.BITS,
+            scale=ConventionScale.BITS,
         ),
     )
 
@@ -162,7 +162,7 @@ def _convention(meaning: Meaning, estimate: Estimate, counts: Numbers, seed: int
     nats = estimate.scores.nats.numpy()
     [interval] = ratio_intervals(nats, [counts], seed)
     rate = Rate(float(nats.sum() / counts.sum()), *interval)
-    value = rate.bits_measurement if meaning.scale is Scale.BITS else rate.perplexity_measurement
+    value = rate.bits_estimate if meaning.scale is ConventionScale.BITS else rate.perplexity_estimate
     if not math.isfinite(value.value) or value.ci95 is None or not math.isfinite(value.ci95[1]):
         return _missing(meaning, estimate, "infinite: some sentence is (nearly) impossible under this model")
     return Convention(meaning, estimate.kind, estimate.protocol.definition, value)

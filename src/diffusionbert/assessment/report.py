@@ -26,7 +26,7 @@ from diffusionbert.assessment.material import EvaluationSetRecord
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.evaluation.format_1 import from_format_1
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
-from diffusionbert.likelihood.scores import LikelihoodSummary, Measurement, Scores
+from diffusionbert.likelihood.scores import LikelihoodSummary, PointEstimate, Scores
 from diffusionbert.metrics import ORDER, PerSample, distinct_n, repetition, token_entropy
 from diffusionbert.storage.code_version import CodeVersion
 from diffusionbert.storage.component import Component
@@ -70,9 +70,9 @@ class TextMetrics:
     """Figures of a set of texts; words are separated by whitespace."""
 
     number: int
-    bleu4: Measurement
+    bleu4: PointEstimate
     """Mean over texts, each against the whole corpus (a real sentence: against the rest of it)."""
-    self_bleu4: Measurement
+    self_bleu4: PointEstimate
     """Mean over another set of as many samples (of real sentences, the same set), each against the rest of the set."""
     distinct: tuple[float | None, ...]
     """Distinct 1-, 2-, 3- and 4-grams, as shares of all; None where no text is long enough."""
@@ -198,7 +198,7 @@ class EvaluationResult:
         write_json(folder / REPORT, self.to_json())
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors = {name: torch.from_numpy(getattr(self, name).values) for name in ("bleu4", "self_bleu4")}
+        tensors = {name: torch.tensor(getattr(self, name).values) for name in ("bleu4", "self_bleu4")}
         for name, scores in self.scores.items():
             tensors |= {"example": scores.example, "tokens": scores.tokens}
             tensors |= {"words": scores.words} if scores.words is not None else {}
@@ -257,10 +257,10 @@ def _scores(name: str, summary: LikelihoodSummary, tensors: dict[str, Tensor]) -
     )
 
 
-def mean_with_interval(values: PerSample, seed: int = 0) -> Measurement:
+def mean_with_interval(values: PerSample, seed: int = 0) -> PointEstimate:
     """A mean with its 95 % interval, by bootstrap over samples, as if they were independent."""
     [sums] = resampled_sums([values.values], seed)
-    return Measurement(values.mean, percentile_interval(sums / len(values.values)))
+    return PointEstimate(values.mean, percentile_interval(sums / len(values.values)))
 
 
 # ---- files --------------------------------------------------------------------------------------------------------

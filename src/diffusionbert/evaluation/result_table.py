@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from diffusionbert.assessment.conventions import Convention, Scale
+from diffusionbert.assessment.conventions import Convention, ConventionScale
 from diffusionbert.assessment.report import EvaluationResult, Generation
 from diffusionbert.likelihood.protocol import Length
-from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, Measurement
+from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate
 
 
 def result_table(result: EvaluationResult) -> str:
@@ -60,7 +60,7 @@ def _generation_lines(found: Generation) -> Iterator[str]:
         yield _columns(f"  {name}", _number(value, digits), "", _number(of_real, digits))
     if found.judge is not None:
         judged, judged_real = found.judge.samples, found.judge.real
-        interval = _interval(Measurement(judged.perplexity, judged.ci95), 1)
+        interval = _interval(PointEstimate(judged.perplexity, judged.ci95), 1)
         yield _columns("  judge's perplexity", f"{judged.perplexity:.1f}", interval, f"{judged_real.perplexity:.1f}")
         yield _columns("  judge's token entropy", f"{judged.entropy:.2f}", "", f"{judged_real.entropy:.2f}")
     if found.mauve is not None:
@@ -71,7 +71,7 @@ def _generation_lines(found: Generation) -> Iterator[str]:
 
 
 def _convention_lines(found: Convention) -> Iterator[str]:
-    meaning, is_bits = found.meaning, found.meaning.scale is Scale.BITS
+    meaning, is_bits = found.meaning, found.meaning.scale is ConventionScale.BITS
     digits = 3 if is_bits else 2
     value = "none" if found.value is None else _number(found.value.value, digits)
     interval = "" if found.value is None else _interval(found.value, digits)
@@ -128,7 +128,7 @@ def length_text(length: int | tuple[int, int] | None) -> str:
     return f"{length[0]}-{length[1]}" if isinstance(length, tuple) else str(length)
 
 
-def _interval(measured: Measurement, digits: int) -> str:
+def _interval(measured: PointEstimate, digits: int) -> str:
     if measured.ci95 is None:
         return ""
     low, high = measured.ci95

@@ -39,7 +39,7 @@ class Unit(Enum):
 
 
 @dataclass(frozen=True)
-class Measurement:
+class PointEstimate:
     """A number with its 95 % interval."""
 
     value: float
@@ -65,31 +65,31 @@ class Rate:
         return _bits(self.nats)
 
     @property
-    def nats_measurement(self) -> Measurement:
+    def nats_estimate(self) -> PointEstimate:
         """Nats per unit."""
-        return Measurement(self.nats, (self.low, self.high))
+        return PointEstimate(self.nats, (self.low, self.high))
 
     @property
-    def perplexity_measurement(self) -> Measurement:
+    def perplexity_estimate(self) -> PointEstimate:
         """exp(nats per unit)."""
-        return Measurement(_exp(self.nats), (_exp(self.low), _exp(self.high)))
+        return PointEstimate(_exp(self.nats), (_exp(self.low), _exp(self.high)))
 
     @property
-    def bits_measurement(self) -> Measurement:
+    def bits_estimate(self) -> PointEstimate:
         """Bits per unit."""
-        return Measurement(_bits(self.nats), (_bits(self.low), _bits(self.high)))
+        return PointEstimate(_bits(self.nats), (_bits(self.low), _bits(self.high)))
 
 
 @dataclass(frozen=True)
 class LikelihoodRates:
     """A likelihood in the units that people compare; None for units that were not counted."""
 
-    nats_per_sentence: Measurement
-    nats_per_token: Measurement
-    perplexity_per_token: Measurement
-    nats_per_word: Measurement | None = None
-    perplexity_per_word: Measurement | None = None
-    bits_per_byte: Measurement | None = None
+    nats_per_sentence: PointEstimate
+    nats_per_token: PointEstimate
+    perplexity_per_token: PointEstimate
+    nats_per_word: PointEstimate | None = None
+    perplexity_per_word: PointEstimate | None = None
+    bits_per_byte: PointEstimate | None = None
 
     @classmethod
     def of(cls, rates: dict[Unit, Rate]) -> LikelihoodRates:
@@ -101,12 +101,12 @@ class LikelihoodRates:
             rates.get(Unit.BYTE),
         )
         return cls(
-            sentence.nats_measurement,
-            token.nats_measurement,
-            token.perplexity_measurement,
-            None if word is None else word.nats_measurement,
-            None if word is None else word.perplexity_measurement,
-            None if byte is None else byte.bits_measurement,
+            sentence.nats_estimate,
+            token.nats_estimate,
+            token.perplexity_estimate,
+            None if word is None else word.nats_estimate,
+            None if word is None else word.perplexity_estimate,
+            None if byte is None else byte.bits_estimate,
         )
 
 

@@ -32,6 +32,7 @@ class ModelDescription:
     seed: int | None = None
     """Of training."""
     training_steps: int | None = None
+    """Planned; the weights may be those of an earlier step."""
     tokens_seen: int | None = None
     """Tokens of training up to these weights, repeated ones included; pretraining is not counted."""
 

@@ -19,7 +19,7 @@ from typing import ClassVar, TypeVar
 from diffusionbert.method import Likelihood
 from diffusionbert.storage.schema import from_json, to_json
 
-FORMAT = 2
+LOG_FORMAT = 2
 """Increased when rows or their meaning change."""
 
 
@@ -30,7 +30,7 @@ class RunEvent:
     event: ClassVar[str] = "run"
     step: int
     time: float
-    format: int = FORMAT
+    format: int = LOG_FORMAT
     unit: str = "nats per token"
     """Of losses and validations."""
     kind: Likelihood = Likelihood.NONE
@@ -46,7 +46,6 @@ class RunEvent:
     start: str | None = None
     parameters: int | None = None
     seed: int | None = None
-    training_steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -361,7 +361,6 @@ class Trainer:
             start=about.start,
             parameters=about.parameters,
             seed=self.settings.seed,
-            training_steps=self.settings.steps,
         )
 
     def _log(self, event: Event) -> None:
