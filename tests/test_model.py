@@ -41,6 +41,7 @@ from diffusionbert.method import Likelihood
 from diffusionbert.model import BUNDLED, Model, load
 from diffusionbert.runs import train
 from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.storage.component import Component
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import blank
 
@@ -364,8 +365,8 @@ def test_learned_rates_come_back_and_matter():
     exponents = frequencies["exponents"]
     assert exponents.shape == model.network.writable.shape
     assert float((exponents - 1).abs().max()) > 0.01  # they have moved away from the linear schedule
-    objective, steps = scoring(model.experiment, model.lexicon)
-    assert "learned rates" in steps
+    objective, definition = scoring(model.experiment, model.lexicon)
+    assert definition.schedule == Component("learned")
     assert torch.allclose(objective.process.learned().float(), exponents.float(), atol=1e-5)
     frequencies["exponents"] = torch.where(model.network.writable, 3 * torch.rand(exponents.shape) + 1, 1.0).double()
     other = load(damaged(source, "other-rates", {"token_counts.safetensors": save(frequencies)}))

@@ -203,7 +203,9 @@ def test_a_network_that_was_pretrained_on_the_way_has_its_own_log(tmp_path):
     train(tmp_path / "experiment", "larger/diffusionbert", [6.0, 4.0])
     log = tmp_path / "experiment" / "larger" / "pretrained" / "masked" / "log.jsonl"
     log.parent.mkdir(parents=True)
-    log.write_text('{"step": 1, "time": 5.0, "loss": 3.0, "tokens": 10}\n{"step": 2, "time": 8.0, "tokens": 30}\n')
+    log.write_text(
+        '{"step": 1, "time": 5.0, "loss": 3.0, "tokens": 10}\n{"step": 2, "time": 8.0, "loss": 2.0, "tokens": 30}\n'
+    )
     kept.pack(tmp_path / "experiment", tmp_path / "kept")
     kept.unpack(tmp_path / "kept", tmp_path / "again")
     results = Results(tmp_path / "again")
