@@ -32,7 +32,7 @@ import torch
 import tyro
 
 from diffusionbert.assessment.comparison import compare
-from diffusionbert.assessment.report import Evaluation, read_evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.likelihood.intervals import paired_difference
 from diffusionbert.paper.reproduction import Reproduction
@@ -239,7 +239,7 @@ def tables(source: Folder, output: Folder, pairs: tuple[str, ...] = ()) -> None:
             write_table(output / name, compare(list(rows.values())))
             for first, _, second in (pair.partition(":") for pair in pairs):
                 if first in rows and second in rows:
-                    differences += differences_of(name, read_evaluation(rows[first]), read_evaluation(rows[second]))
+                    differences += differences_of(name, rows[first], rows[second])
     write_json(output / "paired.json", differences)
     lines = [list(differences[0]), ["---"] * len(differences[0])] if differences else []
     for one in differences:
@@ -247,28 +247,28 @@ def tables(source: Folder, output: Folder, pairs: tuple[str, ...] = ()) -> None:
     (output / "paired.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
 
 
-def differences_of(folder: str, first: Evaluation, second: Evaluation) -> list[dict[str, Any]]:
+def differences_of(folder: str, *rows: Path) -> list[dict[str, Any]]:
     """The first's nats per token minus the second's on the same sentences, for each likelihood that both have.
 
     If they have none in common, their own ones are compared: a bound minus an exact value bounds the difference from
-    above. Where protocols or estimators differ, noise is not shared and the interval contains both. (The bound of a
-    time-agnostic network with a linear schedule has an estimator of its own, which its protocol does not say.)
+    above. Where protocols or estimators differ, noise is not shared and the interval contains both.
     """
+    names, (first, second) = [row.name for row in rows], [EvaluationResult.load(row) for row in rows]
     common = [(name, name) for name in first.scores if name in second.scores]
     found = []
     for ways in common or [(next(iter(first.scores)), next(iter(second.scores)))]:
         one, two = first.scores[ways[0]], second.scores[ways[1]]
         if not torch.equal(one.example, two.example):
-            raise ValueError(f"{folder}: {first.folder.name} and {second.folder.name} have different sentences")
+            raise ValueError(f"{folder}: {names[0]} and {names[1]} have different sentences")
         counts = one.tokens.double().numpy(), two.tokens.double().numpy()
         change = paired_difference((one.nats.numpy(), two.nats.numpy()), counts)
-        cards = [every.report["likelihoods"][way]["protocol"] for every, way in zip((first, second), ways, strict=True)]
-        differ = [key for key in cards[0] if key != "weights" and cards[0][key] != cards[1].get(key)]
+        cards = [asdict(one.likelihoods[way].protocol) for one, way in zip((first, second), ways, strict=True)]
+        differ = [key for key in cards[0] if key != "weights" and cards[0][key] != cards[1][key]]
         found.append(
             {
                 "folder": folder,
-                "first": first.folder.name,
-                "second": second.folder.name,
+                "first": names[0],
+                "second": names[1],
                 "quantity": " - ".join(dict.fromkeys(ways)),
                 "kind": " - ".join(dict.fromkeys((one.kind.value, two.kind.value))),
                 "sentences": len(one),

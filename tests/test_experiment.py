@@ -13,7 +13,6 @@ import torch
 from test_reproduction import SMALLER_THAN_TINY, STEPS
 from tiny_models import corpus, folder
 
-from diffusionbert.assessment.report import read_evaluation
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors
 from diffusionbert.model import load
 from diffusionbert.paper.reproduction import SCALES
@@ -154,7 +153,7 @@ def test_paired_differences_are_those_of_the_reports_with_interval_and_p(some, t
         assert one["perplexity_ratio"] == pytest.approx(math.exp(one["value"]))
         assert one["p_value"] < 0.01
         assert one["sentences"] == 2000
-    assert "steps" in found[2]["protocols_differ_in"]
+    assert "definition" in found[2]["protocols_differ_in"]
     lines = (tmp_path / "tables" / "paired.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 + len(found)
     assert len({line.count("|") for line in lines}) == 1
@@ -166,4 +165,4 @@ def test_rows_with_different_sentences_are_not_paired(some, tmp_path):
     save_tensors(tensors | {"example": tensors["example"] + 1}, path / "scores.safetensors")
     other = restore(some / "seed2" / "evaluations" / "decoder", some / "sentences", tmp_path / "decoder")
     with pytest.raises(ValueError, match="d3pm and decoder have different sentences"):
-        experiment.differences_of("seed2", read_evaluation(path), read_evaluation(other))
+        experiment.differences_of("seed2", path, other)
