@@ -30,12 +30,12 @@ from pathlib import Path
 from plan import FREQUENCIES, LOOKED_AT, SEEDS, TIMED, Job, Variation, jobs
 
 from diffusionbert.checkpoints import RunFolder, write_json
-from diffusionbert.experiments import Experiment
 from diffusionbert.paper.reproduction import SCALES, Reproduction, is_finished
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import survival, table1, table3, tradeoff
-from diffusionbert.runs import default_cache, prepare, train
 from diffusionbert.schedules import TokenInformation
+from diffusionbert.training.config import RunConfig
+from diffusionbert.training.run import default_cache, prepare, train
 
 TIMED_STEPS = 600
 
@@ -93,7 +93,7 @@ def _train_and_evaluate(job: Job, reproduction: Reproduction, lap: Callable[[str
     shutil.rmtree(run.checkpoints, ignore_errors=True)
 
 
-def _varied(planned: Experiment, variation: Variation) -> Experiment:
+def _varied(planned: RunConfig, variation: Variation) -> RunConfig:
     training = replace(planned.training, **dict(variation.training))
     return replace(planned, training=training, objective=replace(planned.objective, **dict(variation.objective)))
 

@@ -29,10 +29,11 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from diffusionbert.batches import TokenBudget
 from diffusionbert.building import build
 from diffusionbert.checkpoints import RunFolder
-from diffusionbert.experiments import Data, Diffusion, Experiment, Pretrained
 from diffusionbert.hub import quiet
-from diffusionbert.runs import Prepared, default_cache, prepare
-from diffusionbert.training.settings import Training
+from diffusionbert.methods.discrete import DiscreteTimeConfig
+from diffusionbert.networks.config import Pretrained
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.run import PreparedData, default_cache, prepare
 from diffusionbert.training.standing import Score
 from diffusionbert.training.trainer import Trainer
 
@@ -64,7 +65,7 @@ def random_weights(pretrained: Path, folder: Path) -> Path:
     return folder
 
 
-def run(experiment: Experiment, prepared: Prepared) -> Outcome:
+def run(experiment: RunConfig, prepared: PreparedData) -> Outcome:
     """Trains in a folder that is thrown away, and reads the run's own log."""
     torch.manual_seed(experiment.training.seed)
     method = build(experiment, prepared.lexicon)
@@ -91,7 +92,7 @@ def run(experiment: Experiment, prepared: Prepared) -> Outcome:
     return Outcome(before, after, next(event["tokens_per_second"] for event in events if "tokens_per_second" in event))
 
 
-def lasting(experiment: Experiment, steps: int, learning_rate: float) -> Experiment:
+def lasting(experiment: RunConfig, steps: int, learning_rate: float) -> RunConfig:
     """The experiment with so many steps, a tenth of them to warm up, and validations at both ends."""
     training = replace(
         experiment.training,
@@ -105,7 +106,7 @@ def lasting(experiment: Experiment, steps: int, learning_rate: float) -> Experim
     return replace(experiment, training=training)
 
 
-def best_rate(name: str, experiment: Experiment, prepared: Prepared, steps: int) -> float:
+def best_rate(name: str, experiment: RunConfig, prepared: PreparedData, steps: int) -> float:
     """The learning rate with the lowest bound after a few steps; all of them are shown."""
     bounds = {rate: run(lasting(experiment, steps, rate), prepared).after.nats_per_token for rate in RATES}
     tried = ", ".join(f"{rate:g}: {bound:.3f}" for rate, bound in bounds.items())
@@ -131,9 +132,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     weights = options.weights or installed_weights()
-    data = Data(options.data, options.validation, vocabulary=str(weights), max_length=options.max_length)
+    data = DataConfig(options.data, options.validation, vocabulary=str(weights), max_length=options.max_length)
     prepared = prepare(data, default_cache())
-    settings = Training(
+    settings = TrainingConfig(
         batching=TokenBudget(options.batch_tokens), validation_sentences=options.sentences, validation_draws=4, keep=1
     )
     print(
@@ -143,7 +144,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, folder in (("random", random_weights(weights, Path(scratch))), ("MiniLM", weights)):
-            experiment = Experiment(data, Pretrained(str(folder)), objective=Diffusion(), training=settings)
+            experiment = RunConfig(data, Pretrained(str(folder)), objective=DiscreteTimeConfig(), training=settings)
             rate = best_rate(name, experiment, prepared, options.trial_steps)
             rows.append((name, rate, run(lasting(experiment, options.steps, rate), prepared)))
     columns = f"{'nats before':>14} {'ppl':>9} {'nats after':>15} {'ppl':>9}"

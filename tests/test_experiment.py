@@ -22,7 +22,7 @@ from diffusionbert.model import load
 from diffusionbert.paper.reproduction import SCALES
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import BY_STEPS, MAIN, TRADED_OFF, Row
-from diffusionbert.runs import prepare, stored_experiment
+from diffusionbert.training.run import prepare, stored_config
 
 
 def test_every_row_is_there_once_and_what_it_needs_comes_before():
@@ -53,7 +53,7 @@ def test_a_job_with_other_settings_is_trained_by_them(request_, tmp_path):
     variation = Variation(("d3pm-tad",), (("learning_rate", 0.5),), (("num_steps", 5),))
     job = Job("unaveraged", Row("d3pm-tad"), variation=variation)
     experiment._do(job, tmp_path, request_, workers=2)
-    trained = stored_experiment(tmp_path / "unaveraged" / "runs" / "d3pm-tad")
+    trained = stored_config(tmp_path / "unaveraged" / "runs" / "d3pm-tad")
     assert (trained.training.learning_rate, trained.objective.num_steps) == (0.5, 5)
     laps = read_json(job.seconds(tmp_path))
     assert laps["workers"] == 2
@@ -70,7 +70,7 @@ def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_othe
     for name in ("diffusionbert", "decoder"):
         experiment._do(Job("larger", Row(name), steps=STEPS + 1, is_larger=True), tmp_path, request, workers=1)
     runs = tmp_path / "larger" / "runs"
-    assert stored_experiment(runs / "diffusionbert").training.steps == STEPS + 1
+    assert stored_config(runs / "diffusionbert").training.steps == STEPS + 1
     assert "pretrain" in read_json(tmp_path / "larger" / "seconds" / "diffusionbert.json")
     owner = load(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
     assert {load(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}

@@ -14,7 +14,7 @@ from languages import SKEWED, Language
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods.gaussian import GaussianDiffusion
 from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
@@ -418,10 +418,10 @@ def hidden(canvas: Batch) -> Batch:
     return replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
 
 
-def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> Method:
+def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> TrainingModule:
     process, grid = PROCESSES["sqrt"], uniform_grid(16)
     objective = GaussianDiffusion(process, grid, clamp)
-    return Method(denoiser(architecture, width), objective, GaussianAncestral(process, grid, clamped=clamp))
+    return TrainingModule(denoiser(architecture, width), objective, GaussianAncestral(process, grid, clamped=clamp))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -664,7 +664,7 @@ def test_saved_and_loaded_weights_give_the_same_nats(tmp_path):
     assert not unknown.unexpected_keys
     assert all(name.startswith("backbone.") for name in unknown.missing_keys)
     assert torch.equal(
-        Method(again, tested.objective, tested.sampler).nats(whole, Noise(2)), tested.nats(whole, Noise(2))
+        TrainingModule(again, tested.objective, tested.sampler).nats(whole, Noise(2)), tested.nats(whole, Noise(2))
     )
 
 

@@ -39,10 +39,10 @@ from diffusionbert import tasks
 from diffusionbert.building import scoring
 from diffusionbert.method import Likelihood
 from diffusionbert.model import BUNDLED, Model, load
-from diffusionbert.runs import train
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import blank
+from diffusionbert.training.run import train
 
 SENTENCE = "the old king saw the city of paris today ."
 SPECIAL = re.compile(r"\[(MASK|UNK|PAD|CLS|SEP)\]|<(mask|unk|pad|s|/s)>")

@@ -10,27 +10,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from diffusionbert.experiments import to_json
 from tiny_models import MAX_LENGTH, corpus, folder, run_of, toy_sentences
 
 from diffusionbert import figures
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
-from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert, to_json
+from diffusionbert.methods.discrete import DiscreteTimeConfig
+from diffusionbert.networks.config import NewBert
 from diffusionbert.paper import reproduction as reproduction_module
 from diffusionbert.paper.reproduction import SCALES, Reproduction, Scale, is_finished
 from diffusionbert.paper.request import Request
-from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import MAIN, TARGETS
-from diffusionbert.presets import masked, next_word
-from diffusionbert.training.settings import Training
+from diffusionbert.recipes import SYSTEMS, Start, decoder_pretraining, masked_pretraining
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.trainer import Trainer
 
 STEPS = 3
 
 
-def smallest(data: str) -> Experiment:
-    training = Training(
+def smallest(data: str) -> RunConfig:
+    training = TrainingConfig(
         steps=STEPS,
         batching=TokenBudget(256),
         warmup=1,
@@ -39,17 +40,17 @@ def smallest(data: str) -> Experiment:
         validation_draws=2,
         save_every=2,
     )
-    return Experiment(
-        Data(data, vocabulary=512, max_length=MAX_LENGTH),
+    return RunConfig(
+        DataConfig(data, vocabulary=512, max_length=MAX_LENGTH),
         NewBert(layers=1, width=32, heads=2, dropout=0.0),
-        objective=Diffusion(num_steps=8),
+        objective=DiscreteTimeConfig(num_steps=8),
         training=training,
     )
 
 
 SMALLER_THAN_TINY = Scale(
     smallest,
-    lambda data, decoder: (next_word if decoder else masked)(smallest(data)),
+    lambda data, decoder: (decoder_pretraining if decoder else masked_pretraining)(smallest(data)),
     sentences=4,
     samples=4,
     length=6,
@@ -230,7 +231,7 @@ def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduction_module, "train", stopped)
     with pytest.raises(KeyboardInterrupt):
         asked(tmp_path).run("mdlm")
-    assert not (tmp_path / "runs").exists()  # the masked network was to come first
+    assert not (tmp_path / "runs").exists()  # the masked_pretraining network was to come first
 
 
 def test_wrong_settings_leave_nothing_behind(tmp_path):

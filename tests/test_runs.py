@@ -19,6 +19,7 @@ import pytest
 import torch
 import tyro
 from backbones import backbone_of
+from diffusionbert.experiments import from_json, to_json
 from filelock import FileLock
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
@@ -27,16 +28,17 @@ from tiny_models import corpus, plain_roberta
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from diffusionbert.cli import Command, main
-from diffusionbert.experiments import Bell, Data, Diffusion, Experiment, Pretrained, Time, from_json, to_json
-from diffusionbert.methods.discrete import Quantity
+from diffusionbert.methods.discrete import DiscreteTimeConfig, Quantity
 from diffusionbert.model_folder import push_model
 from diffusionbert.networks import new_decoder
+from diffusionbert.networks.config import Pretrained, TimeEmbedding
 from diffusionbert.original import load_original
-from diffusionbert.presets import PRESETS, masked
-from diffusionbert.runs import prepare
+from diffusionbert.proposals import Bell
+from diffusionbert.recipes import PRESETS, masked_pretraining
 from diffusionbert.schedules import Mean, Spindle
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
-from diffusionbert.training.settings import Training
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.run import prepare
 from diffusionbert.training.trainer import Trainer
 
 QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
@@ -232,7 +234,7 @@ def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_pa
 
 def test_of_two_that_want_one_vocabulary_one_trains_it(tmp_path, monkeypatch):
     """As two commands do that are started at once on one text."""
-    trained, all_here, data = [], Barrier(4), Data(str(corpus()), vocabulary=512)
+    trained, all_here, data = [], Barrier(4), DataConfig(str(corpus()), vocabulary=512)
 
     def train(*arguments, **options):
         trained.append(arguments)
@@ -327,14 +329,14 @@ def test_bad_original_checkpoints_are_refused(tmp_path, capsys, content, message
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_experiments_survive_json(preset):
     experiment = preset("pydoc")
-    varied = Experiment(
+    varied = RunConfig(
         experiment.data,
         Pretrained("some/model"),
-        Time.LAYERS,
-        Diffusion(Spindle(0.2, Mean.SENTENCE, 0.1), 64, Quantity.PAPER, 0.01, Bell(0.5), uniform_noise=False),
-        Training(steps=3, patience=2, trackers=("tensorboard",)),
+        TimeEmbedding.LAYERS,
+        DiscreteTimeConfig(Spindle(0.2, Mean.SENTENCE, 0.1), 64, Quantity.PAPER, 0.01, Bell(0.5), uniform_noise=False),
+        TrainingConfig(steps=3, patience=2, trackers=("tensorboard",)),
     )
-    for each in (experiment, masked(experiment), varied):
+    for each in (experiment, masked_pretraining(experiment), varied):
         assert from_json(json.loads(json.dumps(to_json(each)))) == each
 
 

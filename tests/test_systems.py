@@ -15,35 +15,26 @@ from functools import cache
 import pytest
 import torch
 from backbones import CLS, MASK, SEP
+from diffusionbert.experiments import from_json, to_json
 from tiny_models import MAX_LENGTH, corpus, folder, pairs
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.building import Lexicon, build
+from diffusionbert.building import build
 from diffusionbert.cli import main
 from diffusionbert.commands.start import _experiment
 from diffusionbert.commands.training import Train
-from diffusionbert.experiments import (
-    Data,
-    Diffusion,
-    Experiment,
-    NewBert,
-    NewDecoder,
-    Pretrained,
-    Time,
-    VectorDiffusion,
-    from_json,
-    to_json,
-)
-from diffusionbert.method import Likelihood, Method
-from diffusionbert.methods.any_order import AnyOrder
-from diffusionbert.methods.discrete import DiscreteTime
-from diffusionbert.methods.gaussian import GaussianDiffusion
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
+from diffusionbert.methods.discrete import DiscreteTime, DiscreteTimeConfig
+from diffusionbert.methods.gaussian import GaussianConfig, GaussianDiffusion
 from diffusionbert.model import load
 from diffusionbert.networks import Denoiser, EmbeddingDenoiser, new_decoder
+from diffusionbert.networks.config import NewBert, NewDecoder, Pretrained, TimeEmbedding
 from diffusionbert.noise import Noise
-from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
 from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.recipes import SYSTEMS, Start, schedule_of, time_of
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
@@ -51,6 +42,7 @@ from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Sqrt
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Task
+from diffusionbert.training.config import DataConfig, RunConfig
 
 PAD, UNK, FIRST, NUM_WORDS, LENGTH, NEXT = 0, 1, 5, 6, 4, 0.2
 SIZE = FIRST + NUM_WORDS
@@ -105,16 +97,18 @@ def test_the_language_is_what_it_says():
     assert paired.entropy < alone.entropy < paired.entropy + UNIFORM
 
 
-def lexicon() -> Lexicon:
+def lexicon() -> TokenStatistics:
     counts = torch.zeros(SIZE, dtype=torch.long)
     counts[FIRST:] = 1000 * torch.arange(1, NUM_WORDS + 1)  # not the language's own: schedules by token are to differ
-    return Lexicon(MASK, PAD, torch.arange(SIZE) >= FIRST, (UNK,), counts)
+    return TokenStatistics(MASK, PAD, torch.arange(SIZE) >= FIRST, (UNK,), counts)
 
 
 # ---- the systems ----------------------------------------------------------------------------------------------------
 
-BASE = Experiment(
-    Data("toy", max_length=8), NewBert(layers=1, width=32, heads=2, dropout=0.0), objective=Diffusion(num_steps=8)
+BASE = RunConfig(
+    DataConfig("toy", max_length=8),
+    NewBert(layers=1, width=32, heads=2, dropout=0.0),
+    objective=DiscreteTimeConfig(num_steps=8),
 )
 
 
@@ -138,16 +132,16 @@ def starts() -> dict[Start, str]:
     return {start: str(output / start.value) for start in (Start.MASKED, Start.DECODER)}
 
 
-def experiment_of(name: str) -> Experiment:
+def experiment_of(name: str) -> RunConfig:
     start = SYSTEMS[name].start
     base = BASE if start is Start.SCRATCH else replace(BASE, network=Pretrained(starts()[start]))
     experiment = SYSTEMS[name].experiment(base)
-    if isinstance(experiment.objective, VectorDiffusion):  # six words need no 128 axes
+    if isinstance(experiment.objective, GaussianConfig):  # six words need no 128 axes
         return replace(experiment, objective=replace(experiment.objective, width=8))
     return experiment
 
 
-def built(name: str) -> Method:
+def built(name: str) -> TrainingModule:
     sampling = replace(SYSTEMS[name].sampling, steps=16, top_k=None)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -158,7 +152,7 @@ def toy_of(name: str) -> Toy:
     return language(SYSTEMS[name].needs_pairs)
 
 
-def figure(method: Method, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
+def figure(method: TrainingModule, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
     """Nats a token over all sentences of the language, and their standard error over independent rounds of draws."""
     strata = torch.arange(9, dtype=torch.float64) / 8
     rows = toy.rows.rows(torch.arange(len(toy.probabilities)).repeat(8))
@@ -174,11 +168,11 @@ def figure(method: Method, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float
 
 
 @cache
-def trained(name: str) -> tuple[Method, float]:
+def trained(name: str) -> tuple[TrainingModule, float]:
     """The system after a short training, and its loss before."""
     method, toy = built(name), toy_of(name)
     before, _ = figure(method.eval(), toy, of="loss", rounds=2)
-    steps = 150 if isinstance(SYSTEMS[name].objective, VectorDiffusion) else 120
+    steps = 150 if isinstance(SYSTEMS[name].objective, GaussianConfig) else 120
     optimiser = torch.optim.AdamW(method.parameters(), lr=1e-2)
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
     method.train()
@@ -248,7 +242,7 @@ def test_kinds_of_likelihood():
     assert {name for name, kind in kinds.items() if kind is Likelihood.PSEUDO} == pseudo
 
 
-def classes(method: Method) -> tuple[type, ...]:
+def classes(method: TrainingModule) -> tuple[type, ...]:
     process = getattr(method.objective, "process", None)
     return type(method.objective), type(process), type(method.network), type(method.sampler)
 
@@ -258,7 +252,7 @@ def test_three_systems_are_settings_alone():
     multinomial, any_order, pairs = (built(name) for name in ("multinomial", "oa-ardm", "diffuseq"))
     assert classes(multinomial) == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes(built("d3pm-uniform"))
     assert multinomial.objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
-    assert classes(any_order) == (AnyOrder, type(None), Denoiser, FirstHitting)
+    assert classes(any_order) == (OrderAgnostic, type(None), Denoiser, FirstHitting)
     assert classes(any_order)[2:] == classes(built("mdlm"))[2:]
     assert isinstance(any_order.sampler.process, Absorbing)
     assert classes(pairs)[::2] == (GaussianDiffusion, EmbeddingDenoiser)
@@ -280,7 +274,7 @@ def test_a_system_keeps_the_size_and_the_text_of_its_base(name):
     assert experiment.data == BASE.data
     assert experiment.training == BASE.training
     assert from_json(to_json(experiment)) == experiment
-    if isinstance(experiment.objective, Diffusion):
+    if isinstance(experiment.objective, DiscreteTimeConfig):
         assert experiment.objective.num_steps == 8
     if SYSTEMS[name].start is Start.SCRATCH:
         size = (experiment.network.layers, experiment.network.width, experiment.network.heads)
@@ -294,7 +288,7 @@ def test_a_decoder_and_an_encoder_are_not_taken_for_each_other():
     with pytest.raises(ValueError, match="a decoder writes from left to right alone"):
         build(replace(experiment_of("mdlm"), network=NewDecoder()), lexicon())
     with pytest.raises(ValueError, match="is not for this method"):
-        build(replace(experiment_of("sundae"), time=Time.LAYERS), lexicon())
+        build(replace(experiment_of("sundae"), time=TimeEmbedding.LAYERS), lexicon())
 
 
 WORDS = {
@@ -391,4 +385,4 @@ def test_a_start_that_would_not_be_used_is_refused(tmp_path, capsys):
 def test_word_vectors_take_a_schedule_and_its_floor(tmp_path):
     options = Train(tmp_path, str(corpus()), system="diffusion-lm", schedule="sqrt", floor=0.01, diffusion_steps=50)
     objective = _experiment(options).objective
-    assert objective == VectorDiffusion(Sqrt(), 50, 0.01)
+    assert objective == GaussianConfig(Sqrt(), 50, 0.01)

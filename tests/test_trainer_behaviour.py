@@ -28,18 +28,18 @@ import diffusionbert.training.saved as saving
 import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.checkpoints import RunFolder, weights_of
-from diffusionbert.method import Likelihood, Method
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.noise import Noise
 from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.optimising import learning_rate
-from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Score, Standing, score_of
 from diffusionbert.training.trainer import Trainer
 
-QUICK = Training(
+QUICK = TrainingConfig(
     steps=8,
     batching=FixedRows(16),
     learning_rate=1e-2,
@@ -604,7 +604,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 @pytest.mark.parametrize("decay", [*SHAPES, "inverse_sqrt"])
 def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
-    settings = Training(steps=100, warmup=20, learning_rate=0.5, decay=decay)
+    settings = TrainingConfig(steps=100, warmup=20, learning_rate=0.5, decay=decay)
     rates = [learning_rate(settings)(step) for step in range(100)]
     # The k-th step of the warm-up has k / 20 of the rate: the first is no wasted step at 0.
     torch.testing.assert_close(rates[:20], [0.5 * (step + 1) / 20 for step in range(20)])
@@ -617,12 +617,12 @@ def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
 
 
 def test_the_papers_warm_up_starts_at_almost_nothing():
-    assert learning_rate(Training(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
+    assert learning_rate(TrainingConfig(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_no_step_is_wasted(decay):
-    assert learning_rate(Training(steps=10, warmup=0, decay=decay))(9) > 0
+    assert learning_rate(TrainingConfig(steps=10, warmup=0, decay=decay))(9) > 0
 
 
 def test_the_optimiser_gets_the_rate_that_is_logged(tmp_path, straight):
@@ -696,7 +696,7 @@ def test_no_part_is_larger_than_it_may_be(tmp_path, rows):
 OBJECTIVES = {
     "discrete": lambda tested: tested.objective,
     "continuous": lambda tested: ContinuousTime(tested.objective.process),
-    "any order": lambda tested: AnyOrder(MASK),
+    "any order": lambda tested: OrderAgnostic(MASK),
     "masked": lambda tested: MaskedLM(MASK, torch.arange(30) > MASK, rate=0.5),
 }
 
@@ -705,7 +705,7 @@ OBJECTIVES = {
 def test_an_inert_part_adds_nothing_but_takes_part(tmp_path, name):
     """A process without rows: its loss is 0, its gradients are zeros, and every parameter has one."""
     whole = method(dropout=0.0)
-    tested = Method(whole.network, OBJECTIVES[name](whole), whole.sampler)
+    tested = TrainingModule(whole.network, OBJECTIVES[name](whole), whole.sampler)
     batch = Noise(0).stratify(MadeUpRows(3, seed=1).batch([0, 1, 2]))
     loss = tested(training._inert(batch), Noise(0), 10.0)
     assert float(loss.detach()) == 0
@@ -758,7 +758,7 @@ def test_impossible_settings_are_refused(name, value):
     with pytest.raises(
         ValueError, match=f"training cannot have {name} = {value!r}; give (one of|a number|[012] or more)"
     ):
-        Training(**{name: value})
+        TrainingConfig(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -767,7 +767,7 @@ def test_impossible_settings_are_refused(name, value):
 )
 def test_more_impossible_settings_are_refused(name, value):
     with pytest.raises(ValueError, match=f"training cannot have {name} = {value!r}"):
-        Training(**{name: value})
+        TrainingConfig(**{name: value})
 
 
 def test_a_loss_is_scored_with_the_error_of_a_ratio():

@@ -19,16 +19,16 @@ import torch
 
 from diffusionbert.assessment.conventions import PLACES, Basis, Convention, conventions
 from diffusionbert.assessment.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.assessment.likelihoods import GRID, PackedRows, Ways, score_rows, ways_to_score
+from diffusionbert.assessment.likelihoods import PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.assessment.material import Material
 from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, hashes_in
 from diffusionbert.building import resolved
-from diffusionbert.experiments import Pretrained
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
+from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model
+from diffusionbert.objectives.base import CONTINUOUS, GRID
 from diffusionbert.sampling import Sampling
 from diffusionbert.tasks import MOST_TEXTS, Task
 
@@ -215,7 +215,7 @@ def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, to
         min(model.rows_at_once(longest + model.vocabulary.num_special(paired=False)), len(texts)),
     )
     first, second = tuple(texts[: plan.samples]), tuple(texts[plan.samples :])
-    sampling = resolved(plan.sampling, model.experiment)
+    sampling = resolved(plan.sampling, model.experiment.objective)
     return Samples(first, second, sampling, plan.length, plan.seed, speed)
 
 
@@ -295,8 +295,8 @@ def _cautions(material: Material, plan: Plan, figures: Figures, real: Figures, m
 
 def weight_hashes(model: Model) -> dict[str, str]:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it."""
-    network = model.experiment.network
-    return hashes_in(Path(network.name)) if isinstance(network, Pretrained) else {}
+    folder = model.experiment.backbone.pretrained
+    return {} if folder is None else hashes_in(Path(folder))
 
 
 def _together(hashes: dict[str, str]) -> str | None:

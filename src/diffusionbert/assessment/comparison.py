@@ -26,10 +26,10 @@ from diffusionbert.assessment.report import Evaluation, hashes_in, read_evaluati
 from diffusionbert.assessment.tables import SIGNIFICANT, Cell, Column, Direction, Table, ranked
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.likelihood.intervals import resampled_sums
-from diffusionbert.likelihood.protocol import CONTINUOUS
 from diffusionbert.likelihood.scores import Scores, Unit, paired_bootstrap, rates_to_json
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import PerSample
+from diffusionbert.objectives.base import CONTINUOUS
 
 LEVEL = 0.05
 """Below this probability a difference is called significant."""
@@ -102,7 +102,7 @@ def _systems(folders: Sequence[Path], names: Sequence[str] | None) -> list[Syste
 def _read(folder: Path) -> Evaluation:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}; give run folders, or folders that evaluate wrote")
-    if RunFolder(folder).experiment.exists() and not (folder / "evaluation").exists():
+    if RunFolder(folder).config.exists() and not (folder / "evaluation").exists():
         raise ValueError(
             f"the run {str(folder)!r} was not evaluated yet; do so: diffusionbert evaluate --model {folder} --data …"
         )
@@ -114,7 +114,7 @@ def _stale(systems: Sequence[System]) -> list[str]:
     return [
         f"{system.name} was evaluated with other weights than its run holds now; evaluate it anew (--overwrite)"
         for system in systems
-        if (run := RunFolder(system.evaluation.folder.resolve().parent)).experiment.exists()
+        if (run := RunFolder(system.evaluation.folder.resolve().parent)).config.exists()
         and run.model.exists()
         and hashes_in(run.model) != system.report["weights"]["files"]
     ]

@@ -6,8 +6,8 @@
     vectors       Diffusion-LM's: steps on vectors, and the rounding to words
     pseudo        BERT-Mouth's: each token given all others, which belongs to no distribution
 
-They are different numbers of one model and never share a column. Which one is its own, `building.scoring` says. Knows
-models and objectives by their contract; estimation itself is in `evaluation`.
+They are different numbers of one model and never share a column. `ObjectiveConfig.scoring_quantities` says
+which ones a model has, its own first; estimation itself is in `evaluation`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffusionbert.building import Lexicon, own_objective, scoring
-from diffusionbert.experiments import (
-    ContinuousDiffusion,
-    Diffusion,
-    Experiment,
-    MouthMasking,
-    NextWord,
-    VectorDiffusion,
-)
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.likelihood.evaluation import Effort, Rows, estimate
-from diffusionbert.likelihood.protocol import CONTINUOUS, Protocol
+from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate
-from diffusionbert.method import Likelihood
-from diffusionbert.methods.discrete import Quantity
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.model import Model, Way
-from diffusionbert.schedules import uniform_grid
 from diffusionbert.shapes import Batch
 from diffusionbert.text.canvas import batch_of
 from diffusionbert.text.vocabulary import Vocabulary
-
-GRID, EXACT, VECTORS, PSEUDO = "grid", "exact", "vectors", "pseudo"
+from diffusionbert.training.config import RunConfig
 
 
 @final
@@ -60,29 +47,11 @@ class Ways:
         return next(iter(self.by_name), None)
 
 
-def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
-    """All ways that are right for a model."""
-    own = scoring(experiment, lexicon)
-    settings = experiment.objective
-    if own[0].likelihood is Likelihood.NONE:
-        return Ways({}, ("this method has no likelihood, nor a bound on one: judge it by its samples",))
-    if isinstance(settings, NextWord):
-        return Ways({EXACT: own})
-    if isinstance(settings, VectorDiffusion):
-        return Ways({VECTORS: own})
-    if isinstance(settings, MouthMasking):
-        return Ways({CONTINUOUS: own, PSEUDO: (own_objective(experiment, lexicon), "each token given all others")})
-    if not isinstance(settings, Diffusion):
-        return Ways({CONTINUOUS: own})
-    if own[1].startswith(CONTINUOUS):  # all tokens alike, and a network that is not told the time
-        grid = GridInAnyOrder(settings.schedule, uniform_grid(settings.num_steps), lexicon.mask_id)
-        return Ways({CONTINUOUS: own, GRID: (grid, f"{settings.num_steps} steps, {settings.schedule}")})
-    if settings.uniform_noise:
-        return Ways({GRID: own}, ("there is no continuous limit: it is known for noise that is [MASK] alone",))
-    if settings.quantity is Quantity.PAPER and settings.schedule.by_token:
-        return Ways({GRID: own}, ("there is no bound: the network learnt by the paper's quantity, which is none",))
-    limit = scoring(replace(experiment, objective=ContinuousDiffusion(settings.schedule)), lexicon)
-    return Ways({GRID: own, CONTINUOUS: limit})
+def ways_to_score(config: RunConfig, statistics: TokenStatistics) -> Ways:
+    """All likelihoods that are valid for a model."""
+    found = config.objective.scoring_quantities(config.time)
+    by_name = {each.name: (each.build(statistics), each.definition) for each in found.available}
+    return Ways(by_name, found.notes)
 
 
 def score_rows(

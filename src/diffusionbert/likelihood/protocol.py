@@ -9,8 +9,6 @@ from typing import Any
 from diffusionbert import __version__
 from diffusionbert.likelihood.intervals import RESAMPLES
 
-CONTINUOUS = "continuous"
-"""What a likelihood in continuous time is called, however it is estimated."""
 SAMPLED_INTERVAL = f"95 %, over sentences and draws: percentile bootstrap of {RESAMPLES} resamples"
 GIVEN_INTERVAL = "95 %, over draws alone, the sentences being given: Student's t"
 

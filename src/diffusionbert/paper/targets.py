@@ -26,15 +26,15 @@ from diffusionbert.assessment.comparison import compare
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.assessment.tables import Table, as_json, to_latex, to_markdown
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
-from diffusionbert.experiments import Experiment
 from diffusionbert.metrics import PerSample
 from diffusionbert.model import Model
 from diffusionbert.paper import denoising
 from diffusionbert.paper.reproduction import Reproduction
-from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
+from diffusionbert.recipes import SYSTEMS, Start
 from diffusionbert.sampling import Algorithm, Sampling
-from diffusionbert.schedules import Mean, Spindle, TokenInformation
+from diffusionbert.schedules import Mean, Spindle
 from diffusionbert.tasks import Moment, Task
+from diffusionbert.training.config import RunConfig
 
 SENTENCE = "bella is sitting over there ."
 """The paper's, of figure 2."""
@@ -83,11 +83,17 @@ def table2(reproduction: Reproduction) -> list[Path]:
     return paths + write_table(reproduction.output / "table2-other-text", compare(folders, names=names))
 
 
-def title(row: Row, experiment: Experiment) -> str:
+def title(row: Row, experiment: RunConfig) -> str:
     """Method, start, schedule and time, as the columns of the paper's table."""
     system = SYSTEMS[row.system]
     start = "from scratch" if system.start is Start.SCRATCH else "pretrained"
-    words = (system.title, start, schedule_of(experiment), time_of(experiment), row.note)
+    words = (
+        system.title,
+        start,
+        experiment.objective.schedule_label,
+        experiment.objective.time_label(experiment.time),
+        row.note,
+    )
     return ", ".join(word for word in words if word and word != "–")
 
 
@@ -99,9 +105,9 @@ CONVERGING = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusio
 """Of figure 4."""
 
 
-def short_title(system: str, experiment: Experiment) -> str:
+def short_title(system: str, experiment: RunConfig) -> str:
     """Method and schedule, as in the paper's table of speeds."""
-    schedule = schedule_of(experiment)
+    schedule = experiment.objective.schedule_label
     return SYSTEMS[system].title + ("" if schedule == "–" else f", {schedule}")
 
 
@@ -173,7 +179,7 @@ def survival(reproduction: Reproduction) -> Path:
 
 def _survival(model: Model) -> list[figures.Survival]:
     """The paper's curves, with the mean of the sentence itself."""
-    information = TokenInformation.from_counts(model.lexicon.counts, writable=model.lexicon.writable)
+    information = model.lexicon.information
     [own] = model.vocabulary.own([SENTENCE])
     relative = information.values[own] / information.values[own].mean()
     t = torch.linspace(0, 1, 101, dtype=torch.float64)
