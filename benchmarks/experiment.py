@@ -82,7 +82,7 @@ def _train_and_evaluate(job: Job, reproduction: Reproduction, lap: Callable[[str
         if job.is_larger:
             lap("pretrain")
         if job.variation:
-            train(_varied(planned, job.variation), run.path, reproduction.cache)
+            train(_varied(planned, job.variation), run.path, cache=reproduction.cache)
     reproduction.run(system)
     lap("train")
     reproduction.evaluation(job.row.key, system, job.row.sampling, samples=None if job.writes else 2)
@@ -102,7 +102,7 @@ def _asked(job: Job, request: Request) -> Request:
     asked = replace(request, seed=job.seed, steps=job.steps)
     if not job.is_larger:
         return replace(asked, pretraining_data=None)
-    return replace(asked, preset="medium", vocabulary=request.masked, masked=None, decoder=None)
+    return replace(asked, scale="34m", vocabulary=request.masked, masked=None, decoder=None)
 
 
 def _apart(job: Job, output: Path, request: Request, workers: int) -> float:
@@ -166,7 +166,7 @@ def _frequencies(reproduction: Reproduction, output: Path) -> None:
     """What the tested text costs by the word frequencies of the training text alone: who needs more has learnt less."""
     data = replace(reproduction.planned("d3pm").data, validation=reproduction.test)
     text = prepare(data, reproduction.cache)
-    information = TokenInformation.from_counts(text.rows.counts, writable=text.lexicon.writable)
+    information = TokenInformation.from_counts(text.rows.counts, writable=text.statistics.allowed)
     tested = text.validation.counts
     nats = (tested * information.values).sum() / tested.sum()
     output.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def _step_times(reproduction: Reproduction, output: Path) -> None:
             save_every=TIMED_STEPS,
             validation_sentences=8,
         )
-        train(replace(experiment, training=training), run, reproduction.cache)
+        train(replace(experiment, training=training), run, cache=reproduction.cache)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
 
@@ -196,14 +196,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("rows", "alone"))
     parser.add_argument("--output", type=Path, default=Path("experiment"))
-    parser.add_argument("--preset", choices=SCALES, default="small", help="a scale of `diffusionbert reproduce`")
+    parser.add_argument("--scale", choices=SCALES, default="19m", help="a scale of `diffusionbert reproduce`")
     for name in ("data", "validation", "test", "other-test", "masked", "decoder"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--pretraining-data", help="for the larger network; else it is left out")
     parser.add_argument("--workers", type=int, default=8, help="jobs side by side")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no job is begun after these")
     options = parser.parse_args()
-    names = "preset", "data", "validation", "test", "other_test", "masked", "decoder", "pretraining_data"
+    names = "scale", "data", "validation", "test", "other_test", "masked", "decoder", "pretraining_data"
     request = Request(**{name: getattr(options, name) for name in names})
     if options.what == "rows":
         rows(options.output, request, options.workers, options.minutes)

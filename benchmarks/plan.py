@@ -39,7 +39,7 @@ class Variation:
 
 
 VARIATIONS = {
-    "unaveraged": Variation(("diffusionbert-bell", "d3pm", "decoder"), (("averaging", None),)),
+    "unaveraged": Variation(("diffusionbert-bell", "d3pm", "decoder"), (("ema", None),)),
     "faster": Variation(("diffusionbert", "diffusionbert-bell", "d3pm-spindle"), (("learning_rate", 6e-4),)),
     "narrower": Variation(("diffusion-lm",), objective=(("width", 16),)),
 }

@@ -27,7 +27,6 @@ from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from diffusionbert.batches import TokenBudget
-from diffusionbert.building import build
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.hub import quiet
 from diffusionbert.methods.discrete import DiscreteTimeConfig
@@ -68,7 +67,7 @@ def random_weights(pretrained: Path, folder: Path) -> Path:
 def run(experiment: RunConfig, prepared: PreparedData) -> Outcome:
     """Trains in a folder that is thrown away, and reads the run's own log."""
     torch.manual_seed(experiment.training.seed)
-    method = build(experiment, prepared.lexicon)
+    method = experiment.make_module(prepared.statistics)
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder(Path(scratch))
         folder.checkpoints.mkdir()

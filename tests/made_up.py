@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusionbert.experiments import to_json
 
 from diffusionbert.assessment.report import _CARD, _READ
 from diffusionbert.checkpoints import save_tensors, write_json
-from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.experiments import Data, Experiment, to_json
+from diffusionbert.training.settings import Training
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS / "results"), str(BENCHMARKS)]  # their scripts are no package
@@ -57,9 +57,7 @@ def train(root: Path, place: str, validations: list[float]) -> None:
     path = root / folder / "runs" / name
     path.mkdir(parents=True)
     last = 10 * (len(validations) - 1)
-    write_json(
-        path / "experiment.json", to_json(RunConfig(DataConfig("text/news.txt"), training=TrainingConfig(steps=last)))
-    )
+    write_json(path / "experiment.json", to_json(Experiment(Data("text/news.txt"), training=Training(steps=last))))
     events = [
         {"step": 10 * at, "validation_nats_per_token": nats, "validation_standard_error": 0.01, "likelihood": "bound"}
         for at, nats in enumerate(validations)

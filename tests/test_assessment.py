@@ -15,23 +15,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from diffusionbert.experiments import to_json
 from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from diffusionbert.assessment import likelihoods
 from diffusionbert.assessment.assessing import Plan, assess, compare_texts, weight_hashes
 from diffusionbert.assessment.conventions import Basis, conventions
 from diffusionbert.assessment.judges import load_judge
-from diffusionbert.assessment.likelihoods import GRID, PackedRows, ways_to_score
+from diffusionbert.assessment.likelihoods import PackedRows, ways_to_score
 from diffusionbert.assessment.material import Trained, gather, held_out, sha256_of
 from diffusionbert.assessment.report import Evaluation, mean_interval, read_evaluation, write_evaluation
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.cli import main
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
+from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
 from diffusionbert.method import Likelihood
 from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticConfig, OrderAgnosticGrid
@@ -41,9 +39,11 @@ from diffusionbert.methods.masked_lm import MaskedLMConfig
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
 from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.objectives.base import CONTINUOUS, GRID, NO_LIKELIHOOD, ScoringQuantities
 from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.shapes import per_place
+from diffusionbert.storage.schema import to_json
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import Sentences
 from diffusionbert.text.cleaning import AS_IT_IS, Cleaning, detokenise
@@ -422,8 +422,8 @@ def test_modelled_lengths_are_added_and_conventions_take_them_out_again(model, m
         assert again.value == pytest.approx(row.value)
 
 
-WRITABLE = torch.tensor([False, True, True, True, False])
-LEXICON = TokenStatistics(0, 4, WRITABLE, (1,), torch.tensor([0, 1, 5, 9, 0]))
+ALLOWED = torch.tensor([False, True, True, True, False])
+STATISTICS = TokenStatistics(0, 4, ALLOWED, (1,), torch.tensor([0, 1, 5, 9, 0]))
 CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0.05)
 
 
@@ -444,7 +444,7 @@ CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0
 )
 def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expected):
     """The model's own comes first; where the grid has no limit, a note says why."""
-    ways = ways_to_score(RunConfig(DataConfig("x"), time=time, objective=objective), LEXICON)
+    ways = ways_to_score(RunConfig(DataConfig("x"), time=time, objective=objective), STATISTICS)
     assert {name: type(way[0]) for name, way in ways.by_name.items()} == expected
     assert list(ways.by_name) == list(expected)
     assert ways.primary == next(iter(expected))
@@ -470,18 +470,14 @@ def test_the_grid_is_that_of_the_asked_steps(model, material):
     assert torch.equal(found[1, CONTINUOUS].scores.nats, found[1000, CONTINUOUS].scores.nats)
     assert found[1000, GRID].nats_per_token == pytest.approx(found[1000, CONTINUOUS].nats_per_token, rel=0.01)
     assert (found[1, GRID].protocol.steps, found[1000, GRID].protocol.steps) == (
-        "1 steps, Linear()",
-        "1000 steps, Linear()",
+        "1 steps, linear",
+        "1000 steps, linear",
     )
 
 
 def test_a_method_without_a_likelihood_says_so(model, material, monkeypatch):
-    class Silent(OrderAgnostic):
-        @property
-        def likelihood(self) -> Likelihood:
-            return Likelihood.NONE
-
-    monkeypatch.setattr(likelihoods, "scoring", lambda experiment, lexicon: (Silent(0), "silent"))
+    none = ScoringQuantities((), (NO_LIKELIHOOD,))
+    monkeypatch.setattr(DiscreteTimeConfig, "scoring_quantities", lambda self, time: none)
     found = assess(model, material, quick(conventions=True))
     report = found.to_json()
     assert (report["likelihood"], report["primary"], report["likelihoods"]) == ("none", None, {})
@@ -740,7 +736,7 @@ def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
     folder = tmp_path / "model"
     shutil.copytree(run / "model", folder)
     about = json.loads((folder / "diffusionbert.json").read_text())
-    about["experiment"] |= {"objective": to_json(objective)}
+    about["config"] |= {"objective": to_json(objective)}
     (folder / "diffusionbert.json").write_text(json.dumps(about))
     other = load(folder, "cpu")
     corpus = held_out("pydoc", Trained(other.experiment.data), Cleaning(lower=True))

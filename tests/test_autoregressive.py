@@ -10,6 +10,7 @@ import pytest
 import torch
 from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, writable
 from languages import Language
+from sampled import Sampled
 from scipy import stats
 from torch import Tensor, nn
 from transformers import (
@@ -23,7 +24,7 @@ from transformers import (
 )
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.method import Likelihood
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.networks.causal import CausalModel, CausalNetwork, make_room, new_decoder
 from diffusionbert.networks.loading import load_causal_lm
@@ -289,8 +290,8 @@ def test_nothing_is_random():
 # The method
 
 
-def method_of() -> TrainingModule:
-    return TrainingModule(model_of(), Autoregressive(), LeftToRight(MASK))
+def method_of() -> Sampled:
+    return Sampled(model_of(), Autoregressive(), LeftToRight(MASK))
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
@@ -328,7 +329,7 @@ def test_it_learns_a_language_down_to_its_entropy_and_no_further():
 
 def test_saved_and_loaded_weights_give_the_same_nats():
     tested, whole = method_of(), sentences()
-    fresh = TrainingModule(CausalModel(DECODERS["gpt2"]().eval(), writable()), Autoregressive(), LeftToRight(MASK))
+    fresh = Sampled(CausalModel(DECODERS["gpt2"]().eval(), writable()), Autoregressive(), LeftToRight(MASK))
     assert not torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
     fresh.load_state_dict(tested.state_dict())
     assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))

@@ -21,12 +21,13 @@ from backbones import (
     writable,
 )
 from languages import Bayes, Language, Table, exact_nats
+from sampled import Sampled
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, State, TrainingModule
+from diffusionbert.method import Likelihood, State
 from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.bert_mouth import BertMouth
 from diffusionbert.methods.masked_lm import MaskedLM
@@ -120,9 +121,9 @@ def test_its_kind_is_pseudo():
 # The contract.
 
 
-def method(iterations: int = 12) -> TrainingModule:
+def method(iterations: int = 12) -> Sampled:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return TrainingModule(network, BertMouth(MaskedLM(MASK, writable()), MASK), Gibbs(MASK, iterations))
+    return Sampled(network, BertMouth(MaskedLM(MASK, writable()), MASK), Gibbs(MASK, iterations))
 
 
 def test_it_learns_by_the_training_it_is_given():

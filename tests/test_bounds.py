@@ -359,7 +359,7 @@ def test_impossible_objectives_are_refused():
     for make in (lambda: DiscreteTime(printed, UNEVEN), lambda: ContinuousTime(printed)):
         with pytest.raises(ValueError, match="floor"):
             make()
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="reweight again"):
         DiscreteTime(printed, UNEVEN, Quantity.PAPER)
     published = Absorbing(Spindle(0.3, Mean.SENTENCE), SKEWED.mask_id, information, reweighted=False)
     DiscreteTime(published, UNEVEN, Quantity.PAPER)  # no bound, but defined

@@ -10,10 +10,11 @@ import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, repeated_words, sentences, writable
 from languages import Bayes, Language, Table
+from sampled import Sampled
 from torch import Tensor, nn
 
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Objective, TrainingModule
+from diffusionbert.method import Likelihood, Objective
 from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.cmlm import CMLM
 from diffusionbert.networks import Denoiser
@@ -146,9 +147,9 @@ def test_of_a_single_sentence_it_is_no_bound():
 # The contract, and mask-predict.
 
 
-def method() -> TrainingModule:
+def method() -> Sampled:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return TrainingModule(network, CMLM(MASK), MaskPredict(Absorbing(Linear(), MASK), 4))
+    return Sampled(network, CMLM(MASK), MaskPredict(Absorbing(Linear(), MASK), 4))
 
 
 def test_the_loss_is_the_nats():

@@ -23,7 +23,8 @@ from diffusionbert.commands.diagnosing import Doctor
 from diffusionbert.conditioning import TimeAgnostic
 from diffusionbert.likelihood.intervals import Difference
 from diffusionbert.method import State
-from diffusionbert.model import BUNDLED, load
+from diffusionbert.model import load
+from diffusionbert.model_folder import BUNDLED
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing

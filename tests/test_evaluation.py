@@ -36,7 +36,6 @@ from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.proposals import Early
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Linear, Spindle, uniform_grid
 from diffusionbert.shapes import Batch
 
@@ -53,7 +52,7 @@ NETWORK = Table(LANGUAGE, seed=2)
 
 
 def method_of(objective: Objective, network: nn.Module = NETWORK) -> TrainingModule:
-    return TrainingModule(network, objective, Ancestral(LINEAR, GRID))
+    return TrainingModule(network, objective)
 
 
 def corpus(num: int, seed: int) -> Batch:
@@ -280,9 +279,7 @@ def bert_method(objective: Objective | None = None) -> tuple[TrainingModule, Bat
     batch = sentences(backbone, (5, 9, 4, 12, 7, 9, 3, 20))
     batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 11), example=batch.example * 7 + 3)
     process = Absorbing(Linear(), MASK)
-    return TrainingModule(
-        network, objective or DiscreteTime(process, uniform_grid(16)), Ancestral(process, GRID)
-    ), batch
+    return TrainingModule(network, objective or DiscreteTime(process, uniform_grid(16))), batch
 
 
 def test_the_size_of_batches_changes_nothing():

@@ -43,8 +43,8 @@ def test_what_is_looked_at_is_among_the_rows_of_its_seed():
 def request_(monkeypatch) -> Request:
     monkeypatch.setenv("DIFFUSIONBERT_CACHE", str(folder() / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setitem(SCALES, "tiny", SMALLER_THAN_TINY)
-    monkeypatch.setitem(SCALES, "medium", replace(SMALLER_THAN_TINY, samples=3))
+    monkeypatch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
+    monkeypatch.setitem(SCALES, "34m", replace(SMALLER_THAN_TINY, samples=3))
     experiment._opened.cache_clear()
     return Request(data=str(corpus()), other_test=str(corpus()))
 
@@ -84,7 +84,7 @@ def test_what_word_frequencies_alone_need_is_what_counting_says(request_, tmp_pa
         [token for token in chain.from_iterable(map(rows.row, range(len(rows)))) if not rows.special[token]]
         for rows in (text.rows, text.validation)
     )
-    counts, num_words = Counter(trained), int(text.lexicon.writable.sum())
+    counts, num_words = Counter(trained), int(text.statistics.allowed.sum())
     nats = mean(math.log((len(trained) + num_words) / (counts[token] + 1)) for token in tested)
     found = read_json(tmp_path / "alone" / plan.FREQUENCIES)
     assert found["tokens"] == len(tested)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from backbones import ARCHITECTURES, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, sentences, writable
 from languages import SKEWED, Language
+from sampled import Sampled
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.method import Likelihood
 from diffusionbert.methods.gaussian import GaussianDiffusion
 from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
@@ -418,10 +419,10 @@ def hidden(canvas: Batch) -> Batch:
     return replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
 
 
-def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> TrainingModule:
+def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> Sampled:
     process, grid = PROCESSES["sqrt"], uniform_grid(16)
     objective = GaussianDiffusion(process, grid, clamp)
-    return TrainingModule(denoiser(architecture, width), objective, GaussianAncestral(process, grid, clamped=clamp))
+    return Sampled(denoiser(architecture, width), objective, GaussianAncestral(process, grid, clamped=clamp))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -664,7 +665,7 @@ def test_saved_and_loaded_weights_give_the_same_nats(tmp_path):
     assert not unknown.unexpected_keys
     assert all(name.startswith("backbone.") for name in unknown.missing_keys)
     assert torch.equal(
-        TrainingModule(again, tested.objective, tested.sampler).nats(whole, Noise(2)), tested.nats(whole, Noise(2))
+        Sampled(again, tested.objective, tested.sampler).nats(whole, Noise(2)), tested.nats(whole, Noise(2))
     )
 
 

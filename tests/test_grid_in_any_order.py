@@ -16,7 +16,6 @@ from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Cosine, Linear, Spindle, uniform_grid
 from diffusionbert.shapes import Batch
 
@@ -60,7 +59,7 @@ def test_it_is_the_bound_over_the_steps(schedule, name):
     by_count = OrderAgnosticGrid(schedule, grid, LANGUAGE.mask_id)
     with torch.no_grad():
         expected = exact_nats(by_steps, network, LANGUAGE.batch())
-        law = by_count.law(LANGUAGE.length)
+        law = by_count.distribution(LANGUAGE.length)
         torch.testing.assert_close(expected_nats(by_count, network, law), expected, rtol=1e-9, atol=1e-9)
     assert float(law.sum()) == pytest.approx(1)
     assert by_count.likelihood is Likelihood.BOUND
@@ -72,7 +71,7 @@ def test_finer_grids_come_near_to_any_order():
         limit = expected_nats(OrderAgnostic(LANGUAGE.mask_id), network)
         for steps in (4, 40, 4000):
             objective = OrderAgnosticGrid(Linear(), uniform_grid(steps), LANGUAGE.mask_id)
-            gaps.append(float((expected_nats(objective, network, objective.law(3)) - limit).abs().max()))
+            gaps.append(float((expected_nats(objective, network, objective.distribution(3)) - limit).abs().max()))
     assert gaps[0] > gaps[1] > gaps[2]
     assert gaps[2] < 1e-3
 
@@ -89,7 +88,7 @@ def test_estimates_find_it():
     network, grid = Table(LANGUAGE, seed=4), uniform_grid(3)
     process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
     objective = OrderAgnosticGrid(Linear(), grid, LANGUAGE.mask_id)
-    method = TrainingModule(network, objective, Ancestral(process, grid))
+    method = TrainingModule(network, objective)
     found = estimate(method, [LANGUAGE.batch()], Effort(None, 2048, strata=16), given=True)
     with torch.no_grad():
         exact = exact_nats(DiscreteTime(process, grid), network, LANGUAGE.batch())
@@ -100,7 +99,7 @@ def test_estimates_find_it():
 
 def test_one_step_hides_everything_and_leaves_nothing_to_chance():
     objective = OrderAgnosticGrid(Cosine(), uniform_grid(1), LANGUAGE.mask_id)
-    assert objective.law(5).tolist() == pytest.approx([0, 0, 0, 0, 1])
+    assert objective.distribution(5).tolist() == pytest.approx([0, 0, 0, 0, 1])
     network = Table(LANGUAGE, seed=4)
     draws = [objective.nats(network, LANGUAGE.batch(), Noise(step)) for step in range(3)]
     for draw in draws[1:]:
@@ -123,7 +122,7 @@ def test_rows_of_different_lengths_follow_their_own_laws():
     assert int(asked[0][-1]) == 0
     assert set(asked[0][:-1:2].tolist()) == {1}
     found = asked[0][1::2].bincount(minlength=9)[1:] / 1000
-    assert float((found - objective.law(8)).abs().max()) < 0.05
+    assert float((found - objective.distribution(8)).abs().max()) < 0.05
 
 
 def test_a_schedule_by_token_is_refused():

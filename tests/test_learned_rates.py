@@ -10,12 +10,13 @@ import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, sentences, writable
 from languages import SKEWED, Bayes, Language, Table, exact_log_likelihood, exact_nats, quadrature
+from sampled import Sampled
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.checkpoints import set_weights, weights_of
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.method import Likelihood
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.learned_rates import LearnedSchedule
 from diffusionbert.networks import Denoiser
@@ -146,7 +147,7 @@ def test_gradients_are_finite_at_both_ends_and_for_words_that_cannot_hide_yet(ve
 def test_what_cannot_be_learned_is_refused():
     exponents = LearnedExponents(torch.ones(RANDOM.vocabulary))
     for schedule in (Spindle(0.3), Linear()):
-        with pytest.raises(ValueError, match="those of Power"):
+        with pytest.raises(ValueError, match="need the schedule Power"):
             Absorbing(schedule, RANDOM.mask_id, exponents)
     with pytest.raises(ValueError, match="nothing to learn"):
         LearnedSchedule(Absorbing(Power(), RANDOM.mask_id, RANDOM.information()))
@@ -435,10 +436,10 @@ def test_samples_follow_the_exact_distribution(kind):
 # ---- the contract, on a real network ----------------------------------------------------------------------------
 
 
-def method() -> TrainingModule:
+def method() -> Sampled:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
     process = Absorbing(Power(), MASK, LearnedExponents(torch.ones(VOCAB_SIZE)))
-    return TrainingModule(network, LearnedSchedule(process), SkipExact(process, uniform_grid(16)))
+    return Sampled(network, LearnedSchedule(process), SkipExact(process, uniform_grid(16)))
 
 
 def easy_batch(rows: int = 12, length: int = 10) -> Batch:

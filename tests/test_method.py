@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, writable
+from sampled import Sampled
 from torch import nn
 
 from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.method import Likelihood, Objective, Sampler, TrainingModule
+from diffusionbert.method import Likelihood, Objective, Sampler
 from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.methods.bert_mouth import BertMouth
@@ -143,11 +144,11 @@ METHODS: dict[str, Callable[[], Parts]] = {
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
-def method(name: str, time: str = "agnostic") -> TrainingModule:
+def method(name: str, time: str = "agnostic") -> Sampled:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         objective, asked, sampler = METHODS[name]() if time == "agnostic" else on_tokens(TIMED[name](), time=time)
-    return TrainingModule(asked, objective, sampler)
+    return Sampled(asked, objective, sampler)
 
 
 def batch(rows: int = 12, length: int = 10) -> Batch:
@@ -247,7 +248,7 @@ def ragged(rows: int = 5) -> Batch:
     return replace(whole, tokens=tokens, attend=attend, editable=editable, example=torch.tensor([17, 5, 2**40, 3, 8]))
 
 
-def last_of(tested: TrainingModule, canvas: Batch, seed: int) -> torch.Tensor:
+def last_of(tested: Sampled, canvas: Batch, seed: int) -> torch.Tensor:
     *_, last = tested.sample(canvas, seed)
     return last.tokens
 
@@ -340,7 +341,7 @@ def test_casting_the_method_leaves_its_grid_exact():
 
 
 def test_the_whole_method_moves_between_devices():
-    moved = TrainingModule(network(), OrderAgnostic(MASK), Ancestral(absorbing(Spindle(0.3)), GRID)).to("meta")
+    moved = Sampled(network(), OrderAgnostic(MASK), Ancestral(absorbing(Spindle(0.3)), GRID)).to("meta")
     assert {tensor.device.type for tensor in (*moved.parameters(), *moved.buffers())} == {"meta"}
 
 

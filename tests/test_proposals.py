@@ -88,15 +88,15 @@ def test_an_unweighted_bell_counts_every_draw_alike():
 
 @pytest.mark.parametrize("depth", [-0.1, 1.0, 2.0, math.nan])
 def test_other_depths_are_refused(depth):
-    with pytest.raises(ValueError, match=rf"\[0, 1\), given {depth}"):
+    with pytest.raises(ValueError, match=rf"\[0, 1\), got {depth}"):
         Bell(depth)
 
 
 OBJECTIVES = {
-    "discrete": lambda proposal: DiscreteTime(process(), uniform_grid(5), proposal=proposal),
-    "continuous": lambda proposal: ContinuousTime(process(), proposal=proposal),
-    "discrete, linear": lambda proposal: DiscreteTime(
-        Absorbing(Linear(), SKEWED.mask_id, SKEWED.information()), uniform_grid(5), proposal=proposal
+    "discrete": lambda sampling: DiscreteTime(process(), uniform_grid(5), time_sampling=sampling),
+    "continuous": lambda sampling: ContinuousTime(process(), time_sampling=sampling),
+    "discrete, linear": lambda sampling: DiscreteTime(
+        Absorbing(Linear(), SKEWED.mask_id, SKEWED.information()), uniform_grid(5), time_sampling=sampling
     ),
 }
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from diffusionbert.experiments import to_json
 from tiny_models import MAX_LENGTH, corpus, folder, run_of, toy_sentences
 
 from diffusionbert import figures
@@ -65,7 +64,7 @@ SMALLER_THAN_TINY = Scale(
 def _a_smaller_scale():
     """Everything here is reproduced at a scale of a few steps, by the name of the smallest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SCALES, "tiny", SMALLER_THAN_TINY)
+        patch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
         yield
 
 
@@ -223,15 +222,15 @@ def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
 def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
     """A signal ends a training in good order; no table may be made of what it left."""
 
-    def stopped(experiment, path, cache, resume=False):
+    def stopped(config, path, cache, resume=False):
         RunFolder(path).checkpoints.mkdir(parents=True)
-        write_json(RunFolder(path).experiment, to_json(experiment))
+        write_json(RunFolder(path).config, config.to_json())
         RunFolder(path).log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "valid', encoding="utf-8")
 
     monkeypatch.setattr(reproduction_module, "train", stopped)
     with pytest.raises(KeyboardInterrupt):
         asked(tmp_path).run("mdlm")
-    assert not (tmp_path / "runs").exists()  # the masked_pretraining network was to come first
+    assert not (tmp_path / "runs").exists()  # the masked network was to come first
 
 
 def test_wrong_settings_leave_nothing_behind(tmp_path):
@@ -335,7 +334,7 @@ def test_all_systems_have_one_vocabulary_and_the_same_number_of_steps(done, outp
 
 
 def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch):
-    monkeypatch.setitem(SCALES, "tiny", replace(SMALLER_THAN_TINY, new_decoder=3.0))
+    monkeypatch.setitem(SCALES, "smoke", replace(SMALLER_THAN_TINY, new_decoder=3.0))
     names = "mdlm", "mdlm-pretrained", "decoder", "decoder-pretrained"
     rates = [asked(output).planned(name).training.learning_rate for name in names]
     assert rates == pytest.approx([1e-3, 1e-3, 3e-3, 1e-3])

@@ -20,12 +20,13 @@ from backbones import (
     writable,
 )
 from languages import Language, Table
+from sampled import Sampled
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, State, TrainingModule
+from diffusionbert.method import Likelihood, State
 from diffusionbert.methods import sundae
 from diffusionbert.methods.sundae import Sundae
 from diffusionbert.networks import Denoiser
@@ -163,7 +164,7 @@ def test_each_unroll_draws_all_words_anew_and_pays_for_all():
 def test_draws_in_pieces_are_the_same(monkeypatch):
     network, batch = Table(PAIRS), PAIRS.batch()
     whole = Sundae(PAIRS.writable).loss(network, batch, Noise(0))
-    monkeypatch.setattr(sundae, "_PLACES_AT_ONCE", 3)
+    monkeypatch.setattr(sundae, "_POSITIONS_AT_ONCE", 3)
     assert torch.equal(Sundae(PAIRS.writable).loss(network, batch, Noise(0)), whole)
 
 
@@ -184,16 +185,16 @@ def test_it_has_no_likelihood_and_says_so():
 
 @pytest.mark.parametrize("unrolls", [0, -1])
 def test_it_unrolls_at_least_once(unrolls):
-    with pytest.raises(ValueError, match=f"given {unrolls} unrolls; the paper's number is 2"):
+    with pytest.raises(ValueError, match=f"must be 1 or more, got {unrolls}; the paper's number is 2"):
         Sundae(writable(), unrolls)
 
 
 # The contract.
 
 
-def method(unrolls: int = 2) -> TrainingModule:
+def method(unrolls: int = 2) -> Sampled:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return TrainingModule(network, Sundae(writable(), unrolls), Refining(writable(), 6, Shaping(0.5)))
+    return Sampled(network, Sundae(writable(), unrolls), Refining(writable(), 6, Shaping(0.5)))
 
 
 @pytest.mark.parametrize("unrolls", [2, 3])

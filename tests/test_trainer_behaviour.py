@@ -53,7 +53,7 @@ QUICK = TrainingConfig(
 )
 
 
-def trainer_of(folder: Path, settings: Training = QUICK, dropout: float = 0.1) -> Trainer:
+def trainer_of(folder: Path, settings: TrainingConfig = QUICK, dropout: float = 0.1) -> Trainer:
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     return Trainer(
@@ -67,7 +67,7 @@ def trainer_of(folder: Path, settings: Training = QUICK, dropout: float = 0.1) -
     )
 
 
-def resumed(folder: Path, settings: Training = QUICK) -> Trainer:
+def resumed(folder: Path, settings: TrainingConfig = QUICK) -> Trainer:
     trainer = trainer_of(folder, settings)
     trainer.resume()
     return trainer
@@ -136,10 +136,10 @@ def test_an_ended_run_stays_ended_when_resumed(tmp_path):
     assert resumed(tmp_path, settings).train().step == 4
 
 
-@pytest.mark.parametrize("averaging", [None, 0.9])
-def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, averaging):
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):
     """With averaging, those are the averaged ones: the exported model has the figure that the log shows."""
-    settings = replace(QUICK, averaging=averaging, learning_rate=0.3, steps=12)
+    settings = replace(QUICK, ema=ema, learning_rate=0.3, steps=12)
     trainer = trainer_of(tmp_path, settings)
     true_validate, seen = trainer.validate, {}
 
@@ -153,9 +153,9 @@ def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, averagin
     assert standing.best_step == 4
     assert standing.best == min(seen.values()) == seen[4]
     exported = load_file(tmp_path / "model" / "weights.safetensors")
-    kind = "weights" if averaging is None else "averages"
+    kind = "weights" if ema is None else "averages"
     assert equal(exported, load_file(checkpoint(tmp_path, "best") / f"{kind}.safetensors"))
-    assert equal(exported, load_file(checkpoint(tmp_path, "best") / "weights.safetensors")) == (averaging is None)
+    assert equal(exported, load_file(checkpoint(tmp_path, "best") / "weights.safetensors")) == (ema is None)
     fresh = trainer_of(tmp_path / "fresh", QUICK)
     with torch.no_grad():
         for name, parameter in fresh.method.named_parameters():
@@ -189,7 +189,7 @@ def test_what_is_kept(tmp_path):
 
 
 def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
-    trainer_of(tmp_path, replace(QUICK, averaging=0.9)).train()
+    trainer_of(tmp_path, replace(QUICK, ema=0.9)).train()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10
     for path in files:
@@ -241,7 +241,7 @@ def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expect
     monkeypatch.setattr(recipe, "new_optimiser", new_optimiser)
     measured.register_forward_pre_hook(look)
     before = weights_of(measured)
-    settings = replace(QUICK, precision=precision, averaging=0.9)
+    settings = replace(QUICK, precision=precision, ema=0.9)
     recipe.measure(measured, MadeUpRows(40, seed=1), settings, torch.device("cpu"), 64)
     count = sum(parameter.requires_grad for parameter in measured.parameters())
     assert seen == [(expected, 0, 1), (expected, count, 1), (expected, count, 1)]
@@ -281,15 +281,15 @@ def test_a_run_goes_on_in_another_precision(tmp_path, before):
     assert again.train().step == QUICK.steps
 
 
-@pytest.mark.parametrize("averaging", [None, 0.9])
-def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_path, averaging):
-    settings = replace(QUICK, averaging=averaging)
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_path, ema):
+    settings = replace(QUICK, ema=ema)
     trainer_of(tmp_path / "straight", settings).train()
     trainer = trainer_of(tmp_path / "stopped", settings)
     stopped(trainer, at=3)
     standing = trainer.train()
     assert (standing.step, standing.best_step, standing.is_validated) == (3, 0, False)
-    kind = "weights" if averaging is None else "averages"
+    kind = "weights" if ema is None else "averages"
     exported = load_file(tmp_path / "stopped" / "model" / "weights.safetensors")
     first, last = (load_file(RunFolder(tmp_path / "stopped").checkpoint(at) / f"{kind}.safetensors") for at in (0, 3))
     assert equal(exported, last)
@@ -507,7 +507,7 @@ def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path):
 # ---- how it resumes ---------------------------------------------------------------------------------------------
 
 
-def interrupted(folder: Path, at: int, settings: Training = QUICK) -> None:
+def interrupted(folder: Path, at: int, settings: TrainingConfig = QUICK) -> None:
     """Ends a run as a kill would, before a step."""
     trainer = trainer_of(folder, settings)
     taken = trainer._step
@@ -568,14 +568,14 @@ def test_a_run_cut_short_ends_at_once(tmp_path):
 
 def test_resuming_with_averages_needs_averages(tmp_path):
     interrupted(tmp_path, at=5)
-    with pytest.raises(ValueError, match=r"was trained without averaged weights, .*; leave out --averaging"):
-        resumed(tmp_path, replace(QUICK, averaging=0.9))
+    with pytest.raises(ValueError, match=r"was trained without averaged weights, .*; leave out --ema"):
+        resumed(tmp_path, replace(QUICK, ema=0.9))
 
 
 def test_averages_that_are_lost_are_no_reason_to_go_on_without(tmp_path):
-    interrupted(tmp_path, at=7, settings=replace(QUICK, averaging=0.9))
+    interrupted(tmp_path, at=7, settings=replace(QUICK, ema=0.9))
     (checkpoint(tmp_path, "last") / "averages.safetensors").unlink()
-    assert resumed(tmp_path, replace(QUICK, averaging=0.9)).standing.step == 4
+    assert resumed(tmp_path, replace(QUICK, ema=0.9)).standing.step == 4
 
 
 def test_another_networks_checkpoint_is_refused(tmp_path):
@@ -705,7 +705,7 @@ OBJECTIVES = {
 def test_an_inert_part_adds_nothing_but_takes_part(tmp_path, name):
     """A process without rows: its loss is 0, its gradients are zeros, and every parameter has one."""
     whole = method(dropout=0.0)
-    tested = TrainingModule(whole.network, OBJECTIVES[name](whole), whole.sampler)
+    tested = TrainingModule(whole.network, OBJECTIVES[name](whole))
     batch = Noise(0).stratify(MadeUpRows(3, seed=1).batch([0, 1, 2]))
     loss = tested(training._inert(batch), Noise(0), 10.0)
     assert float(loss.detach()) == 0
@@ -756,17 +756,17 @@ def test_rows_fewer_than_a_batch_are_trained_on_again_and_again(tmp_path):
 )
 def test_impossible_settings_are_refused(name, value):
     with pytest.raises(
-        ValueError, match=f"training cannot have {name} = {value!r}; give (one of|a number|[012] or more)"
+        ValueError, match=f"`{name}` of training must be (one of|greater|[012] or more).*, got {value!r}"
     ):
         TrainingConfig(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("patience", 0), ("micro_tokens", -5), ("micro_tokens", 0), ("averaging", 0.0), ("weight_decay", -1.0)],
+    [("patience", 0), ("micro_tokens", -5), ("micro_tokens", 0), ("ema", 0.0), ("weight_decay", -1.0)],
 )
 def test_more_impossible_settings_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"training cannot have {name} = {value!r}"):
+    with pytest.raises(ValueError, match=f"`{name}` of training must be .*, got {value!r}"):
         TrainingConfig(**{name: value})
 
 

@@ -110,7 +110,7 @@ def pairs() -> Path:
     return file
 
 
-def experiment_of(kind: str, *, steps: int, data: Path | None = None) -> RunConfig:
+def config_of(kind: str, *, steps: int, data: Path | None = None) -> RunConfig:
     time, objective = EXPERIMENTS[kind]
     return RunConfig(
         DataConfig(str(data or corpus()), vocabulary=512, max_length=MAX_LENGTH),
@@ -144,7 +144,7 @@ def model_of(kind: str, *, steps: int = 2) -> Model:
 def _run(kind: str, steps: int) -> Path:
     output = folder() / f"{kind}-{steps}"
     paired = kind == "pairs"
-    experiment = experiment_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
+    experiment = config_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
     train(experiment, output, cache=folder() / "cache")
     return output
 

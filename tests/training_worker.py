@@ -23,7 +23,6 @@ from diffusionbert.method import TrainingModule
 from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch
 from diffusionbert.training.config import TrainingConfig
@@ -67,7 +66,7 @@ def method(dropout: float) -> TrainingModule:
     information = TokenInformation.from_counts(torch.arange(VOCABULARY), writable=writable)
     process = Absorbing(Spindle(0.3), MASK, information)
     network = Denoiser(backbone, LayerwiseTime(backbone, SinusoidalTime(16)), writable)
-    return TrainingModule(network, DiscreteTime(process, uniform_grid(16)), Ancestral(process, uniform_grid(16)))
+    return TrainingModule(network, DiscreteTime(process, uniform_grid(16)))
 
 
 def main() -> None:
@@ -90,7 +89,7 @@ def main() -> None:
         micro_tokens=options.micro_tokens,
         learning_rate=1e-2,
         warmup=5,
-        averaging=0.9,
+        ema=0.9,
         log_every=1,
         validate_every=10,
         validation_sentences=70,

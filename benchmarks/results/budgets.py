@@ -20,11 +20,9 @@ from wording import figure, grid, kind, missing, nats, number, primary, share
 from diffusionbert import figures
 from diffusionbert.assessment.report import Evaluation
 from diffusionbert.checkpoints import RunFolder
-from diffusionbert.methods.autoregressive import AutoregressiveConfig
-from diffusionbert.methods.learned_rates import LearnedScheduleConfig
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.experiments import LearnedDiffusion, NextWord, Time
+from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import Row, title
-from diffusionbert.recipes import SYSTEMS, Start
 
 PRETRAINING = Path(__file__).parents[2] / "docs" / "bundled_model"
 LOGS = {Start.MASKED: "pretraining.jsonl", Start.DECODER: "decoder.jsonl"}
@@ -150,11 +148,11 @@ def _against_decoders(results: Results, known: dict[str, list[Point]]) -> str:
 def _timed_as(system: str) -> str:
     """The system whose steps were timed: that with the same kind of network and time, and as many passes a step."""
     objective, time = SYSTEMS[system].objective, SYSTEMS[system].time
-    if isinstance(objective, AutoregressiveConfig):
+    if isinstance(objective, NextWord):
         return "decoder"
-    if isinstance(objective, LearnedScheduleConfig):
+    if isinstance(objective, LearnedDiffusion):
         return "genmd4"
-    return "d3pm" if time is TimeEmbedding.LAYERS else "diffusionbert"
+    return "d3pm" if time is Time.LAYERS else "diffusionbert"
 
 
 def tokens_a_second(results: Results, system: str, folder: str) -> list[float]:

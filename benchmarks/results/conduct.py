@@ -11,12 +11,9 @@ from kept import NotRun, Results
 from wording import broken, grid, several
 
 from diffusionbert.batches import TokenBudget
-from diffusionbert.methods.discrete import DiscreteTimeConfig
-from diffusionbert.methods.gaussian import GaussianConfig
-from diffusionbert.networks.config import NewBert, NewDecoder
+from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
+from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import MAIN
-from diffusionbert.recipes import SYSTEMS, Start
-from diffusionbert.training.config import RunConfig
 
 PRETRAINING_DATA = "text/wiki.train-*.txt.xz"
 """On which the larger network is pretrained."""
@@ -42,7 +39,7 @@ def what_was_run(results: Results, _: Path) -> str:
     return "## What was run\n\n" + "\n".join(f"- {part}" for part in parts if part)
 
 
-def _network(trained: Mapping[str, RunConfig]) -> str:
+def _network(trained: Mapping[str, Experiment]) -> str:
     new = {name: one.network for name, one in trained.items() if isinstance(one.network, NewBert | NewDecoder)}
     sizes = {
         name: f"{network.layers} layers, width {network.width}, {network.heads} heads, dropout {network.dropout}"
@@ -58,7 +55,7 @@ def _network(trained: Mapping[str, RunConfig]) -> str:
     return f"**Networks.** {size}{start if kinds else ''}".rstrip()
 
 
-def _training(results: Results, trained: Mapping[str, RunConfig]) -> str:
+def _training(results: Results, trained: Mapping[str, Experiment]) -> str:
     every = {name: one.training for name, one in trained.items()}
     seen = sorted(results.tokens(name, "seed0") for name in trained)
     tokens = " to ".join(dict.fromkeys(f"{number / 1e6:.1f}M" for number in (seen[0], seen[-1])))
@@ -66,16 +63,12 @@ def _training(results: Results, trained: Mapping[str, RunConfig]) -> str:
         name: f"{one.batching.tokens:,} tokens" if isinstance(one.batching, TokenBudget) else str(one.batching)
         for name, one in every.items()
     }
-    grids = {
-        name: one.objective.num_steps for name, one in trained.items() if isinstance(one.objective, DiscreteTimeConfig)
-    }
+    grids = {name: one.objective.num_steps for name, one in trained.items() if isinstance(one.objective, Diffusion)}
     vectors = {
-        name: one.objective.num_steps for name, one in trained.items() if isinstance(one.objective, GaussianConfig)
+        name: one.objective.num_steps for name, one in trained.items() if isinstance(one.objective, VectorDiffusion)
     }
     hybrid = [
-        f"`{name}`"
-        for name, one in trained.items()
-        if isinstance(one.objective, DiscreteTimeConfig) and one.objective.hybrid
+        f"`{name}`" for name, one in trained.items() if isinstance(one.objective, Diffusion) and one.objective.hybrid
     ]
     eager = [f"`{name}`" for name, one in every.items() if not one.compile]
     rates = said({name: f"{one.learning_rate:g}" for name, one in every.items()})
@@ -87,14 +80,14 @@ def _training(results: Results, trained: Mapping[str, RunConfig]) -> str:
         f"{said({name: one.averaging for name, one in every.items()})}, "
         f"{said({name: one.precision for name, one in every.items()})}. "
         + (f"T = {said(grids)}" if grids else "")
-        + (f"; DiscreteTimeConfig-LM: {said(vectors)}" if vectors else "")
+        + (f"; Diffusion-LM: {said(vectors)}" if vectors else "")
         + "."
         + (f" {', '.join(hybrid)} have D3PM's auxiliary term in their loss, as in its paper." if hybrid else "")
         + (f" Not compiled, which changes the speed alone: {', '.join(eager)}." if eager else "")
     )
 
 
-def _text(trained: Mapping[str, RunConfig], settings: Mapping[str, object]) -> str:
+def _text(trained: Mapping[str, Experiment], settings: Mapping[str, object]) -> str:
     data = next(iter(trained.values())).data
     names = {"trained": "data", "validated": "validation", "tested": "test", "tested out of domain": "other_test"}
     words = ", ".join(f"{verb} on `{settings[name]}`" for verb, name in names.items() if settings[name])

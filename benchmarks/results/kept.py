@@ -29,11 +29,11 @@ from torch import Tensor
 
 from diffusionbert.assessment.report import Evaluation, file_hash, read_evaluation
 from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors
+from diffusionbert.experiments import Experiment
 from diffusionbert.likelihood.scores import Scores
 from diffusionbert.paper.reproduction import is_finished
 from diffusionbert.paper.targets import MAIN
-from diffusionbert.training.config import RunConfig
-from diffusionbert.training.run import stored_config
+from diffusionbert.runs import stored_experiment
 
 SHARED = ("example", "tokens", "words", "bytes")
 """Of each sentence, whatever the system."""
@@ -270,7 +270,7 @@ class Results:
             raise NotRun(f"{folder}/{name}")
         return path
 
-    def experiments(self, folder: str) -> dict[str, RunConfig]:
+    def experiments(self, folder: str) -> dict[str, Experiment]:
         """What was trained in a folder."""
         return _experiments(self.root / folder / "runs")
 
@@ -310,9 +310,9 @@ def _read(folder: Path) -> Evaluation:
 
 
 @cache
-def _experiments(runs: Path) -> dict[str, RunConfig]:
+def _experiments(runs: Path) -> dict[str, Experiment]:
     paths = sorted(runs.glob("*/experiment.json"))
-    return {path.parent.name: stored_config(path.parent) for path in paths if is_finished(path.parent)}
+    return {path.parent.name: stored_experiment(path.parent) for path in paths if is_finished(path.parent)}
 
 
 def nats_of(scores: Scores) -> float:

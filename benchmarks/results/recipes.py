@@ -16,8 +16,8 @@ from verdicts import against_exact, difference
 from wording import figure, grid, kind, missing, primary, share
 
 from diffusionbert.assessment.report import Evaluation
+from diffusionbert.experiments import NewBert
 from diffusionbert.likelihood.scores import Scores
-from diffusionbert.networks.config import NewBert
 from diffusionbert.paper.reproduction import SCALES
 
 WAY = "continuous"

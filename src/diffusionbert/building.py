@@ -35,9 +35,9 @@ def build_sampler(
     is_exact = sampling.algorithm is Algorithm.EXACT and objective.has_distribution
     if not (sampling.algorithm is default or is_exact) or sampling.block is not None:
         what = "in blocks" if sampling.block is not None else f"by {sampling.algorithm.value!r}"
-        raise ValueError(f"this model generates by {default.value!r} and not {what}; leave it out")
+        raise ValueError(f"this model writes by {default.value!r} and not {what}; leave it out")
     if end < 1:
-        raise ValueError("this model does not generate on [MASK], so it cannot rewrite a text; use another model")
+        raise ValueError("this model does not write on [MASK], so it rewrites no text; use another model")
     shaping = sampling.shaping(never)
     if isinstance(process, Gaussian):
         clamped = getattr(objective, "clamped", None)

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +66,8 @@ class Model:
         self.vocabulary, self.length_histogram = metadata.vocabulary, metadata.length_histogram
         self.paired, self.training_text = metadata.paired, metadata.training_text
         network = metadata.config.make_network(metadata.statistics)
-        assert isinstance(network, nn.Module)
         restore_beside(network, folder, metadata.config)
-        self.network: Backed = network.to(device).eval()
+        self.network = cast("Backed", network.to(device).eval())
         self.experiment = metadata.config
         self.lexicon = metadata.statistics.padded(len(self.network.writable))
 

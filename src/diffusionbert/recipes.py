@@ -143,7 +143,7 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "wiki-small": wiki_small,
     "wiki-medium": wiki_medium,
 }
-_FROM_PRETRAINING = {"paper", "wiki-small", "wiki-medium"}
+_FROM_PRETRAINING = {"small", "paper", "wiki-small", "wiki-medium"}
 """Presets whose learning rate is meant for a start from a masked language model."""
 
 

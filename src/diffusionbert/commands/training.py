@@ -52,8 +52,7 @@ class Run:
     micro_tokens: int | None = None
     """The most tokens at once on one device; larger batches are accumulated."""
     learning_rate: float | None = None
-    """With --start, the default is at most 1e-4, unless the preset is meant for a masked language model to start
-    from (paper, wiki-small, wiki-medium) and the start is one."""
+    """The preset's if left out; with --start at most 1e-4 if the start is a diffusion model, or the preset is tiny."""
     warmup: int | None = None
     decay: Literal["linear", "cosine", "inverse_sqrt", "constant_with_warmup"] | None = None
     ema: float | None = None

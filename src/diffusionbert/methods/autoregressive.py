@@ -19,12 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from diffusionbert.categorical import nats_of
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.method import Likelihood, Objective
-from diffusionbert.networks import Backed, CausalModel
+from diffusionbert.networks import CausalModel
 from diffusionbert.networks.causal import CausalNetwork
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
@@ -53,7 +54,7 @@ class AutoregressiveConfig(ObjectiveConfig):
         """There is no noise."""
         return
 
-    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> Backed:
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
         """A causal language model."""
         return CausalModel(backbone, allowed)
 

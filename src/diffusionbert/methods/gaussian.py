@@ -28,13 +28,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from diffusionbert.categorical import nats_of
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.method import Likelihood, Objective
-from diffusionbert.networks import Backed, EmbeddingDenoiser
+from diffusionbert.networks import EmbeddingDenoiser
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise
@@ -93,7 +93,7 @@ class GaussianConfig(ObjectiveConfig):
         """Gaussian noise."""
         return Gaussian(self.schedule, self.floor)
 
-    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> Backed:
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
         """An encoder between word vectors; it always has the time as an input."""
         return EmbeddingDenoiser(backbone, allowed, self.width)
 

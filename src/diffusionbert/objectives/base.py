@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.method import Objective
-from diffusionbert.networks import Backed, Denoiser
+from diffusionbert.networks import Denoiser
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.processes import Absorbing, Gaussian, Process
 from diffusionbert.registry import Registry, describe
@@ -93,8 +94,8 @@ class ObjectiveConfig(ABC):
         """Makes the forward process that samplers reverse; None if the model has none."""
         return Absorbing(Linear(), statistics.mask_id)
 
-    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> Backed:
-        """Puts a backbone into the network that this objective trains."""
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
+        """Puts a backbone into the network to be trained, which has the attributes of `networks.Backed`."""
         return Denoiser(backbone, time.conditioning(backbone, self.num_steps or 128), allowed)
 
     def default_sampler(self) -> Algorithm:

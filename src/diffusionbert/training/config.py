@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -118,7 +118,7 @@ class RunConfig:
     objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig.registry.get("discrete-time")())
     training: TrainingConfig = TrainingConfig()
 
-    def make_network(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> Backed:
+    def make_network(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> nn.Module:
         """Makes the network; new parameters come from torch's global generator.
 
         Args:
@@ -136,13 +136,13 @@ class RunConfig:
     def make_module(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> TrainingModule:
         """Makes network and objective, as training wraps them."""
         network = self.make_network(statistics, backbone)
-        if network.max_length < self.data.max_length:
+        backed = cast("Backed", network)
+        if backed.max_length < self.data.max_length:
             raise ValueError(
-                f"`max_length` must be at most {network.max_length} for this network, got {self.data.max_length}; set "
-                f"--max-length {network.max_length} or less"
+                f"`max_length` must be at most {backed.max_length} for this network, got {self.data.max_length}; set "
+                f"--max-length {backed.max_length} or less"
             )
-        assert isinstance(network, nn.Module)
-        return TrainingModule(network, self.objective.build(statistics.padded(len(network.writable))))
+        return TrainingModule(network, self.objective.build(statistics.padded(len(backed.writable))))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; raises ValueError if a part is not registered."""
