@@ -1,6 +1,6 @@
 """The experiment behind docs/results.md: run its rows, keep what a report needs, write tables and paired statistics.
 
-    python benchmarks/experiment.py run experiment --preset small --workers 10 --data 'news.train-*.txt.xz' \
+    python benchmarks/experiment.py run experiment --scale 19m --workers 10 --data 'news.train-*.txt.xz' \
         --validation news.valid.txt.xz --test news.test.txt.xz --other-test lm1b.heldout.txt.xz \
         --masked masked --decoder decoder --pretraining-data 'wiki.train-*.txt.xz'
     python benchmarks/experiment.py keep experiment docs/results
@@ -38,7 +38,7 @@ from diffusionbert.likelihood.intervals import paired_difference
 from diffusionbert.paper.reproduction import Reproduction
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, tradeoff, write_table
-from diffusionbert.runs import default_cache, train
+from diffusionbert.training.run import default_cache, train
 
 Folder = tyro.conf.Positional[Path]
 BELL = "diffusionbert-bell"
@@ -63,7 +63,7 @@ class Job:
     row: Row
     seed: int = 0
     steps: int | None = None
-    preset: str | None = None
+    scale: str | None = None
     """Another size of network, which is pretrained first."""
     is_tradeoff: bool = False
     training: tuple[tuple[str, object], ...] = ()
@@ -88,10 +88,10 @@ class Job:
 def jobs() -> list[Job]:
     """All jobs: the longest first, so that none runs alone at the end, then the most important."""
     order = {name: number for number, name in enumerate(CLAIMED)}
-    unaveraged, faster = (("averaging", None),), (("learning_rate", 6e-4),)
+    unaveraged, faster = (("ema", None),), (("learning_rate", 6e-4),)
     return [
         Job("steps16000", Row("decoder"), steps=16_000),  # as long as pretraining and fine-tuning together
-        *(Job("larger", Row(name), steps=6000, preset="medium") for name in (BELL, "decoder")),
+        *(Job("larger", Row(name), steps=6000, scale="34m") for name in (BELL, "decoder")),
         *(Job("steps6000", Row(name), steps=6000) for name in (*SCALED, "d3pm-spindle")),
         *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),
         *(Job("seed1", Row(name), seed=1) for name in CLAIMED),
@@ -108,20 +108,20 @@ def do(job: Job, output: Path, request: Request, workers: int) -> float:
     """Trains and evaluates one row; returns the seconds it took."""
     started = time.monotonic()
     request = replace(request, seed=job.seed, steps=job.steps)
-    if job.preset is None:
+    if job.scale is None:
         request = replace(request, pretraining_data=None)
     else:  # the larger network has the vocabulary of the others
-        request = replace(request, preset=job.preset, vocabulary=request.masked, masked=None, decoder=None)
+        request = replace(request, scale=job.scale, vocabulary=request.masked, masked=None, decoder=None)
     reproduction = Reproduction(output / job.folder, request, default_cache())
     system, folder = job.row.system, RunFolder(reproduction.output / "runs" / job.row.system)
     if job.is_tradeoff:
         tradeoff(reproduction, system)
     else:
-        if (job.training or job.objective) and not folder.experiment.exists():
+        if (job.training or job.objective) and not folder.config.exists():
             planned = reproduction.planned(system)
             training = replace(planned.training, **dict(job.training))
             objective = replace(planned.objective, **dict(job.objective))
-            train(replace(planned, training=training, objective=objective), folder.path, reproduction.cache)
+            train(replace(planned, training=training, objective=objective), folder.path, cache=reproduction.cache)
         has_bleu = job.folder.startswith("seed")
         reproduction.evaluation(job.row.key, system, job.row.sampling, samples=None if has_bleu else 2)
         if job.folder == "seed0" and not job.row.note and request.other_test:
@@ -146,7 +146,7 @@ def run(
     if request.masked is None or request.decoder is None:
         raise SystemExit("--masked and --decoder are missing; jobs that run at once must not pretrain the same network")
     started = time.monotonic()
-    wanted = [job for job in jobs() if request.pretraining_data or job.preset is None]
+    wanted = [job for job in jobs() if request.pretraining_data or job.scale is None]
     finished = {job.name for job in wanted if job.record(output).exists()}
     waiting = [job for job in wanted if job.name not in finished]
     running: dict[Future[float], Job] = {}
@@ -181,7 +181,7 @@ def keep(source: Folder, target: Folder) -> None:
     for name in (
         "settings.json",
         "seconds/*.json",
-        "runs/*/experiment.json",
+        "runs/*/config.json",
         "runs/*/log.jsonl",
         "pretrained/*/log.jsonl",
     ):

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.bert_mouth import BertMouth
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.networks import Denoiser
@@ -109,7 +109,7 @@ def test_a_draw_asks_one_editable_place_and_weighs_it_by_their_number():
 def test_it_lies_below_the_entropy_and_sums_above_1_where_the_bound_does_neither():
     network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
     pseudo = mean_over_slices(mouth(TWINS), network, TWINS.batch(), 2).sum(dim=1)
-    bound = exact_nats(AnyOrder(TWINS.mask_id), network, TWINS.batch())
+    bound = exact_nats(OrderAgnostic(TWINS.mask_id), network, TWINS.batch())
     assert float(TWINS.probabilities @ pseudo) < 0.5 * TWINS.entropy
     assert float((-pseudo).exp().sum()) > 1.8
     assert float(TWINS.probabilities @ bound) == pytest.approx(TWINS.entropy)
@@ -123,9 +123,9 @@ def test_its_kind_is_pseudo():
 # The contract.
 
 
-def method() -> Method:
+def method() -> TrainingModule:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, BertMouth(MaskedLM(MASK, writable()), MASK))
+    return TrainingModule(network, BertMouth(MaskedLM(MASK, writable()), MASK))
 
 
 def test_it_learns_by_the_training_it_is_given():
