@@ -80,7 +80,7 @@ def sentence_counts(sampler: Drawing, network: nn.Module, rows: int = 20000, see
     return torch.bincount(last.tokens @ torch.tensor([9, 3, 1]), minlength=27)
 
 
-# ---- the distribution of texts ----------------------------------------------------------------------------------------
+# ---- the distribution of texts ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
@@ -130,7 +130,7 @@ def test_skipping_without_reweighting_follows_the_exact_distribution(schedule, s
     require_agreement(sentence_counts(sampler, network), exact_shaped(process, network, shaping, grid))
 
 
-# ---- the distribution of times ----------------------------------------------------------------------------------------
+# ---- the distribution of times ---------------------------------------------------------------------------------------
 
 PAIR = Language.random(3, 2, seed=1)
 
@@ -176,7 +176,7 @@ def test_the_first_unmasking_has_the_right_time_position_and_token(kind, schedul
     require_agreement(torch.cat([counts.flatten(), together[None]]), torch.cat([law, 1 - law.sum()[None]]))
 
 
-# ---- methods of the process -------------------------------------------------------------------------------------------
+# ---- methods of the process ------------------------------------------------------------------------------------------
 
 
 def large_process(strength: float, floor: float) -> tuple[Absorbing, Tensor]:
@@ -231,7 +231,7 @@ def test_without_reweighting_the_fastest_unmasking_is_at_once():
     assert float(process.fastest_reveal(s, t, center)) == 1
 
 
-# ---- queries of the network -------------------------------------------------------------------------------------------
+# ---- queries of the network ------------------------------------------------------------------------------------------
 
 
 class Watched(nn.Module):
