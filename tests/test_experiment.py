@@ -60,7 +60,7 @@ def test_a_job_with_other_settings_is_trained_with_them(request_, tmp_path):
     assert (trained.training.learning_rate, trained.objective.num_steps) == (0.5, 5)
     assert read_json(job.record(tmp_path))["workers"] == 2
     report = read_json(tmp_path / "faster" / "evaluations" / "d3pm-tad" / "evaluation.json")
-    assert report["sampling"]["number"] == 2  # no samples for BLEU
+    assert report["generation"]["sampling"]["number"] == 2  # no samples for BLEU
 
 
 def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_others(request_, tmp_path):

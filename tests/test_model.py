@@ -42,6 +42,7 @@ from diffusionbert.method import Likelihood
 from diffusionbert.model import BUNDLED, Model, load
 from diffusionbert.runs import train
 from diffusionbert.samplers import SamplingRequest
+from diffusionbert.storage.component import Component
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import blank
 
@@ -313,8 +314,10 @@ def test_every_kind_of_model_scores_and_says_what_the_number_is(kind):
     assert score.ci95[0] <= score.nats <= score.ci95[1]
     assert 0 < score.nats < (math.inf if kind == "vectors" else 200)  # untrained, its squares weigh a thousandfold
     by_steps = kind.startswith(("spindle", "uniform", "prefix", "layers"))
-    assert ("16 steps" in score.protocol.steps) == by_steps
-    assert ("50 steps" in score.protocol.steps) == (kind == "vectors")
+    expected = 16 if by_steps else 50 if kind == "vectors" else None
+    time = score.protocol.definition.time
+    assert (None if time is None else time.steps) == expected
+    assert (time is None) == (kind == "decoder")
     surprise = model_of(kind).surprise(SENTENCE, draws=4)
     assert [piece for piece, _ in surprise] == SENTENCE.split()
     if kind == "decoder":  # nothing is drawn, so nothing is uncertain
@@ -358,8 +361,8 @@ def test_learned_rates_come_back_and_matter():
     exponents = frequencies["exponents"]
     assert exponents.shape == model.network.writable.shape
     assert float((exponents - 1).abs().max()) > 0.01  # they have moved away from the linear schedule
-    objective, steps = scoring(model.experiment, model.lexicon)
-    assert "learned rates" in steps
+    objective, definition = scoring(model.experiment, model.lexicon)
+    assert definition.schedule == Component("learned")
     assert torch.allclose(objective.process.learned().float(), exponents.float(), atol=1e-5)
     frequencies["exponents"] = torch.where(model.network.writable, 3 * torch.rand(exponents.shape) + 1, 1.0).double()
     other = load(damaged(source, "other-rates", {"token_counts.safetensors": save(frequencies)}))

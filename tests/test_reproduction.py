@@ -273,8 +273,7 @@ def log_of(run: Path) -> list[dict]:
 
 
 def validations(run: Path) -> list[tuple[int, float]]:
-    lines = [line for line in log_of(run) if "validation_nats_per_token" in line]
-    return [(line["step"], line["validation_nats_per_token"]) for line in lines]
+    return [(line["step"], line["nats_per_token"]) for line in log_of(run) if line["event"] == "validation"]
 
 
 class KilledError(Exception):
@@ -318,9 +317,9 @@ def test_without_a_test_text_none_is_assessed_that_was_trained_on(tmp_path):
     validation = tmp_path / "validation.txt"
     validation.write_text("\n".join(toy_sentences(20, seed=7)))
     reproduction = asked(tmp_path / "own", validation=str(validation), masked=str(run_of("masking")))
-    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2).report
-    assert found["data"]["corpus"] == str(validation)
-    assert not [note for note in found["notes"] if "trained on" in note]
+    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2)
+    assert found.data.corpus == str(validation)
+    assert not [note for note in found.notes if "trained on" in note]
     assert asked(tmp_path / "test", validation="a", test="b").test == "b"
     assert asked(tmp_path / "neither").test == str(corpus())
 

@@ -99,9 +99,9 @@ def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path,
             *options,
         ]
     )
-    validations = [event for event in log(output) if "validation_nats_per_token" in event]
+    validations = [event for event in log(output) if event["event"] == "validation"]
     assert [event["step"] for event in validations] == [0, 3, 6]
-    assert validations[0]["likelihood"] == ("pseudo" if "--quantity=paper" in options else "bound")
+    assert validations[0]["kind"] == ("pseudo" if "--quantity=paper" in options else "bound")
     assert (output / "model" / "beside.safetensors").exists() == any("--time" in option for option in options)
 
 

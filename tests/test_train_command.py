@@ -199,7 +199,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(finished)
         (run / f"{name}.json").unlink()
     command(finished, "--resume")
     assert (run / "model").is_dir()
-    assert [event["step"] for event in log(run) if "likelihood" in event] == [0, log(run)[-1]["step"]]
+    assert [event["step"] for event in log(run) if event["event"] == "validation"] == [0, log(run)[-1]["step"]]
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', "[]", '{"kind": "Experiment"}', '{"kind": "Data", "corpus": "x"}'])

@@ -44,7 +44,7 @@ from diffusionbert.experiments import (
     Time,
     VectorDiffusion,
 )
-from diffusionbert.method import Method, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Method, Objective, TimeGrid
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.methods.bert_mouth import BertMouth
@@ -77,6 +77,7 @@ from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.schedules import Linear, NoiseSchedule, Power, TokenInformation, uniform_grid
 from diffusionbert.shapes import TokenSet
+from diffusionbert.storage.component import Component
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,22 +144,23 @@ def writes_on_masks(experiment: Experiment) -> bool:
     return isinstance(settings, MaskObjectives) and not (isinstance(settings, Diffusion) and settings.uniform_noise)
 
 
-def scoring(experiment: Experiment, lexicon: Lexicon) -> tuple[Objective[Any], str]:
-    """The objective by which sentences are scored, and what it is called.
+def scoring(experiment: Experiment, lexicon: Lexicon) -> tuple[Objective[Any], LikelihoodDefinition]:
+    """The objective by which sentences are scored, and which number that gives.
 
     Under a schedule that treats all tokens alike a time-agnostic network has the same continuous-time bound as the
-    order-agnostic one, whose estimate scatters least. All others are scored by what they are trained by.
+    order-agnostic one, whose estimate has the lowest variance. All others are scored by what they are trained by.
     """
     settings = experiment.objective
     if experiment.time is Time.NONE and writes_on_masks(experiment) and not _schedule(settings).by_token:
-        return AnyOrder(lexicon.mask_id), "continuous time, estimated in any order"
+        return AnyOrder(lexicon.mask_id), LikelihoodDefinition(time=TimeGrid(), estimator=Estimator.ORDER_AGNOSTIC)
     objective, _ = _objective(settings, lexicon)
     if isinstance(settings, NextWord):
-        return objective, "one token after another"
-    if isinstance(settings, LearnedDiffusion):
-        return objective, "continuous time, learned rates"
-    steps = f"{settings.num_steps} steps" if isinstance(settings, Diffusion | VectorDiffusion) else "continuous time"
-    return objective, f"{steps}, {_schedule(settings)}"
+        return objective, LikelihoodDefinition("nll", estimator=Estimator.LEFT_TO_RIGHT)
+    is_learned = isinstance(settings, LearnedDiffusion)
+    schedule = Component("learned") if is_learned else Component.of(_schedule(settings))
+    steps = settings.num_steps if isinstance(settings, Diffusion | VectorDiffusion) else None
+    quantity = "paper" if objective.likelihood is Likelihood.PSEUDO else "strict"
+    return objective, LikelihoodDefinition(quantity, TimeGrid(steps), Estimator.STRATIFIED_TIMES, schedule)
 
 
 def own_objective(experiment: Experiment, lexicon: Lexicon) -> Objective[Any]:

@@ -7,6 +7,7 @@ of samplers (`samplers.base`). Training, evaluation and the command line know th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch, PerPlace, RowValues
+from diffusionbert.storage.component import Component
 
 NetworkT = TypeVar("NetworkT")
 """What an objective asks for answers; for methods on tokens, a `networks.Network`."""
@@ -30,6 +32,48 @@ class Likelihood(Enum):
     """Looks like nats, but belongs to no distribution over sentences; may lie below the entropy."""
     NONE = "none"
     """The method has no likelihood; asking for it is an error that says so."""
+
+
+class Estimator(Enum):
+    """How the nats of a sentence are computed."""
+
+    STRATIFIED_TIMES = "stratified times"
+    """Times drawn from equal slices of (0, 1)."""
+    ORDER_AGNOSTIC = "order-agnostic"
+    """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
+    LEFT_TO_RIGHT = "left to right"
+    LEAVE_ONE_OUT = "each token given all others"
+    UNSPECIFIED = "unspecified"
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """The time steps that a bound is summed over."""
+
+    steps: int | None = None
+    """T; None in continuous time."""
+
+    def __str__(self) -> str:
+        return "continuous time" if self.steps is None else f"{self.steps} steps"
+
+
+@dataclass(frozen=True)
+class LikelihoodDefinition:
+    """Which number a likelihood is; numbers of different definitions never share a column."""
+
+    quantity: str = "strict"
+    """`strict` (a bound on -log p), `paper` (the spindle's published quantity), `nll` or `pseudo-likelihood`."""
+    time: TimeGrid | None = None
+    """None where no diffusion time is involved."""
+    estimator: Estimator = Estimator.UNSPECIFIED
+    schedule: Component | None = None
+    """None where the number does not depend on it."""
+
+    def __str__(self) -> str:
+        quantity = f"{self.quantity} quantity" if self.quantity not in ("strict", "nll", "pseudo-likelihood") else None
+        is_usual = self.time is not None and self.estimator in (Estimator.STRATIFIED_TIMES, Estimator.UNSPECIFIED)
+        estimator = None if is_usual else self.estimator.value
+        return ", ".join(str(part) for part in (self.time, estimator, self.schedule, quantity) if part is not None)
 
 
 class Objective(nn.Module, Generic[NetworkT], ABC):

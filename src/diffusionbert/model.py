@@ -38,7 +38,7 @@ from diffusionbert.likelihood.evaluation import (
 )
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate, Unit
-from diffusionbert.method import Method, Objective
+from diffusionbert.method import LikelihoodDefinition, Method, Objective
 from diffusionbert.metrics import most_agreed
 from diffusionbert.model_folder import Opened, read_model, restore_beside
 from diffusionbert.networks import Backed, Denoiser, Network
@@ -57,8 +57,8 @@ ROWS_AT_ONCE = {"cpu": 32, "cuda": 512}
 """Rows written side by side, at most; what is written does not depend on it."""
 WEIGHED_AT_ONCE = 750_000_000
 """Words times places, at most, that are weighed at once: 6 GB in double precision."""
-Way = tuple[Objective[Any], str]
-"""An objective by which sentences are scored, and what it is called."""
+Way = tuple[Objective[Any], LikelihoodDefinition]
+"""An objective by which sentences are scored, and which number that gives."""
 
 
 @final
@@ -69,6 +69,7 @@ class Model:
         self.name, self.device = name, device
         self.vocabulary, self.length_histogram = opened.vocabulary, opened.length_histogram
         self.paired, self.training_text = opened.paired, opened.training_text
+        self.trained, self.tokens_seen = opened.trained, opened.tokens_seen
         # What it reads may be short of what it was trained on: plain models do not say, and `max_places` does.
         method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
         restore_beside(method, opened.folder, opened.experiment)
@@ -405,7 +406,7 @@ class Model:
         """The likelihood of sentences, each by itself: of these very ones if they are `given`, else of what they are a
         sample of. Unless another way is given it is the model's own; with a histogram, lengths are paid for, too.
         """
-        objective, steps = way or self._scored_by
+        objective, definition = way or self._scored_by
         return estimate(
             self.method(objective.to(self.device)),
             self._sentences(texts),
@@ -414,7 +415,7 @@ class Model:
             bytes=torch.tensor([count_bytes(text) for text in texts]),
             length_histogram=length_histogram,
             given=given,
-            protocol=replace(protocol, steps=steps),
+            protocol=replace(protocol, definition=definition),
             advance=advance,
         )
 
@@ -446,8 +447,8 @@ class Model:
 
     @cached_property
     def _scored_by(self) -> Way:
-        objective, name = scoring(self.experiment, self.lexicon)
-        return objective.to(self.device), name
+        objective, definition = scoring(self.experiment, self.lexicon)
+        return objective.to(self.device), definition
 
     def method(self, objective: Objective[Any]) -> Method:
         """This model with another objective."""

@@ -85,6 +85,7 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
             "data_fingerprint": origin.data_fingerprint,
             "training_text": _known_contents(origin.experiment.data),
             "paired": origin.paired,
+            "tokens_seen": standing.best_tokens if standing.is_validated else standing.tokens,
             "validation": {
                 # As in the log: a loss is not called nats.
                 "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": best,
@@ -131,6 +132,9 @@ class Opened:
     """Whether it was trained on pairs of source and target."""
     training_text: frozenset[str] | None
     """Hashes of the text it was trained on (`Source.contents`); None if the model does not say."""
+    trained: Experiment | None = None
+    """The experiment as it was trained, its start included; None if the model does not say."""
+    tokens_seen: int | None = None
 
 
 def lexicon_of(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor | None = None) -> Lexicon:
@@ -166,7 +170,17 @@ def read_model(folder: Path) -> Opened:
     paired = bool(said.get("paired", False))
     hashes = said.get("training_text")
     training_text = None if hashes is None else frozenset(map(str, hashes))
-    return Opened(folder, experiment, vocabulary, lexicon, frequencies["length_histogram"], paired, training_text)
+    return Opened(
+        folder,
+        experiment,
+        vocabulary,
+        lexicon,
+        frequencies["length_histogram"],
+        paired,
+        training_text,
+        said["experiment"],
+        said.get("tokens_seen"),
+    )
 
 
 def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int, has_exponents: bool) -> None:

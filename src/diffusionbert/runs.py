@@ -42,6 +42,7 @@ from diffusionbert.text.corpus import Corpus, parse_corpus
 from diffusionbert.text.encoded import Encoded, encode_corpus
 from diffusionbert.text.sources import Split
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.training.description import describe
 from diffusionbert.training.recipe import measure, proposed
 from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Standing
@@ -165,7 +166,17 @@ def train(
 
     settings = experiment.training
     with _alone_in(run, accelerator):
-        trainer = Trainer(method, prepared.rows, prepared.validation, settings, run, export, accelerator, settle)
+        trainer = Trainer(
+            method,
+            prepared.rows,
+            prepared.validation,
+            settings,
+            run,
+            export,
+            accelerator,
+            settle,
+            describe(experiment, method.network),
+        )
         if stored is not None and run.resumable():
             trainer.resume()
             _require_steps(settings, stored.training, trainer)

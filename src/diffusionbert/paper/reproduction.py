@@ -22,7 +22,7 @@ from typing import final
 
 from diffusionbert.assessment.assessing import Plan, assess
 from diffusionbert.assessment.material import Material, Trained, gather, held_out
-from diffusionbert.assessment.report import Evaluation, read_evaluation, write_evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json
 from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
@@ -34,6 +34,7 @@ from diffusionbert.presets import by_name, masked, next_word, pretraining, tiny
 from diffusionbert.runs import started_from, stored_experiment, train
 from diffusionbert.samplers import SamplingRequest
 from diffusionbert.text.cleaning import Cleaning
+from diffusionbert.training.log import ValidationEvent, events_of
 from diffusionbert.training.settings import Training
 
 
@@ -270,7 +271,7 @@ class Reproduction:
         steps: int | None = None,
         scored: bool = True,
         samples: int | None = None,
-    ) -> Evaluation:
+    ) -> EvaluationResult:
         """How a system does: by its own way of writing or another, over its own grid of steps or another.
 
         `key` names its folder; not `scored`, samples alone are looked at; `samples` is how many, else the scale's.
@@ -284,21 +285,21 @@ class Reproduction:
         """The text that is assessed; of the training text itself, what was held out."""
         return self.request.test or self.request.validation or self.request.data
 
-    def other_evaluation(self, name: str) -> Evaluation:
+    def other_evaluation(self, name: str) -> EvaluationResult:
         """How likely a system finds the text of another kind; a few samples are written all the same."""
         assert self.request.other_test is not None
         plan = replace(self._plan(self.sampling(name), scored=True), samples=2)
         return self._evaluation(f"{name}-other-text", name, plan, self.request.other_test)
 
-    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> Evaluation:
+    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> EvaluationResult:
         folder = self.output / "evaluations" / key
         if not (folder / "evaluation.json").exists():
             model = self.model(name)
             model = model if steps is None else model.over(steps)
             say(f"{folder}: evaluates")
             with fast_products():
-                write_evaluation(folder, assess(model, self._material(model, text), plan))
-        return read_evaluation(folder)
+                assess(model, self._material(model, text), plan).save(folder)
+        return EvaluationResult.load(folder)
 
     def sampling(self, name: str) -> SamplingRequest:
         """How a system writes for the main table."""
@@ -328,7 +329,7 @@ def is_finished(run: Path) -> bool:
     if not folder.experiment.exists():
         return False
     last = stored_experiment(run).training.steps
-    return any("validation_standard_error" in event for event in folder.events() if event["step"] >= last)
+    return any(event.step >= last for event in events_of(folder.log, ValidationEvent))
 
 
 def _shortened(training: Training, steps: int) -> Training:

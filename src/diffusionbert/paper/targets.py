@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from diffusionbert.assessment.comparison import compare
-from diffusionbert.assessment.report import Evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.assessment.tables import Table, as_json, to_latex, to_markdown
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
 from diffusionbert.experiments import Experiment
@@ -31,12 +31,12 @@ from diffusionbert.model import Model
 from diffusionbert.paper import denoising, figures
 from diffusionbert.paper.reproduction import Reproduction
 from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.runs import stored_experiment
 from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.schedules import Mean, Spindle, TokenInformation
 from diffusionbert.tasks import Moment, Task
+from diffusionbert.training.log import RunEvent, ValidationEvent, events_of
 
 SENTENCE = "bella is sitting over there ."
 """The paper's, of figure 2."""
@@ -72,17 +72,17 @@ MAIN: tuple[Row, ...] = (
 
 def table2(reproduction: Reproduction) -> list[Path]:
     """Main results."""
-    folders, names = [], []
+    results, names = [], []
     for row in MAIN:
-        folders.append(reproduction.evaluation(row.key, row.system, row.sampling).folder)
+        results.append(reproduction.evaluation(row.key, row.system, row.sampling))
         names.append(title(row, reproduction.experiment(row.system)))
-    paths = write_table(reproduction.output / "table2", compare(folders, names=names))
+    paths = write_table(reproduction.output / "table2", compare(results, names=names))
     if reproduction.request.other_test is None:
         return paths
     rows = [row for row in MAIN if not row.note]
-    folders = [reproduction.other_evaluation(row.system).folder for row in rows]
+    results = [reproduction.other_evaluation(row.system) for row in rows]
     names = [title(row, reproduction.experiment(row.system)) for row in rows]
-    return paths + write_table(reproduction.output / "table2-other-text", compare(folders, names=names))
+    return paths + write_table(reproduction.output / "table2-other-text", compare(results, names=names))
 
 
 def title(row: Row, experiment: Experiment) -> str:
@@ -109,16 +109,16 @@ def short_title(system: str, experiment: Experiment) -> str:
 
 def table3(reproduction: Reproduction) -> list[Path]:
     """Steps, seconds, perplexity: a bound over as many steps as are written in."""
-    folders, names = [], []
+    results, names = [], []
     for system in BY_STEPS:
         for steps in _budgets(reproduction, system):
             sampling = _with(reproduction.sampling(system), steps=steps)
             found = reproduction.evaluation(
                 f"{system}-{steps}-steps", system, sampling, steps=steps, samples=reproduction.scale.timed_samples
             )
-            folders.append(found.folder)
+            results.append(found)
             names.append(f"{short_title(system, reproduction.experiment(system))}, {steps} steps")
-    return write_table(reproduction.output / "table3", compare(folders, names=names))
+    return write_table(reproduction.output / "table3", compare(results, names=names))
 
 
 def _budgets(reproduction: Reproduction, system: str) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ def figure3(reproduction: Reproduction) -> list[Path]:
     return [picture, _numbers(picture, [asdict(one) for one in series])]
 
 
-def tradeoff(reproduction: Reproduction, system: str) -> dict[str, Evaluation]:
+def tradeoff(reproduction: Reproduction, system: str) -> dict[str, EvaluationResult]:
     """A system's samples at each setting of figure 3, without likelihoods."""
     settings = _knobs(reproduction.sampling(system), by_temperature=system.startswith("decoder"))
     return {
@@ -204,7 +204,7 @@ def tradeoff(reproduction: Reproduction, system: str) -> dict[str, Evaluation]:
     }
 
 
-def draw_tradeoffs(points: Mapping[str, Mapping[str, Evaluation]], picture: Path) -> list[figures.Tradeoff]:
+def draw_tradeoffs(points: Mapping[str, Mapping[str, EvaluationResult]], picture: Path) -> list[figures.Tradeoff]:
     """Figure 3 from each system's samples at each setting."""
     series = []
     for system, found in points.items():
@@ -225,7 +225,7 @@ def _with(request: SamplingRequest, **changes: Any) -> SamplingRequest:
     return replace(request, config=replace(request.config, **changes))
 
 
-def _tradeoff(name: str, points: Mapping[str, Evaluation]) -> figures.Tradeoff:
+def _tradeoff(name: str, points: Mapping[str, EvaluationResult]) -> figures.Tradeoff:
     return figures.Tradeoff(
         name,
         tuple(found.self_bleu4.mean for found in points.values()),
@@ -240,9 +240,10 @@ def _standard_error(values: PerSample) -> float:
     return float(np.std(values.values, ddof=1) / np.sqrt(len(values.values)))
 
 
-def _real(found: Evaluation) -> figures.Tradeoff:
-    real = found.report["real"]
-    return figures.Tradeoff("real sentences", (real["self_bleu4"],), (real["bleu4"],))
+def _real(found: EvaluationResult) -> figures.Tradeoff:
+    assert found.generation is not None
+    real = found.generation.real
+    return figures.Tradeoff("real sentences", (real.self_bleu4.value,), (real.bleu4.value,))
 
 
 def figure4(reproduction: Reproduction) -> list[Path]:
@@ -264,26 +265,21 @@ def curve(run: Path, name: str) -> figures.Curve:
     """The validations of a run, with the schedule, the quantity and T of its objective."""
     folder = RunFolder(run)
     if not folder.log.is_file():
-        raise ValueError(f"{str(run)!r} is not a run folder: it has no {folder.log.name}; give the folder of a run")
-    found = [event for event in folder.events() if "validation_nats_per_token" in event]
+        raise ValueError(f"{str(run)!r} is not a run: it has no {folder.log.name}; give a run folder")
+    found = [event for event in events_of(folder.log, ValidationEvent) if event.nats_per_token is not None]
     if not found:
-        raise ValueError(f"the run {str(run)!r} has no likelihood in its validations; give another run")
-    curve = figures.Curve(
+        raise ValueError(f"the run {str(run)!r} has no validated likelihood to plot; give another run")
+    described = next(iter(events_of(folder.log, RunEvent)), None)
+    return figures.Curve(
         name,
-        tuple(float(line["step"]) for line in found),
-        tuple(float(line["validation_nats_per_token"]) for line in found),
-        found[0]["likelihood"],
-        tuple(float(line["validation_standard_error"]) for line in found),
+        tuple(float(event.step) for event in found),
+        tuple(event.nats_per_token for event in found if event.nats_per_token is not None),
+        found[0].kind.value,
+        tuple(event.standard_error for event in found),
+        None if described is None else described.diffusion_steps,
+        None if described is None else described.schedule,
+        None if described is None else described.quantity,
     )
-    if not folder.experiment.exists():
-        return curve
-    experiment = stored_experiment(run)
-    num_steps, quantity = (getattr(experiment.objective, name, None) for name in ("num_steps", "quantity"))
-    schedule = schedule_of(experiment)
-    if quantity is None:
-        return replace(curve, num_steps=num_steps, schedule=None if schedule == "–" else schedule)
-    schedule = schedule.removesuffix(f", {quantity.value}")
-    return replace(curve, num_steps=num_steps, schedule=schedule, quantity=quantity.value)
 
 
 def write_table(stem: Path, table: Table) -> list[Path]:
