@@ -267,7 +267,7 @@ def test_states_go_from_random_words_to_text_and_keep_what_is_frozen(sampler, be
 
 
 @parametrize_samplers
-def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, bert, canvas):
+def test_calls_count_the_queries_per_sequence_and_the_time_told_is_1(sampler, bert, canvas):
     spy = Spy(bert)
     states = sampler.sample(spy, canvas, seed=0)
     assert next(states).calls.tolist() == [0] * 5
@@ -286,13 +286,13 @@ def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, be
 
 
 def history(states: list[State], row: int, length: int) -> list[tuple[list[int], float, int]]:
-    """What happened to a row; a batch goes on as long as any of its rows, and the others repeat themselves."""
+    """The states of one sequence, repetitions left out: a batch goes on until its last sequence is finished."""
     events = [(state.tokens[row, :length].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
     return [event for event, _ in itertools.groupby(events)]
 
 
 @parametrize_samplers
-def test_a_batch_equals_its_rows_one_by_one(sampler, bert, canvas):
+def test_a_batch_equals_its_sequences_one_by_one(sampler, bert, canvas):
     together = list(sampler.sample(bert, canvas, seed=3))
     for row in range(5):
         alone = canvas.rows(torch.tensor([row]))
@@ -301,14 +301,14 @@ def test_a_batch_equals_its_rows_one_by_one(sampler, bert, canvas):
 
 
 @parametrize_samplers
-def test_the_same_seed_gives_the_same_text_and_another_another(sampler, bert, canvas):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(sampler, bert, canvas):
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("update", [0.1, 1.0])
-def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
+def test_the_tokens_at_editable_positions_do_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
     shaping = Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50)))
     sampler = refinement(2, update, shaping=shaping)
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
@@ -317,7 +317,7 @@ def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_
     assert set(first[canvas.editable].tolist()) <= {7, 8}
 
 
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert, canvas):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert, canvas):
     frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
     spy = Spy(bert)
     (only,) = refinement(3).sample(spy, frozen, seed=0)
