@@ -12,7 +12,7 @@ from drawing import Drawing, drawing
 from torch import nn
 
 from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.method import Likelihood, Method, Objective, TrainingModule
+from diffusionbert.method import Likelihood, Objective, TrainingModule
 from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.methods.bert_mouth import BertMouth
@@ -246,7 +246,7 @@ def test_every_weight_gets_a_gradient_also_from_rows_with_nothing_to_write(name)
 def test_every_tensor_is_made_on_the_device_of_the_batch(name):
     """While the default device is another one, a tensor made without a word about devices would not fit."""
     objective, asked, sampler = parts(name)
-    tested, whole, canvas = Method(asked, objective), batch(), ragged()
+    tested, whole, canvas = TrainingModule(asked, objective), batch(), ragged()
     with torch.device("meta"):
         assert bool(tested.loss(whole, Noise(1)).isfinite().all())
         if name != "sundae":
