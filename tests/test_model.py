@@ -591,13 +591,13 @@ def test_a_contradictory_task_is_refused_when_it_is_made(task, message):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"length": 0}, "at least 1"),
+        ({"length": 0}, "`length` must be >= 1 token, got 0"),
         ({"length": MAX_LENGTH - 1}, f"{MAX_LENGTH - 1}.*block"),
         ({"length": (0, 3)}, "0-3"),
         ({"length": (5, 3)}, "5-3"),
         ({"length": (2, 3), "prompt": "the old king saw"}, "prompt"),
-        ({"length": 3, "prompt": "the old king saw"}, "5 or more"),
-        ({"prompt": "king " * 40}, "no room"),
+        ({"length": 3, "prompt": "the old king saw"}, "`length` must be >= 5 with a prompt of 4 tokens"),
+        ({"prompt": "king " * 40}, "`length` must be >= 41 with a prompt of 40 tokens"),
         ({"include": ("a", "an", "river", "sea"), "length": 3}, "4 words"),
         ({"include": ("🙂",), "length": 5}, "🙂"),
         ({"forbid": ("🙂",), "length": 5}, "🙂"),
