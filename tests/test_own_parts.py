@@ -96,7 +96,7 @@ def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys
     assert len(model.generate(2, length=6, steps=4)) == 2
     [score] = model.score([SENTENCE], precision=1.0)
     assert score.nats > 0
-    assert score.likelihood is Likelihood.BOUND
+    assert score.kind is Likelihood.BOUND
     sizes = ["--samples=2", "--length=6", "--steps=4", "--max-draws=4"]
     capsys.readouterr()
     main(["evaluate", f"--model={run.path}", f"--data={corpus()}", *sizes, "--device=cpu", "--json"])
@@ -168,7 +168,7 @@ def test_a_backbone_that_could_not_be_opened_again_is_refused_before_training(tm
 def test_a_run_has_its_history(tmp_path):
     run = trained(tmp_path, DiscreteTimeConfig(num_steps=8))
     assert [validation.step for validation in run.history] == [0, 2]
-    assert {validation.likelihood for validation in run.history} == {Likelihood.BOUND}
+    assert {validation.kind for validation in run.history} == {Likelihood.BOUND}
     assert min(validation.value for validation in run.history) == run.state.best
     assert not run.is_stopped
 
