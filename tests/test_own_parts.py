@@ -10,19 +10,19 @@ import torch
 from tiny_models import config_of, corpus, folder
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.cli import main
+from diffusionbert.cli.main import main
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
+from diffusionbert.diffusion.shapes import Values
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood
-from diffusionbert.methods.any_order import ORDER_AGNOSTIC, OrderAgnostic
-from diffusionbert.methods.continuous_time import ContinuousTimeConfig
-from diffusionbert.methods.discrete import DiscreteTimeConfig
 from diffusionbert.model import load
 from diffusionbert.networks.config import Provided, TimeEmbedding
-from diffusionbert.objectives.base import ObjectiveConfig, ScoringQuantities
-from diffusionbert.processes import Absorbing
+from diffusionbert.objectives.base import Likelihood
+from diffusionbert.objectives.config import ObjectiveConfig, ScoringQuantities
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, OrderAgnostic
 from diffusionbert.registry import register
-from diffusionbert.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
-from diffusionbert.shapes import Values
 from diffusionbert.training.run import TrainingRun, stored_config, train
 
 SENTENCE = "the king saw a river today ."
@@ -92,7 +92,7 @@ def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys
     assert stored_config(run.path) == run.config
     assert run.config.objective == objective
     model = load(run.path, "cpu")
-    assert model.experiment.objective == objective
+    assert model.config.objective == objective
     assert len(model.generate(2, length=6, steps=4)) == 2
     [score] = model.score([SENTENCE], precision=1.0)
     assert score.nats > 0
