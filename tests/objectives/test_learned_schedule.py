@@ -27,7 +27,7 @@ from diffusionbert.objectives.learned_schedule import LearnedSchedule
 from diffusionbert.samplers import last_state
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.skip_exact import SkipExact
-from diffusionbert.training.checkpoint import set_weights, weights_of
+from diffusionbert.training.tensors import set_weights, weights_of
 
 RANDOM = Language.random(3, 2, seed=5)
 

@@ -7,13 +7,13 @@ import json
 import os
 from pathlib import Path
 
-import diffusionbert.checkpoints as checkpoints
 import pytest
 import torch
 from backbones import backbone_of
 from safetensors.torch import load_file
 from torch import nn
 
+import diffusionbert.storage.files as files
 from diffusionbert.storage.files import (
     atomic_folder,
     load_tensors,
@@ -21,13 +21,8 @@ from diffusionbert.storage.files import (
     save_tensors,
     write_json,
 )
-from diffusionbert.training.checkpoint import (
-    optimiser_state,
-    set_optimiser_state,
-    set_weights,
-    weights_of,
-)
 from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.tensors import optimiser_state, set_optimiser_state, set_weights, weights_of
 
 
 def full_disk(*_: object, **__: object) -> None:
@@ -61,7 +56,7 @@ def test_a_run_says_where_its_model_is_or_that_it_has_none_yet(tmp_path):
 
 
 def test_what_can_be_written_to_leaves_nothing_behind(tmp_path):
-    checkpoints.require_writable(tmp_path / "a" / "b")
+    files.require_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
 
@@ -69,7 +64,7 @@ def test_what_can_be_written_to_leaves_nothing_behind(tmp_path):
 def test_what_cannot_be_written_to_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match=r"^nothing can be written to '.*' \([A-Z].*\); choose another --output$"):
-        checkpoints.require_writable(tmp_path / name)
+        files.require_writable(tmp_path / name)
 
 
 # ---- folders ----------------------------------------------------------------------------------------------------
@@ -146,7 +141,7 @@ def torn(old, monkeypatch) -> Path:
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", killed)
-        patched.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)
+        patched.setattr(files.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(Killed), atomic_folder(old) as folder:
             (folder / "weights").write_text("new")
     assert content(old.parent) == {"model.replaced/weights": "old", "model.unfinished/weights": "new"}

@@ -14,9 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import diffusionbert.training.optimising as optimising
-import diffusionbert.training.recipe as recipe
-import diffusionbert.training.saved as saving
 import numpy as np
 import pytest
 import torch
@@ -25,6 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_worker import MASK, MadeUpRows, method
 
+import diffusionbert.training.checkpoint as saving
+import diffusionbert.training.measure as recipe
+import diffusionbert.training.optim as optimising
 import diffusionbert.training.trainer as training
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.objectives.base import Likelihood, TrainingModule
@@ -32,12 +32,12 @@ from diffusionbert.objectives.continuous_time import ContinuousTime
 from diffusionbert.objectives.masked_lm import MaskedLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic
 from diffusionbert.training.batches import FixedSequences, TokenBudget
-from diffusionbert.training.checkpoint import weights_of
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.ema import EMA
 from diffusionbert.training.optim import learning_rate
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.state import Score, TrainState, score_of
+from diffusionbert.training.tensors import weights_of
 from diffusionbert.training.trainer import Trainer
 
 QUICK = TrainingConfig(

@@ -46,8 +46,8 @@ class Uniform(Process):
             )
         self.schedule = schedule
         self.num_allowed = int(allowed.sum())
-        self.register_buffer("writable", allowed, persistent=False)
-        self.register_buffer("writable_ids", allowed.nonzero()[:, 0], persistent=False)
+        self.register_buffer("allowed", allowed, persistent=False)
+        self.register_buffer("allowed_ids", allowed.nonzero()[:, 0], persistent=False)
 
     def prior(self, x0: Batch, noise: Noise) -> Batch:
         """A uniformly drawn token at every editable place."""

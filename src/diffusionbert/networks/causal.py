@@ -69,7 +69,7 @@ class CausalModel(nn.Module):
         self.backbone = backbone
         self._head = head_of(backbone)
         # Not persistent: it belongs to the vocabulary and is no parameter.
-        self.register_buffer("writable", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
+        self.register_buffer("allowed", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
 
     @property
     def max_length(self) -> int:

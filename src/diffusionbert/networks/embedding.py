@@ -96,7 +96,7 @@ class EmbeddingDenoiser(nn.Module):
         self.backbone = backbone
         num_words, inner, hidden = backbone.config.vocab_size, words.embedding_dim, backbone.config.hidden_size
         # Not persistent: it belongs to the vocabulary and is no parameter.
-        self.register_buffer("_writable", padded_allowed(allowed, num_words), persistent=False)
+        self.register_buffer("_allowed", padded_allowed(allowed, num_words), persistent=False)
         self.table = nn.Parameter(torch.randn(num_words, width))
         self.bias = nn.Parameter(torch.zeros(num_words))
         self.time = SinusoidalTime(inner)

@@ -41,7 +41,7 @@ class Denoiser(nn.Module):
         self.conditioning = conditioning
         conditioning.prepare(backbone)
         # Not persistent: it belongs to the vocabulary and is no parameter.
-        self.register_buffer("writable", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
+        self.register_buffer("allowed", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
         self._head = head_of(backbone)
         self._num_positions = backbone.config.max_position_embeddings - num_reserved_positions(backbone)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffusionbert.reporting import reason_of
 
-_TEMPORARY, _REPLACED = ".unfinished", ".replaced"
+TEMPORARY, REPLACED = ".unfinished", ".replaced"
 
 
 def require_writable(folder: Path) -> None:
@@ -34,7 +34,7 @@ def require_writable(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file in one piece or not at all."""
-    temporary = path.with_name(path.name + _TEMPORARY)
+    temporary = path.with_name(path.name + TEMPORARY)
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
@@ -56,8 +56,8 @@ def read_json(path: Path) -> Any:
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Gives a folder to write to, which takes the place of `path` when all is written, or vanishes."""
-    _put_back(path)
-    temporary = path.with_name(path.name + _TEMPORARY)
+    restore_replaced(path)
+    temporary = path.with_name(path.name + TEMPORARY)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -72,28 +72,28 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _put_back(path: Path) -> None:
+def restore_replaced(path: Path) -> None:
     """Gives a folder its name back, if a kill came when it had lost it and the one to replace it had not got it yet."""
     if not path.exists():
         with suppress(OSError):  # there is none, or another process was faster
-            _replaced(path).rename(path)
+            replaced_path(path).rename(path)
 
 
-def _replaced(path: Path) -> Path:
+def replaced_path(path: Path) -> Path:
     """What a folder is called while another takes its place."""
-    return path.with_name(path.name + _REPLACED)
+    return path.with_name(path.name + REPLACED)
 
 
 def _exchange(new: Path, old: Path) -> None:
     """Lets one folder take another's place; if it cannot, the old one stays."""
-    replaced = _replaced(old)
+    replaced = replaced_path(old)
     if old.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         old.rename(replaced)
     try:
         new.rename(old)
     except OSError:
-        _put_back(old)
+        restore_replaced(old)
         raise
     shutil.rmtree(replaced, ignore_errors=True)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from diffusionbert.training.checkpoint import like
+from diffusionbert.training.tensors import like
 
 
 class EMA:

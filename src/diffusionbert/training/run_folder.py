@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from diffusionbert.storage.files import _REPLACED, _TEMPORARY, _put_back, _replaced, read_json, write_json
+from diffusionbert.storage.files import REPLACED, TEMPORARY, read_json, replaced_path, restore_replaced, write_json
 
 
 class RunFolder:
@@ -44,7 +44,7 @@ class RunFolder:
         """The folder of the model that the run has left; None if there is no run here."""
         if not os.path.isfile(self.config):  # noqa: PTH113 - a name too long for a file is no error here
             return None
-        for folder in (self.model, _replaced(self.model)):  # a kill between two renames leaves the latter alone
+        for folder in (self.model, replaced_path(self.model)):  # a kill between two renames leaves the latter alone
             if folder.exists():
                 return folder
         raise ValueError(f"{str(self.path)!r} is a run that has not left a model yet; let it finish, or --resume it")
@@ -83,7 +83,7 @@ class RunFolder:
         with suppress(ValueError):  # a name that is damaged: the newest will do
             last = self.named("last")
         for replaced in self._replaced_checkpoints():
-            _put_back(replaced.with_suffix(""))
+            restore_replaced(replaced.with_suffix(""))
         others = sorted(self._complete(), reverse=True)
         return others if last is None else [last, *(path for path in others if path != last)]
 
@@ -100,7 +100,7 @@ class RunFolder:
         """Removes all but the latest checkpoints, the best one, and what a kill left behind."""
         kept = {path for path in (self.named("last"), self.named("best")) if path}
         complete = sorted(self._complete())
-        litter = (path for ending in (_TEMPORARY, _REPLACED) for path in self.checkpoints.glob(f"step-*{ending}"))
+        litter = (path for ending in (TEMPORARY, REPLACED) for path in self.checkpoints.glob(f"step-*{ending}"))
         for path in {*complete, *litter} - kept - {*complete[-keep:]}:
             shutil.rmtree(path)
 
@@ -108,7 +108,7 @@ class RunFolder:
         return self.checkpoints.glob("step-????????")
 
     def _replaced_checkpoints(self) -> Iterator[Path]:
-        return self.checkpoints.glob(f"step-????????{_REPLACED}")
+        return self.checkpoints.glob(f"step-????????{REPLACED}")
 
     def _pointer(self, name: str) -> Path:
         return self.path / f"{name}.json"
