@@ -102,7 +102,7 @@ def test_a_disk_that_is_full_of_tensors_leaves_the_old_folder(old, monkeypatch):
         Path(path).write_bytes(b"half")
         full_disk()
 
-    monkeypatch.setattr(checkpoints, "save_file", save_file)
+    monkeypatch.setattr(files, "save_file", save_file)
     with pytest.raises(OSError, match="No space left"), atomic_folder(old) as folder:
         save_tensors({"a": torch.zeros(3)}, folder / "weights")
     assert content(old.parent) == {"model/weights": "old"}
