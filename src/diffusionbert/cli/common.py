@@ -18,6 +18,7 @@ from diffusionbert.reporting import reason_of
 
 if TYPE_CHECKING:
     from diffusionbert.model import Model
+    from diffusionbert.samplers.request import SamplingRequest
 
 LONGEST_LINE = 100_000
 MOST_LINES = 1_000_000
@@ -28,18 +29,44 @@ class WithModel:
     """Options of commands that use a model."""
 
     model: str | None = None
-    """A run folder, a model's folder, or any masked language model on the Hub; else the model inside the package."""
+    """A run directory, a model folder, or any masked or causal language model on the Hub; by default the bundled
+    model."""
     device: str | None = None
-    """cpu, cuda, cuda:1 …; else a GPU if there is one."""
+    """cpu, cuda, cuda:1, …; by default a GPU if there is one."""
     json: bool = False
-    """Print one JSON object a line, and nothing else."""
+    """Print one JSON object per line, and nothing else."""
 
     def loaded(self) -> Model:
         """Opens the model."""
         from diffusionbert.model import load
 
         require_device(self.device)
-        return load(self.model, self.device)
+        return load(self.model, device=self.device)
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """Options of commands that generate."""
+
+    steps: int = 128
+    """Steps of the time grid; more cost more only where the network must be called more often."""
+    sampler: str | None = None
+    """A sampler by name, with knobs such as remasking:eta=0.1; by default the model's own. exact (the model's own
+    distribution with the fewest calls), ancestral, confidence, margin, entropy, mask-predict, remasking,
+    remasking-rescale, renoising, gibbs, gibbs-left-to-right, …"""
+    temperature: float = 1.0
+    top_k: int | None = 30
+    """Sample among the k most probable tokens; 0 keeps all."""
+    top_p: float | None = None
+    """Sample among the most probable tokens that together reach this probability."""
+
+    def request(self, block: int | None = None) -> SamplingRequest:
+        """The typed settings."""
+        from diffusionbert.model import sampling_request
+
+        if self.top_k is not None and self.top_k < 0:
+            raise ValueError(f"--top-k must be >= 1, or 0 for all tokens, got {self.top_k}")
+        return sampling_request(self.sampler, self.steps, self.temperature, self.top_k or None, self.top_p, block)
 
 
 def require_device(name: str | None) -> None:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffusionbert.cli.common import WithModel, lines_of, print_json
-from diffusionbert.cli.generate import Generate
+from diffusionbert.cli.common import SamplerOptions, WithModel, lines_of, print_json
+from diffusionbert.cli.generate import parse_length
 
 if TYPE_CHECKING:
     from diffusionbert.evaluation.doctor import Diagnosis
     from diffusionbert.evaluation.symptoms import Case, Symptoms
-    from diffusionbert.model import Model
+    from diffusionbert.inference.engine import Engine
 
 CORPUS_SENTENCES = 1000
 """So many of a corpus are read: enough to know its frequencies and lengths."""
 
 
 @dataclass(frozen=True)
-class Doctor(WithModel):
+class Doctor(SamplerOptions, WithModel):
     """Look at samples and at the model: say what is wrong, why, and which flag mends it.
 
     Example: diffusionbert doctor --model runs/tiny --data corpus.txt --number 32
@@ -39,12 +39,6 @@ class Doctor(WithModel):
     """How many samples the model writes."""
     length: str = "corpus"
     """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
-    steps: int = 128
-    sampler: str | None = None
-    """As for generate, like all that follow: give the flags whose samples you wonder about."""
-    temperature: float = 1.0
-    top_k: int | None = 30
-    top_p: float | None = None
     block: int | None = None
     seed: int = 0
 
@@ -53,34 +47,25 @@ class Doctor(WithModel):
         from diffusionbert.evaluation.doctor import diagnose
 
         model = self.loaded()
-        diagnosis = diagnose(self._case(model, self._corpus(model)))
+        diagnosis = diagnose(self._case(model.engine, self._corpus(model.engine)))
         if self.json:
             print_json({"model": model.name, **diagnosis.to_json()})
         else:
             _show(diagnosis, model.name if self.samples is None else self.samples.name)
 
-    def _case(self, model: Model, corpus: list[str]) -> Case:
+    def _case(self, model: Engine, corpus: list[str]) -> Case:
         from diffusionbert.evaluation.symptoms import examine
+        from diffusionbert.inference.tasks import Task
         from diffusionbert.training.progress import ProgressLine
 
-        writing = Generate(
-            number=self.number,
-            length=self.length,
-            steps=self.steps,
-            sampler=self.sampler,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            block=self.block,
-            seed=self.seed,
-        )
-        task, sampling = writing.task(), writing.sampling()
+        task = Task(self.number, parse_length(self.length), seed=self.seed)
+        sampling = self.request(self.block)
         samples = [] if self.samples is None else lines_of((), self.samples, "samples")
-        with ProgressLine(self.number, unmasked=not samples and sys.stderr.isatty()) as line:
+        with ProgressLine(self.number, visible=not samples and sys.stderr.isatty()) as line:
             written = iter(range(1, self.number + 1))
             return examine(model, task, sampling, samples, corpus, lambda: line.update(next(written), "samples"))
 
-    def _corpus(self, model: Model) -> list[str]:
+    def _corpus(self, model: Engine) -> list[str]:
         from diffusionbert.data.cleaning import Cleaning
         from diffusionbert.data.corpus import parse_corpus
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from diffusionbert.cli.common import WithModel, print_json
-from diffusionbert.cli.generate import Generate
+from diffusionbert.cli.common import WithModel, print_json, require_device
+from diffusionbert.cli.generate import parse_length
 
 if TYPE_CHECKING:
-    from diffusionbert.evaluation.dataset import EvaluationSet
-    from diffusionbert.evaluation.evaluate import Plan, Progress
-    from diffusionbert.model import Model
+    from diffusionbert.reporting import Progress as ProgressCallback
 
 
 @dataclass(frozen=True)
@@ -68,64 +66,44 @@ class Evaluate(WithModel):
 
     def run(self) -> None:
         """Evaluates, and prints a table or JSON."""
-        from diffusionbert.evaluation.evaluate import assess
-        from diffusionbert.evaluation.judges import featuriser, load_judge, require_mauve
-        from diffusionbert.evaluation.result import require_free
-        from diffusionbert.storage.files import require_writable
+        from diffusionbert.model import evaluate
 
         if self.data is None:
             raise ValueError("--data is missing; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
-        plan = self.plan()
-        output = self._output()
-        if output is not None:
-            require_writable(output)
-            if not self.overwrite:
-                require_free(output)
-        if self.mauve:
-            require_mauve()
-        model = self.loaded()
-        plan = self._fitted(plan, model)
-        plan.require(model)
-        evaluation_set = self._material(model)
-        judge = load_judge(self.judge, model.device) if self.judge else None
-        features = featuriser(judge, model.device) if self.mauve else None
+        output, length = self._output(), None if self.length is None else parse_length(self.length) or "corpus"
+        require_device(self.device)
         with _progress_bars() as progress:
-            found = assess(model, evaluation_set, plan, judge, features, progress)
-        if output is not None:
-            found.save(output)
+            result = evaluate(
+                self.model,
+                self.data,
+                split=self.split,
+                field=self.field,
+                cased=self.cased,
+                detokenise=self.detokenise,
+                sentences=self.sentences,
+                samples=self.samples,
+                length=length,
+                steps=self.steps,
+                sampler=self.sampler,
+                top_k=self.top_k or None,
+                precision=_share(self.precision),
+                max_draws=self.max_draws,
+                judge=self.judge,
+                mauve=self.mauve,
+                conventions=self.conventions,
+                modelled_length=self.modelled_length,
+                seed=self.seed,
+                output=output,
+                overwrite=self.overwrite,
+                device=self.device,
+                progress=progress,
+            )
         if self.json:
-            print_json(found.to_json())
+            print_json(result.to_json())
             return
-        print(found.table())
+        print(result.table())
         if output is not None:
             print(f"written to {output}")
-
-    def plan(self) -> Plan:
-        """What to measure."""
-        from diffusionbert.evaluation.evaluate import PAPER_LENGTH, Plan
-        from diffusionbert.likelihood.estimate import EstimationBudget
-
-        length = str(PAPER_LENGTH) if self.length is None else self.length
-        writing = Generate(sampler=self.sampler, steps=self.steps, top_k=self.top_k, length=length)
-        precision = _share(self.precision)
-        if self.max_draws < 2:
-            raise ValueError(f"--max-draws must be at least 2, given {self.max_draws}: one draw gives no variance")
-        budget = EstimationBudget(precision, self.max_draws, strata=min(16, self.max_draws // 2), seed=self.seed)
-        return Plan(
-            writing.sampling(),
-            self.samples,
-            writing.task().length,
-            budget,
-            self.modelled_length,
-            self.conventions,
-            self.seed,
-        )
-
-    def _fitted(self, plan: Plan, model: Model) -> Plan:
-        """The default length, cut to the model's maximum."""
-        if self.length is None and isinstance(plan.length, int):
-            return replace(plan, length=min(plan.length, model.max_length))
-        return plan
 
     def _output(self) -> Path | None:
         from diffusionbert.training.run_folder import RunFolder
@@ -134,26 +112,6 @@ class Evaluate(WithModel):
             return self.output
         run = RunFolder(Path(self.model))
         return run.path / "evaluation" if run.config.exists() else None
-
-    def _material(self, model: Model) -> EvaluationSet:
-        from diffusionbert.data.cleaning import Cleaning
-        from diffusionbert.data.corpus import parse_corpus
-        from diffusionbert.data.sources import Split
-        from diffusionbert.evaluation.dataset import Trained, gather, held_out
-
-        assert self.data is not None
-        data = model.config.data
-        trained = Trained(data, model.training_text)
-        cleaning = Cleaning(data.lower and not self.cased, data.detokenise or self.detokenise)
-        fields = [self.field] if self.field else []
-        if self.split is None:
-            corpus = held_out(self.data, trained, cleaning, fields)
-        else:
-            corpus = parse_corpus(self.data, Split(self.split), fields=fields, cleaning=cleaning)
-        found = gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences, trained)
-        for note in found.provenance.notes:  # before hours of work, and also if only JSON is printed
-            print(f"note: {note}", file=sys.stderr)
-        return found
 
 
 def _share(given: str) -> float:
@@ -166,7 +124,7 @@ def _share(given: str) -> float:
 
 
 @contextmanager
-def _progress_bars() -> Iterator[Progress]:
+def _progress_bars() -> Iterator[ProgressCallback]:
     """A bar for each kind of work, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None

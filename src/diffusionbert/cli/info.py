@@ -23,14 +23,15 @@ class Info(WithModel):
         from diffusionbert.storage.schema import to_json
 
         model = self.loaded()
+        engine = model.engine
         facts = {
             "model": model.name,
             "weights": model.num_parameters,
-            "vocabulary": model.vocabulary.size,
+            "vocabulary": engine.vocabulary.size,
             "longest_text": model.max_length,
-            "time": model.config.time.value,
-            "objective": to_json(model.config.objective),
-            "knows_lengths": model.length_histogram is not None,
+            "time": engine.config.time.value,
+            "objective": to_json(engine.config.objective),
+            "knows_lengths": engine.length_histogram is not None,
             "device": str(model.device),
             "diffusionbert": __version__,
             "torch": torch.__version__,

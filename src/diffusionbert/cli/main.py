@@ -1,15 +1,20 @@
-"""The command line: picks a command, runs it, and says errors in one line.
+"""The command line: parses a command, runs it, and reports errors in one line.
 
-Exit code 0 on success, 2 on wrong use, 1 on failure, 130 if it was told to stop. Names in strings end in `commands/`.
+Exit code 0 on success, 2 on wrong use or unreadable input, 1 on failure, 130 when stopped. `--plugin MODULE` imports a
+module that registers schedules, samplers or objectives, `--verbosity LEVEL` chooses the messages on standard error;
+both may stand anywhere.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
+import os
 import re
 import sys
 from contextlib import redirect_stderr
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -19,16 +24,25 @@ from diffusionbert import __version__
 from diffusionbert.cli.compare import Compare
 from diffusionbert.cli.doctor import Doctor
 from diffusionbert.cli.evaluate import Evaluate
-from diffusionbert.cli.generate import Fill, Generate
+from diffusionbert.cli.fill import Fill
+from diffusionbert.cli.generate import Generate
 from diffusionbert.cli.info import Info
-from diffusionbert.cli.reproduce import Plot, Reproduce
+from diffusionbert.cli.plot import Plot
+from diffusionbert.cli.pretrain import Pretrain
+from diffusionbert.cli.reproduce import Reproduce
+from diffusionbert.cli.rewrite import Rewrite
 from diffusionbert.cli.score import Score
-from diffusionbert.cli.train import Pretrain, Train
+from diffusionbert.cli.train import Train
+from diffusionbert.reporting import set_verbosity
 
-ABOUT = "Masked language models that write; --version says which version this is."
+ABOUT = (
+    "Masked language models that generate text. Anywhere: --plugin MODULE imports registered parts of your own, "
+    "--verbosity debug|info|warning|error; --version."
+)
 Command = (
     Annotated[Generate, subcommand(name="generate")]
     | Annotated[Fill, subcommand(name="fill")]
+    | Annotated[Rewrite, subcommand(name="rewrite")]
     | Annotated[Score, subcommand(name="score")]
     | Annotated[Train, subcommand(name="train")]
     | Annotated[Pretrain, subcommand(name="pretrain")]
@@ -42,23 +56,61 @@ Command = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command, or says which version this is."""
-    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    """Runs a command.
+
+    Args:
+        arguments: The words of the command line; None takes them from the process.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
         print(f"diffusionbert {__version__}")
         return
+    # Threads that wait by spinning take the core from those that work. It must be set before torch starts.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 loses nothing
     try:
-        _parsed(arguments).run()
-    except BrokenPipeError:  # whoever read our output has read enough
+        words, (plugins, levels) = _taken(words, "--plugin", "--verbosity")
+        command = _parsed(words)
+        set_verbosity(levels[-1] if levels else "info")
+        for module in plugins:
+            _import_plugin(module)
+        command.run()
+    except BrokenPipeError:  # the reader of our output has read enough
         sys.stderr.close()  # the interpreter would complain once more
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
     except ValueError as error:
-        sys.exit(_say(error, code=2))
+        sys.exit(_report(error, code=2))
     except (OSError, RuntimeError, FloatingPointError, MemoryError) as error:
-        sys.exit(_say(error, code=1))
+        sys.exit(_report(error, code=1))
+
+
+def _taken(words: list[str], *flags: str) -> tuple[list[str], list[list[str]]]:
+    """The words without these flags and their values, and the values of each flag."""
+    rest: list[str] = []
+    values: dict[str, list[str]] = {flag: [] for flag in flags}
+    remaining = iter(words)
+    for word in remaining:
+        flag, equals, value = word.partition("=")
+        if flag not in values:
+            rest.append(word)
+            continue
+        given = value if equals else next(remaining, None)
+        if not given:
+            raise ValueError(f"{flag} needs a value")
+        values[flag].append(given)
+    return rest, [values[flag] for flag in flags]
+
+
+def _import_plugin(module: str) -> None:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise ValueError(f"--plugin {module} cannot be imported ({error}); give the name of a Python module") from None
 
 
 def _parsed(arguments: list[str] | None) -> Any:
@@ -84,7 +136,7 @@ def _is_rule(line: str) -> bool:
     return re.fullmatch("─+|-{4,}", line) is not None
 
 
-def _say(error: Exception, code: int) -> int:
+def _report(error: Exception, code: int) -> int:
     print(f"diffusionbert: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 

@@ -33,11 +33,13 @@ class Score(WithModel):
 
     def run(self) -> None:
         """Prints one sentence a line."""
+        from diffusionbert.inference.score import token_nats
+
         texts = lines_of(self.texts, self.file, "sentences")
         model = self.loaded()
         scores = model.score(texts, precision=self.precision, seed=self.seed)
         for score in scores:
-            surprise = model.surprise(score.text, seed=self.seed) if self.tokens else None
+            surprise = token_nats(model.engine, score.text, seed=self.seed) if self.tokens else None
             if self.json:
                 print_json(score.to_json() | ({} if surprise is None else {"tokens": surprise}))
             else:

@@ -82,17 +82,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Pretrain(Run):
-    """Pretrain a masked language model, or a decoder.
-
-    Example: diffusionbert pretrain --data corpus.txt.gz --output runs/masked
-    """
-
-    decoder: bool = False
-    """Pretrain a causal language model of the same size."""
-
-
-@dataclass(frozen=True)
 class Train(Run):
     """Train a diffusion model: from scratch, from a masked language model, or from another run.
 

@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from diffusionbert.data.cleaning import Cleaning
+from diffusionbert.data.corpus import parse_corpus
+from diffusionbert.data.sources import Split
 from diffusionbert.evaluation.conventions import PLACES, Basis, Convention, conventions
-from diffusionbert.evaluation.dataset import EvaluationSet
+from diffusionbert.evaluation.dataset import EvaluationSet, Trained, gather, held_out
 from diffusionbert.evaluation.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.evaluation.likelihoods import PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.evaluation.metrics import Bleu, PerSample, self_bleu4
+from diffusionbert.evaluation.packing import PackedSequences
 from diffusionbert.evaluation.result import (
     EvaluationResult,
     Generation,
@@ -31,12 +33,15 @@ from diffusionbert.evaluation.result import (
     Weights,
     hashes_in,
 )
+from diffusionbert.inference.engine import Engine
+from diffusionbert.inference.generate import generate, require_supported
+from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import MAX_TEXTS, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
 from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
-from diffusionbert.model import Model
-from diffusionbert.objectives.config import CONTINUOUS, GRID
+from diffusionbert.objectives.config import CONTINUOUS, GRID, ScoringQuantities, ScoringQuantity
+from diffusionbert.reporting import Progress, logger, no_progress
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.code_version import code_version
 from diffusionbert.storage.component import Component
@@ -44,9 +49,6 @@ from diffusionbert.training.description import ModelDescription, describe
 
 PAPER_LENGTH = 64
 """Tokens of a sample in the paper."""
-
-Progress = Callable[[str, int, int], None]
-"""The kind of work, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Plan:
         if self.seed < 0:
             raise ValueError(f"the seed must be 0 or more, got {self.seed}")
 
-    def require(self, model: Model) -> None:
+    def require(self, model: Engine) -> None:
         """Raises ValueError, before any work, if this model cannot do it."""
         if model.paired:
             raise ValueError(
@@ -87,7 +89,7 @@ class Plan:
             )
         if self.modelled_length and model.length_histogram is None:
             raise ValueError("this model has no length histogram; leave out modelled_length (--modelled-length)")
-        model.require(self.task, self.sampling)
+        require_supported(model, self.task, self.sampling)
 
     @property
     def task(self) -> Task:
@@ -95,19 +97,19 @@ class Plan:
         return Task(2 * self.samples, self.length, seed=self.seed)
 
 
-def assess(
-    model: Model,
+def evaluate(
+    model: Engine,
     evaluation_set: EvaluationSet,
     plan: Plan,
     judge: Judge | None = None,
     featuriser: Judge | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> EvaluationResult:
     """Evaluates a model.
 
     Args:
         model: The model.
-        material: The evaluation set.
+        evaluation_set: The text.
         plan: What to measure.
         judge: A causal language model for generative perplexity.
         featuriser: The model whose features MAUVE compares; None for no MAUVE.
@@ -119,12 +121,12 @@ def assess(
     plan.require(model)
     weights = weight_hashes(model)
     protocol = Protocol(data=evaluation_set.record.sha256, weights=weights.sha256)
-    ways = ways_to_score(model.config, model.statistics)
+    quantities = model.config.objective.scoring_quantities(model.config.time)
     likelihoods: dict[str, Estimate] = {}
-    for name in ways.by_name if plan.scored else ():
+    for quantity in quantities.available if plan.scored else ():
         budget = _at_most(plan.budget, likelihoods)
-        likelihoods[name] = _likelihood(
-            model, evaluation_set, replace(plan, budget=budget), ways, name, protocol, progress
+        likelihoods[quantity.name] = _likelihood(
+            model, evaluation_set, replace(plan, budget=budget), quantity, protocol, progress
         )
     samples = write_samples(model, plan, progress)
     real = evaluation_set.some(plan.samples)
@@ -132,7 +134,9 @@ def assess(
         samples, [evaluation_set.decoded[number] for number in real], judge, featuriser, plan, progress
     )
     rows = (
-        _conventions(model, evaluation_set, plan, ways, likelihoods, protocol, progress) if plan.conventions else None
+        _conventions(model, evaluation_set, plan, quantities, likelihoods, protocol, progress)
+        if plan.conventions
+        else None
     )
     bleu, self_bleu = sample_bleu(samples, evaluation_set)
     own, others = compare_texts(samples, bleu, self_bleu, evaluation_set, real)
@@ -146,13 +150,47 @@ def assess(
         {name: estimate.summary() for name, estimate in likelihoods.items()},
         Generation(samples.sampling, own, others, samples.speed, judgement, mauve),
         rows,
-        (*evaluation_set.provenance.notes, *ways.notes, *_cautions(evaluation_set, plan, own, others, mauve)),
+        (*evaluation_set.provenance.notes, *quantities.notes, *_cautions(evaluation_set, plan, own, others, mauve)),
         {name: estimate.scores for name, estimate in likelihoods.items()},
         bleu,
         self_bleu,
         _one_line_each(samples.first),
         _one_line_each(samples.second),
     )
+
+
+def open_evaluation_set(
+    model: Engine,
+    data: str,
+    *,
+    split: Split | None = None,
+    field: str | None = None,
+    cased: bool = False,
+    detokenise: bool = False,
+    sentences: int | None = None,
+) -> EvaluationSet:
+    """Reads an evaluation set as a model reads text.
+
+    Args:
+        model: The model.
+        data: A corpus, as for training.
+        split: A split of it; None is the test split, what training held out, or all of it.
+        field: The field of JSON lines that holds the text.
+        cased: Keeps upper case, also if the model was trained on lower case.
+        detokenise: Undoes tokenised text, also if training did not.
+        sentences: Scores so many sentences, always the same ones; None scores all.
+    """
+    trained = Trained(model.config.data, model.training_text)
+    cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenise or detokenise)
+    fields = [field] if field else []
+    if split is None:
+        corpus = held_out(data, trained, cleaning, fields)
+    else:
+        corpus = parse_corpus(data, split, fields=fields, cleaning=cleaning)
+    found = gather(corpus, data, model.vocabulary, model.max_length, sentences, trained)
+    for note in found.provenance.notes:  # before hours of work
+        logger.info("note: %s", note)
+    return found
 
 
 # ---- likelihoods --------------------------------------------------------------------------------------------------
@@ -165,47 +203,49 @@ def _at_most(budget: EstimationBudget, found: Mapping[str, Estimate]) -> Estimat
 
 
 def _likelihood(
-    model: Model,
+    model: Engine,
     evaluation_set: EvaluationSet,
     plan: Plan,
-    ways: Ways,
-    name: str,
+    quantity: ScoringQuantity,
     protocol: Protocol,
     progress: Progress,
 ) -> Estimate:
-    found = model.likelihood(
+    found = estimate_nats(
+        model,
         evaluation_set.scored,
         plan.budget,
-        way=ways.by_name[name],
+        quantity=quantity,
         length_histogram=model.length_histogram if plan.modelled_length else None,
         protocol=protocol,
-        advance=_counter(progress, f"likelihood, {name}", len(evaluation_set.numbers) * plan.budget.max_rounds),
+        advance=_counter(
+            progress, f"likelihood, {quantity.name}", len(evaluation_set.numbers) * plan.budget.max_rounds
+        ),
     )
     return replace(found, scores=replace(found.scores, example=torch.tensor(evaluation_set.numbers)))
 
 
 def _conventions(
-    model: Model,
+    model: Engine,
     evaluation_set: EvaluationSet,
     plan: Plan,
-    ways: Ways,
+    quantities: ScoringQuantities,
     likelihoods: Mapping[str, Estimate],
     protocol: Protocol,
     progress: Progress,
 ) -> tuple[Convention, ...]:
-    if not likelihoods or ways.primary is None:
+    if not likelihoods:
         return ()
     given = {name: _length_given(model, estimate) for name, estimate in likelihoods.items()}
-    own, limit = given[ways.primary], CONTINUOUS if CONTINUOUS in given else ways.primary
-    packed = PackedRows(model.vocabulary, evaluation_set.scored, min(PLACES, model.max_positions))
+    own, limit = given[quantities.primary.name], quantities.named(CONTINUOUS) or quantities.primary
+    packed = PackedSequences(model.vocabulary, evaluation_set.scored, min(PLACES, model.max_positions))
     num_sequences, budget, card = len(packed.rows), _at_most(plan.budget, likelihoods), replace(protocol, packed=True)
     advance = _counter(progress, "likelihood, packed", num_sequences * budget.max_rounds)
     return conventions(
         Basis(
             own,
             given.get(GRID, own),
-            given[limit],
-            score_rows(model, ways.by_name[limit], packed, budget, protocol=card, advance=advance)
+            given[limit.name],
+            estimate_sequences(model, packed, budget, quantity=limit, protocol=card, advance=advance)
             if num_sequences > 1
             else None,
             None if model.length_histogram is None else length_nats(model.length_histogram, own.scores.tokens),
@@ -216,7 +256,7 @@ def _conventions(
     )
 
 
-def _length_given(model: Model, estimate: Estimate) -> Estimate:
+def _length_given(model: Engine, estimate: Estimate) -> Estimate:
     """The same likelihood without -log p(length)."""
     if estimate.protocol.length is Length.GIVEN:
         return estimate
@@ -239,11 +279,11 @@ class Samples:
     speed: Speed
 
 
-def write_samples(model: Model, plan: Plan, progress: Progress = lambda what, done, total: None) -> Samples:
+def write_samples(model: Engine, plan: Plan, progress: Progress = no_progress) -> Samples:
     """Generates two sets of samples, all different draws of one seed."""
     advance = _counter(progress, "samples", plan.task.number)
     texts, num_tokens, longest, num_calls, start = [], 0, 0, 0, time.perf_counter()
-    for written in model.write(plan.task, plan.sampling):
+    for written in generate(model, plan.task, plan.sampling):
         texts.append(written.text)
         num_tokens, num_calls = num_tokens + written.length, num_calls + written.calls
         longest = max(longest, written.length)
@@ -259,7 +299,7 @@ def write_samples(model: Model, plan: Plan, progress: Progress = lambda what, do
     return Samples(tuple(texts[: plan.samples]), tuple(texts[plan.samples :]), _sampling_record(model, plan), speed)
 
 
-def _sampling_record(model: Model, plan: Plan) -> SamplingRecord:
+def _sampling_record(model: Engine, plan: Plan) -> SamplingRecord:
     request, config = plan.sampling, plan.sampling.config
     return SamplingRecord(
         Component.of(model.config.objective.choose_sampler(request.sampler)),
@@ -354,23 +394,22 @@ def _cautions(
 # ---- weights, devices, progress -----------------------------------------------------------------------------------
 
 
-def weight_hashes(model: Model) -> Weights:
+def weight_hashes(model: Engine) -> Weights:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it, and of all together."""
-    folder = model.config.backbone.pretrained
-    files = {} if folder is None else hashes_in(Path(folder))
+    files = hashes_in(model.folder)
     if not files:
         return Weights()
     together = "".join(f"{digest}  {name}\n" for name, digest in files.items())
     return Weights(hashlib.sha256(together.encode()).hexdigest(), files)
 
 
-def described(model: Model) -> ModelDescription:
+def described(model: Engine) -> ModelDescription:
     """What a result says of a model; the settings of training are unknown for a plain masked LM."""
     assert isinstance(model.network, torch.nn.Module)
-    found = describe(model.trained or model.config, model.network)
-    if model.trained is None:
+    found = describe(model.metadata.trained or model.config, model.network)
+    if model.metadata.trained is None:
         return replace(found, start=None, seed=None, training_steps=None)
-    return replace(found, tokens_seen=model.tokens_seen)
+    return replace(found, tokens_seen=model.metadata.tokens_seen)
 
 
 def _device_name(device: torch.device) -> str:

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.evaluation.metrics import distinct_n, repetition
+from diffusionbert.inference.engine import Engine
+from diffusionbert.inference.generate import generate, stream
+from diffusionbert.inference.score import estimate_nats
 from diffusionbert.inference.tasks import StreamState, Task
 from diffusionbert.likelihood.estimate import EstimationBudget
-from diffusionbert.model import Model
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 
 Row = tuple[int, ...]
@@ -166,7 +168,7 @@ class Symptoms:
 
 
 def examine(
-    model: Model,
+    model: Engine,
     task: Task,
     sampling: SamplingRequest,
     samples: Sequence[str] = (),
@@ -223,16 +225,16 @@ def unmask_times(states: Iterable[tuple[float, Sequence[bool]]]) -> tuple[float,
 
 
 def _path(
-    model: Model, task: Task, sampling: SamplingRequest, index: int, advance: Callable[[], None]
+    model: Engine, task: Task, sampling: SamplingRequest, index: int, advance: Callable[[], None]
 ) -> list[StreamState]:
     # One by one: on a CPU that is quicker than side by side, where all wait for the longest.
-    path = list(model.watch(replace(task, number=1, seed=task.seed + index), sampling))
+    path = list(stream(model, replace(task, number=1, seed=task.seed + index), sampling))
     advance()
     return path
 
 
 def _network(
-    model: Model, corpus: Sequence[str], stored: Reference | None, seed: int
+    model: Engine, corpus: Sequence[str], stored: Reference | None, seed: int
 ) -> tuple[float | None, str | None, float | None]:
     """Nats a token that the network needs, of which texts, and what frequencies alone need.
 
@@ -243,8 +245,10 @@ def _network(
         return None, None, None
     texts = corpus or [
         written.text
-        for written in model.write(
-            Task(OWN_TEXTS, min(12, model.max_length), seed=seed), SamplingRequest(config=SamplerConfig(steps=32))
+        for written in generate(
+            model,
+            Task(OWN_TEXTS, min(12, model.max_length), seed=seed),
+            SamplingRequest(config=SamplerConfig(steps=32)),
         )
     ]
     rows = read(model.vocabulary, texts)
@@ -253,7 +257,7 @@ def _network(
         return None, None, None
     described = f"{len(chosen)} {'sentences of the corpus' if corpus else 'texts of its own'}, {DRAWS} draws each"
     budget = EstimationBudget(precision=None, max_draws=DRAWS, strata=2, seed=seed)  # to a few tenths of a nat
-    nats = model.likelihood([texts[index] for index in chosen], budget).nats_per_token
+    nats = estimate_nats(model, [texts[index] for index in chosen], budget).nats_per_token
     if stored is None or not corpus:
         return nats, described, None if stored is None else _entropy(stored.counts.numpy())
     smoothed = _shares((stored.counts + 1).numpy() * model.statistics.allowed.numpy())

@@ -51,9 +51,16 @@ class Task:
     strength: float = 0.4
     """That share."""
     seed: int = 0
+    max_new_tokens: int | None = None
+    """Tokens after the prompt, in place of `length`."""
 
     def __post_init__(self) -> None:
         self._require_kinds()
+        if self.max_new_tokens is not None and (self.length is not None or self.max_new_tokens < 1):
+            raise ValueError(
+                f"`max_new_tokens` must be >= 1 and given without `length`, got {self.max_new_tokens} and "
+                f"`length` {self.length}"
+            )
         if not 1 <= self.number <= MAX_TEXTS:
             raise ValueError(f"1 to {MAX_TEXTS} texts can be asked for at a time, given {self.number}")
         if self.rewrite is not None and (self.prompt or self.source or self.length):
@@ -115,6 +122,15 @@ class Filling:
     """What was written into each blank, from left to right."""
     nats: float
     """-log p(fillings | context); where blanks of unknown length are compared, -log p(text)."""
+
+
+@dataclass(frozen=True)
+class TokenProbability:
+    """A token that may fill a blank."""
+
+    token: str
+    id: int
+    probability: float
 
 
 @dataclass(frozen=True)

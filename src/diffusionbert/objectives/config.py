@@ -53,6 +53,10 @@ class ScoringQuantities:
     notes: tuple[str, ...] = ()
     """Why others do not exist."""
 
+    def named(self, name: str) -> ScoringQuantity | None:
+        """The quantity of a name, if the model has it."""
+        return next((quantity for quantity in self.available if quantity.name == name), None)
+
     @property
     def primary(self) -> ScoringQuantity:
         """The model's own quantity; raises ValueError if it has none."""

@@ -20,12 +20,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from diffusionbert.data.cleaning import Cleaning
-from diffusionbert.evaluation.dataset import EvaluationSet, Trained, gather, held_out
-from diffusionbert.evaluation.evaluate import Plan, assess
+from diffusionbert.evaluation.dataset import EvaluationSet
+from diffusionbert.evaluation.evaluate import Plan, evaluate, open_evaluation_set
 from diffusionbert.evaluation.result import EvaluationResult
+from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
-from diffusionbert.model import Model, load
 from diffusionbert.networks.config import NewBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import (
@@ -164,7 +163,7 @@ class Reproduction:
             )
         self.output, self.request, self.cache, self.device = output, request, cache, device
         self.scale = SCALES[request.scale]
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, Engine] = {}
         self._materials: dict[tuple[str, str, int], EvaluationSet] = {}
         _ = self._base  # refuses wrong settings before any file is written
         self._keep_settings()
@@ -257,12 +256,12 @@ class Reproduction:
             say(f"{output}: stopped; the same command goes on from there")
             raise KeyboardInterrupt
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> Engine:
         """The trained model of a system."""
         if name not in self._models:
             run = self.run(name)
             self._ensure_model(run)
-            self._models = {name: load(run, self.device)}  # one at a time
+            self._models = {name: load_engine(run, self.device)}  # one at a time
         return self._models[name]
 
     def _ensure_model(self, output: Path) -> None:
@@ -305,10 +304,10 @@ class Reproduction:
         folder = self.output / "evaluations" / key
         if not (folder / "evaluation.json").exists():
             model = self.model(name)
-            model = model if steps is None else model.over(steps)
+            model = model if steps is None else model.with_steps(steps)
             say(f"{folder}: evaluates")
             with fast_products():
-                assess(model, self._material(model, text), plan).save(folder)
+                evaluate(model, self._material(model, text), plan).save(folder)
         return EvaluationResult.load(folder)
 
     def sampling(self, name: str) -> SamplingRequest:
@@ -324,14 +323,10 @@ class Reproduction:
         )
         return Plan(sampling, self.scale.samples, self.scale.length, budget, scored=scored, seed=self.request.seed)
 
-    def _material(self, model: Model, name: str) -> EvaluationSet:
+    def _material(self, model: Engine, name: str) -> EvaluationSet:
         key = name, model.vocabulary.fingerprint, model.max_length
         if key not in self._materials:
-            data = model.config.data
-            trained = Trained(data, model.training_text)
-            corpus = held_out(name, trained, Cleaning(data.lower, data.detokenise))
-            found = gather(corpus, name, model.vocabulary, model.max_length, self.scale.sentences, trained)
-            self._materials[key] = found
+            self._materials[key] = open_evaluation_set(model, name, sentences=self.scale.sentences)
         return self._materials[key]
 
 

@@ -26,8 +26,9 @@ from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.metrics import PerSample
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.evaluation.tables import Table, as_json, to_latex, to_markdown
+from diffusionbert.inference.engine import Engine
+from diffusionbert.inference.generate import stream
 from diffusionbert.inference.tasks import StreamState, Task
-from diffusionbert.model import Model
 from diffusionbert.recipes import SYSTEMS, Start
 from diffusionbert.reproduce import denoising, figures
 from diffusionbert.reproduce.reproduction import Reproduction
@@ -161,7 +162,7 @@ def _trajectories(reproduction: Reproduction) -> dict[str, tuple[StreamState, ..
     for system, sampler in samplers.items():
         task = Task(length=10, seed=reproduction.request.seed)
         sampling = SamplingRequest(sampler, SamplerConfig(32, top_k=30))
-        found[SYSTEMS[system].title] = tuple(reproduction.model(system).watch(task, sampling))
+        found[SYSTEMS[system].title] = tuple(stream(reproduction.model(system), task, sampling))
     return found
 
 
@@ -181,7 +182,7 @@ def survival(reproduction: Reproduction) -> Path:
     return numbers
 
 
-def _survival(model: Model) -> list[figures.Survival]:
+def _survival(model: Engine) -> list[figures.Survival]:
     """The paper's curves, with the mean of the sentence itself."""
     information = model.statistics.information
     [own] = model.vocabulary.own([SENTENCE])

@@ -10,6 +10,7 @@ README.md                                            the model card
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from huggingface_hub import HfApi
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
+from typing_extensions import Unpack
 
 from diffusionbert import __version__
 from diffusionbert.data.corpus import parse_source
@@ -29,13 +31,14 @@ from diffusionbert.data.sources import Source
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.absorbing import LearnedExponents
 from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.config import Pretrained, TimeEmbedding
 from diffusionbert.networks.loading import FILES, is_causal
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.objectives.config import ObjectiveConfig
 from diffusionbert.reporting import reason_of
-from diffusionbert.storage.files import load_tensors, read_json, save_tensors, write_json
-from diffusionbert.storage.hub import locate, quiet
+from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.storage.hub import HubOptions, locate, quiet
 from diffusionbert.training.config import DataConfig, RunConfig
 from diffusionbert.training.run_folder import RunFolder
 
@@ -131,11 +134,11 @@ def token_statistics(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor |
     return TokenStatistics(vocabulary.mask_id, vocabulary.pad_id, vocabulary.allowed, never_sampled, counts, exponents)
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, **options: Unpack[HubOptions]) -> Path:
     """The folder of a model: "bundled", a run directory, a model folder or a Hub name; downloads it if need be."""
     if name == "bundled":
         return BUNDLED
-    return RunFolder(Path(name)).left_model() or locate("model", name, "a run folder, a model's folder")
+    return RunFolder(Path(name)).left_model() or locate("model", name, "a run directory, a model folder", **options)
 
 
 def find_start(name: str) -> Path:
@@ -205,6 +208,32 @@ def _description(file: Path) -> tuple[RunConfig, dict[str, Any]]:
         return RunConfig.from_json(plain["config"] if "config" in plain else plain["experiment"], "config"), plain
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{str(file)!r} does not describe a model ({reason_of(error)}); export it again") from error
+
+
+def save_model(network: HasBackbone, vocabulary: Vocabulary, source: Path, target: Path) -> Path:
+    """Writes a loaded model, with its parameters as they are now, as a new model folder.
+
+    Args:
+        network: The network.
+        vocabulary: Its tokenizer.
+        source: The folder that it was loaded from.
+        target: A new or empty directory.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{str(target)!r} exists and is not an empty directory; choose another")
+    with atomic_folder(target) as folder, quiet():
+        network.backbone.save_pretrained(folder)
+        vocabulary.save(folder)
+        assert isinstance(network, nn.Module)
+        beside = {name: tensor for name, tensor in network.named_parameters() if not name.startswith("backbone.")}
+        if beside:
+            save_tensors(
+                {name: tensor.detach().cpu() for name, tensor in beside.items()}, folder / "beside.safetensors"
+            )
+        for name in ("diffusionbert.json", "token_counts.safetensors", "README.md"):
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
+    return target
 
 
 def push_model(folder: Path, name: str) -> str:
