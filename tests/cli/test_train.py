@@ -226,7 +226,7 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
     ("options", "message"),
     [
         (["--batch-tokens=0"], "--batch-tokens) must be >= 1, got 0"),
-        (["--batch-rows=0"], "--batch-rows) must be >= 1, got 0"),
+        (["--batch-sequences=0"], "--batch-sequences) must be >= 1, got 0"),
         (["--layers=0"], "`layers` of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
         (["--dropout=1.5"], "`dropout` must lie in [0, 1), got 1.5"),

@@ -75,7 +75,7 @@ def test_parts_cover_a_batch():
 def test_empty_batches_are_rejected():
     with pytest.raises(ValueError, match=r"^tokens per batch \(--batch-tokens\) must be >= 1, got 0; 4096 is usual$"):
         TokenBudget(0)
-    with pytest.raises(ValueError, match=r"^sequences per batch \(--batch-rows\) must be >= 1, got 0; 32 is usual$"):
+    with pytest.raises(ValueError, match=r"^sequences per batch \(--batch-sequences\) must be >= 1, got 0; 32 is usual$"):
         FixedSequences(0)
     with pytest.raises(ValueError, match=r"^`lengths` must have at least one sequence, got none; give more text$"):
         BatchPlan(np.array([], dtype=np.int64), FixedSequences(1), seed=0)
