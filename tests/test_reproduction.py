@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from tiny_models import MAX_LENGTH, corpus, folder, run_of, toy_sentences
 
-from diffusionbert import figures
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
 from diffusionbert.methods.discrete import DiscreteTimeConfig
 from diffusionbert.networks.config import NewBert
+from diffusionbert.paper import figures
 from diffusionbert.paper import reproduction as reproduction_module
 from diffusionbert.paper.reproduction import SCALES, Reproduction, Scale, is_finished
 from diffusionbert.paper.request import Request
@@ -189,10 +189,12 @@ def test_curves_of_figure2_fall_from_1_to_0(done, output):
 
 def test_figure4_has_all_validations(done, output):
     curves = json.loads((output / "figure4.json").read_text(encoding="utf-8"))
-    assert [curve["name"] for curve in curves][:2] == [
-        "D3PM, from scratch, linear, LTE",
-        "D3PM, from scratch, linear, TAD",
-    ]
+    assert [curve["name"] for curve in curves][:2] == ["D3PM, from scratch, LTE", "D3PM, from scratch, TAD"]
+    assert {(curve["schedule"], curve["quantity"]) for curve in curves} == {
+        ("linear", "strict"),
+        ("spindle (corpus mean)", "strict"),
+    }
+    assert all(curve["num_steps"] > 0 for curve in curves)
     assert all([0, 2, 3] in curve.values() for curve in curves)
 
 
@@ -271,8 +273,7 @@ def log_of(run: Path) -> list[dict]:
 
 
 def validations(run: Path) -> list[tuple[int, float]]:
-    lines = [line for line in log_of(run) if "validation_nats_per_token" in line]
-    return [(line["step"], line["validation_nats_per_token"]) for line in lines]
+    return [(line["step"], line["nats_per_token"]) for line in log_of(run) if line["event"] == "validation"]
 
 
 class KilledError(Exception):
@@ -316,9 +317,9 @@ def test_without_a_test_text_none_is_assessed_that_was_trained_on(tmp_path):
     validation = tmp_path / "validation.txt"
     validation.write_text("\n".join(toy_sentences(20, seed=7)))
     reproduction = asked(tmp_path / "own", validation=str(validation), masked=str(run_of("masking")))
-    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2).report
-    assert found["data"]["corpus"] == str(validation)
-    assert not [note for note in found["notes"] if "trained on" in note]
+    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2)
+    assert found.data.corpus == str(validation)
+    assert not [note for note in found.notes if "trained on" in note]
     assert asked(tmp_path / "test", validation="a", test="b").test == "b"
     assert asked(tmp_path / "neither").test == str(corpus())
 

@@ -15,17 +15,16 @@ from functools import cache
 import pytest
 import torch
 from backbones import CLS, MASK, SEP
-from sampled import Sampled
+from drawing import requested
 from tiny_models import MAX_LENGTH, corpus, folder, pairs
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.building import build_sampler
 from diffusionbert.cli import main
 from diffusionbert.commands.start import _configured
 from diffusionbert.commands.training import Train
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.discrete import DiscreteTime, DiscreteTimeConfig
 from diffusionbert.methods.gaussian import GaussianConfig, GaussianDiffusion
@@ -33,12 +32,12 @@ from diffusionbert.model import load
 from diffusionbert.networks import Denoiser, EmbeddingDenoiser, new_decoder
 from diffusionbert.networks.config import NewBert, NewDecoder, Pretrained, TimeEmbedding
 from diffusionbert.noise import Noise
-from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.processes import Absorbing, Gaussian, Uniform
 from diffusionbert.recipes import SYSTEMS, Start
+from diffusionbert.samplers import Sampler, SamplingContext, last_state, sample
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
-from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Sqrt
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Task
@@ -141,23 +140,34 @@ def config_of(name: str) -> RunConfig:
     return experiment
 
 
-def built(name: str) -> Sampled:
-    sampling = replace(SYSTEMS[name].sampling, steps=16, top_k=None)
+def built(name: str) -> TrainingModule:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = config_of(name)
-        module = config.make_module(statistics())
-    learned, objective = module.objective, config.objective
-    process = learned.process if objective.learns_exponents else objective.process(statistics())
-    sampler = build_sampler(objective, config.time, process, statistics(), sampling)
-    return Sampled(module.network, module.objective, sampler)
+        return config_of(name).make_module(statistics())
+
+
+def sampler_of(name: str, module: TrainingModule) -> tuple[Sampler, SamplingContext]:
+    config, request = config_of(name), SYSTEMS[name].sampling
+    objective = config.objective
+    process = module.objective.process if objective.learns_exponents else objective.process(statistics())
+    context = SamplingContext(
+        mask_id=MASK,
+        process=process,
+        config=replace(request.config, steps=16, top_k=None),
+        allowed_tokens=statistics().allowed,
+        forbidden=statistics().never_sampled,
+        time_agnostic=config.time is TimeEmbedding.NONE,
+        word_vectors=module.network if isinstance(process, Gaussian) else None,
+        causal=objective.is_causal,
+    )
+    return objective.choose_sampler(request.sampler).resolve(context), context
 
 
 def toy_of(name: str) -> Toy:
     return language(SYSTEMS[name].needs_pairs)
 
 
-def figure(method: Sampled, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
+def figure(method: TrainingModule, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
     """Nats a token over all sentences of the language, and their standard error over independent rounds of draws."""
     strata = torch.arange(9, dtype=torch.float64) / 8
     rows = toy.rows.rows(torch.arange(len(toy.probabilities)).repeat(8))
@@ -173,7 +183,7 @@ def figure(method: Sampled, toy: Toy, *, of: str, rounds: int = 8) -> tuple[floa
 
 
 @cache
-def trained(name: str) -> tuple[Sampled, float]:
+def trained(name: str) -> tuple[TrainingModule, float]:
     """The system after a short training, and its loss before."""
     method, toy = built(name), toy_of(name)
     before, _ = figure(method.eval(), toy, of="loss", rounds=2)
@@ -214,7 +224,8 @@ def test_every_system_writes_its_language(name):
     method, _ = trained(name)
     toy = toy_of(name)
     given = toy.drawn(100, seed=5)
-    *_, last = method.sample(replace(given, tokens=given.tokens.masked_fill(given.editable, MASK)), seed=0)
+    canvas = replace(given, tokens=given.tokens.masked_fill(given.editable, MASK))
+    last = last_state(sample(*sampler_of(name, method), method.network, canvas, seed=0))
     assert bool(statistics().allowed[last.tokens[given.editable]].all())
     assert torch.equal(last.tokens[~given.editable], given.tokens[~given.editable])
     known = {tuple(row) for row in toy.rows.tokens.tolist()}
@@ -228,7 +239,7 @@ def test_diffuseq_sees_a_clean_source_at_every_step_of_training_and_writing():
     handle = method.network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     method.loss(given, Noise(0))
     method.nats(given, Noise(0))
-    list(method.sample(given, seed=0))
+    last_state(sample(*sampler_of("diffuseq", method), method.network, given, seed=0))
     handle.remove()
     assert len(seen) == 2 + 16
     for x_t in seen:
@@ -247,22 +258,22 @@ def test_kinds_of_likelihood():
     assert {name for name, kind in kinds.items() if kind is Likelihood.PSEUDO} == pseudo
 
 
-def classes(method: Sampled) -> tuple[type, ...]:
-    process = getattr(method.objective, "process", None)
-    return type(method.objective), type(process), type(method.network), type(method.sampler)
+def classes(name: str) -> tuple[type, ...]:
+    method = built(name)
+    process, (sampler, _) = getattr(method.objective, "process", None), sampler_of(name, method)
+    return type(method.objective), type(process), type(method.network), type(sampler)
 
 
 def test_three_systems_are_settings_alone():
     """Each is made of classes that other systems have, too."""
-    multinomial, any_order, pairs = (built(name) for name in ("multinomial", "oa-ardm", "diffuseq"))
-    assert classes(multinomial) == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes(built("d3pm-uniform"))
-    assert multinomial.objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
-    assert classes(any_order) == (OrderAgnostic, type(None), Denoiser, FirstHitting)
-    assert classes(any_order)[2:] == classes(built("mdlm"))[2:]
-    assert isinstance(any_order.sampler.process, Absorbing)
-    assert classes(pairs)[::2] == (GaussianDiffusion, EmbeddingDenoiser)
-    assert type(pairs.sampler) is GaussianAncestral
-    assert classes(pairs) == classes(built("diffusion-lm"))
+    assert classes("multinomial") == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes("d3pm-uniform")
+    assert built("multinomial").objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
+    assert classes("oa-ardm") == (OrderAgnostic, type(None), Denoiser, FirstHitting)
+    assert classes("oa-ardm")[2:] == classes("mdlm")[2:]
+    _, context = sampler_of("oa-ardm", built("oa-ardm"))
+    assert isinstance(context.process, Absorbing)
+    assert classes("diffuseq") == (GaussianDiffusion, Gaussian, EmbeddingDenoiser, GaussianAncestral)
+    assert classes("diffuseq") == classes("diffusion-lm")
     assert SYSTEMS["diffuseq"].objective == SYSTEMS["diffusion-lm-sqrt"].objective
     assert [name for name, system in SYSTEMS.items() if system.needs_pairs] == ["diffuseq"]
 
@@ -339,7 +350,7 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     assert not any("[" in text for text in written)
     model = load(output, "cpu")
     assert model.paired
-    task, sampling = Task(2, length=5, source=source), Sampling(steps=8)
+    task, sampling = Task(2, length=5, source=source), requested(steps=8)
     assert model.experiment.objective.num_steps == 20
     row = model.vocabulary.encode([source])[0]
     canvas = model._canvas(task, sampling)

@@ -199,7 +199,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(finished)
         (run / f"{name}.json").unlink()
     command(finished, "--resume")
     assert (run / "model").is_dir()
-    assert [event["step"] for event in log(run) if "likelihood" in event] == [0, log(run)[-1]["step"]]
+    assert [event["step"] for event in log(run) if event["event"] == "validation"] == [0, log(run)[-1]["step"]]
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch-tokens=0"], "--batch-tokens); give 1 or more"),
-        (["--batch-rows=0"], "--batch-rows); give 1 or more"),
+        (["--batch-tokens=0"], "--batch-tokens) must be >= 1, got 0"),
+        (["--batch-rows=0"], "--batch-rows) must be >= 1, got 0"),
         (["--layers=0"], "`layers` of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
         (["--dropout=1.5"], "`dropout` must lie in [0, 1), got 1.5"),

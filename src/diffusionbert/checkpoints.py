@@ -3,7 +3,7 @@
     run/
       experiment.json            the settings
       beginning/                 what the run began with: tokenizer, the network's config, which rows
-      log.jsonl                  one line an event
+      log.jsonl                  one event per line (`training.log`)
       checkpoints/step-00000200/ weights, averaged weights, optimiser, position
       last.json  best.json       which checkpoint is which
       model/                     the best weights as a Hugging Face folder
@@ -59,14 +59,6 @@ class RunFolder:
             if folder.exists():
                 return folder
         raise ValueError(f"{str(self.path)!r} is a run that has not left a model yet; let it finish, or --resume it")
-
-    def events(self) -> list[dict[str, Any]]:
-        """What the log says, line by line; a line that a kill has cut off is left out."""
-        found = []
-        for line in self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else ():
-            with suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-        return found
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is."""

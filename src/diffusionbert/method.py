@@ -6,7 +6,6 @@ Training and estimation use this contract and no concrete objective.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -14,10 +13,11 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowTimes, RowValues, Tokens
+from diffusionbert.shapes import Batch, PerPlace, RowValues
+from diffusionbert.storage.component import Component
 
 NetworkT = TypeVar("NetworkT")
-"""The network that an objective or a sampler calls; for diffusion on tokens, a `networks.Network`."""
+"""The network that an objective calls; for diffusion on tokens, a `networks.Network`."""
 
 
 class Likelihood(Enum):
@@ -31,6 +31,48 @@ class Likelihood(Enum):
     """In nats, but not of a distribution over sequences; may lie below the entropy."""
     NONE = "none"
     """There is no likelihood; asking for it is an error."""
+
+
+class Estimator(Enum):
+    """How the nats of a sentence are computed."""
+
+    STRATIFIED_TIMES = "stratified times"
+    """Times drawn from equal slices of (0, 1)."""
+    ORDER_AGNOSTIC = "order-agnostic"
+    """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
+    LEFT_TO_RIGHT = "left to right"
+    LEAVE_ONE_OUT = "each token given all others"
+    UNSPECIFIED = "unspecified"
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """The time steps that a bound is summed over."""
+
+    steps: int | None = None
+    """T; None in continuous time."""
+
+    def __str__(self) -> str:
+        return "continuous time" if self.steps is None else f"{self.steps} steps"
+
+
+@dataclass(frozen=True)
+class LikelihoodDefinition:
+    """Which number a likelihood is; numbers of different definitions never share a column."""
+
+    quantity: str = "strict"
+    """`strict` (a bound on -log p), `paper` (the spindle's published quantity), `nll` or `pseudo-likelihood`."""
+    time: TimeGrid | None = None
+    """None where no diffusion time is involved."""
+    estimator: Estimator = Estimator.UNSPECIFIED
+    schedule: Component | None = None
+    """None where the number does not depend on it."""
+
+    def __str__(self) -> str:
+        quantity = f"{self.quantity} quantity" if self.quantity not in ("strict", "nll", "pseudo-likelihood") else None
+        is_usual = self.time is not None and self.estimator in (Estimator.STRATIFIED_TIMES, Estimator.UNSPECIFIED)
+        estimator = None if is_usual else self.estimator.value
+        return ", ".join(str(part) for part in (self.time, estimator, self.schedule, quantity) if part is not None)
 
 
 class Objective(nn.Module, Generic[NetworkT], ABC):
@@ -48,25 +90,6 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
     @abstractmethod
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPlace:
         """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """What a sampler has written so far."""
-
-    tokens: Tokens
-    time: RowTimes
-    """Where each row is on its way from 1, or where it began, to 0; rows may be at different times."""
-    calls: RowCounts
-    """How often the network was asked about each row up to here."""
-
-
-class Sampler(nn.Module, Generic[NetworkT], ABC):
-    """How a network writes. Draws of a row depend on the seed and on `canvas.example`, not on other rows."""
-
-    @abstractmethod
-    def sample(self, network: NetworkT, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields every state from noise to text; places that are not editable never change."""
 
 
 class TrainingModule(nn.Module):

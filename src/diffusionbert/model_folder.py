@@ -58,6 +58,10 @@ class ModelMetadata:
     """Whether the model was trained on pairs of source and target."""
     training_text: frozenset[str] | None = None
     """Hashes of the training text (`Source.contents`); None if unknown."""
+    trained: RunConfig | None = None
+    """The configuration as it was trained, its start included; None if unknown."""
+    tokens_seen: int | None = None
+    """Tokens of training up to these parameters; None if unknown."""
 
 
 def write_model(
@@ -88,6 +92,7 @@ def write_model(
             "data_fingerprint": metadata.data_fingerprint,
             "training_text": _text_hashes(metadata.config.data),
             "paired": metadata.paired,
+            "tokens_seen": standing.best_tokens if standing.is_validated else standing.tokens,
             "validation": {
                 # As in the log: a loss is not called nats.
                 "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": best,
@@ -175,6 +180,8 @@ def read_model(folder: Path) -> ModelMetadata:
         plain.get("data_fingerprint"),
         bool(plain.get("paired", False)),
         None if hashes is None else frozenset(map(str, hashes)),
+        config,
+        plain.get("tokens_seen"),
     )
 
 

@@ -29,7 +29,9 @@ from diffusionbert.model_folder import BUNDLED, is_diffusion_model
 from diffusionbert.networks.config import BackboneConfig, NewBert, Pretrained, TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.proposals import Bell
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
+from diffusionbert.samplers.gibbs import Gibbs
+from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.schedules import Mean, Spindle, Sqrt
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 
@@ -255,7 +257,7 @@ class System:
     objective: ObjectiveConfig
     start: Start = Start.SCRATCH
     time: TimeEmbedding = TimeEmbedding.NONE
-    sampling: Sampling = Sampling(top_k=30)
+    sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
     """How the paper that compares it samples."""
     needs_pairs: bool = False
 
@@ -280,7 +282,9 @@ _SPINDLE = Spindle(0.3, Mean.CORPUS)
 _SENTENCE = Spindle(0.3, Mean.SENTENCE, floor=0.05)
 _PAPER = DiscreteTimeConfig(Spindle(0.3, Mean.SENTENCE), quantity=Quantity.PAPER)
 """The quantity of the paper's figures with the spindle, which is not a bound."""
-_MOUTH = Sampling(Algorithm.GIBBS, steps=64, top_k=30)
+_MOUTH = SamplingRequest(Gibbs(), SamplerConfig(steps=64, top_k=30))
+_VECTORS = SamplingRequest(config=SamplerConfig(steps=2000))
+_SUNDAE = SamplingRequest(config=SamplerConfig(steps=64, temperature=0.8))
 _LAYERS, _PREFIX = TimeEmbedding.LAYERS, TimeEmbedding.PREFIX
 
 SYSTEMS: dict[str, System] = {
@@ -298,19 +302,17 @@ SYSTEMS: dict[str, System] = {
     "d3pm-spindle": System("D3PM", DiscreteTimeConfig(_SPINDLE, hybrid=_HYBRID), time=_LAYERS),
     "d3pm-spindle-paper": System("D3PM", replace(_PAPER, hybrid=_HYBRID), time=_LAYERS),
     "d3pm-uniform": System("D3PM", DiscreteTimeConfig(uniform_noise=True, hybrid=_HYBRID), time=_LAYERS),
-    "diffusion-lm": System("Diffusion-LM", GaussianConfig(), sampling=Sampling(steps=2000)),
-    "diffusion-lm-sqrt": System("Diffusion-LM", GaussianConfig(Sqrt(), floor=0.01), sampling=Sampling(steps=2000)),
-    "diffusion-lm-bert": System(
-        "Diffusion-LM", GaussianConfig(width=None), Start.MASKED, sampling=Sampling(steps=2000)
-    ),
+    "diffusion-lm": System("Diffusion-LM", GaussianConfig(), sampling=_VECTORS),
+    "diffusion-lm-sqrt": System("Diffusion-LM", GaussianConfig(Sqrt(), floor=0.01), sampling=_VECTORS),
+    "diffusion-lm-bert": System("Diffusion-LM", GaussianConfig(width=None), Start.MASKED, sampling=_VECTORS),
     "bert-mouth": System("BERT-Mouth", BertMouthConfig(), Start.MASKED, sampling=_MOUTH),
-    "sundae": System("SUNDAE", SundaeConfig(), sampling=Sampling(steps=64, temperature=0.8)),
+    "sundae": System("SUNDAE", SundaeConfig(), sampling=_SUNDAE),
     "decoder": System("Transformer decoder", AutoregressiveConfig()),
     "decoder-pretrained": System("GPT", AutoregressiveConfig(), Start.DECODER),
     "mdlm": System("MDLM", ContinuousTimeConfig()),
     "mdlm-pretrained": System("MDLM", ContinuousTimeConfig(), Start.MASKED),
     "genmd4": System("GenMD4", LearnedScheduleConfig(), Start.MASKED),
-    "cmlm": System("CMLM", CMLMConfig(), sampling=Sampling(Algorithm.MASK_PREDICT, steps=10, top_k=30)),
+    "cmlm": System("CMLM", CMLMConfig(), sampling=SamplingRequest(MaskPredict(), SamplerConfig(steps=10, top_k=30))),
     "multinomial": System("Multinomial diffusion", DiscreteTimeConfig(uniform_noise=True), time=_LAYERS),
     "oa-ardm": System("OA-ARDM", OrderAgnosticConfig()),
     "diffuseq": System("DiffuSeq", GaussianConfig(Sqrt(), floor=0.01), needs_pairs=True),

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.errors import require_kind
-from diffusionbert.likelihood.protocol import GIVEN_INTERVAL, SAMPLED_INTERVAL, Length, Limit, Protocol
+from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
 from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.noise import Noise
@@ -134,7 +134,7 @@ def estimate(
     card = replace(
         protocol,
         length=Length.GIVEN if length_histogram is None else Length.MODELLED,
-        interval=GIVEN_INTERVAL if given else SAMPLED_INTERVAL,
+        interval=Interval.DRAWS if given else Interval.SENTENCES_AND_DRAWS,
         num_draws=strata * len(rounds),
         strata=strata,
         seed=effort.seed,

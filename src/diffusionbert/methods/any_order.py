@@ -28,7 +28,7 @@ from torch import Tensor
 
 from diffusionbert.categorical import nats_of
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
 from diffusionbert.networks import Network
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
@@ -85,7 +85,9 @@ class OrderAgnostic(Objective[Network]):
 
 
 ORDER_AGNOSTIC = ScoringQuantity(
-    CONTINUOUS, "continuous time, order-agnostic estimate", lambda statistics: OrderAgnostic(statistics.mask_id)
+    CONTINUOUS,
+    LikelihoodDefinition(time=TimeGrid(), estimator=Estimator.ORDER_AGNOSTIC),
+    lambda statistics: OrderAgnostic(statistics.mask_id),
 )
 """The continuous-time bound of a time-agnostic network under a schedule that treats all tokens alike."""
 

@@ -24,14 +24,16 @@ from transformers import PreTrainedModel
 
 from diffusionbert.categorical import nats_of
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective
 from diffusionbert.networks import CausalModel
 from diffusionbert.networks.causal import CausalNetwork
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
 from diffusionbert.objectives.base import EXACT, ObjectiveConfig, ScoringQuantities, ScoringQuantity
 from diffusionbert.registry import register
-from diffusionbert.sampling import Algorithm
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.exact import Exact
+from diffusionbert.samplers.left_to_right import LeftToRight
 from diffusionbert.shapes import Batch, PerPlace, RowValues, TokenSet
 
 
@@ -41,6 +43,7 @@ class AutoregressiveConfig(ObjectiveConfig):
     """A decoder: one token after another, from left to right."""
 
     is_causal = True
+    sampler_aliases = (Exact,)
 
     def build(self, statistics: TokenStatistics) -> Autoregressive:
         """Makes the objective."""
@@ -48,7 +51,8 @@ class AutoregressiveConfig(ObjectiveConfig):
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
         """The exact NLL."""
-        return ScoringQuantities((ScoringQuantity(EXACT, "left to right", self.build),))
+        definition = LikelihoodDefinition("nll", estimator=Estimator.LEFT_TO_RIGHT)
+        return ScoringQuantities((ScoringQuantity(EXACT, definition, self.build),))
 
     def process(self, statistics: TokenStatistics) -> None:
         """There is no noise."""
@@ -58,9 +62,9 @@ class AutoregressiveConfig(ObjectiveConfig):
         """A causal language model."""
         return CausalModel(backbone, allowed)
 
-    def default_sampler(self) -> Algorithm:
+    def default_sampler(self) -> Sampler:
         """Left to right."""
-        return Algorithm.LEFT_TO_RIGHT
+        return LeftToRight()
 
     @property
     def generates_on_masks(self) -> bool:

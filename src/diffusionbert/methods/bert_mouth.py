@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from diffusionbert.categorical import nats_of
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective
 from diffusionbert.methods.any_order import ORDER_AGNOSTIC
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.networks import Network
@@ -26,7 +26,8 @@ from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
 from diffusionbert.objectives.base import PSEUDO, ObjectiveConfig, ScoringQuantities, ScoringQuantity
 from diffusionbert.registry import register
-from diffusionbert.sampling import Algorithm
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.gibbs import Gibbs
 from diffusionbert.shapes import Batch, PerPlace, RowValues
 
 
@@ -45,11 +46,12 @@ class BertMouthConfig(ObjectiveConfig):
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
         """The continuous-time bound, and the paper's pseudo-likelihood."""
-        return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(PSEUDO, "each token given all others", self.build)))
+        definition = LikelihoodDefinition("pseudo-likelihood", estimator=Estimator.LEAVE_ONE_OUT)
+        return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(PSEUDO, definition, self.build)))
 
-    def default_sampler(self) -> Algorithm:
+    def default_sampler(self) -> Sampler:
         """Gibbs sampling."""
-        return Algorithm.GIBBS
+        return Gibbs()
 
 
 class BertMouth(Objective[Network]):

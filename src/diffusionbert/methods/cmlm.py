@@ -31,7 +31,8 @@ from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
 from diffusionbert.objectives.base import ObjectiveConfig, ScoringQuantities
 from diffusionbert.registry import register
-from diffusionbert.sampling import Algorithm
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.shapes import Batch, PerPlace, RowValues
 
 
@@ -48,9 +49,9 @@ class CMLMConfig(ObjectiveConfig):
         """The continuous-time bound."""
         return ScoringQuantities((ORDER_AGNOSTIC,))
 
-    def default_sampler(self) -> Algorithm:
+    def default_sampler(self) -> Sampler:
         """Mask-predict."""
-        return Algorithm.MASK_PREDICT
+        return MaskPredict()
 
 
 class CMLM(Objective[Network]):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
 from diffusionbert.methods.any_order import ORDER_AGNOSTIC
 from diffusionbert.networks import Network
 from diffusionbert.networks.config import TimeEmbedding
@@ -23,6 +23,7 @@ from diffusionbert.proposals import Early, TimeSampling, UniformTimes
 from diffusionbert.registry import register
 from diffusionbert.schedules import Linear, NoiseSchedule
 from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
+from diffusionbert.storage.component import Component
 
 
 @register("continuous-time")
@@ -47,7 +48,10 @@ class ContinuousTimeConfig(ObjectiveConfig):
         """The continuous-time bound, by the estimator of least variance."""
         if time is TimeEmbedding.NONE and not self.schedule.by_token:
             return ScoringQuantities((ORDER_AGNOSTIC,))
-        return ScoringQuantities((ScoringQuantity(CONTINUOUS, f"continuous time, {self.schedule}", self.build),))
+        definition = LikelihoodDefinition(
+            time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES, schedule=Component.of(self.schedule)
+        )
+        return ScoringQuantities((ScoringQuantity(CONTINUOUS, definition, self.build),))
 
     @property
     def schedule_label(self) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
 from diffusionbert.methods.any_order import ORDER_AGNOSTIC, OrderAgnosticGrid
 from diffusionbert.methods.continuous_time import ContinuousTimeConfig
 from diffusionbert.networks import Network
@@ -38,6 +38,7 @@ from diffusionbert.proposals import Early, TimeSampling, UniformTimes
 from diffusionbert.registry import register
 from diffusionbert.schedules import Linear, NoiseSchedule, require_grid, uniform_grid
 from diffusionbert.shapes import Batch, Grid, PerPlace, RowTimes, RowValues, Tokens, exact_bits, from_bits, per_place
+from diffusionbert.storage.component import Component
 
 
 class Quantity(Enum):
@@ -89,12 +90,18 @@ class DiscreteTimeConfig(ObjectiveConfig):
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
         """The T-step bound and its limit in continuous time, where there is one."""
-        steps = f"{self.num_steps} steps, {self.schedule}"
-        own = ScoringQuantity(GRID, steps, self.build)
+        definition = LikelihoodDefinition(
+            self.quantity.value if self.schedule.by_token else Quantity.STRICT.value,
+            TimeGrid(self.num_steps),
+            Estimator.STRATIFIED_TIMES,
+            Component.of(self.schedule),
+        )
+        own = ScoringQuantity(GRID, definition, self.build)
         if self.uniform_noise:
             return ScoringQuantities((own,), ("the continuous-time bound exists for [MASK] noise only",))
         if time is TimeEmbedding.NONE and not self.schedule.by_token:
-            return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(GRID, steps, self._order_agnostic_grid)))
+            definition = replace(definition, estimator=Estimator.ORDER_AGNOSTIC)
+            return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(GRID, definition, self._order_agnostic_grid)))
         if self.quantity is Quantity.PAPER and self.schedule.by_token:
             return ScoringQuantities(
                 (own,), ("no bound: the model was trained by the paper's quantity, which is none",)

@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 
 from diffusionbert.categorical import nats_of
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
 from diffusionbert.networks import EmbeddingDenoiser
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
@@ -48,7 +48,10 @@ from diffusionbert.objectives.base import (
 from diffusionbert.processes import Gaussian
 from diffusionbert.processes.gaussian import require_clamping
 from diffusionbert.registry import register
-from diffusionbert.sampling import Algorithm
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.exact import Exact
+from diffusionbert.samplers.gaussian import GaussianAncestral
 from diffusionbert.schedules import Cosine, NoiseSchedule, require_grid, uniform_grid
 from diffusionbert.shapes import (
     Batch,
@@ -62,6 +65,7 @@ from diffusionbert.shapes import (
     exact_bits,
     from_bits,
 )
+from diffusionbert.storage.component import Component
 
 
 @register("gaussian")
@@ -81,6 +85,7 @@ class GaussianConfig(ObjectiveConfig):
     None: in sampling, as long as tokens are certain; in the bound, x_t itself is used there."""
 
     has_word_vectors = True
+    sampler_aliases = (Exact, Ancestral)
 
     def __post_init__(self) -> None:
         require_num_steps(self.num_steps)
@@ -99,11 +104,14 @@ class GaussianConfig(ObjectiveConfig):
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
         """The bound over the time grid, rounding included."""
-        return ScoringQuantities((ScoringQuantity(VECTORS, f"{self.num_steps} steps, {self.schedule}", self.build),))
+        definition = LikelihoodDefinition(
+            time=TimeGrid(self.num_steps), estimator=Estimator.STRATIFIED_TIMES, schedule=Component.of(self.schedule)
+        )
+        return ScoringQuantities((ScoringQuantity(VECTORS, definition, self.build),))
 
-    def default_sampler(self) -> Algorithm:
+    def default_sampler(self) -> Sampler:
         """Ancestral sampling on vectors."""
-        return Algorithm.ANCESTRAL
+        return GaussianAncestral(self.clamped)
 
     def with_steps(self, num_steps: int) -> GaussianConfig:
         """The same with another T."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
 from diffusionbert.networks import Network
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise, Purpose
@@ -33,6 +33,7 @@ from diffusionbert.proposals import Early, TimeSampling
 from diffusionbert.registry import register
 from diffusionbert.schedules import Power
 from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
+from diffusionbert.storage.component import Component
 
 
 @register("learned-schedule")
@@ -54,7 +55,10 @@ class LearnedScheduleConfig(ObjectiveConfig):
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
         """The continuous-time bound."""
-        return ScoringQuantities((ScoringQuantity(CONTINUOUS, "continuous time, learned schedule", self.build),))
+        definition = LikelihoodDefinition(
+            time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES, schedule=Component("learned")
+        )
+        return ScoringQuantities((ScoringQuantity(CONTINUOUS, definition, self.build),))
 
     @property
     def schedule_label(self) -> str:

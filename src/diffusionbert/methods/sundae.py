@@ -24,7 +24,8 @@ from diffusionbert.noise import Noise, Purpose
 from diffusionbert.objectives.base import NO_LIKELIHOOD, ObjectiveConfig, ScoringQuantities
 from diffusionbert.processes import Uniform
 from diffusionbert.registry import register
-from diffusionbert.sampling import Algorithm
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.schedules import Linear
 from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, PerPlace, RowValues, TokenSet
 
@@ -39,8 +40,6 @@ class SundaeConfig(ObjectiveConfig):
     unrolls: int = 2
     """How often the network is called in training, each time on its own predictions but the first."""
 
-    has_distribution = False
-
     def build(self, statistics: TokenStatistics) -> Sundae:
         """Makes the objective."""
         return Sundae(statistics.allowed, self.unrolls)
@@ -53,9 +52,9 @@ class SundaeConfig(ObjectiveConfig):
         """None."""
         return ScoringQuantities((), (NO_LIKELIHOOD,))
 
-    def default_sampler(self) -> Algorithm:
+    def default_sampler(self) -> Sampler:
         """Iterative refinement."""
-        return Algorithm.REFINING
+        return Refinement()
 
     @property
     def generates_on_masks(self) -> bool:

@@ -23,8 +23,8 @@ from diffusionbert.conditioning import (
     TimeConditioning,
 )
 from diffusionbert.networks.causal import make_room, new_decoder
+from diffusionbert.networks.legacy_checkpoint import load_legacy_checkpoint
 from diffusionbert.networks.loading import load_causal_lm, load_masked_lm
-from diffusionbert.original import load_original
 from diffusionbert.registry import Registry, describe, register
 
 
@@ -166,7 +166,7 @@ class Pretrained(BackboneConfig):
         if causal:
             return make_room(load_causal_lm(self.name_or_path), vocab_size)
         path = self.name_or_path
-        return load_original(Path(path)) if path.endswith(".th") else load_masked_lm(path)
+        return load_legacy_checkpoint(Path(path)) if path.endswith(".th") else load_masked_lm(path)
 
 
 @register("provided")

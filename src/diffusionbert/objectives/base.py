@@ -16,12 +16,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Objective
+from diffusionbert.method import LikelihoodDefinition, Objective
 from diffusionbert.networks import Denoiser
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.processes import Absorbing, Gaussian, Process
 from diffusionbert.registry import Registry, describe
-from diffusionbert.sampling import Algorithm
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.exact import Exact
 from diffusionbert.schedules import Linear
 from diffusionbert.shapes import TokenSet
 
@@ -36,8 +37,8 @@ class ScoringQuantity:
 
     name: str
     """One of the names above; quantities of different names never share a column."""
-    definition: str
-    """What the protocol says of its time grid and schedule, for example "512 steps, linear"."""
+    definition: LikelihoodDefinition
+    """Its time grid, schedule and estimator."""
     build: Callable[[TokenStatistics], Objective[Any]]
     """Makes the objective whose `nats` estimates it."""
 
@@ -79,8 +80,8 @@ class ObjectiveConfig(ABC):
     """Whether the network has word vectors beside its backbone."""
     learns_exponents: ClassVar[bool] = False
     """Whether the objective learns an exponent for each token."""
-    has_distribution: ClassVar[bool] = True
-    """Whether the default sampler draws from the model's own distribution, so that it is also the exact sampler."""
+    sampler_aliases: ClassVar[tuple[type[Sampler], ...]] = ()
+    """Samplers for diffusion on tokens that mean the default sampler where there is no such diffusion."""
 
     @abstractmethod
     def build(self, statistics: TokenStatistics) -> Objective[Any]:
@@ -98,9 +99,13 @@ class ObjectiveConfig(ABC):
         """Puts a backbone into the network to be trained, which has the attributes of `networks.Backed`."""
         return Denoiser(backbone, time.conditioning(backbone, self.num_steps or 128), allowed)
 
-    def default_sampler(self) -> Algorithm:
+    def default_sampler(self) -> Sampler:
         """The sampler that is used if none is asked for."""
-        return Algorithm.EXACT
+        return Exact()
+
+    def choose_sampler(self, requested: Sampler | None) -> Sampler:
+        """The requested sampler, or the default."""
+        return self.default_sampler() if requested is None or isinstance(requested, self.sampler_aliases) else requested
 
     @property
     def num_steps(self) -> int | None:

@@ -22,7 +22,7 @@ from typing import Any, final
 
 from diffusionbert.assessment.assessing import Plan, assess
 from diffusionbert.assessment.material import Material, Trained, gather, held_out
-from diffusionbert.assessment.report import Evaluation, read_evaluation, write_evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json
 from diffusionbert.likelihood.evaluation import Effort, fast_products
@@ -40,9 +40,10 @@ from diffusionbert.recipes import (
     started_from,
     tiny,
 )
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplingRequest
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.training.config import RunConfig, TrainingConfig
+from diffusionbert.training.log import ValidationEvent, events_of
 from diffusionbert.training.run import stored_config, train
 
 
@@ -274,12 +275,12 @@ class Reproduction:
         self,
         key: str,
         name: str,
-        sampling: Sampling | None = None,
+        sampling: SamplingRequest | None = None,
         *,
         steps: int | None = None,
         scored: bool = True,
         samples: int | None = None,
-    ) -> Evaluation:
+    ) -> EvaluationResult:
         """How a system does: by its own way of writing or another, over its own grid of steps or another.
 
         `key` names its folder; not `scored`, samples alone are looked at; `samples` is how many, else the scale's.
@@ -293,29 +294,30 @@ class Reproduction:
         """The text that is assessed; of the training text itself, what was held out."""
         return self.request.test or self.request.validation or self.request.data
 
-    def other_evaluation(self, name: str) -> Evaluation:
+    def other_evaluation(self, name: str) -> EvaluationResult:
         """How likely a system finds the text of another kind; a few samples are written all the same."""
         assert self.request.other_test is not None
         plan = replace(self._plan(self.sampling(name), scored=True), samples=2)
         return self._evaluation(f"{name}-other-text", name, plan, self.request.other_test)
 
-    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> Evaluation:
+    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> EvaluationResult:
         folder = self.output / "evaluations" / key
         if not (folder / "evaluation.json").exists():
             model = self.model(name)
             model = model if steps is None else model.over(steps)
             say(f"{folder}: evaluates")
             with fast_products():
-                write_evaluation(folder, assess(model, self._material(model, text), plan))
-        return read_evaluation(folder)
+                assess(model, self._material(model, text), plan).save(folder)
+        return EvaluationResult.load(folder)
 
-    def sampling(self, name: str) -> Sampling:
+    def sampling(self, name: str) -> SamplingRequest:
         """How a system writes for the main table."""
         system = SYSTEMS[name]
-        is_slow = system.objective.has_word_vectors
-        return replace(system.sampling, steps=self.scale.vector_steps) if is_slow else system.sampling
+        if not system.objective.has_word_vectors:
+            return system.sampling
+        return replace(system.sampling, config=replace(system.sampling.config, steps=self.scale.vector_steps))
 
-    def _plan(self, sampling: Sampling, scored: bool) -> Plan:
+    def _plan(self, sampling: SamplingRequest, scored: bool) -> Plan:
         effort = Effort(0.005, self.scale.max_draws, strata=min(16, self.scale.max_draws // 2), seed=self.request.seed)
         return Plan(sampling, self.scale.samples, self.scale.length, effort, scored=scored, seed=self.request.seed)
 
@@ -342,7 +344,7 @@ def is_finished(run: Path) -> bool:
     if not folder.config.exists():
         return False
     last = stored_config(run).training.steps
-    return any("validation_standard_error" in event for event in folder.events() if event["step"] >= last)
+    return any(event.step >= last for event in events_of(folder.log, ValidationEvent))
 
 
 def _shortened(training: TrainingConfig, steps: int) -> TrainingConfig:

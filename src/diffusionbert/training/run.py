@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +19,13 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
 from filelock import FileLock, Timeout
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 
 from diffusionbert.batches import BatchPlan
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json, written_folder
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.errors import reason_of
-from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.method import TrainingModule
 from diffusionbert.model_folder import (
     ModelMetadata,
     backbone_of,
@@ -38,7 +36,7 @@ from diffusionbert.model_folder import (
     write_model,
 )
 from diffusionbert.networks.config import Pretrained, Provided
-from diffusionbert.networks.loading import new_lm
+from diffusionbert.networks.loading import new_lm, require_reopenable
 from diffusionbert.text.cache import made_once
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import Corpus, parse_corpus
@@ -46,6 +44,8 @@ from diffusionbert.text.encoded import Encoded, encode_corpus
 from diffusionbert.text.sources import Split
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.description import describe
+from diffusionbert.training.log import ValidationEvent, events_of
 from diffusionbert.training.recipe import measure, proposed
 from diffusionbert.training.standing import Standing
 from diffusionbert.training.trainer import Trainer
@@ -111,17 +111,6 @@ def _vocabulary(data: DataConfig, cache: Path) -> Vocabulary:
 
 
 @dataclass(frozen=True)
-class Validation:
-    """One validation of a run, as its log has it."""
-
-    step: int
-    value: float
-    """Nats per token; the loss per token if there is no likelihood."""
-    standard_error: float
-    likelihood: Likelihood
-
-
-@dataclass(frozen=True)
 class TrainingRun:
     """A run directory after training, as one of its processes knows it."""
 
@@ -137,18 +126,9 @@ class TrainingRun:
         return stored_config(self.path)
 
     @property
-    def history(self) -> tuple[Validation, ...]:
+    def history(self) -> tuple[ValidationEvent, ...]:
         """All validations, from the log."""
-        return tuple(
-            Validation(
-                int(event["step"]),
-                float(event.get("validation_nats_per_token", event.get("validation_loss_per_token", math.nan))),
-                float(event["validation_standard_error"]),
-                Likelihood(event["likelihood"]),
-            )
-            for event in RunFolder(self.path).events()
-            if "validation_standard_error" in event
-        )
+        return tuple(events_of(RunFolder(self.path).log, ValidationEvent))
 
 
 def stored_config(run: Path) -> RunConfig:
@@ -190,7 +170,7 @@ def train(
     Example:
         >>> from diffusionbert.recipes import recipe
         >>> run = train(recipe("pydoc", "tiny"), "runs/tiny")  # doctest: +SKIP
-        >>> [validation.value for validation in run.history]  # doctest: +SKIP
+        >>> [validation.nats_per_token for validation in run.history]  # doctest: +SKIP
     """
     output, cache = Path(output), cache or default_cache()
     run = RunFolder(output)
@@ -222,7 +202,17 @@ def train(
 
     settings = config.training
     with _alone_in(run, accelerator):
-        trainer = Trainer(module, prepared.rows, prepared.validation, settings, run, export, accelerator, settle)
+        trainer = Trainer(
+            module,
+            prepared.rows,
+            prepared.validation,
+            settings,
+            run,
+            export,
+            accelerator,
+            settle,
+            describe(config, module.network),
+        )
         if stored is not None and run.resumable():
             trainer.resume()
             _require_steps(settings, stored.training, trainer)
@@ -236,17 +226,6 @@ def train(
     # Closes trackers and synchronises processes, whose threads would otherwise abort the interpreter's shutdown.
     accelerator.end_training()
     return TrainingRun(output, state, trainer.is_stopped, accelerator.is_main_process)
-
-
-def require_reopenable(backbone: PreTrainedModel) -> None:
-    """Raises ValueError if transformers' Auto classes would not open this backbone again from a folder."""
-    name = type(backbone).__name__
-    mappings: list[Any] = [MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING]
-    if all(type(backbone) is not mapping.get(type(backbone.config), None) for mapping in mappings):
-        raise ValueError(
-            f"a backbone must be a class that transformers' Auto classes open, got {name}, which could not be opened "
-            f"again; register it: AutoModelForMaskedLM.register(its config class, {name})"
-        )
 
 
 @contextmanager
