@@ -25,7 +25,7 @@ from diffusionbert.processes import Absorbing
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext
 from diffusionbert.samplers.time_grid import GridState, after_step, draw_step, query_grid, start_grid
-from diffusionbert.schedules import Mean, Spindle
+from diffusionbert.schedules import Mean
 from diffusionbert.shapes import AskedLogProbs, Batch, PerPlace
 
 
@@ -59,7 +59,7 @@ class Remasking(Sampler):
     def resolve(self, context: SamplingContext) -> Remasking:
         """Rejects noise other than [MASK], and schedules that depend on the sentence."""
         schedule = context.absorbing(self).schedule
-        if isinstance(schedule, Spindle) and schedule.mean is Mean.SENTENCE:
+        if schedule.by_token and schedule.mean is Mean.SENTENCE:
             raise ValueError(
                 f"the sampler 'remasking' cannot keep the marginals of {schedule}: survival depends on the sentence, "
                 "which changes when tokens are remasked; use Mean.CORPUS, or the sampler 'renoising'"
