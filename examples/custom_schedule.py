@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 import diffusionbert
-from diffusionbert.methods.discrete import DiscreteTimeConfig
+from diffusionbert.diffusion.schedules import NoiseSchedule
+from diffusionbert.diffusion.shapes import Values
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import tiny
 from diffusionbert.registry import register
-from diffusionbert.schedules import NoiseSchedule
-from diffusionbert.shapes import Values
 from diffusionbert.training.run import train
 
 
@@ -49,7 +49,7 @@ def main(steps: int = 800) -> None:
         for validation in run.history:
             print(validation)
         model = diffusionbert.load(run.path)
-        print(model.experiment.objective)
+        print(model.config.objective)
         print(*model.generate(2, length=16), sep="\n")
 
 
