@@ -84,7 +84,7 @@ def test_table2_has_every_system_and_keeps_kinds_apart(done, output):
     assert rows["Transformer decoder, from scratch"][kinds.index("exact")] != "–"
     titles = list(rows)
     assert "BERT-Mouth, pretrained, left to right" in titles
-    assert "DiffusionBERT, pretrained, spindle (sentence mean), paper, TAD" in titles
+    assert "DiffusionBERT, pretrained, spindle (λ = 0.3, sentence mean), paper, TAD" in titles
     assert (output / "table2.tex").read_text(encoding="utf-8").count(r"\\") > len(MAIN)
     assert "D3PM" in json.dumps(json.loads((output / "table2.json").read_text(encoding="utf-8")))
 
@@ -311,7 +311,7 @@ def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch
 
 @pytest.mark.usefixtures("nothing_is_done")
 def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
-    options = ["--preset", "tiny", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
+    options = ["--scale", "smoke", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
     main(["reproduce", "table2", *options])
     said = capsys.readouterr().out
     assert "| SUNDAE, from scratch |" in said
