@@ -24,7 +24,9 @@ from kept import NotRun, Results  # isort: skip
 from diffusionbert import figures
 from diffusionbert.checkpoints import load_tensors, write_json
 from diffusionbert.cli import Command
+from diffusionbert.method import Likelihood
 from diffusionbert.paper.targets import MAIN
+from diffusionbert.training.log import TrainEvent, ValidationEvent, append
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 KEPT = PAGE.with_suffix("")
@@ -203,9 +205,8 @@ def test_a_network_that_was_pretrained_on_the_way_has_its_own_log(tmp_path):
     train(tmp_path / "experiment", "larger/diffusionbert", [6.0, 4.0])
     log = tmp_path / "experiment" / "larger" / "pretrained" / "masked" / "log.jsonl"
     log.parent.mkdir(parents=True)
-    log.write_text(
-        '{"step": 1, "time": 5.0, "loss": 3.0, "tokens": 10}\n{"step": 2, "time": 8.0, "loss": 2.0, "tokens": 30}\n'
-    )
+    append(log, ValidationEvent(0, 5.0, Likelihood.NONE, 0.1, loss_per_token=3.0))
+    append(log, TrainEvent(2, 8.0, 2.0, tokens_seen=30))
     kept.pack(tmp_path / "experiment", tmp_path / "kept")
     kept.unpack(tmp_path / "kept", tmp_path / "again")
     results = Results(tmp_path / "again")
