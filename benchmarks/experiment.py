@@ -1,211 +1,285 @@
-"""The experiment of docs/results.md: every row, seed and budget, several at once on one GPU.
+"""The experiment behind docs/results.md: run its rows, keep what a report needs, write tables and paired statistics.
 
-    python benchmarks/experiment.py rows --output experiment --workers 10 --minutes 20 --data 'news.train-*.txt.xz' \
+    python benchmarks/experiment.py run experiment --preset small --workers 10 --data 'news.train-*.txt.xz' \
         --validation news.valid.txt.xz --test news.test.txt.xz --other-test lm1b.heldout.txt.xz \
         --masked masked --decoder decoder --pretraining-data 'wiki.train-*.txt.xz'
-    python benchmarks/experiment.py alone  (the same)    # what is timed: nothing else may run on the chip
+    python benchmarks/experiment.py keep experiment docs/results
+    python benchmarks/experiment.py tables docs/results tables --pairs diffusionbert:d3pm diffusionbert-bell:decoder
 
-`masked` and `decoder` are what `diffusionbert pretrain --preset wiki-small` leaves, without and with `--decoder`; the
-larger network is pretrained here, on the last text. What the experiment leaves becomes docs/results.md by
-`benchmarks/results`.
-
-Everything goes through `diffusionbert.paper.reproduction`, so what is finished is not done again: a stopped experiment
-goes on, and `diffusionbert reproduce table2 --output experiment/seed0` finds its rows.
+`masked` and `decoder` are models from `diffusionbert pretrain --preset wiki-small`, the second with `--decoder`;
+without `--pretraining-data` the larger network is left out. `run` skips what is finished, and its folders are those of
+`diffusionbert reproduce`, which makes the other tables and figures (`reproduce table3 --output experiment/seed1 …`).
+`keep` copies settings, logs, scores and a few samples, without weights. `tables` needs neither models nor corpora.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
+import math
+import re
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from plan import FREQUENCIES, LOOKED_AT, SEEDS, TIMED, Job, Variation, jobs
+import torch
+import tyro
 
-from diffusionbert.checkpoints import RunFolder, write_json
-from diffusionbert.experiments import Experiment
-from diffusionbert.paper.reproduction import SCALES, Reproduction, is_finished
+from diffusionbert.assessment.comparison import compare
+from diffusionbert.assessment.report import Evaluation, read_evaluation
+from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.likelihood.intervals import paired_difference
+from diffusionbert.paper.reproduction import Reproduction
 from diffusionbert.paper.request import Request
-from diffusionbert.paper.targets import survival, table1, table3, tradeoff
-from diffusionbert.runs import default_cache, prepare, train
-from diffusionbert.schedules import TokenInformation
+from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, tradeoff, write_table
+from diffusionbert.runs import default_cache, train
 
-TIMED_STEPS = 600
-
-
-@contextmanager
-def _seconds(path: Path, workers: int) -> Iterator[Callable[[str], None]]:
-    laps: dict[str, float] = {"workers": workers}  # who share the chip: all of these seconds are longer for it
-    last = time.monotonic()
-
-    def lap(name: str) -> None:
-        nonlocal last
-        laps[name], last = time.monotonic() - last, time.monotonic()
-
-    yield lap
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, laps)
+Folder = tyro.conf.Positional[Path]
+BELL = "diffusionbert-bell"
+CLAIMED = (
+    *("diffusionbert", "d3pm-tad", "d3pm", "diffusionbert-spindle", "diffusionbert-lte", "diffusionbert-pte"),
+    *("diffusionbert-spindle-paper", "d3pm-spindle", "decoder", "diffusion-lm", "diffusion-lm-bert", "bert-mouth"),
+    *(BELL, "decoder-pretrained", "d3pm-spindle-paper"),
+)
+"""The systems on which claims rest: trained with three seeds."""
+SCALED = ("diffusionbert", BELL, "genmd4", "d3pm", "decoder", "decoder-pretrained")
+"""The systems that are also trained for fewer and for more steps."""
 
 
-# ---- several at once ------------------------------------------------------------------------------------------------
+# ---- the rows -------------------------------------------------------------------------------------------------------
 
 
-@lru_cache
-def _opened(output: Path, request: Request) -> Reproduction:
-    return Reproduction(output, request, default_cache())
+@dataclass(frozen=True)
+class Job:
+    """One row: a system that is trained and evaluated in a folder, or its samples over sampler settings (figure 3)."""
+
+    folder: str
+    row: Row
+    seed: int = 0
+    steps: int | None = None
+    preset: str | None = None
+    """Another size of network, which is pretrained first."""
+    is_tradeoff: bool = False
+    training: tuple[tuple[str, object], ...] = ()
+    objective: tuple[tuple[str, object], ...] = ()
+    """Settings that differ from those of the preset and the system."""
+
+    @property
+    def name(self) -> str:
+        """Unique."""
+        return f"{self.folder}/{self.row.key}{'-tradeoff' if self.is_tradeoff else ''}"
+
+    @property
+    def needs(self) -> str | None:
+        """The job that trains the model of this one, if it is another."""
+        return f"{self.folder}/{self.row.system}" if self.is_tradeoff or self.row.note else None
+
+    def record(self, output: Path) -> Path:
+        """Says how long the job took; written when it is done."""
+        return output / self.folder / "seconds" / f"{self.name.partition('/')[2]}.json"
 
 
-def _do(job: Job, output: Path, request: Request, workers: int) -> float:
-    """Trains and evaluates; the seconds are those of all of it."""
-    begin = time.monotonic()
-    reproduction = _opened(output / job.folder, _asked(job, request))
-    with _seconds(job.seconds(output), workers) as lap:
-        if job.is_line:
-            tradeoff(reproduction, job.row.system)
-            lap("evaluate")
-        else:
-            _train_and_evaluate(job, reproduction, lap)
-    return time.monotonic() - begin
+def jobs() -> list[Job]:
+    """All jobs: the longest first, so that none runs alone at the end, then the most important."""
+    order = {name: number for number, name in enumerate(CLAIMED)}
+    unaveraged, faster = (("averaging", None),), (("learning_rate", 6e-4),)
+    return [
+        Job("steps16000", Row("decoder"), steps=16_000),  # as long as pretraining and fine-tuning together
+        *(Job("larger", Row(name), steps=6000, preset="medium") for name in (BELL, "decoder")),
+        *(Job("steps6000", Row(name), steps=6000) for name in (*SCALED, "d3pm-spindle")),
+        *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),
+        *(Job("seed1", Row(name), seed=1) for name in CLAIMED),
+        *(Job("steps600", Row(name), steps=600) for name in SCALED),
+        *(Job("seed1", Row(name), seed=1, is_tradeoff=True) for name in TRADED_OFF),
+        *(Job("seed2", Row(name), seed=2) for name in CLAIMED),
+        *(Job("unaveraged", Row(name), training=unaveraged) for name in (BELL, "d3pm", "decoder")),
+        *(Job("faster", Row(name), training=faster) for name in ("diffusionbert", BELL, "d3pm-spindle")),
+        Job("narrower", Row("diffusion-lm"), objective=(("width", 16),)),
+    ]
 
 
-def _train_and_evaluate(job: Job, reproduction: Reproduction, lap: Callable[[str], None]) -> None:
-    system, run = job.row.system, RunFolder(reproduction.output / "runs" / job.row.system)
-    if not run.experiment.exists():
-        planned = reproduction.planned(system)
-        if job.is_larger:
-            lap("pretrain")
-        if job.variation:
-            train(_varied(planned, job.variation), run.path, reproduction.cache)
-    reproduction.run(system)
-    lap("train")
-    reproduction.evaluation(job.row.key, system, job.row.sampling, samples=None if job.writes else 2)
-    lap("evaluate")
-    if job.folder == "seed0" and not job.row.note:
-        reproduction.other_evaluation(system)
-        lap("other text")
-    shutil.rmtree(run.checkpoints, ignore_errors=True)
+def do(job: Job, output: Path, request: Request, workers: int) -> float:
+    """Trains and evaluates one row; returns the seconds it took."""
+    started = time.monotonic()
+    request = replace(request, seed=job.seed, steps=job.steps)
+    if job.preset is None:
+        request = replace(request, pretraining_data=None)
+    else:  # the larger network has the vocabulary of the others
+        request = replace(request, preset=job.preset, vocabulary=request.masked, masked=None, decoder=None)
+    reproduction = Reproduction(output / job.folder, request, default_cache())
+    system, folder = job.row.system, RunFolder(reproduction.output / "runs" / job.row.system)
+    if job.is_tradeoff:
+        tradeoff(reproduction, system)
+    else:
+        if (job.training or job.objective) and not folder.experiment.exists():
+            planned = reproduction.planned(system)
+            training = replace(planned.training, **dict(job.training))
+            objective = replace(planned.objective, **dict(job.objective))
+            train(replace(planned, training=training, objective=objective), folder.path, reproduction.cache)
+        has_bleu = job.folder.startswith("seed")
+        reproduction.evaluation(job.row.key, system, job.row.sampling, samples=None if has_bleu else 2)
+        if job.folder == "seed0" and not job.row.note and request.other_test:
+            reproduction.other_evaluation(system)
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    seconds = time.monotonic() - started
+    job.record(output).parent.mkdir(parents=True, exist_ok=True)
+    write_json(job.record(output), {"seconds": seconds, "workers": workers})  # which share the GPU
+    return seconds
 
 
-def _varied(planned: Experiment, variation: Variation) -> Experiment:
-    training = replace(planned.training, **dict(variation.training))
-    return replace(planned, training=training, objective=replace(planned.objective, **dict(variation.objective)))
-
-
-def _asked(job: Job, request: Request) -> Request:
-    asked = replace(request, seed=job.seed, steps=job.steps)
-    if not job.is_larger:
-        return replace(asked, pretraining_data=None)
-    return replace(asked, preset="medium", vocabulary=request.masked, masked=None, decoder=None)
-
-
-def _apart(job: Job, output: Path, request: Request, workers: int) -> float:
-    """In a process of its own: memory is given back, what was compiled is forgotten, and a crash costs one job."""
+def do_apart(job: Job, output: Path, request: Request, workers: int) -> float:
+    """In a process of its own, which frees its memory; a crash costs one job."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(_do, job, output, request, workers).result()
+        return process.submit(do, job, output, request, workers).result()
 
 
-def rows(output: Path, request: Request, workers: int, minutes: float) -> None:
-    """Does jobs side by side; none is begun after so many minutes."""
-    begin = time.monotonic()
-    every = [job for job in jobs() if request.pretraining_data or not job.is_larger]
-    finished = {job.name for job in every if job.seconds(output).exists()}
-    waiting = [job for job in every if job.name not in finished]
+def run(
+    output: Folder, request: tyro.conf.OmitArgPrefixes[Request], workers: int = 8, minutes: float = math.inf
+) -> None:
+    """Run all jobs, several at once; start none after so many minutes."""
+    if request.masked is None or request.decoder is None:
+        raise SystemExit("--masked and --decoder are missing; jobs that run at once must not pretrain the same network")
+    started = time.monotonic()
+    wanted = [job for job in jobs() if request.pretraining_data or job.preset is None]
+    finished = {job.name for job in wanted if job.record(output).exists()}
+    waiting = [job for job in wanted if job.name not in finished]
     running: dict[Future[float], Job] = {}
     with ThreadPoolExecutor(workers) as pool:
         while True:
-            is_late = time.monotonic() - begin > 60 * minutes
+            is_late = time.monotonic() - started > 60 * minutes
             ready = [] if is_late else [job for job in waiting if job.needs is None or job.needs in finished]
             for job in ready[: workers - len(running)]:
                 waiting.remove(job)
-                running[pool.submit(_apart, job, output, request, workers)] = job
+                running[pool.submit(do_apart, job, output, request, workers)] = job
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                job = running.pop(future)
-                error = future.exception()
+                job, error = running.pop(future), future.exception()
                 if error is None:
                     finished.add(job.name)
-                    words = f"{future.result():.0f} s"
-                else:
-                    words = "failed\n" + "".join(traceback.format_exception(error))
-                print(f"{time.monotonic() - begin:6.0f} s  {job.name}: {words}", flush=True)
+                report = f"{future.result():.0f} s" if error is None else "".join(traceback.format_exception(error))
+                print(f"{time.monotonic() - started:6.0f} s  {job.name}: {report}", flush=True)
     if waiting:
-        print(f"not begun: {', '.join(job.name for job in waiting)}", flush=True)
+        print(f"not started: {', '.join(job.name for job in waiting)}", flush=True)
 
 
-# ---- one at a time --------------------------------------------------------------------------------------------------
+# ---- what is committed ----------------------------------------------------------------------------------------------
 
 
-def alone(output: Path, request: Request) -> None:
-    """What is timed, or needs a moment."""
-    looked_at = _opened(output / LOOKED_AT, replace(request, seed=SEEDS[0], pretraining_data=None))
-    done: Sequence[tuple[str, Callable[[], object]]] = (
-        ("frequencies", lambda: _frequencies(looked_at, output / "alone")),
-        ("step times", lambda: _step_times(looked_at, output / "alone")),
-        ("table 1", lambda: table1(looked_at)),
-        ("figure 2", lambda: survival(looked_at)),
-        ("table 3", lambda: table3(looked_at)),
-    )
-    for name, do in done:
-        begin = time.monotonic()
-        try:
-            do()
-            print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
-        except Exception:  # the others are worth having all the same
-            traceback.print_exc()
+def keep(source: Folder, target: Folder) -> None:
+    """Copy settings, logs, scores in single precision and 20 samples per evaluation; `runs` becomes `trained`.
+
+    What all systems share of an evaluation set goes to sentences/HASH.safetensors, once.
+    """
+    (target / "sentences").mkdir(parents=True, exist_ok=True)
+    for name in (
+        "settings.json",
+        "seconds/*.json",
+        "runs/*/experiment.json",
+        "runs/*/log.jsonl",
+        "pretrained/*/log.jsonl",
+    ):
+        for path in source.glob(f"*/{name}"):
+            copy = target / str(path.relative_to(source)).replace("/runs/", "/trained/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    for path in source.glob("*/evaluations/*/evaluation.json"):
+        copy, report = target / path.parent.relative_to(source), read_json(path)
+        copy.mkdir(parents=True, exist_ok=True)
+        tensors = load_tensors(path.with_name("scores.safetensors")).items()
+        small = {name: one.float() if one.is_floating_point() else one.int() for name, one in tensors}
+        shared = {name: small.pop(name) for name in ("bytes", "example", "tokens", "words") if name in small}
+        if shared:
+            data = b"".join(name.encode() + one.numpy().tobytes() for name, one in shared.items())
+            report["sentences"] = hashlib.sha256(data).hexdigest()[:16]
+            save_tensors(shared, target / "sentences" / f"{report['sentences']}.safetensors")
+        own = {name: one for name, one in small.items() if not name.startswith("draw_variance.")}
+        save_tensors(own, copy / "scores.safetensors")
+        write_json(copy / "evaluation.json", report)
+        samples = path.with_name("samples.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        (copy / "samples.txt").write_text("".join(samples[:20]), encoding="utf-8")
 
 
-def _frequencies(reproduction: Reproduction, output: Path) -> None:
-    """What the tested text costs by the word frequencies of the training text alone: who needs more has learnt less."""
-    data = replace(reproduction.planned("d3pm").data, validation=reproduction.test)
-    text = prepare(data, reproduction.cache)
-    information = TokenInformation.from_counts(text.rows.counts, writable=text.lexicon.writable)
-    tested = text.validation.counts
-    nats = (tested * information.values).sum() / tested.sum()
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / FREQUENCIES, {"nats_per_token": float(nats), "tokens": int(tested.sum())})
+def restore(kept: Path, sentences: Path, folder: Path) -> Path:
+    """Writes a kept evaluation as `evaluate` does; variances over draws, which were not kept, are NaN."""
+    shutil.copytree(kept, folder)
+    (folder / "samples.txt").touch()
+    if name := read_json(folder / "evaluation.json").get("sentences"):
+        tensors = load_tensors(folder / "scores.safetensors") | load_tensors(sentences / f"{name}.safetensors")
+        nats = [name for name in tensors if name.startswith("nats.")]
+        tensors |= {name.replace("nats", "draw_variance"): torch.full_like(tensors[name], torch.nan) for name in nats}
+        wide = {name: one.double() if one.is_floating_point() else one.long() for name, one in tensors.items()}
+        save_tensors(wide, folder / "scores.safetensors")
+    return folder
 
 
-def _step_times(reproduction: Reproduction, output: Path) -> None:
-    """Short runs whose logs say how many tokens a second are trained."""
-    for name in TIMED:
-        run = output / "runs" / name
-        if is_finished(run):
-            continue
-        experiment = reproduction.planned(name)
-        training = replace(
-            experiment.training,
-            steps=TIMED_STEPS,
-            log_every=TIMED_STEPS // 12,
-            validate_every=TIMED_STEPS,
-            save_every=TIMED_STEPS,
-            validation_sentences=8,
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def tables(source: Folder, output: Folder, pairs: tuple[str, ...] = ()) -> None:
+    """Write one table per folder and evaluation set, and the paired differences of rows (`first:second`) in each."""
+    groups: dict[str, dict[str, Path]] = defaultdict(dict)
+    differences = []
+    with TemporaryDirectory() as scratch:
+        for path in sorted(source.glob("*/evaluations/*/evaluation.json")):
+            folder, row = path.parts[-4], path.parts[-2]
+            suffix = re.search(r"-(other-text|\d+-steps|[kT]=[\d.]+)$", row)
+            group = (
+                folder if suffix is None else f"{folder}-{'other-text' if suffix[1] == 'other-text' else 'settings'}"
+            )
+            groups[group][row] = restore(path.parent, source / "sentences", Path(scratch) / folder / row)
+        output.mkdir(parents=True, exist_ok=True)
+        for name, rows in groups.items():
+            write_table(output / name, compare(list(rows.values())))
+            for first, _, second in (pair.partition(":") for pair in pairs):
+                if first in rows and second in rows:
+                    differences += differences_of(name, read_evaluation(rows[first]), read_evaluation(rows[second]))
+    write_json(output / "paired.json", differences)
+    lines = [list(differences[0]), ["---"] * len(differences[0])] if differences else []
+    for one in differences:
+        lines += [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in one.values()]]
+    (output / "paired.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
+
+
+def differences_of(folder: str, first: Evaluation, second: Evaluation) -> list[dict[str, Any]]:
+    """The first's nats per token minus the second's on the same sentences, for each likelihood that both have.
+
+    If they have none in common, their own ones are compared: a bound minus an exact value bounds the difference from
+    above. Where protocols or estimators differ, noise is not shared and the interval contains both. (The bound of a
+    time-agnostic network with a linear schedule has an estimator of its own, which its protocol does not say.)
+    """
+    common = [(name, name) for name in first.scores if name in second.scores]
+    found = []
+    for ways in common or [(next(iter(first.scores)), next(iter(second.scores)))]:
+        one, two = first.scores[ways[0]], second.scores[ways[1]]
+        if not torch.equal(one.example, two.example):
+            raise ValueError(f"{folder}: {first.folder.name} and {second.folder.name} have different sentences")
+        counts = one.tokens.double().numpy(), two.tokens.double().numpy()
+        change = paired_difference((one.nats.numpy(), two.nats.numpy()), counts)
+        cards = [every.report["likelihoods"][way]["protocol"] for every, way in zip((first, second), ways, strict=True)]
+        differ = [key for key in cards[0] if key != "weights" and cards[0][key] != cards[1].get(key)]
+        found.append(
+            {
+                "folder": folder,
+                "first": first.folder.name,
+                "second": second.folder.name,
+                "quantity": " - ".join(dict.fromkeys(ways)),
+                "kind": " - ".join(dict.fromkeys((one.kind.value, two.kind.value))),
+                "sentences": len(one),
+                "unit": "nats per token",
+                **asdict(change),
+                "perplexity_ratio": math.exp(change.value),
+                "protocols_differ_in": ", ".join(differ) or "–",
+            }
         )
-        train(replace(experiment, training=training), run, reproduction.cache)
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    return found
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("rows", "alone"))
-    parser.add_argument("--output", type=Path, default=Path("experiment"))
-    parser.add_argument("--preset", choices=SCALES, default="small", help="a scale of `diffusionbert reproduce`")
-    for name in ("data", "validation", "test", "other-test", "masked", "decoder"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--pretraining-data", help="for the larger network; else it is left out")
-    parser.add_argument("--workers", type=int, default=8, help="jobs side by side")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="no job is begun after these")
-    options = parser.parse_args()
-    names = "preset", "data", "validation", "test", "other_test", "masked", "decoder", "pretraining_data"
-    request = Request(**{name: getattr(options, name) for name in names})
-    if options.what == "rows":
-        rows(options.output, request, options.workers, options.minutes)
-    else:
-        alone(options.output, request)
+    tyro.extras.subcommand_cli_from_dict({"run": run, "keep": keep, "tables": tables}, description=__doc__)

@@ -20,7 +20,6 @@ from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch
 
@@ -46,7 +45,7 @@ def build(size: str, schedule: NoiseSchedule, time_conditioning: str) -> Method:
     backbone = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES[size]))
     grid = uniform_grid(2048)
     network = Denoiser(backbone, conditioning(time_conditioning, backbone), writable)
-    return Method(network, DiscreteTime(process, grid), Ancestral(process, grid))
+    return Method(network, DiscreteTime(process, grid))
 
 
 def measure(method: Method, batch: Batch, device: torch.device, steps: int) -> tuple[float, float]:

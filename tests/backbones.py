@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -108,6 +110,22 @@ def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
     """Says what the model itself says of all places: a distribution over writable tokens."""
     logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
     return logits[..., :NUM_TOKENIZER_IDS].masked_fill(~writable(), -torch.inf).log_softmax(-1)
+
+
+def overlapping(inside: nn.Module, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    """Makes calls in threads that wait for each other inside a module, so that all of them are under way at once."""
+    barrier = threading.Barrier(len(calls), timeout=60)
+
+    def wait(*_: object) -> None:
+        barrier.wait()
+
+    handle = inside.register_forward_hook(wait)
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            # Gradient mode belongs to a thread.
+            return list(pool.map(lambda call: torch.no_grad()(call)(), calls))
+    finally:
+        handle.remove()
 
 
 def timed_bert() -> Denoiser:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from drawing import requested
 from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -50,7 +51,6 @@ from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.shapes import per_place
 from diffusionbert.storage.code_version import code_version
@@ -107,7 +107,7 @@ def evaluated(run, judge) -> EvaluationResult:
 
 
 def quick(**changes) -> Plan:
-    plan = Plan(Sampling(steps=8, top_k=30), samples=3, length=6, effort=Effort(None, 4, strata=2))
+    plan = Plan(requested(steps=8, top_k=30), samples=3, length=6, effort=Effort(None, 4, strata=2))
     return replace(plan, **changes)
 
 
@@ -203,7 +203,7 @@ def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, model):
     assert own.repeated_4grams == repetition(first).share.mean
     assert own.entropy_pooled == token_entropy(first).pooled
     assert own.entropy_per_text == token_entropy(first).within.mean
-    assert first == [written.text for written in model.write(Task(4, 12, seed=0), Sampling(top_k=30))]
+    assert first == [written.text for written in model.write(Task(4, 12, seed=0), requested(top_k=30))]
 
 
 def test_texts_are_compared_like_with_like(model, tmp_path):
@@ -724,8 +724,8 @@ def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, ca
         ({"length": (30, 10)}, "30-10"),
         ({"length": (0, 10)}, "0-10"),
         ({"length": (10, 99)}, "99"),
-        ({"sampling": Sampling(Algorithm.REFINING)}, "refining"),
-        ({"sampling": Sampling(block=0)}, "block"),
+        ({"sampling": requested("refinement")}, "refinement"),
+        ({"sampling": requested(block=0)}, "block"),
     ],
     ids=str,
 )

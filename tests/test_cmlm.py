@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, repeated_words, sentences, writable
+from drawing import drawing
 from languages import Bayes, Language, Table
 from torch import Tensor, nn
 
@@ -148,7 +149,7 @@ def test_of_a_single_sentence_it_is_no_bound():
 
 def method() -> Method:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, ConditionalMaskedLM(MASK), MaskPredict(Absorbing(Linear(), MASK), 4))
+    return Method(network, ConditionalMaskedLM(MASK))
 
 
 def test_the_loss_is_the_nats():
@@ -168,7 +169,8 @@ def test_it_learns_a_language_and_mask_predict_writes_it():
     with torch.no_grad():
         nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
     assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    states = list(tested.sample(whole, seed=0))
+    sampler = drawing(MaskPredict(), Absorbing(Linear(), MASK), steps=4)
+    states = list(sampler.sample(tested.network, whole, seed=0))
     last = states[-1].tokens
     assert len(states) == 5
     assert torch.equal(last[~whole.editable], whole.tokens[~whole.editable])
@@ -176,5 +178,5 @@ def test_it_learns_a_language_and_mask_predict_writes_it():
     assert float(((last >= NUM_SPECIAL) & (last < 9))[whole.editable].double().mean()) > 0.95
     assert float(((last == last[:, 1:2]) | ~whole.editable).all(dim=1).double().mean()) > 0.7
     assert len(last[:, 1].unique()) > 1
-    assert torch.equal(list(tested.sample(whole, seed=0))[-1].tokens, last)
-    assert not torch.equal(list(tested.sample(whole, seed=1))[-1].tokens, last)
+    assert torch.equal(list(sampler.sample(tested.network, whole, seed=0))[-1].tokens, last)
+    assert not torch.equal(list(sampler.sample(tested.network, whole, seed=1))[-1].tokens, last)

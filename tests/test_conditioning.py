@@ -1,17 +1,32 @@
-"""The time reaches every architecture, every row and every layer, and leaves nothing behind."""
+"""Time reaches every architecture, every sequence and every layer, and no call leaves anything behind."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
-from backbones import ARCHITECTURES, NUM_TOKENIZER_IDS, UNSHARED, backbone_of, bare_log_probs, sentences, writable
+from backbones import (
+    ARCHITECTURES,
+    NUM_TOKENIZER_IDS,
+    UNSHARED,
+    backbone_of,
+    bare_log_probs,
+    overlapping,
+    sentences,
+    writable,
+)
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch._dynamo.testing import CompileCounter
+from transformers import FNetConfig, FNetForMaskedLM, PreTrainedModel
+from transformers.models.bert.modeling_bert import BertLayer
 
 from diffusionbert.conditioning import (
     LayerwiseTime,
@@ -173,7 +188,7 @@ def test_sinusoidal_time_refuses_odd_widths(width: int):
 
 
 def test_a_table_of_no_steps_is_refused():
-    with pytest.raises(ValueError, match="at least 1 step: given 0"):
+    with pytest.raises(ValueError, match="at least 1 step, given 0: pass the T"):
         LearnedTime(0, 16)
 
 
@@ -214,22 +229,162 @@ def test_a_backbone_keeps_nothing_of_the_denoisers_around_it(way: str):
     assert torch.equal(bare_log_probs(backbone, batch), bare)
 
 
+@pytest.mark.parametrize("architecture", UNSHARED)
+@torch.no_grad()
+def test_layerwise_time_equals_vectors_added_by_hand(architecture: str):
+    """The oracle is a bare backbone whose layers get their vectors from hooks that are made for this one call."""
+    bare = backbone_of(architecture)
+    denoiser = stirred(denoiser_of(architecture, "layerwise-sinusoidal"))
+    batch, t, conditioning = sentences(bare), times(0.1, 0.5, 0.9), denoiser.conditioning
+    [layers] = [list_ for list_ in bare.base_model.modules() if isinstance(list_, nn.ModuleList)]
+    for layer, projection in zip(layers, conditioning.projections, strict=True):
+        vector = projection(conditioning.features(t))[:, None]
+        layer.register_forward_pre_hook(lambda _, inputs, vector=vector: (inputs[0] + vector, *inputs[1:]))
+    expected = bare_log_probs(bare, batch)[batch.editable]
+    torch.testing.assert_close(answer(denoiser, batch, t)[:, :NUM_TOKENIZER_IDS], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", UNSHARED)
+@torch.no_grad()
+def test_a_prepared_backbone_is_an_ordinary_model(architecture: str, tmp_path: Path):
+    bare, prepared = backbone_of(architecture), stirred(denoiser_of(architecture, LAYERWISE[0])).backbone
+    batch = sentences(bare)
+    options = {"output_hidden_states": True, "output_attentions": True, "attention_mask": batch.attend.long()}
+    for model in (bare, prepared):
+        model.set_attn_implementation("eager")  # the one that can return attentions
+    expected, actual = bare(batch.tokens, **options), prepared(batch.tokens, **options)
+    assert torch.equal(actual.logits, expected.logits)
+    for field in ("hidden_states", "attentions"):
+        for one, other in zip(actual[field], expected[field], strict=True):
+            assert torch.equal(one, other)
+    assert list(prepared.state_dict()) == list(bare.state_dict())
+    for model, name in ((bare, "bare"), (prepared, "prepared")):
+        model.save_pretrained(tmp_path / name)
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "prepared" / file).read_bytes() == (tmp_path / "bare" / file).read_bytes()
+
+
+def test_prepared_layers_are_found_by_their_class():
+    """Those who shard or compile layers look for `_no_split_modules`, or for instances."""
+    [layers] = [each for each in denoiser_of("bert", LAYERWISE[0]).modules() if isinstance(each, nn.ModuleList)][:1]
+    assert {type(layer).__name__ for layer in layers} == {"BertLayer"}
+    assert all(isinstance(layer, BertLayer) for layer in layers)
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_two_forwards_at_once_are_refused(way: str):
+@pytest.mark.parametrize("architecture", ["bert", "deberta-v2"])
+@torch.no_grad()
+def test_networks_made_one_after_another_share_a_backbone(architecture: str, way: str):
+    backbone = backbone_of(architecture)
+    batch, t = sentences(backbone), times(0.1, 0.5, 0.9)
+    first = stirred(Denoiser(backbone, WAYS[LAYERWISE[0]](backbone), writable()))
+    before = answer(first, batch, t)
+    second = stirred(Denoiser(backbone, WAYS[way](backbone), writable()))
+    assert torch.equal(answer(second, batch, t), answer(stirred(denoiser_of(architecture, way)), batch, t))
+    assert torch.equal(answer(first, batch, t), before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_a_pickled_network_is_the_same_network(way: str):
     denoiser = stirred(denoiser_of("bert", way))
     batch, t = sentences(denoiser.backbone), times(0.1, 0.5, 0.9)
-    before = answer(denoiser, batch, t)
-    handle = denoiser.backbone.bert.embeddings.register_forward_hook(lambda *_: answer(denoiser, batch, t))
-    with pytest.raises(RuntimeError, match="let them take turns"):
-        answer(denoiser, batch, t)
-    handle.remove()
-    assert torch.equal(answer(denoiser, batch, t), before)
+    file = io.BytesIO()
+    torch.save(denoiser, file)
+    file.seek(0)
+    opened = torch.load(file, weights_only=False)
+    assert torch.equal(answer(opened, batch, t), answer(denoiser, batch, t))
+    assert list(opened.state_dict()) == list(denoiser.state_dict())
+
+
+def test_layers_that_get_no_time_are_an_error():
+    batch, t = sentences(backbone_of("bert")), times(0.1, 0.5, 0.9)
+    backbone = backbone_of("bert")
+    with pytest.raises(ValueError, match=r"layers of BertForMaskedLM took 0 of 2 time vectors, .*: make a network"):
+        LayerwiseTime(backbone, SinusoidalTime(16))(backbone, batch.tokens, batch.attend, t)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    fourier = FNetForMaskedLM(FNetConfig(**sizes, max_position_embeddings=24))  # has no attentions to return
+    with pytest.raises(ValueError, match=r"took 0 of 2 time vectors, .*, or use PrefixTime or TimeAgnostic"):
+        answer(Denoiser(fourier, WAYS[LAYERWISE[0]](fourier), writable()), batch, t)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("architecture", ["bert", "modernbert", "deberta-v2", "mpnet"])
+@torch.no_grad()
+def test_threads_share_a_network(architecture: str, way: str):
+    denoiser = stirred(denoiser_of(architecture, way))
+    questions = [
+        (sentences(denoiser.backbone, (9, 6, 4)), times(0.1, 0.5, 0.9)),
+        (sentences(denoiser.backbone, (5, 12), seed=1), times(0.7, 0.2)),
+    ]
+    calls = [lambda question=question: answer(denoiser, *question) for question in questions]
+    expected = [call() for call in calls]
+    for actual, alone in zip(overlapping(denoiser.backbone.get_input_embeddings(), calls), expected, strict=True):
+        assert torch.equal(actual, alone)
 
 
 @torch.no_grad()
-def test_compiled_networks_of_one_architecture_do_not_mix(monkeypatch: pytest.MonkeyPatch):
-    """Compiled code is shared by all BERTs: what was compiled for one way must not run for another."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the compiler cannot trace its checks
+def test_threads_leave_the_choice_of_attention_kernels_as_it_was():
+    """It is one setting of the whole process, and the thread that comes first leaves first."""
+    denoiser = stirred(denoiser_of("bert", "agnostic"))
+    batch, t, enabled = sentences(denoiser.backbone), times(0.1, 0.5, 0.9), torch.backends.cuda.cudnn_sdp_enabled
+    assert enabled()
+    inside = []
+    denoiser.backbone.cls.register_forward_hook(lambda *_: inside.append(enabled()))
+    overlapping(denoiser.backbone.get_input_embeddings(), [lambda: answer(denoiser, batch, t)] * 2)
+    assert inside == [False, False]
+    assert enabled()
+
+
+COMPILED = [*(("bert", way) for way in WAYS), ("deberta-v2", LAYERWISE[0]), ("mpnet", LAYERWISE[0])]
+
+
+@torch.no_grad()
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)  # the number of targets depends on the data
+def compile_as_a_whole(architecture: str, way: str) -> None:
+    torch.compiler.reset()
+    counter, denoiser = CompileCounter(), stirred(denoiser_of(architecture, way))
+    compiled = torch.compile(denoiser, backend=counter, fullgraph=True)
+    for seed, t in enumerate([times(0.1, 0.5, 0.9), times(0.2, 0.3, 0.4), times(0.8, 0.8, 0.1)]):
+        batch = sentences(denoiser.backbone, seed=seed)
+        torch.testing.assert_close(answer(compiled, batch, t), answer(denoiser, batch, t))
+    assert counter.frame_count == 1, (architecture, way, counter.frame_count)
+
+
+def test_a_network_compiles_once_and_as_a_whole():
+    """In a process of its own, because the compiler cannot trace the shape checks that tests put into all functions."""
+    code = "import test_conditioning as test\nfor each in test.COMPILED: test.compile_as_a_whole(*each)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
+    """Counts compilations."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    torch.compiler.reset()
+    yield CompileCounter()
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("way", ["agnostic", *LAYERWISE])
+@torch.no_grad()
+def test_one_compiled_layer_serves_all(way: str, compiler: CompileCounter):
+    """Training compiles layer by layer: what differs between layers must stay outside."""
+    denoiser = stirred(denoiser_of("bert", way))
+    batch, t = sentences(denoiser.backbone), times(0.1, 0.5, 0.9)
+    expected = answer(denoiser, batch, t)
+    for layer in denoiser.backbone.bert.encoder.layer:
+        layer.compile(backend=compiler, dynamic=True)
+    torch.testing.assert_close(answer(denoiser, batch, t), expected)
+    assert compiler.frame_count == 1
+
+
+@torch.no_grad()
+def test_compiled_networks_of_one_architecture_do_not_mix(compiler: CompileCounter):
+    """Compiled code is shared by all BERTs: what was compiled for one conditioning must not run for another."""
     backbone = torch.compile(backbone_of("bert"), backend="eager")
     batch, t = sentences(backbone), times(0.1, 0.5, 0.9)
     backbone(input_ids=batch.tokens, attention_mask=batch.attend.long(), return_dict=True)
@@ -237,7 +392,6 @@ def test_compiled_networks_of_one_architecture_do_not_mix(monkeypatch: pytest.Mo
         denoiser = stirred(denoiser_of("bert", way))
         compiled = torch.compile(denoiser, backend="eager")
         torch.testing.assert_close(answer(compiled, batch, t), answer(denoiser, batch, t))
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, backbone_of, writable
+from drawing import Drawing, drawing
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from scipy import stats
@@ -20,7 +21,7 @@ from diffusionbert.constraints import Constrained, _Room, place_words
 from diffusionbert.networks import Denoiser, Network
 from diffusionbert.processes import Absorbing, Uniform
 from diffusionbert.samplers.ancestral import Ancestral
-from diffusionbert.schedules import Linear, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import Linear, Spindle, TokenInformation
 from diffusionbert.shapes import Batch
 
 HIDDEN = 4  # words 0 to 3, of which 3 is in no rule
@@ -143,7 +144,7 @@ def blank_rows(lengths: list[int]) -> Batch:
     return Batch.of(tokens, editable, attend=place <= count + 1)
 
 
-def last_tokens(sampler: Ancestral, network: Network, canvas: Batch, seed: int = 0) -> Tensor:
+def last_tokens(sampler: Drawing, network: Network, canvas: Batch, seed: int = 0) -> Tensor:
     *_, last = sampler.sample(network, canvas, seed)
     return last.tokens
 
@@ -177,7 +178,7 @@ PROCESSES = [
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_forbidden_words_never_appear_in_thousands_of_samples(bert, process, num_steps):
     """The commonest sequences of one, two and three pieces that the network writes unless they are forbidden."""
-    sampler = Ancestral(process, uniform_grid(num_steps))
+    sampler = drawing(Ancestral(), process, steps=num_steps)
     canvas = blank_rows([9] * 800 + [4] * 300)
     before = last_tokens(sampler, bert, canvas)
     forbidden = common_sequences(before)
@@ -191,7 +192,7 @@ def test_frozen_words_count_as_part_of_a_sequence(bert):
     canvas = blank_rows([3] * 400)
     canvas.tokens[:, 2] = 7
     canvas.editable[:, 2] = False
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(1))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=1)
     before = last_tokens(sampler, bert, canvas)
     left, right = (int(before[:, place].mode().values) for place in (1, 3))
     rules = [(left, 7), (7, right)]
@@ -205,7 +206,7 @@ def test_a_constrained_batch_equals_its_rows_one_by_one(bert):
     network = Constrained(bert, forbidden=[(7, 8), (9,), (10, 11, 12)], included=[(13, 14)], continuation=CONTINUATION)
     canvas = replace(blank_rows([9, 3, 6, 1]), example=torch.tensor([4, 0, 9, 2]))
     canvas.tokens[0, 2:4], canvas.editable[0, 2:4] = torch.tensor([13, 14]), False
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(3))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=3)
     together = last_tokens(sampler, network, canvas, seed=5)
     for row in range(4):
         alone = canvas.rows(torch.tensor([row]))
@@ -246,7 +247,7 @@ def test_what_is_given_may_contain_what_is_forbidden_and_is_not_written_again(be
     """Also a sequence that begins in what is given: (7, 8) stands there, and behind 8 (8, 9) is not completed."""
     canvas = blank_rows([6] * 400)
     canvas.tokens[:, 2:4], canvas.editable[:, 2:4] = torch.tensor([7, 8]), False
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(num_steps))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=num_steps)
     right = int(last_tokens(sampler, bert, canvas)[:, 4].mode().values)
     rules = [(7,), (7, 8), (8, right)]
     after = last_tokens(sampler, Constrained(bert, forbidden=rules), canvas)
@@ -304,7 +305,7 @@ def stands_whole(row: list[int], word: tuple[int, ...]) -> bool:
 def test_every_included_word_is_there_in_the_end_and_whole(bert, num_steps):
     """Rows from the tightest, six pieces in six places, to roomy ones, over many seeds."""
     network = Constrained(bert, forbidden=FORBIDDEN, included=WORDS, continuation=CONTINUATION)
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(num_steps))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=num_steps)
     canvas = blank_rows([6] * 40 + [7] * 40 + [8] * 20 + [16] * 40)
     placed = place_words(network, canvas, MASK, seed=num_steps)
     assert torch.equal(canvas.editable.sum(1) - placed.editable.sum(1), torch.full((140,), 6))
@@ -322,7 +323,7 @@ def test_every_included_word_is_there_in_the_end_and_whole(bert, num_steps):
 def test_samples_glue_unless_they_are_told_not_to(bert):
     """The rule is needed: without it the network continues some of the words."""
     placed = place_words(Constrained(bert, included=WORDS), blank_rows([10] * 200), MASK, seed=0)
-    tokens = last_tokens(Ancestral(Absorbing(Linear(), MASK), uniform_grid(2)), bert, placed)
+    tokens = last_tokens(drawing(Ancestral(), Absorbing(Linear(), MASK), steps=2), bert, placed)
     assert not all(stands_whole(row, word) for row in tokens.tolist() for word in WORDS)
 
 

@@ -1,4 +1,4 @@
-"""The table of sentences being written: which states it shows, what is marked as new, and its three formats."""
+"""Table 1: which states it shows, what is marked as new, and its three formats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from diffusionbert.paper.denoising import (
-    HIDDEN,
+    MASKED,
     Row,
     Word,
     chosen_moments,
     denoising_table,
+    from_json,
     to_json,
     to_latex,
     to_markdown,
@@ -22,7 +23,7 @@ from diffusionbert.tasks import Moment
 
 
 def moment(time: float, pieces: str, calls: int = 0) -> Moment:
-    """A state from a line: a dot of the middle, ·, is a hidden place."""
+    """A state from a line, in which · is a masked position."""
     shown = tuple(None if piece == "·" else piece for piece in pieces.split())
     return Moment(time, calls, shown, " ".join(piece for piece in shown if piece))
 
@@ -88,7 +89,7 @@ def test_one_state_is_one_row():
 
 def test_what_came_since_the_row_above_is_new():
     rows = denoising_table({"a": WRITING}, 3)
-    mask = HIDDEN
+    mask = MASKED
     assert shown(rows) == [f"{mask} {mask} {mask} {mask}", f"*the {mask} {mask} *.", "the *dog *barks ."]
 
 
@@ -96,12 +97,12 @@ def test_rows_of_another_system_begin_anew_and_words_that_were_given_are_not_new
     prompted = [moment(1.0, "a ·"), moment(0.0, "a b")]
     rows = denoising_table({"one": WRITING, "two": prompted}, 2)
     assert [row.system for row in rows] == ["one", "one", "two", "two"]
-    assert shown(rows)[2:] == [f"a {HIDDEN}", "a *b"]
+    assert shown(rows)[2:] == [f"a {MASKED}", "a *b"]
 
 
 def test_a_word_that_changed_or_came_back_is_new_and_one_that_went_is_hidden():
     states = [moment(1.0, "x y"), moment(0.5, "z ·"), moment(0.0, "z y")]
-    assert shown(denoising_table({"a": states}, 3)) == ["x y", f"*z {HIDDEN}", "z *y"]
+    assert shown(denoising_table({"a": states}, 3)) == ["x y", f"*z {MASKED}", "z *y"]
 
 
 def test_pieces_are_put_together_and_a_word_is_new_if_a_piece_is():
@@ -111,8 +112,8 @@ def test_pieces_are_put_together_and_a_word_is_new_if_a_piece_is():
         moment(0.0, "play ##ing dog ##s"),
     ]
     assert shown(denoising_table({"a": states}, 3)) == [
-        " ".join([HIDDEN] * 4),
-        f"*play {HIDDEN} {HIDDEN} *##s",
+        " ".join([MASKED] * 4),
+        f"*play {MASKED} {MASKED} *##s",
         "*playing *dogs",
     ]
     assert denoising_table({"a": [moment(0.0, "##ing a")]})[0].words[0] == Word("##ing", False)
@@ -169,12 +170,13 @@ def test_words_cannot_break_a_line_nor_steer_a_terminal(form):
 def test_json_says_all():
     rows = denoising_table({"a": WRITING}, 2)
     plain = json.loads(json.dumps(to_json(rows)))
+    assert from_json(plain) == rows
     assert [row["time"] for row in plain] == [1.0, 0.0]
     assert plain[1] | {"words": plain[1]["words"][:1]} == {
         "system": "a",
         "time": 0.0,
         "calls": 4,
-        "words": [{"text": "the", "new": True}],
+        "words": [{"text": "the", "is_new": True}],
     }
 
 
@@ -186,7 +188,7 @@ def test_json_says_all():
     [
         ({}, 5, "no system is given"),
         ({"a": []}, 5, "'a' has no moments"),
-        ({"a": WRITING}, 1, "1 moments are asked for"),
+        ({"a": WRITING}, 1, "must be at least 2"),
     ],
 )
 def test_wrong_use_is_one_line(systems, number, message):

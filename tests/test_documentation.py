@@ -63,6 +63,13 @@ def test_the_commands_of_the_methods_are_understood(command):
     tyro.cli(Command, args=command)
 
 
+def test_the_commands_of_the_results_are_understood():
+    found = commands((ROOT / "docs" / "results.md").read_text(encoding="utf-8").replace("\\\n", " "))
+    assert found
+    for command in found:
+        tyro.cli(Command, args=command)
+
+
 @pytest.mark.parametrize("command", commands(README), ids=" ".join)
 def test_the_commands_of_the_readme_are_understood_and_those_of_the_model_inside_work(command, capsys, monkeypatch):
     """The others train, or read what was trained; `test_commands.py` and its peers do that with small models."""
@@ -141,7 +148,7 @@ def test_the_map_names_every_module_and_nothing_else():
     folders = {f"{path.name}/" for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     missing = (modules | folders) - named
     assert not missing
-    extra = {"bundled/", "languages.py", "backbones.py", "tiny_models.py", "made_up.py", "diffusionbert/"}
+    extra = {"bundled/", "languages.py", "backbones.py", "tiny_models.py", "diffusionbert/"}
     assert named - (modules | folders) <= extra
     for folder in ("methods", "samplers", "networks", *GATHERED):
         for path in (PACKAGE / folder).glob("[a-z]*.py"):

@@ -36,7 +36,6 @@ from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.proposals import Early
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Linear, Spindle, uniform_grid
 from diffusionbert.shapes import Batch
 from diffusionbert.storage.component import Component
@@ -55,7 +54,7 @@ NETWORK = Table(LANGUAGE, seed=2)
 
 
 def method_of(objective: Objective, network: nn.Module = NETWORK) -> Method:
-    return Method(network, objective, Ancestral(LINEAR, GRID))
+    return Method(network, objective)
 
 
 def corpus(num: int, seed: int) -> Batch:
@@ -282,7 +281,7 @@ def bert_method(objective: Objective | None = None) -> tuple[Method, Batch]:
     batch = sentences(backbone, (5, 9, 4, 12, 7, 9, 3, 20))
     batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 11), example=batch.example * 7 + 3)
     process = Absorbing(Linear(), MASK)
-    return Method(network, objective or DiscreteTime(process, uniform_grid(16)), Ancestral(process, GRID)), batch
+    return Method(network, objective or DiscreteTime(process, uniform_grid(16))), batch
 
 
 def test_the_size_of_batches_changes_nothing():

@@ -17,7 +17,6 @@ from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Cosine, Linear, Spindle, uniform_grid
 from diffusionbert.shapes import Batch
 
@@ -90,7 +89,7 @@ def test_estimates_find_it():
     network, grid = Table(LANGUAGE, seed=4), uniform_grid(3)
     process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
     objective = GridInAnyOrder(Linear(), grid, LANGUAGE.mask_id)
-    method = Method(network, objective, Ancestral(process, grid))
+    method = Method(network, objective)
     found = estimate(method, [LANGUAGE.batch()], Effort(None, 2048, strata=16), given=True)
     with torch.no_grad():
         exact = exact_nats(DiscreteTime(process, grid), network, LANGUAGE.batch())

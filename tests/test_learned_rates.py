@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, sentences, writable
+from drawing import drawing
 from languages import SKEWED, Bayes, Language, Table, exact_log_likelihood, exact_nats, quadrature
 from scipy import stats
 from torch import Tensor, nn
@@ -23,9 +24,10 @@ from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
 from diffusionbert.processes.absorbing import LearnedExponents
 from diffusionbert.proposals import Early, Even
+from diffusionbert.samplers import last_state
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.skip_exact import SkipExact
-from diffusionbert.schedules import Linear, Power, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import Linear, Power, Spindle, TokenInformation
 from diffusionbert.shapes import Batch, per_place
 
 RANDOM = Language.random(3, 2, seed=5)
@@ -96,9 +98,8 @@ def test_exponents_out_of_range_are_refused(initial):
 def test_half_precision_moves_exponents_a_little_and_all_users_alike():
     process = learned(RANDOM, [0.8, 1.7, 6.0, 1.0])
     before = process.information.detach().clone()
-    objective, sampler = LearnedRates(process), Ancestral(process, uniform_grid(4))
-    nn.ModuleList([objective, sampler]).bfloat16()
-    assert sampler.process.information is not before
+    objective = LearnedRates(process).bfloat16()
+    assert objective.process is process
     torch.testing.assert_close(process.information.detach(), before, rtol=0.01, atol=0)
     nats = exact_bound(process, Table(RANDOM), RANDOM)
     assert float((-nats).exp().sum().detach()) <= 1 + 1e-9
@@ -425,7 +426,7 @@ def test_samples_follow_the_exact_distribution(kind):
     probabilities = exact_log_likelihood(process, network, RANDOM, grid).exp().detach()
     assert float(probabilities.sum()) == pytest.approx(1)
     canvas = RANDOM.batch(torch.full((rows, 2), RANDOM.mask_id))
-    *_, last = kind(process, grid).sample(network, canvas, seed=11)
+    *_, last = drawing(kind(), process, grid=grid).sample(network, canvas, seed=11)
     counts = torch.bincount(last.tokens @ torch.tensor([3, 1]), minlength=9)
     assert stats.chisquare(counts.numpy(), (probabilities / probabilities.sum() * rows).numpy()).pvalue > 0.01
     linear = exact_log_likelihood(Absorbing(Linear(), RANDOM.mask_id), network, RANDOM, grid).exp().detach()
@@ -438,7 +439,12 @@ def test_samples_follow_the_exact_distribution(kind):
 def method() -> Method:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
     process = Absorbing(Power(), MASK, LearnedExponents(torch.ones(VOCAB_SIZE)))
-    return Method(network, LearnedRates(process), SkipExact(process, uniform_grid(16)))
+    return Method(network, LearnedRates(process))
+
+
+def sampled(method: Method, canvas: Batch) -> Tensor:
+    sampler = drawing(SkipExact(), method.objective.process, steps=16)
+    return last_state(sampler.sample(method.network, canvas, seed=0)).tokens
 
 
 def easy_batch(rows: int = 12, length: int = 10) -> Batch:
@@ -461,8 +467,7 @@ def test_exponents_are_one_weight_of_the_method_and_are_kept_with_it():
     set_weights(fresh, weights_of(tested))
     assert torch.equal(fresh.nats(x0, Noise(2)), tested.nats(x0, Noise(2)))
     canvas = easy_batch(4)
-    states = [list(one.sample(canvas, seed=0))[-1].tokens for one in (tested, fresh)]
-    assert torch.equal(states[0], states[1])
+    assert torch.equal(sampled(tested, canvas), sampled(fresh, canvas))
 
 
 def test_noise_belongs_to_the_example_and_parts_add_up():
@@ -498,7 +503,7 @@ def test_the_method_learns_with_one_learning_rate_and_writes_words():
     assert 0.01 < float(moved[NUM_SPECIAL:9].max()) < 1
     assert float(moved[:NUM_SPECIAL].max()) == 0  # never written
     canvas = sentences(tested.network.backbone)
-    *_, last = tested.sample(canvas, seed=0)
-    assert torch.equal(last.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
-    words = last.tokens[canvas.editable]
+    tokens = sampled(tested, canvas)
+    assert torch.equal(tokens[~canvas.editable], canvas.tokens[~canvas.editable])
+    words = tokens[canvas.editable]
     assert bool(((words >= NUM_SPECIAL) & (words < NUM_TOKENIZER_IDS)).all())

@@ -1,10 +1,12 @@
-"""A denoiser is the bare model at asked places, whatever the architecture; models open whole or not at all."""
+"""A masked network is the bare model at target positions, for every architecture; models open whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,20 +23,34 @@ from backbones import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
     BartConfig,
     BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+    FNetConfig,
     GPT2Config,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
 
 from diffusionbert import hub
-from diffusionbert.conditioning import PrefixTime, TimeAgnostic
-from diffusionbert.networks import Denoiser, Network, load_masked_lm
+from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
+from diffusionbert.networks import (
+    Denoiser,
+    Network,
+    load_causal_lm,
+    load_masked_lm,
+    new_decoder,
+    require_reopenable,
+)
 from diffusionbert.networks.base import distribution
+from diffusionbert.networks.heads import HEADS, head_of
 from diffusionbert.shapes import Batch
 from diffusionbert.text.vocabulary import Vocabulary
 
@@ -137,8 +153,12 @@ def test_rows_may_be_as_long_as_the_limit_and_no_longer(architecture: str, prefi
     reserved = 2 if architecture in ("roberta", "xlm-roberta", "mpnet") else 0
     assert denoiser.max_length == 24 - reserved - prefix
     assert answer(denoiser, sentences(backbone, (denoiser.max_length,))).isfinite().any()
-    with pytest.raises(ValueError, match=rf"{denoiser.max_length + 1} places, .* at most {denoiser.max_length}:"):
-        answer(denoiser, sentences(backbone, (denoiser.max_length + 1,)))
+    longer = sentences(backbone, (denoiser.max_length + 1,))
+    expected = rf"{denoiser.max_length + 1} positions, .* at most {denoiser.max_length}:"
+    with pytest.raises(ValueError, match=expected):
+        answer(denoiser, longer)
+    with pytest.raises(ValueError, match=expected):
+        denoiser.hidden_states(longer.tokens, longer.attend)
 
 
 @pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"modernbert", "deberta-v2"}))
@@ -160,7 +180,7 @@ def test_a_config_that_asks_for_tuples_changes_nothing(architecture: str):
 
 
 def test_a_set_of_tokens_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"up to id 50, but the network knows 50 ids: use the tokenizer"):
+    with pytest.raises(ValueError, match=r"up to id 50, but the network has 50 ids: use the tokenizer"):
         Denoiser(backbone_of("bert"), TimeAgnostic(), torch.ones(51, dtype=torch.bool))
     with pytest.raises(ValueError, match="mark at least one id"):
         Denoiser(backbone_of("bert"), TimeAgnostic(), torch.zeros(50, dtype=torch.bool))
@@ -168,6 +188,161 @@ def test_a_set_of_tokens_that_does_not_fit_is_refused():
 
 def test_a_denoiser_is_a_network():
     assert isinstance(agnostic("bert"), Network)
+
+
+# Heads
+
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 24,
+}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+ENCODERS = [
+    "bert",
+    "camembert",
+    "distilbert",
+    "ernie",
+    "eurobert",
+    "megatron-bert",
+    "modernbert",
+    "mpnet",
+    "nomic_bert",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+]
+NARROW_ENCODERS = ["albert", "convbert", "electra", "roformer"]
+DECODERS = [
+    "bloom",
+    "gemma",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+]
+LANGUAGE_MODELS: list[tuple[str, Any, dict[str, Any]]] = [
+    *((name, AutoModelForMaskedLM, SPECIAL) for name in ENCODERS),
+    *((name, AutoModelForMaskedLM, {"embedding_size": 16}) for name in NARROW_ENCODERS),
+    ("rembert", AutoModelForMaskedLM, {"input_embedding_size": 16, "output_embedding_size": 24}),
+    *(
+        (name, AutoModelForMaskedLM, {"legacy": legacy})
+        for name in ("deberta", "deberta-v2")
+        for legacy in (True, False)
+    ),
+    *((name, AutoModelForCausalLM, {**SPECIAL, "num_key_value_heads": 2, "head_dim": 16}) for name in DECODERS),
+    ("gpt_neo", AutoModelForCausalLM, {**SPECIAL, "attention_types": [[["global"], 2]]}),
+    ("opt", AutoModelForCausalLM, {**SPECIAL, "word_embed_proj_dim": 16}),
+]
+
+
+def language_model(model_type: str, auto: Any, settings: dict[str, Any]) -> PreTrainedModel:
+    """A model without any parameter that is 0 or 1, so that no part of a head can be left out unnoticed."""
+    model = auto.from_config(AutoConfig.for_model(model_type, **SIZES, **settings)).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, mean=0.1, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize(("model_type", "auto", "settings"), LANGUAGE_MODELS)
+@torch.no_grad()
+def test_a_head_gives_the_models_own_logits(model_type: str, auto: Any, settings: dict[str, Any]):
+    model = language_model(model_type, auto, settings)
+    head, batch = head_of(model), sentences(backbone_of("bert"))
+    assert head is not None
+    inputs = {"input_ids": batch.tokens, "attention_mask": batch.attend.long()}
+    expected, hidden = model(**inputs).logits, model.base_model(**inputs).last_hidden_state
+    assert torch.equal(head(model, hidden), expected)
+    some = hidden.flatten(0, 1)[3:11][None]
+    torch.testing.assert_close(head(model, some)[0], expected.flatten(0, 1)[3:11])
+
+
+def test_every_head_of_the_table_is_tested():
+    tested = {type(language_model(*each)).__name__ for each in LANGUAGE_MODELS}
+    assert tested == set(HEADS)
+
+
+class CoolBert(BertForMaskedLM):
+    """A user's own class, whose forward does something to its logits."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        output = super().forward(*inputs, **options)
+        output.logits = output.logits / 2
+        return output
+
+
+@pytest.mark.parametrize("conditioning", ["agnostic", "prefix", "layerwise"])
+@torch.no_grad()
+def test_a_class_that_is_not_in_the_table_runs_as_a_whole(conditioning: str):
+    backbone, plain = CoolBert(backbone_of("bert").config).eval(), backbone_of("bert")
+    backbone.load_state_dict(plain.state_dict())
+    assert head_of(backbone) is None
+
+    def denoiser(backbone: PreTrainedModel) -> Denoiser:
+        made = {
+            "agnostic": TimeAgnostic,
+            "prefix": lambda: PrefixTime(backbone, 10),
+            "layerwise": lambda: LayerwiseTime(backbone, SinusoidalTime(16)),
+        }[conditioning]()
+        for parameter in made.parameters():
+            nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+        return Denoiser(backbone, made, writable()).eval()
+
+    batch = sentences(backbone)
+    plain_logits = answer(denoiser(plain), batch)  # up to a constant
+    torch.testing.assert_close(answer(denoiser(backbone), batch), (plain_logits / 2).log_softmax(-1))
+
+
+@torch.no_grad()
+def test_an_architecture_that_is_not_in_the_table_runs_as_a_whole():
+    sizes = {name: size for name, size in SIZES.items() if name != "num_attention_heads"}
+    denoiser = Denoiser(AutoModelForMaskedLM.from_config(FNetConfig(**sizes)), TimeAgnostic(), writable()).eval()
+    assert head_of(denoiser.backbone) is None
+    batch = sentences(denoiser.backbone, (9, 9))
+    logits = denoiser.backbone(batch.tokens).logits[batch.editable][:, :NUM_TOKENIZER_IDS]
+    expected = logits.masked_fill(~writable(), -torch.inf).log_softmax(-1)
+    torch.testing.assert_close(answer(denoiser, batch)[:, :NUM_TOKENIZER_IDS], expected)
+
+
+# Hidden states
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_hidden_states_are_those_of_the_base_model(architecture: str):
+    denoiser = agnostic(architecture)
+    batch = sentences(denoiser.backbone)
+    expected = denoiser.backbone.base_model(batch.tokens, attention_mask=batch.attend.long()).last_hidden_state
+    assert torch.equal(denoiser.hidden_states(batch.tokens, batch.attend), expected)
+
+
+@pytest.mark.parametrize("conditioning", ["prefix", "layerwise"])
+@torch.no_grad()
+def test_hidden_states_are_those_that_the_head_gets(conditioning: str):
+    backbone = backbone_of("bert")
+    made = PrefixTime(backbone, 10) if conditioning == "prefix" else LayerwiseTime(backbone, SinusoidalTime(16))
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    denoiser, seen = Denoiser(backbone, made, writable()).eval(), []
+    backbone.cls.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+    batch, t = sentences(backbone), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    for time in (t, torch.zeros_like(t)):
+        denoiser(batch.tokens, batch.attend, time, batch.attend)
+    hidden = denoiser.hidden_states(batch.tokens, batch.attend, t)
+    assert hidden.shape == (3, 9, 32)
+    assert torch.equal(hidden[batch.attend], seen[0])
+    assert torch.equal(denoiser.hidden_states(batch.tokens, batch.attend)[batch.attend], seen[1])
+    assert not torch.equal(seen[0], seen[1])
 
 
 # Opening models
@@ -204,7 +379,7 @@ def test_an_encoder_gets_a_new_head_and_says_so(
     assert capfd.readouterr().err == ""
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert "it gets a new one, to be trained: " in record.getMessage()
+    assert "it gets a randomly initialised one, to be trained: " in record.getMessage()
     named = record.getMessage().split(": ")[1].split(", ")
     in_encoder = f"{opened.base_model_prefix}."
     assert named
@@ -266,7 +441,7 @@ def test_weights_that_were_cut_short_are_called_damaged(tmp_path: Path, share: f
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(ValueError, match=r"model\.safetensors' is damaged \(.+\): copy it anew") as caught:
+    with pytest.raises(ValueError, match=r"model\.safetensors' is damaged \(.+\): copy the whole file again") as caught:
         load_masked_lm(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -288,6 +463,23 @@ def test_a_name_is_asked_for_once_and_not_file_by_file(monkeypatch):
     assert asked == ["no/such", "no/such"]
 
 
+@pytest.mark.parametrize("load", [load_masked_lm, load_causal_lm])
+def test_a_name_is_downloaded_as_asked(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = backbone_of("bert") if load is load_masked_lm else new_decoder(VOCAB_SIZE, 1, 32, 2, 0.0, 24, pad_id=0)
+    saved(model, tmp_path)
+    asked = []
+
+    def downloaded(name: str, **options: object) -> str:
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", downloaded)
+    options = {"revision": "v2", "token": "secret", "local_files_only": True}
+    load("some/model", **options)
+    load("some/model")
+    assert asked == [("some/model", {"allow_patterns": hub.MODEL, **given}) for given in (options, {})]
+
+
 def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path: Path):
     with pytest.raises(ValueError, match=r"^no folder .*missing.*: give a model's folder, or its Hub name"):
         load_masked_lm(tmp_path / "missing")
@@ -296,7 +488,9 @@ def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path: Path):
 @pytest.mark.parametrize(("config", "kind"), [(GPT2Config(), "gpt2"), (BartConfig(), "bart")])
 def test_other_kinds_of_models_are_refused(config: GPT2Config | BartConfig, kind: str, tmp_path: Path):
     config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"of the kind '{kind}', which is no masked language model: use a BERT-like"):
+    with pytest.raises(
+        ValueError, match=f"the model type '{kind}', which is no masked language model: use a BERT-like"
+    ):
         load_masked_lm(tmp_path)
 
 
@@ -319,3 +513,49 @@ def test_the_backbone_of_a_denoiser_is_an_ordinary_checkpoint(architecture: str,
     saved(denoiser.backbone, tmp_path)
     opened = AutoModelForMaskedLM.from_pretrained(tmp_path)
     assert torch.equal(answer(Denoiser(opened, TimeAgnostic(), writable()), batch), before)
+
+
+class OwnConfig(BertConfig):
+    model_type = "own-bert"
+
+
+class OwnBert(BertForMaskedLM):
+    config_class = OwnConfig
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    AutoConfig.register("own-bert", OwnConfig)
+    AutoModelForMaskedLM.register(OwnConfig, OwnBert)
+    yield
+    del CONFIG_MAPPING._extra_content["own-bert"], MODEL_FOR_MASKED_LM_MAPPING._extra_content[OwnConfig]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_models_of_transformers_open_again(architecture: str):
+    require_reopenable(backbone_of(architecture))
+    require_reopenable(new_decoder(VOCAB_SIZE, 1, 32, 2, 0.0, 24, pad_id=0))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_class_opens_again(tmp_path: Path):
+    backbone = OwnBert(OwnConfig(**SIZES)).eval()
+    require_reopenable(backbone)
+    saved(backbone, tmp_path)
+    opened = load_masked_lm(tmp_path)
+    assert type(opened) is OwnBert
+    batch = sentences(backbone)
+    networks = [Denoiser(model, TimeAgnostic(), writable()).eval() for model in (backbone, opened)]
+    assert torch.equal(answer(networks[0], batch), answer(networks[1], batch))
+
+
+def test_a_class_that_would_not_open_again_is_refused():
+    expected = r"saved OwnBert could not .*call AutoConfig\.register\('own-bert', OwnConfig\) and AutoModelForMaskedLM"
+    with pytest.raises(ValueError, match=expected) as caught:
+        require_reopenable(OwnBert(OwnConfig(**SIZES)))
+    assert "\n" not in str(caught.value)
+    for model_class in (CoolBert, BertLMHeadModel):  # other classes with the config of a BERT
+        with pytest.raises(
+            ValueError, match=rf"saved {model_class.__name__} would be opened again as a BertForMaskedLM"
+        ):
+            require_reopenable(model_class(BertConfig(**SIZES)))

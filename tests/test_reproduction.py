@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from tiny_models import MAX_LENGTH, corpus, folder, run_of, toy_sentences
 
-from diffusionbert import figures
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
 from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert, to_json
+from diffusionbert.paper import figures
 from diffusionbert.paper import reproduction as reproduction_module
 from diffusionbert.paper.reproduction import SCALES, Reproduction, Scale, is_finished
 from diffusionbert.paper.request import Request
@@ -189,10 +189,12 @@ def test_curves_of_figure2_fall_from_1_to_0(done, output):
 
 def test_figure4_has_all_validations(done, output):
     curves = json.loads((output / "figure4.json").read_text(encoding="utf-8"))
-    assert [curve["name"] for curve in curves][:2] == [
-        "D3PM, from scratch, linear, LTE",
-        "D3PM, from scratch, linear, TAD",
-    ]
+    assert [curve["name"] for curve in curves][:2] == ["D3PM, from scratch, LTE", "D3PM, from scratch, TAD"]
+    assert {(curve["schedule"], curve["quantity"]) for curve in curves} == {
+        ("linear", "strict"),
+        ("spindle (corpus mean)", "strict"),
+    }
+    assert all(curve["num_steps"] > 0 for curve in curves)
     assert all([0, 2, 3] in curve.values() for curve in curves)
 
 

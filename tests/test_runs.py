@@ -30,8 +30,7 @@ from diffusionbert.cli import Command, main
 from diffusionbert.experiments import Bell, Data, Diffusion, Experiment, Pretrained, Time, from_json, to_json
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
-from diffusionbert.networks import new_decoder
-from diffusionbert.original import load_original
+from diffusionbert.networks import load_legacy_checkpoint, new_decoder
 from diffusionbert.presets import PRESETS, masked
 from diffusionbert.runs import prepare
 from diffusionbert.schedules import Mean, Spindle
@@ -297,7 +296,7 @@ def test_an_original_checkpoint_is_imported(masked_run, cache, tmp_path):
     donor = backbone_of("bert")
     weights = {f"module.{name}": tensor for name, tensor in donor.state_dict().items()}
     torch.save({"model": weights, "optimizer": {"state": {}, "param_groups": []}}, tmp_path / "best.th")
-    model = load_original(tmp_path / "best.th")
+    model = load_legacy_checkpoint(tmp_path / "best.th")
     assert torch.equal(model.get_input_embeddings().weight, donor.get_input_embeddings().weight)
     assert torch.equal(model.get_output_embeddings().weight, donor.get_output_embeddings().weight)
 
@@ -320,7 +319,7 @@ class Malicious:
 def test_bad_original_checkpoints_are_refused(tmp_path, capsys, content, message):
     torch.save(content, tmp_path / "bad.th")
     with pytest.raises(ValueError, match=message):
-        load_original(tmp_path / "bad.th")
+        load_legacy_checkpoint(tmp_path / "bad.th")
     assert "never be printed" not in capsys.readouterr().out
 
 

@@ -21,18 +21,19 @@ from backbones import (
     timed_bert,
     writable,
 )
+from drawing import Drawing, drawing
 from languages import Bayes, Language, Table, exact_log_likelihood, log_forward
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Sampler, State
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.samplers import State
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
-from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
+from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.remasking import Remasking, Strategy
@@ -41,7 +42,6 @@ from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, TokenInformat
 from diffusionbert.shapes import Batch
 
 LINEAR = Absorbing(Linear(), MASK)
-GRID = uniform_grid(5)
 
 
 def by_token(mean: Mean = Mean.CORPUS, floor: float = 0.0) -> Absorbing:
@@ -49,24 +49,32 @@ def by_token(mean: Mean = Mean.CORPUS, floor: float = 0.0) -> Absorbing:
     return Absorbing(Spindle(0.4, mean, floor), MASK, TokenInformation.from_counts(counts))
 
 
-Factory = Callable[[Shaping | None], Sampler]
+Factory = Callable[[Shaping | None], Drawing]
 SAMPLERS: dict[str, Factory] = {
-    "probability": lambda shaping: ConfidenceOrder(LINEAR, 4, Criterion.PROBABILITY, shaping=shaping),
-    "margin": lambda shaping: ConfidenceOrder(LINEAR, 30, Criterion.MARGIN, shaping=shaping),
-    "entropy, threshold": lambda shaping: ConfidenceOrder(by_token(), 6, Criterion.ENTROPY, -1.0, shaping, end=0.7),
-    "mask-predict": lambda shaping: MaskPredict(LINEAR, 4, shaping),
-    "mask-predict, many rounds": lambda shaping: MaskPredict(by_token(), 12, shaping, end=0.7),
-    "remasking, cap": lambda shaping: Remasking(LINEAR, GRID, 0.3, Strategy.CAP, shaping=shaping),
-    "remasking, rescale": lambda shaping: Remasking(by_token(), GRID, 0.8, Strategy.RESCALE, shaping=shaping),
-    "renoising": lambda shaping: Renoising(LINEAR, GRID, shaping),
-    "renoising, by token": lambda shaping: Renoising(by_token(), uniform_grid(5, end=0.6), shaping),
-    "renoising, by sentence": lambda shaping: Renoising(by_token(Mean.SENTENCE, floor=0.05), GRID, shaping),
-    "gibbs": lambda shaping: Gibbs(MASK, 12, Order.RANDOM, shaping),
-    "gibbs, few calls": lambda shaping: Gibbs(MASK, 4, Order.RANDOM, shaping, end=0.7),
-    "gibbs, left to right": lambda shaping: Gibbs(MASK, 12, Order.LEFT_TO_RIGHT, shaping),
-    "blocks, gibbs": lambda shaping: Blocks(Gibbs(MASK, 4, Order.LEFT_TO_RIGHT, shaping), 3, MASK),
-    "blocks": lambda shaping: Blocks(Renoising(LINEAR, uniform_grid(3), shaping), 3, MASK),
-    "blocks, window": lambda shaping: Blocks(ConfidenceOrder(LINEAR, 2, Criterion.MARGIN, shaping=shaping), 3, MASK, 7),
+    "probability": lambda shaping: drawing(Confidence(), LINEAR, steps=4, shaping=shaping),
+    "margin": lambda shaping: drawing(Confidence(Criterion.MARGIN), LINEAR, steps=30, shaping=shaping),
+    "entropy, threshold": lambda shaping: drawing(
+        Confidence(Criterion.ENTROPY, -1.0), by_token(), steps=6, shaping=shaping, end=0.7
+    ),
+    "mask-predict": lambda shaping: drawing(MaskPredict(), LINEAR, steps=4, shaping=shaping),
+    "mask-predict, many rounds": lambda shaping: drawing(MaskPredict(), by_token(), steps=12, shaping=shaping, end=0.7),
+    "remasking, cap": lambda shaping: drawing(Remasking(0.3), LINEAR, steps=5, shaping=shaping),
+    "remasking, rescale": lambda shaping: drawing(
+        Remasking(0.8, Strategy.RESCALE), by_token(), steps=5, shaping=shaping
+    ),
+    "renoising": lambda shaping: drawing(Renoising(), LINEAR, steps=5, shaping=shaping),
+    "renoising, by token": lambda shaping: drawing(Renoising(), by_token(), steps=5, end=0.6, shaping=shaping),
+    "renoising, by sentence": lambda shaping: drawing(
+        Renoising(), by_token(Mean.SENTENCE, floor=0.05), steps=5, shaping=shaping
+    ),
+    "gibbs": lambda shaping: drawing(Gibbs(), LINEAR, steps=12, shaping=shaping),
+    "gibbs, few calls": lambda shaping: drawing(Gibbs(), LINEAR, steps=4, shaping=shaping, end=0.7),
+    "gibbs, left to right": lambda shaping: drawing(Gibbs(Order.LEFT_TO_RIGHT), LINEAR, steps=12, shaping=shaping),
+    "blocks, gibbs": lambda shaping: drawing(Blocks(3, Gibbs(Order.LEFT_TO_RIGHT)), LINEAR, steps=4, shaping=shaping),
+    "blocks": lambda shaping: drawing(Blocks(3, Renoising()), LINEAR, steps=3, shaping=shaping),
+    "blocks, window": lambda shaping: drawing(
+        Blocks(3, Confidence(Criterion.MARGIN)), LINEAR, steps=2, shaping=shaping, max_length=7
+    ),
 }
 parametrize_samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 
@@ -203,8 +211,8 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(make, bert, c
 
 
 LOW_TEMPERATURE = {
-    "remasking": Remasking(LINEAR, uniform_grid(8), 0.2, shaping=Shaping(0.1)),
-    "renoising": Renoising(LINEAR, uniform_grid(8), Shaping(0.1)),
+    "remasking": drawing(Remasking(0.2), LINEAR, steps=8, shaping=Shaping(0.1)),
+    "renoising": drawing(Renoising(), LINEAR, steps=8, shaping=Shaping(0.1)),
 }
 
 
@@ -265,7 +273,7 @@ LIKELIEST = Shaping(top_k=1)
 @pytest.mark.parametrize("criterion", Criterion)
 def test_the_surest_place_is_written_first(criterion):
     network = Certain([0.5, 0.9, 0.3, 0.8, 0.6])
-    sampler = ConfidenceOrder(LINEAR, 5, criterion, shaping=LIKELIEST, end=0.5)
+    sampler = drawing(Confidence(criterion), LINEAR, steps=5, shaping=LIKELIEST, end=0.5)
     states = list(sampler.sample(network, row_of(5), seed=0))
     assert hidden_places(states) == [[0, 1, 2, 3, 4], [0, 2, 3, 4], [0, 2, 4], [0, 2], [2], []]
     assert states[-1].tokens.tolist() == [[5, 6, 7, 8, 9]]
@@ -283,7 +291,7 @@ def test_criteria_measure_what_they_say(criterion):
         {10: 0.45, **dict.fromkeys(range(11, 22), 0.05)},
         {10: 0.55, **dict.fromkeys(range(11, 20), 0.05)},
     )
-    states = list(ConfidenceOrder(LINEAR, 3, criterion, shaping=LIKELIEST).sample(network, row_of(3), seed=0))
+    states = list(drawing(Confidence(criterion), LINEAR, steps=3, shaping=LIKELIEST).sample(network, row_of(3), seed=0))
     order = [set(before) - set(after) for before, after in itertools.pairwise(hidden_places(states))]
     assert order == [{place} for place in ORDERS[criterion]]
 
@@ -299,19 +307,21 @@ PAIRS = {
 @pytest.mark.parametrize(("surer", "network"), PAIRS.items(), ids=PAIRS.keys())
 @pytest.mark.parametrize("criterion", Criterion)
 def test_confidence_is_that_among_words_that_may_be_written(criterion, surer, network):
-    states = list(ConfidenceOrder(LINEAR, 2, criterion, shaping=FORBIDDING).sample(network, row_of(2), seed=0))
+    states = list(
+        drawing(Confidence(criterion), LINEAR, steps=2, shaping=FORBIDDING).sample(network, row_of(2), seed=0)
+    )
     assert hidden_places(states) == [[0, 1], [0 if surer == "second" else 1], []]
 
 
 @pytest.mark.parametrize(("surer", "network"), PAIRS.items(), ids=PAIRS.keys())
 def test_mask_predict_ranks_among_words_that_may_be_written(surer, network):
-    states = list(MaskPredict(LINEAR, 2, FORBIDDING).sample(network, row_of(2), seed=0))
+    states = list(drawing(MaskPredict(), LINEAR, steps=2, shaping=FORBIDDING).sample(network, row_of(2), seed=0))
     assert hidden_places(states) == [[0, 1], [0 if surer == "second" else 1], []]
 
 
-RANKING: dict[str, Callable[[Absorbing], Sampler]] = {
-    "confidence": lambda process: ConfidenceOrder(process, 2, Criterion.PROBABILITY),
-    "mask-predict": lambda process: MaskPredict(process, 2),
+RANKING: dict[str, Callable[[Absorbing], Drawing]] = {
+    "confidence": lambda process: drawing(Confidence(), process, steps=2),
+    "mask-predict": lambda process: drawing(MaskPredict(), process, steps=2),
 }
 parametrize_ranking = pytest.mark.parametrize("make", RANKING.values(), ids=RANKING.keys())
 
@@ -337,7 +347,7 @@ def test_where_the_sampler_chooses_what_is_hidden_the_schedule_does_not_matter(m
 def test_places_are_spread_evenly_over_the_rounds():
     tokens = torch.full((3, 7), MASK)
     editable = torch.arange(7) < torch.tensor([7, 2, 3])[:, None]
-    sampler = ConfidenceOrder(LINEAR, 3, Criterion.PROBABILITY)
+    sampler = drawing(Confidence(), LINEAR, steps=3)
     states = list(sampler.sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0))
     hidden = [((state.tokens == MASK) & editable).sum(dim=1).tolist() for state in states]
     assert hidden == [[7, 2, 3], [5, 1, 2], [3, 0, 1], [0, 0, 0]]
@@ -348,7 +358,7 @@ def test_a_threshold_writes_all_that_is_sure_and_at_least_what_is_due():
     certainty = [0.95, 0.3, 0.91, 0.92, 0.2]
 
     def rounds(threshold: float | None, num_steps: int) -> list[int]:
-        sampler = ConfidenceOrder(LINEAR, num_steps, Criterion.PROBABILITY, threshold, LIKELIEST)
+        sampler = drawing(Confidence(threshold=threshold), LINEAR, steps=num_steps, shaping=LIKELIEST)
         return [len(hidden) for hidden in hidden_places(list(sampler.sample(Certain(certainty), row_of(5), seed=0)))]
 
     assert rounds(None, 5) == [5, 4, 3, 2, 1, 0]
@@ -368,21 +378,15 @@ def test_a_threshold_writes_all_that_is_sure_and_at_least_what_is_due():
     ],
 )
 def test_a_threshold_out_of_reach_is_refused(criterion, threshold):
-    with pytest.raises(ValueError, match="out of reach"):
-        ConfidenceOrder(LINEAR, 3, criterion, threshold)
-
-
-@pytest.mark.parametrize("make", [lambda n, end: ConfidenceOrder(LINEAR, n, Criterion.MARGIN, end=end), None])
-@pytest.mark.parametrize(("num_steps", "end"), [(0, 1.0), (3, 0.0), (3, 1.5)])
-def test_a_grid_that_is_none_is_refused(make, num_steps, end):
-    make = make or (lambda n, end: MaskPredict(LINEAR, n, end=end))
-    with pytest.raises(ValueError, match=r"at least 1 step from noise|must end in \(0, 1\]"):
-        make(num_steps, end)
+    with pytest.raises(ValueError, match="threshold must be between"):
+        Confidence(criterion, threshold)
 
 
 def test_mask_predict_hides_the_least_confident_again_also_of_those_written_before():
     network = Certain([0.9, 0.8, 0.3, 0.2, 0.6, 0.5], [0.1, 0.1, 0.95, 0.97, 0.85, 0.99], [0.4] * 6)
-    states = list(MaskPredict(LINEAR, 3, LIKELIEST, end=0.6).sample(network, row_of(6), seed=0))
+    states = list(
+        drawing(MaskPredict(), LINEAR, steps=3, shaping=LIKELIEST, end=0.6).sample(network, row_of(6), seed=0)
+    )
     # After the first round 0 and 1 stay; after the second their old 0.9 and 0.8 stand beside the others' new ones.
     assert hidden_places(states) == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [1, 4], []]
     assert network.told == pytest.approx([0.6, 0.4, 0.2])
@@ -393,7 +397,9 @@ def test_mask_predict_hides_the_least_confident_again_also_of_those_written_befo
 def test_mask_predict_hides_whole_places_and_ends_when_none_is_left():
     tokens = torch.full((3, 7), MASK)
     editable = torch.arange(7) < torch.tensor([7, 2, 3])[:, None]
-    states = list(MaskPredict(LINEAR, 4).sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0))
+    states = list(
+        drawing(MaskPredict(), LINEAR, steps=4).sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0)
+    )
     hidden = [((state.tokens == MASK) & editable).sum(dim=1).tolist() for state in states]
     assert hidden == [[7, 2, 3], [5, 1, 2], [3, 1, 1], [1, 0, 0], [0, 0, 0]]
     assert states[-1].calls.tolist() == [4, 3, 3]
@@ -432,7 +438,7 @@ def test_one_place_a_round_in_order_of_certainty_is_exact(criterion, process):
     """The order depends on what is visible alone, so it is a factorisation, under every schedule."""
     conditionals = Bayes(LANGUAGE, Absorbing(Linear(), LANGUAGE.mask_id))
     canvas = LANGUAGE.batch(torch.full((20000, 2), LANGUAGE.mask_id))
-    *_, last = ConfidenceOrder(process, 2, criterion).sample(conditionals, canvas, seed=2)
+    *_, last = drawing(Confidence(criterion), process, steps=2).sample(conditionals, canvas, seed=2)
     mass = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
     mass[(LANGUAGE.states < 3).all(dim=1)] = LANGUAGE.probabilities
     assert agrees(frequencies(LANGUAGE, last.tokens), mass)
@@ -500,7 +506,7 @@ def of_places(language: Language, mass: Tensor) -> Tensor:
     return torch.einsum("n,nlv->lv", mass, nn.functional.one_hot(language.states, language.vocabulary).double())
 
 
-def sampled(sampler: Sampler, network: nn.Module, language: Language, rows: int = 20000, seed: int = 5) -> list[Tensor]:
+def sampled(sampler: Drawing, network: nn.Module, language: Language, rows: int = 20000, seed: int = 5) -> list[Tensor]:
     canvas = language.batch(torch.full((rows, language.length), language.mask_id))
     return [frequencies(language, state.tokens) for state in sampler.sample(network, canvas, seed)]
 
@@ -511,7 +517,7 @@ def test_remasking_follows_its_chain_at_every_time(process, eta, strategy, sigma
     """Chi-square over all sixteen states after each step, for a network that is told the time."""
     network = Table(LANGUAGE, num_steps=10, seed=2)
     expected = chain(process, network, LANGUAGE, downwards(UNEVEN), sigma)
-    counts = sampled(Remasking(process, UNEVEN, eta, strategy), network, LANGUAGE)
+    counts = sampled(drawing(Remasking(eta, strategy), process, grid=UNEVEN), network, LANGUAGE)
     assert all(agrees(*pair) for pair in zip(counts, expected, strict=True))
 
 
@@ -522,7 +528,7 @@ def test_remasking_nothing_is_ancestral_sampling(process, strategy):
     expected = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
     words = (LANGUAGE.states < 3).all(dim=1)
     expected[words] = exact_log_likelihood(process, network, LANGUAGE, UNEVEN).exp().detach()
-    *_, counts = sampled(Remasking(process, UNEVEN, 0.0, strategy), network, LANGUAGE)
+    *_, counts = sampled(drawing(Remasking(0.0, strategy), process, grid=UNEVEN), network, LANGUAGE)
     assert agrees(counts, expected)
 
 
@@ -531,7 +537,7 @@ def test_remasking_without_reweighting_reveals_at_once_what_cannot_be_hidden():
     relative = process.information / process.corpus_mean
     assert bool((process.schedule.survival(UNEVEN[1:2], relative) == 1).any())
     network = Table(LANGUAGE, num_steps=10, seed=2)
-    *_, counts = sampled(Remasking(process, UNEVEN, 0.0), network, LANGUAGE)
+    *_, counts = sampled(drawing(Remasking(0.0), process, grid=UNEVEN), network, LANGUAGE)
     expected = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
     expected[(LANGUAGE.states < 3).all(dim=1)] = exact_log_likelihood(process, network, LANGUAGE, UNEVEN).exp().detach()
     assert agrees(counts, expected)
@@ -553,7 +559,7 @@ def test_a_step_keeps_the_marginals_of_the_schedule(process, eta, strategy, sigm
 def test_one_word_keeps_its_marginals_all_the_way(index, eta, strategy, sigma):
     language = Language(3, 1, [0.6, 0.3, 0.1])
     process = processes(language)[index]
-    counts = sampled(Remasking(process, UNEVEN, eta, strategy), Bayes(language, process), language)
+    counts = sampled(drawing(Remasking(eta, strategy), process, grid=UNEVEN), Bayes(language, process), language)
     for count, t in zip(counts, UNEVEN.flip(0).tolist(), strict=True):
         assert agrees(count, forward_mass(process, language, t))
 
@@ -570,7 +576,7 @@ def test_two_words_keep_their_marginals_in_the_limit(process):
         return max(float((mass - truth).abs().sum()) for mass, truth in zip(masses, wanted, strict=True))
 
     assert error(64) < 0.02 < error(4)
-    *_, counts = sampled(Remasking(process, uniform_grid(64), eta / 64), network, LANGUAGE, rows=4000)
+    *_, counts = sampled(drawing(Remasking(eta / 64), process, steps=64), network, LANGUAGE, rows=4000)
     assert agrees(counts, forward_mass(process, LANGUAGE, 0.0))
 
 
@@ -580,29 +586,29 @@ def test_at_the_maximum_everything_hidden_is_written_as_soon_as_it_may():
     network, process = Table(LANGUAGE, seed=2), Absorbing(Linear(), LANGUAGE.mask_id)
     grid = torch.tensor([0.0, 0.3, 0.6, 1.0], dtype=torch.float64)
 
-    def still_hidden(sampler: Sampler) -> int:
+    def still_hidden(sampler: Drawing) -> int:
         _, first, second, _ = sampler.sample(network, canvas, seed=0)
         return int(((first.tokens == 3) & (second.tokens == 3)).sum())
 
-    assert still_hidden(Remasking(process, grid, 1.0, Strategy.RESCALE)) == 0
-    assert still_hidden(Renoising(process, grid)) == pytest.approx(1000 * 0.6 * 0.3, rel=0.2)
+    assert still_hidden(drawing(Remasking(1.0, Strategy.RESCALE), process, grid=grid)) == 0
+    assert still_hidden(drawing(Renoising(), process, grid=grid)) == pytest.approx(1000 * 0.6 * 0.3, rel=0.2)
 
 
 @pytest.mark.parametrize("eta", [-0.1, 1.1, float("nan")])
 def test_an_eta_that_is_no_share_is_refused(eta):
-    with pytest.raises(ValueError, match="eta must lie in"):
-        Remasking(LINEAR, GRID, eta)
+    with pytest.raises(ValueError, match="eta must be between 0 and 1, got"):
+        Remasking(eta)
 
 
 def test_remasking_refuses_a_sentence_mean():
     with pytest.raises(ValueError, match=r"use Mean\.CORPUS"):
-        Remasking(by_token(Mean.SENTENCE, floor=0.05), GRID, 0.5)
+        drawing(Remasking(0.5), by_token(Mean.SENTENCE, floor=0.05))
 
 
-@pytest.mark.parametrize("make", [lambda grid: Remasking(LINEAR, grid, 0.5), lambda grid: Renoising(LINEAR, grid)])
-def test_a_grid_that_does_not_begin_at_0_is_refused(make):
+@pytest.mark.parametrize("grid", [[0.1, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
+def test_a_time_grid_that_does_not_rise_from_0_is_rejected(grid):
     with pytest.raises(ValueError, match="rise from 0 to 1"):
-        make(torch.tensor([0.1, 1.0]))
+        drawing(Renoising(), LINEAR, grid=torch.tensor(grid))
 
 
 @parametrize_processes
@@ -610,7 +616,7 @@ def test_renoising_is_remasking_with_the_complement_of_survival(process):
     """σ = 1 - ᾱ_s: the chain of ReMDM with it is what renoising draws, at every time."""
     network = Table(LANGUAGE, num_steps=10, seed=2)
     expected = chain(process, network, LANGUAGE, downwards(UNEVEN), lambda alpha_s, alpha_t: 1 - alpha_s)
-    counts = sampled(Renoising(process, UNEVEN), network, LANGUAGE)
+    counts = sampled(drawing(Renoising(), process, grid=UNEVEN), network, LANGUAGE)
     assert all(agrees(*pair) for pair in zip(counts, expected, strict=True))
 
 
@@ -631,7 +637,9 @@ def test_renoising_works_for_uniform_noise():
             same = nn.functional.one_hot(tokens[asked], 4).double()
             return (word * ((1 - t)[:, None] * same + t[:, None] / 3)).log().log_softmax(dim=-1)
 
-    counts = sampled(Renoising(Uniform(Linear(), language.writable), UNEVEN), BestUnderUniform(), language)
+    counts = sampled(
+        drawing(Renoising(), Uniform(Linear(), language.writable), grid=UNEVEN), BestUnderUniform(), language
+    )
     for count, t in zip(counts, UNEVEN.flip(0).tolist(), strict=True):
         assert agrees(count, (1 - t) * word + t * language.writable / 3)
 
@@ -640,15 +648,15 @@ def test_renoising_works_for_uniform_noise():
 
 
 def test_one_block_is_the_inner_samplers_own_text(bert, canvas):
-    inner = Renoising(LINEAR, GRID)
-    together = list(Blocks(inner, 20, MASK, window=24).sample(bert, canvas, seed=4))
+    inner = drawing(Renoising(), LINEAR, steps=5)
+    together = list(drawing(Blocks(20, Renoising()), LINEAR, steps=5, max_length=24).sample(bert, canvas, seed=4))
     plain = list(inner.sample(bert, canvas, seed=4))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(together, plain, strict=True))
 
 
 def test_blocks_share_the_time_between_them(bert):
     batch = sentences(bert.backbone, (9, 5))  # 7 and 3 words: 3 blocks and 1
-    sampler = Blocks(Ancestral(LINEAR, uniform_grid(2)), 3, MASK)
+    sampler = drawing(Blocks(3, Ancestral()), LINEAR, steps=2)
     times = torch.stack([state.time for state in sampler.sample(bert, batch, seed=0)], dim=1)
     assert times[0].tolist() == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
     assert times[1].tolist() == pytest.approx([1, 1 / 2, 0, 0, 0, 0, 0])
@@ -673,7 +681,7 @@ def test_a_block_sees_what_is_written_before_it_and_masks_after_it():
     canvas = long_canvas(30, lambda place: place % 5 != 0)
     places = canvas.editable[0].nonzero()[:, 0]
     spy = Spy(Words())
-    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(3)), 3, MASK).sample(spy, canvas, seed=0)
+    *_, last = drawing(Blocks(3, Ancestral()), LINEAR, steps=3).sample(spy, canvas, seed=0)
     blocks = [set(block.tolist()) for block in places.split(3)]
     written = []
     for tokens, *_, asked in spy.questions:
@@ -699,7 +707,7 @@ CANVASES = {
 @pytest.mark.parametrize(("canvas", "size"), CANVASES.values(), ids=CANVASES.keys())
 def test_a_window_shows_the_row_around_the_block_and_never_more(canvas, size, window):
     spy = Spy(Words())
-    states = list(Blocks(Ancestral(LINEAR, uniform_grid(2)), size, MASK, window).sample(spy, canvas, seed=0))
+    states = list(drawing(Blocks(size, Ancestral()), LINEAR, steps=2, max_length=window).sample(spy, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
     assert bool((states[-1].tokens[canvas.editable] >= 100).all())
     assert torch.equal(states[-1].tokens[~canvas.editable], canvas.tokens[~canvas.editable])
@@ -717,7 +725,7 @@ def test_a_window_shows_the_row_around_the_block_and_never_more(canvas, size, wi
 def test_most_of_the_room_is_given_to_what_comes_before():
     spy = Spy(Words())
     canvas = long_canvas(90, lambda place: place in (5, 45, 87))
-    list(Blocks(Ancestral(LINEAR, uniform_grid(1)), 1, MASK, 15).sample(spy, canvas, seed=0))
+    list(drawing(Blocks(1, Ancestral()), LINEAR, steps=1, max_length=15).sample(spy, canvas, seed=0))
     # Thirteen places between the ends, one of them the block: nine before it and three after, where the row has them.
     assert [int(asked[0].nonzero()) for *_, asked in spy.questions] == [5, 10, 12]
     runs = [tokens[0, 1:-1].tolist() for tokens, *_ in spy.questions]
@@ -726,11 +734,11 @@ def test_most_of_the_room_is_given_to_what_comes_before():
 
 def test_a_window_lets_a_network_write_longer_rows_than_it_reads(bert):
     batch = sentences(bert.backbone, (70, 40, 20))
-    inner = ConfidenceOrder(LINEAR, 4, Criterion.PROBABILITY)
+    inner = drawing(Confidence(), LINEAR, steps=4)
     with pytest.raises(ValueError, match="reads at most"):
         list(inner.sample(bert, batch, seed=0))
     spy = Spy(bert)
-    sampler = Blocks(inner, 8, MASK, bert.max_length)
+    sampler = drawing(Blocks(8, Confidence()), LINEAR, steps=4, max_length=bert.max_length)
     *_, last = sampler.sample(spy, batch, seed=0)
     assert bool(writable()[last.tokens[batch.editable]].all())
     assert last.calls.tolist() == [36, 20, 10]  # 9, 5 and 3 blocks; the last of each has 4, 6 and 2 places
@@ -747,12 +755,12 @@ def test_a_window_lets_a_network_write_longer_rows_than_it_reads(bert):
 def test_blocks_at_the_same_places_of_the_window_draw_different_words():
     canvas = long_canvas(90, lambda place: True)
     spy = Spy(Words())
-    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(1)), 8, MASK, 20).sample(spy, canvas, seed=0)
+    *_, last = drawing(Blocks(8, Ancestral()), LINEAR, steps=1, max_length=20).sample(spy, canvas, seed=0)
     places = [tuple(asked[0].nonzero()[:, 0].tolist()) for *_, asked in spy.questions]
     assert len(places) - len(set(places)) >= 5  # in the middle of the row the window moves with the block
     texts = {tuple(block.tolist()) for block in last.tokens[0, 1:-1].split(8)}
     assert len(texts) == len(places)
-    *_, next_seed = Blocks(Ancestral(LINEAR, uniform_grid(1)), 8, MASK, 20).sample(Words(), canvas, seed=1)
+    *_, next_seed = drawing(Blocks(8, Ancestral()), LINEAR, steps=1, max_length=20).sample(Words(), canvas, seed=1)
     assert not texts & {tuple(block.tolist()) for block in next_seed.tokens[0, 1:-1].split(8)}
 
 
@@ -761,12 +769,14 @@ def test_rows_without_special_tokens_may_be_written_to_their_ends():
     editable = torch.arange(30) < torch.tensor([30, 11])[:, None]
     canvas = Batch.of(tokens, editable, attend=editable)
     spy = Spy(Words())
-    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(2)), 5, MASK, 8).sample(spy, canvas, seed=0)
+    *_, last = drawing(Blocks(5, Ancestral()), LINEAR, steps=2, max_length=8).sample(spy, canvas, seed=0)
     assert bool((last.tokens[editable] >= 100).all())
     assert max(tokens.shape[1] for tokens, *_ in spy.questions) == 8
 
 
-@pytest.mark.parametrize(("size", "window", "message"), [(0, None, "at least 1 place"), (4, 5, "cannot hold a block")])
+@pytest.mark.parametrize(
+    ("size", "window", "message"), [(0, None, "at least 1 position"), (4, 5, "does not fit a window of 5")]
+)
 def test_blocks_that_do_not_fit_are_refused(size, window, message):
     with pytest.raises(ValueError, match=message):
-        Blocks(Ancestral(LINEAR, GRID), size, MASK, window)
+        drawing(Blocks(size, Ancestral()), LINEAR, max_length=window)

@@ -6,21 +6,23 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, backbone_of, writable
+from drawing import Drawing, drawing
 from languages import Language, Table, exact_log_likelihood
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.method import Sampler, State
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
+from diffusionbert.samplers import State
 from diffusionbert.samplers.first_hitting import FirstHitting
-from diffusionbert.samplers.skip_exact import SkipExact
+from diffusionbert.samplers.skip_exact import SkipExact, jumps
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch, rows_of
 
@@ -72,7 +74,7 @@ def require_agreement(counts: Tensor, probabilities: Tensor) -> None:
     assert stats.chisquare(counts[kept].numpy(), expected[kept].numpy()).pvalue > 0.01
 
 
-def sentence_counts(sampler: Sampler, network: nn.Module, rows: int = 20000, seed: int = 5) -> Tensor:
+def sentence_counts(sampler: Drawing, network: nn.Module, rows: int = 20000, seed: int = 5) -> Tensor:
     canvas = LANGUAGE.batch(torch.full((rows, 3), LANGUAGE.mask_id))
     *_, last = sampler.sample(network, canvas, seed)
     return torch.bincount(last.tokens @ torch.tensor([9, 3, 1]), minlength=27)
@@ -87,15 +89,15 @@ def test_first_hitting_follows_the_exact_distribution(schedule, grid):
     """With a network that is told the time: each row must be told its own."""
     process, network = process_of(schedule), Table(LANGUAGE, num_steps=6, seed=2)
     expected = exact_log_likelihood(process, network, LANGUAGE, grid).exp()
-    require_agreement(sentence_counts(FirstHitting(process, grid), network), expected)
+    require_agreement(sentence_counts(drawing(FirstHitting(), process, grid=grid), network), expected)
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("schedule", [Linear(), CLAMPED, SENTENCE], ids=str)
 def test_skipping_follows_the_exact_distribution(schedule, grid):
     process, network = process_of(schedule), Table(LANGUAGE, seed=2)
-    sampler = SkipExact(process, grid)
-    assert sampler.jumps
+    sampler = drawing(SkipExact(), process, grid=grid)
+    assert jumps(sampler.context)
     expected = exact_log_likelihood(process, network, LANGUAGE, grid).exp()
     require_agreement(sentence_counts(sampler, network), expected)
 
@@ -105,7 +107,7 @@ def test_skipping_follows_the_exact_distribution(schedule, grid):
 def test_shaped_first_hitting_follows_the_exact_distribution(schedule, shaping):
     process, network, grid = process_of(schedule), Table(LANGUAGE, num_steps=6, seed=2), GRIDS["uneven"]
     expected = exact_shaped(process, network, shaping, grid)
-    require_agreement(sentence_counts(FirstHitting(process, grid, shaping), network), expected)
+    require_agreement(sentence_counts(drawing(FirstHitting(), process, grid=grid, shaping=shaping), network), expected)
 
 
 @pytest.mark.parametrize("grid", [GRIDS["6 steps"], GRIDS["uneven to 0.8"]], ids=["6 steps", "uneven to 0.8"])
@@ -113,8 +115,8 @@ def test_shaped_first_hitting_follows_the_exact_distribution(schedule, shaping):
 @pytest.mark.parametrize("schedule", [Linear(), CLAMPED, SENTENCE], ids=str)
 def test_shaped_skipping_follows_the_exact_distribution(schedule, shaping, grid):
     process, network = process_of(schedule), Table(LANGUAGE, seed=2)
-    sampler = SkipExact(process, grid, shaping)
-    assert sampler.jumps == (not schedule.by_token or shaping is SHAPINGS["forbidden"])
+    sampler = drawing(SkipExact(), process, grid=grid, shaping=shaping)
+    assert jumps(sampler.context) == (not schedule.by_token or shaping is SHAPINGS["forbidden"])
     require_agreement(sentence_counts(sampler, network), exact_shaped(process, network, shaping, grid))
 
 
@@ -123,8 +125,8 @@ def test_shaped_skipping_follows_the_exact_distribution(schedule, shaping, grid)
 def test_skipping_without_reweighting_follows_the_exact_distribution(schedule, shaping):
     """The sums do not telescope then, so that it must walk."""
     process, network, grid = process_of(schedule, reweighted=False), Table(LANGUAGE, seed=2), GRIDS["uneven"]
-    sampler = SkipExact(process, grid, shaping)
-    assert not sampler.jumps
+    sampler = drawing(SkipExact(), process, grid=grid, shaping=shaping)
+    assert not jumps(sampler.context)
     require_agreement(sentence_counts(sampler, network), exact_shaped(process, network, shaping, grid))
 
 
@@ -160,7 +162,7 @@ def test_when_where_and_what_is_written_first(kind, schedule, shaping, grid):
     canvas = PAIR.batch(torch.full((rows, 2), PAIR.mask_id))
     counts = torch.zeros(len(grid) - 1, 2, 3)
     before = torch.zeros(rows, dtype=torch.long)
-    for state in kind(process, grid, shaping).sample(network, canvas, seed=9):
+    for state in drawing(kind(), process, grid=grid, shaping=shaping).sample(network, canvas, seed=9):
         written = state.tokens != PAIR.mask_id
         new = (before == 0) & (written.sum(dim=1) == 1)
         index = torch.searchsorted(grid, state.time[new])
@@ -269,22 +271,24 @@ INFORMATION = TokenInformation.from_counts(
     torch.cat([torch.zeros(NUM_SPECIAL), 1e4 / torch.arange(1, VOCAB_SIZE - NUM_SPECIAL + 1) ** 1.5]),
     writable=nn.functional.pad(writable(), (0, VOCAB_SIZE - NUM_TOKENIZER_IDS)),
 )
+
+
+def of(sampler: FirstHitting | SkipExact, schedule: NoiseSchedule, grid: Tensor, **shaping: Any) -> Drawing:
+    return drawing(sampler, Absorbing(schedule, MASK, INFORMATION), grid=grid, shaping=Shaping(**shaping))
+
+
 KINDS = {
-    "first hitting": lambda grid, **cut: FirstHitting(Absorbing(Linear(), MASK), grid, Shaping(**cut)),
-    "jumps": lambda grid, **cut: SkipExact(Absorbing(Spindle(0.3), MASK, INFORMATION), grid, Shaping(**cut)),
-    "jumps, sentence": lambda grid, **cut: SkipExact(Absorbing(SENTENCE, MASK, INFORMATION), grid, Shaping(**cut)),
-    "walks": lambda grid, **cut: SkipExact(
-        Absorbing(Spindle(0.3), MASK, INFORMATION), grid, Shaping(**{"top_k": 12, **cut})
-    ),
-    "walks, sentence": lambda grid, **cut: SkipExact(
-        Absorbing(SENTENCE, MASK, INFORMATION), grid, Shaping(**{"temperature": 0.9, **cut})
-    ),
+    "first hitting": lambda grid, **cut: of(FirstHitting(), Linear(), grid, **cut),
+    "jumps": lambda grid, **cut: of(SkipExact(), Spindle(0.3), grid, **cut),
+    "jumps, sentence": lambda grid, **cut: of(SkipExact(), SENTENCE, grid, **cut),
+    "steps": lambda grid, **cut: of(SkipExact(), Spindle(0.3), grid, **{"top_k": 12, **cut}),
+    "steps, sentence": lambda grid, **cut: of(SkipExact(), SENTENCE, grid, **{"temperature": 0.9, **cut}),
 }
 every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
 def test_the_kinds_are_what_they_are_called():
-    assert [KINDS[name](uniform_grid(2)).jumps for name in list(KINDS)[1:]] == [True, True, False, False]
+    assert [jumps(KINDS[name](uniform_grid(2)).context) for name in list(KINDS)[1:]] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("rows", [1, 64])
@@ -330,7 +334,7 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(make):
 
 def test_first_hitting_tells_each_row_its_own_time_and_asks_only_what_is_due():
     canvas, network, grid = canvas_of(40), Watched(tiny_bert(time_aware=True)), uniform_grid(10, end=0.6)
-    states = list(FirstHitting(Absorbing(Linear(), MASK), grid).sample(network, canvas, seed=2))
+    states = list(drawing(FirstHitting(), Absorbing(Linear(), MASK), grid=grid).sample(network, canvas, seed=2))
     told = iter(network.times)
     for before, after in itertools.pairwise(states):
         for row in (after.calls > before.calls).nonzero()[:, 0].tolist():
@@ -405,7 +409,7 @@ def test_forbidden_words_are_never_written(make):
     assert set(last.tokens[canvas.editable].tolist()) == allowed
 
 
-@pytest.mark.parametrize("name", ["walks", "walks, sentence"])
+@pytest.mark.parametrize("name", ["steps", "steps, sentence"])
 def test_low_temperature_still_reveals_throughout_the_steps(name):
     tokens = torch.full((64, 16), MASK)
     canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
@@ -465,19 +469,10 @@ def test_nothing_is_made_on_another_device_than_the_canvas(make):
     assert not bool((last.tokens == MASK).any())
 
 
-@every_kind
-def test_half_precision_does_not_round_the_grid(make):
-    network, canvas, sampler = tiny_bert(), canvas_of(8), make(uniform_grid(60))
-    *_, before = sampler.sample(network, canvas, seed=0)
-    *_, after = sampler.bfloat16().sample(network, canvas, seed=0)
-    assert torch.equal(before.tokens, after.tokens)
-    assert not sampler.state_dict()  # a grid is a setting, no weight
-
-
 @pytest.mark.parametrize("schedule", [Spindle(0.3), SENTENCE], ids=str)
 def test_first_hitting_refuses_schedules_by_token_and_says_what_to_use(schedule):
-    with pytest.raises(ValueError, match="SkipExact"):
-        FirstHitting(Absorbing(schedule, MASK, INFORMATION), uniform_grid(4))
+    with pytest.raises(ValueError, match="skip-exact"):
+        drawing(FirstHitting(), Absorbing(schedule, MASK, INFORMATION))
 
 
 @pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
@@ -487,13 +482,19 @@ def test_a_grid_that_does_not_rise_from_0_is_refused(make, grid):
         make(torch.tensor(grid, dtype=torch.float64))
 
 
+def test_skipping_rejects_a_time_conditioned_network():
+    with pytest.raises(ValueError, match="time-conditioned; use 'ancestral'"):
+        drawing(SkipExact(), Absorbing(Spindle(0.3), MASK, INFORMATION), time_agnostic=False)
+
+
 def test_information_of_another_vocabulary_is_refused():
     process = Absorbing(Spindle(0.3), MASK, TokenInformation.from_counts(torch.ones(VOCAB_SIZE + 3)))
     with pytest.raises(ValueError, match="count tokens over the network's whole vocabulary"):
-        list(SkipExact(process, uniform_grid(3)).sample(tiny_bert(), canvas_of(2), seed=0))
+        list(drawing(SkipExact(), process, steps=3).sample(tiny_bert(), canvas_of(2), seed=0))
 
 
 def test_a_grid_so_short_that_rounding_hides_nothing_still_ends_in_text():
-    sampler = FirstHitting(Absorbing(Cosine(), MASK), torch.tensor([0.0, 1e-12, 1e-10], dtype=torch.float64))
+    grid = torch.tensor([0.0, 1e-12, 1e-10], dtype=torch.float64)
+    sampler = drawing(FirstHitting(), Absorbing(Cosine(), MASK), grid=grid)
     *_, last = sampler.sample(tiny_bert(), canvas_of(6), seed=0)
     assert not bool((last.tokens == MASK).any())

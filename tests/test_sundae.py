@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,18 +20,20 @@ from backbones import (
     repeated_words,
     writable,
 )
+from drawing import Drawing, drawing
 from languages import Language, Table
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method, State
+from diffusionbert.method import Likelihood, Method
 from diffusionbert.methods import sundae
 from diffusionbert.methods.sundae import StepUnrolled
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise
-from diffusionbert.samplers.refining import Refining
+from diffusionbert.samplers import State
+from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.shapes import Batch
 
 PAIRS = Language.random(2, 2, seed=3)
@@ -193,7 +196,7 @@ def test_it_unrolls_at_least_once(unrolls):
 
 def method(unrolls: int = 2) -> Method:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, StepUnrolled(writable(), unrolls), Refining(writable(), 6, Shaping(0.5)))
+    return Method(network, StepUnrolled(writable(), unrolls))
 
 
 @pytest.mark.parametrize("unrolls", [2, 3])
@@ -216,7 +219,7 @@ def test_it_learns_a_language_and_writes_it():
         loss.backward()
         optimiser.step()
     assert float(loss.detach()) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    *_, last = tested.sample(whole, seed=0)
+    *_, last = refinement(6, shaping=Shaping(0.5)).sample(tested.network, whole, seed=0)
     known = (last.tokens >= NUM_SPECIAL) & (last.tokens < 9)
     assert float(known[whole.editable].double().mean()) > 0.9
     assert bool(((last.tokens == last.tokens[:, 1:2]) | ~whole.editable).all(dim=1).double().mean() > 0.6)
@@ -235,12 +238,17 @@ def canvas(bert) -> Batch:
     return mixed_canvas(bert.backbone)
 
 
+def refinement(steps: int, share: float = 1.0, allowed: Tensor | None = None, **settings: Any) -> Drawing:
+    allowed = writable() if allowed is None else allowed
+    return drawing(Refinement(share), None, steps=steps, allowed_tokens=allowed, **settings)
+
+
 SAMPLERS = {
-    "all": Refining(writable(), 4),
-    "a share": Refining(writable(), 4, Shaping(0.8), update=0.3),
-    "one step": Refining(writable(), 1, update=0.01),
-    "likeliest": Refining(writable(), 12, Shaping(top_k=1)),
-    "likeliest, a share": Refining(writable(), 6, Shaping(top_k=1), update=0.5),
+    "all": refinement(4),
+    "a share": refinement(4, 0.3, shaping=Shaping(0.8)),
+    "one step": refinement(1, 0.01),
+    "most probable": refinement(12, shaping=Shaping(top_k=1)),
+    "most probable, a share": refinement(6, 0.5, shaping=Shaping(top_k=1)),
 }
 parametrize_samplers = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 
@@ -267,10 +275,10 @@ def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, be
         assert int(state.calls.sum()) == sum(len(tokens) for tokens, *_ in spy.questions)
         assert state.calls[0] == 0
         assert state.time.dtype == torch.float64
-        if sampler.shaping.top_k is None or sampler.update < 1:
+        if sampler.context.config.top_k is None or sampler.sampler.update_share < 1:
             assert state.calls.tolist() == [0, *[number] * 4]
             torch.testing.assert_close(
-                state.time[1:], torch.full((4,), 1 - number / sampler.steps).double(), atol=1e-7, rtol=0
+                state.time[1:], torch.full((4,), 1 - number / sampler.context.config.steps).double(), atol=1e-7, rtol=0
             )
     for _, _, t, asked in spy.questions:
         assert bool((t == 1).all())
@@ -302,7 +310,7 @@ def test_the_same_seed_gives_the_same_text_and_another_another(sampler, bert, ca
 @pytest.mark.parametrize("update", [0.1, 1.0])
 def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
     shaping = Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50)))
-    sampler = Refining(writable(), 2, shaping, update)
+    sampler = refinement(2, update, shaping=shaping)
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
     first, again = (list(sampler.sample(bert, batch, seed=0))[-1].tokens for batch in (canvas, other))
     assert torch.equal(first, again)
@@ -312,7 +320,7 @@ def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_
 def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert, canvas):
     frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
     spy = Spy(bert)
-    (only,) = Refining(writable(), 3).sample(spy, frozen, seed=0)
+    (only,) = refinement(3).sample(spy, frozen, seed=0)
     assert torch.equal(only.tokens, canvas.tokens)
     assert only.calls.tolist() == only.time.tolist() == [0] * 5
     assert not spy.questions
@@ -320,7 +328,7 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert, canvas)
 
 def test_a_step_after_the_first_asks_about_a_share_of_each_row_rounded_up(bert, canvas):
     spy = Spy(bert)
-    list(Refining(writable(), 4, update=0.3).sample(spy, canvas, seed=0))
+    list(refinement(4, 0.3).sample(spy, canvas, seed=0))
     asked = [question[3].sum(dim=1).tolist() for question in spy.questions]
     assert asked == [[5, 9, 2, 6], *[[2, 3, 1, 2]] * 3]
     places = [question[3].nonzero().tolist() for question in spy.questions]
@@ -343,7 +351,7 @@ def test_texts_are_distributed_as_the_chain_says_after_every_step(update):
     network, rows = Table(TRIPLES, scale=2.0), 20_000
     canvas = TRIPLES.batch(torch.zeros(rows, 3, dtype=torch.long))
     law = torch.full((8,), 1 / 8, dtype=torch.float64)
-    for number, state in enumerate(Refining(TRIPLES.writable, 4, update=update).sample(network, canvas, seed=1)):
+    for number, state in enumerate(refinement(4, update, TRIPLES.writable).sample(network, canvas, seed=1)):
         assert stats.chisquare(frequencies(state.tokens, TRIPLES), law * rows).pvalue > 1e-4
         places = [(0, 1, 2)] if number == 0 else SHARES[update]
         law = law @ torch.stack([transition(network, TRIPLES, chosen) for chosen in places]).mean(dim=0)
@@ -364,7 +372,7 @@ def likeliest_texts(network: nn.Module, canvas: Batch, start: Tensor, steps: int
 def test_rows_that_cannot_change_any_more_stop_early_and_lose_nothing(seed, cycles):
     """A row is asked until an answer is what it was already; one that goes round in a circle takes all steps."""
     network, canvas = Table(TRIPLES, scale=2.0, seed=seed), TRIPLES.batch()
-    states = list(Refining(TRIPLES.writable, 9, Shaping(top_k=1)).sample(network, canvas, seed=0))
+    states = list(refinement(9, allowed=TRIPLES.writable, shaping=Shaping(top_k=1)).sample(network, canvas, seed=0))
     texts = likeliest_texts(network, canvas, states[0].tokens, 9)
     expected = []
     for row in range(8):
@@ -379,22 +387,16 @@ def test_rows_that_cannot_change_any_more_stop_early_and_lose_nothing(seed, cycl
     assert torch.equal(states[-1].tokens, texts[-1])
 
 
-@pytest.mark.parametrize("steps", [0, -1])
-def test_too_few_steps_are_refused(steps):
-    with pytest.raises(ValueError, match=f"at least 1 step, given {steps}"):
-        Refining(writable(), steps)
-
-
 def test_a_share_of_places_is_rounded_up_and_not_by_rounding_errors():
     """Seven tenths of ten places are seven, though 0.7 · 10 is a little more in floating point."""
     number = torch.arange(1, 200)
     x = Batch.of(torch.zeros(199, 199, dtype=torch.long), torch.arange(199) < number[:, None])
     for percent in range(1, 101):
-        chosen = Refining(writable(), 2, update=percent / 100)._share(x, Noise(0)).sum(dim=1)
+        chosen = Refinement(percent / 100)._share(x, seed=0, number=2).sum(dim=1)
         assert torch.equal(chosen, -(-percent * number // 100))
 
 
 @pytest.mark.parametrize("update", [0.0, -0.1, 1.1, math.nan])
 def test_other_shares_are_refused(update):
-    with pytest.raises(ValueError, match=rf"\(0, 1\], given {update}"):
-        Refining(writable(), 3, update=update)
+    with pytest.raises(ValueError, match=rf"update_share must be above 0 and at most 1, got {update}"):
+        Refinement(update)

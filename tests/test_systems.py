@@ -15,11 +15,12 @@ from functools import cache
 import pytest
 import torch
 from backbones import CLS, MASK, SEP
+from drawing import requested
 from tiny_models import MAX_LENGTH, corpus, folder, pairs
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.building import Lexicon, build
+from diffusionbert.building import Lexicon, build, build_sampler
 from diffusionbert.cli import main
 from diffusionbert.commands.start import _experiment
 from diffusionbert.commands.training import Train
@@ -43,11 +44,11 @@ from diffusionbert.model import load
 from diffusionbert.networks import Denoiser, EmbeddingDenoiser, new_decoder
 from diffusionbert.noise import Noise
 from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.processes import Absorbing, Gaussian, Uniform
+from diffusionbert.samplers import Sampler, SamplingContext, last_state, sample
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
-from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Sqrt
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Task
@@ -148,10 +149,23 @@ def experiment_of(name: str) -> Experiment:
 
 
 def built(name: str) -> Method:
-    sampling = replace(SYSTEMS[name].sampling, steps=16, top_k=None)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return build(experiment_of(name), lexicon(), sampling)
+        return build(experiment_of(name), lexicon())
+
+
+def learned_lexicon(method: Method) -> Lexicon:
+    """With the rates that a method has learned, if it learns any."""
+    process = getattr(method.objective, "process", None)
+    if getattr(process, "learned", None) is None:
+        return lexicon()
+    return replace(lexicon(), exponents=process.information.detach())
+
+
+def sampler_of(name: str, method: Method) -> tuple[Sampler, SamplingContext]:
+    request = SYSTEMS[name].sampling
+    request = replace(request, config=replace(request.config, steps=16, top_k=None))
+    return build_sampler(experiment_of(name), learned_lexicon(method), request, method.network)
 
 
 def toy_of(name: str) -> Toy:
@@ -215,7 +229,8 @@ def test_every_system_writes_its_language(name):
     method, _ = trained(name)
     toy = toy_of(name)
     given = toy.drawn(100, seed=5)
-    *_, last = method.sample(replace(given, tokens=given.tokens.masked_fill(given.editable, MASK)), seed=0)
+    canvas = replace(given, tokens=given.tokens.masked_fill(given.editable, MASK))
+    last = last_state(sample(*sampler_of(name, method), method.network, canvas, seed=0))
     assert bool(lexicon().writable[last.tokens[given.editable]].all())
     assert torch.equal(last.tokens[~given.editable], given.tokens[~given.editable])
     known = {tuple(row) for row in toy.rows.tokens.tolist()}
@@ -229,7 +244,7 @@ def test_diffuseq_sees_a_clean_source_at_every_step_of_training_and_writing():
     handle = method.network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     method.loss(given, Noise(0))
     method.nats(given, Noise(0))
-    list(method.sample(given, seed=0))
+    last_state(sample(*sampler_of("diffuseq", method), method.network, given, seed=0))
     handle.remove()
     assert len(seen) == 2 + 16
     for x_t in seen:
@@ -248,22 +263,22 @@ def test_kinds_of_likelihood():
     assert {name for name, kind in kinds.items() if kind is Likelihood.PSEUDO} == pseudo
 
 
-def classes(method: Method) -> tuple[type, ...]:
-    process = getattr(method.objective, "process", None)
-    return type(method.objective), type(process), type(method.network), type(method.sampler)
+def classes(name: str) -> tuple[type, ...]:
+    method = built(name)
+    process, (sampler, _) = getattr(method.objective, "process", None), sampler_of(name, method)
+    return type(method.objective), type(process), type(method.network), type(sampler)
 
 
 def test_three_systems_are_settings_alone():
     """Each is made of classes that other systems have, too."""
-    multinomial, any_order, pairs = (built(name) for name in ("multinomial", "oa-ardm", "diffuseq"))
-    assert classes(multinomial) == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes(built("d3pm-uniform"))
-    assert multinomial.objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
-    assert classes(any_order) == (AnyOrder, type(None), Denoiser, FirstHitting)
-    assert classes(any_order)[2:] == classes(built("mdlm"))[2:]
-    assert isinstance(any_order.sampler.process, Absorbing)
-    assert classes(pairs)[::2] == (GaussianDiffusion, EmbeddingDenoiser)
-    assert type(pairs.sampler) is GaussianAncestral
-    assert classes(pairs) == classes(built("diffusion-lm"))
+    assert classes("multinomial") == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes("d3pm-uniform")
+    assert built("multinomial").objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
+    assert classes("oa-ardm") == (AnyOrder, type(None), Denoiser, FirstHitting)
+    assert classes("oa-ardm")[2:] == classes("mdlm")[2:]
+    _, context = sampler_of("oa-ardm", built("oa-ardm"))
+    assert isinstance(context.process, Absorbing)
+    assert classes("diffuseq") == (GaussianDiffusion, Gaussian, EmbeddingDenoiser, GaussianAncestral)
+    assert classes("diffuseq") == classes("diffusion-lm")
     assert SYSTEMS["diffuseq"].objective == SYSTEMS["diffusion-lm-sqrt"].objective
     assert [name for name, system in SYSTEMS.items() if system.needs_pairs] == ["diffuseq"]
 
@@ -339,7 +354,7 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     assert not any("[" in text for text in written)
     model = load(output, "cpu")
     assert model.paired
-    task, sampling = Task(2, length=5, source=source), Sampling(steps=8)
+    task, sampling = Task(2, length=5, source=source), requested(steps=8)
     assert model.experiment.objective.num_steps == 20
     row = model.vocabulary.encode([source])[0]
     canvas = model._canvas(task, sampling)

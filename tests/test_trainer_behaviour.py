@@ -707,7 +707,7 @@ OBJECTIVES = {
 def test_an_inert_part_adds_nothing_but_takes_part(tmp_path, name):
     """A process without rows: its loss is 0, its gradients are zeros, and every parameter has one."""
     whole = method(dropout=0.0)
-    tested = Method(whole.network, OBJECTIVES[name](whole), whole.sampler)
+    tested = Method(whole.network, OBJECTIVES[name](whole))
     batch = Noise(0).stratify(MadeUpRows(3, seed=1).batch([0, 1, 2]))
     loss = tested(training._inert(batch), Noise(0), 10.0)
     assert float(loss.detach()) == 0

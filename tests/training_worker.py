@@ -23,7 +23,6 @@ from diffusionbert.method import Method
 from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch
 from diffusionbert.training.settings import Training
@@ -67,7 +66,7 @@ def method(dropout: float) -> Method:
     information = TokenInformation.from_counts(torch.arange(VOCABULARY), writable=writable)
     process = Absorbing(Spindle(0.3), MASK, information)
     network = Denoiser(backbone, LayerwiseTime(backbone, SinusoidalTime(16)), writable)
-    return Method(network, DiscreteTime(process, uniform_grid(16)), Ancestral(process, uniform_grid(16)))
+    return Method(network, DiscreteTime(process, uniform_grid(16)))
 
 
 def main() -> None:

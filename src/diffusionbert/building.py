@@ -1,7 +1,7 @@
 """From settings to a method: the one place that names concrete classes.
 
-`build` makes a network, an objective and a sampler out of an `Experiment`; `build_sampler` another way of writing for
-the same method; `scoring` says by which objective its sentences are scored. Everything after this module knows
+`build` makes a network and an objective out of an `Experiment`; `build_sampler` the sampler of a request and its
+context; `scoring` says by which objective its sentences are scored. Everything after this module knows
 methods by their contract alone.
 """
 
@@ -44,15 +44,7 @@ from diffusionbert.experiments import (
     Time,
     VectorDiffusion,
 )
-from diffusionbert.method import (
-    Estimator,
-    Likelihood,
-    LikelihoodDefinition,
-    Method,
-    Objective,
-    Sampler,
-    TimeGrid,
-)
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Method, Objective, TimeGrid
 from diffusionbert.methods.any_order import AnyOrder
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.methods.bert_mouth import BertMouth
@@ -68,16 +60,21 @@ from diffusionbert.networks import (
     Denoiser,
     EmbeddingDenoiser,
     load_causal_lm,
+    load_legacy_checkpoint,
     load_masked_lm,
     make_room,
     new_decoder,
 )
-from diffusionbert.original import load_original
 from diffusionbert.processes import Absorbing, Gaussian, LearnedExponents, Process, Uniform
+from diffusionbert.samplers import Sampler, SamplingContext, SamplingRequest
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.blocks import Blocks
+from diffusionbert.samplers.exact import Exact
 from diffusionbert.samplers.gaussian import GaussianAncestral
+from diffusionbert.samplers.gibbs import Gibbs
 from diffusionbert.samplers.left_to_right import LeftToRight
-from diffusionbert.samplers.refining import Refining
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.schedules import Linear, NoiseSchedule, Power, TokenInformation, uniform_grid
 from diffusionbert.shapes import TokenSet
 from diffusionbert.storage.component import Component
@@ -116,7 +113,6 @@ class Lexicon:
 def build(
     experiment: Experiment,
     lexicon: Lexicon,
-    sampling: Sampling | None = None,
     backbone: PreTrainedModel | None = None,
 ) -> Method:
     """Makes the method of an experiment; new weights come from torch's global generator.
@@ -133,9 +129,8 @@ def build(
             f"sentences may have {experiment.data.max_length} tokens, but this network reads at most "
             f"{network.max_length}; set max_length (--max-length) to {network.max_length} or less"
         )
-    objective, process = _objective(experiment.objective, lexicon)
-    sampling = sampling or Sampling(steps=num_steps(experiment.objective))
-    return Method(network, objective, _sampler(experiment, process, lexicon, sampling))
+    objective, _ = _objective(experiment.objective, lexicon)
+    return Method(network, objective)
 
 
 def num_steps(settings: Objectives) -> int:
@@ -250,7 +245,7 @@ def _backbone(experiment: Experiment, lexicon: Lexicon) -> PreTrainedModel:
         case Pretrained(name):
             if is_causal:
                 return make_room(load_causal_lm(name), len(lexicon.writable))
-            return load_original(Path(name)) if name.endswith(".th") else load_masked_lm(name)
+            return load_legacy_checkpoint(Path(name)) if name.endswith(".th") else load_masked_lm(name)
 
 
 def _new_bert(settings: NewBert, vocabulary: int, positions: int, pad_id: int) -> PreTrainedModel:
@@ -286,58 +281,79 @@ def _conditioning(experiment: Experiment, backbone: PreTrainedModel) -> TimeCond
 
 
 def build_sampler(
-    experiment: Experiment, lexicon: Lexicon, sampling: Sampling, end: float = 1.0, window: int | None = None
-) -> Sampler[Any]:
-    """Makes a sampler for the method of an experiment; the lexicon is padded to the network's vocabulary."""
-    _, process = _objective(experiment.objective, lexicon)
-    return _sampler(experiment, process, lexicon, sampling, end, window)
-
-
-_OWN: dict[type, Algorithm] = {
-    MouthMasking: Algorithm.GIBBS,
-    MaskPredicting: Algorithm.MASK_PREDICT,
-    StepUnrolling: Algorithm.REFINING,
-    VectorDiffusion: Algorithm.ANCESTRAL,
-    NextWord: Algorithm.LEFT_TO_RIGHT,
-}
-"""How methods write that have a way of their own; diffusion on tokens writes by its own distribution."""
-
-
-def _own_algorithm(experiment: Experiment) -> Algorithm:
-    return _OWN.get(type(experiment.objective), Algorithm.EXACT)
-
-
-def resolved(sampling: Sampling, experiment: Experiment) -> Sampling:
-    """The same, its algorithm called by its name if it was to be the method's own."""
-    if sampling.algorithm is not Algorithm.OWN:
-        return sampling
-    return dataclasses.replace(sampling, algorithm=_own_algorithm(experiment))
-
-
-def _sampler(
     experiment: Experiment,
-    process: Process | Gaussian | None,
     lexicon: Lexicon,
-    sampling: Sampling,
-    end: float = 1.0,
-    window: int | None = None,
-) -> Sampler[Any]:
-    settings, own, sampling = experiment.objective, _own_algorithm(experiment), resolved(sampling, experiment)
+    request: SamplingRequest,
+    network: Any,
+    *,
+    start_time: float = 1.0,
+    max_length: int | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Sampler, SamplingContext]:
+    """Makes the sampler of a request and its context; raises ValueError if the model cannot be sampled like this.
+
+    Args:
+        experiment: The model's settings.
+        lexicon: Its token statistics, padded to the network's vocabulary.
+        request: Which sampler, with which settings.
+        network: The model's network.
+        start_time: 1 starts from pure noise, less from a partly masked text.
+        max_length: The number of positions that the network reads at once.
+        device: Where the sequences are.
+    """
+    settings, (_, process) = experiment.objective, _objective(experiment.objective, lexicon)
+    sampler = request.sampler
+    if sampler is None or _is_own(sampler, process, settings):
+        sampler = default_sampler(settings)
+    if start_time < 1 and not isinstance(process, Process):
+        raise ValueError("this model does not generate at [MASK], so it rewrites no text; use another model")
+    if request.block is not None:
+        sampler = Blocks(request.block, sampler)
+    context = SamplingContext(
+        mask_id=lexicon.mask_id,
+        process=process.to(device) if isinstance(process, Process) else process,
+        config=request.config,
+        allowed_tokens=lexicon.writable.to(device),
+        forbidden=lexicon.forbidden,
+        time_agnostic=experiment.time is Time.NONE,
+        start_time=start_time,
+        max_length=max_length,
+        word_vectors=network if isinstance(process, Gaussian) else None,
+        causal=isinstance(settings, NextWord),
+    )
+    return sampler.resolve(context), context
+
+
+def default_sampler(settings: Objectives) -> Sampler:
+    """The sampler of an objective if none is asked for; diffusion on tokens is sampled exactly."""
+    match settings:
+        case MouthMasking():
+            return Gibbs()
+        case MaskPredicting():
+            return MaskPredict()
+        case StepUnrolling():
+            return Refinement()
+        case VectorDiffusion(clamped=clamped):
+            return GaussianAncestral(clamped)
+        case NextWord():
+            return LeftToRight()
+        case _:
+            return Exact()
+
+
+def resolved(request: SamplingRequest, experiment: Experiment) -> SamplingRequest:
+    """The request with the objective's default sampler where it names none."""
+    if request.sampler is not None:
+        return request
+    return dataclasses.replace(request, sampler=default_sampler(experiment.objective))
+
+
+def _is_own(sampler: Sampler, process: Process | Gaussian | None, settings: Objectives) -> bool:
+    """Whether a name for diffusion on tokens means the default sampler of a model that is none.
+
+    That is also its exact sampler, if it has a distribution, and on vectors the ancestral one.
+    """
     if isinstance(process, Process):
-        agnostic = experiment.time is Time.NONE
-        forbidden = lexicon.forbidden
-        return sampling.sampler(process, forbidden=forbidden, time_agnostic=agnostic, end=end, window=window)
-    has_law = not isinstance(settings, StepUnrolling)
-    is_own = sampling.algorithm is own or (sampling.algorithm is Algorithm.EXACT and has_law)
-    if not is_own or sampling.block is not None:
-        what = "in blocks" if sampling.block is not None else f"by {sampling.algorithm.value!r}"
-        raise ValueError(f"this model writes by {own.value!r} and not {what}; leave it out")
-    if end < 1:
-        raise ValueError("this model does not write on [MASK], so it rewrites no text; use another model")
-    shaping = sampling.shaping(lexicon.forbidden)
-    if isinstance(process, Gaussian):
-        assert isinstance(settings, VectorDiffusion)
-        return GaussianAncestral(process, uniform_grid(sampling.steps), shaping, clamped=settings.clamped)
-    if isinstance(settings, StepUnrolling):
-        return Refining(lexicon.writable, sampling.steps, shaping)
-    return LeftToRight(lexicon.mask_id, shaping)
+        return False
+    is_exact = isinstance(sampler, Exact) and not isinstance(settings, StepUnrolling)
+    return is_exact or (isinstance(sampler, Ancestral) and isinstance(process, Gaussian))

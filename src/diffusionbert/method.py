@@ -1,13 +1,12 @@
 """The contract between methods and everything that uses them.
 
-A method is a network, an objective (how it learns and what likelihood it has) and a sampler (how it writes).
-Training, evaluation and the command line know this module and no concrete method.
+A method is a network and an objective (how it learns and what likelihood it has). How text is generated is the business
+of samplers (`samplers.base`). Training, evaluation and the command line know this module and no concrete method.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -15,11 +14,11 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowTimes, RowValues, Tokens
+from diffusionbert.shapes import Batch, PerPlace, RowValues
 from diffusionbert.storage.component import Component
 
 NetworkT = TypeVar("NetworkT")
-"""What an objective and a sampler ask for answers; for methods on tokens, a `networks.Network`."""
+"""What an objective asks for answers; for methods on tokens, a `networks.Network`."""
 
 
 class Likelihood(Enum):
@@ -94,36 +93,16 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
         """One draw of an unbiased estimate of each row's nats, told apart by place; a row's nats are their sum."""
 
 
-@dataclass(frozen=True, eq=False)
-class State:
-    """What a sampler has written so far."""
-
-    tokens: Tokens
-    time: RowTimes
-    """Where each row is on its way from 1, or where it began, to 0; rows may be at different times."""
-    calls: RowCounts
-    """How often the network was asked about each row up to here."""
-
-
-class Sampler(nn.Module, Generic[NetworkT], ABC):
-    """How a network writes. Draws of a row depend on the seed and on `canvas.example`, not on other rows."""
-
-    @abstractmethod
-    def sample(self, network: NetworkT, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields every state from noise to text; places that are not editable never change."""
-
-
 class Method(nn.Module):
-    """A network with its objective and its sampler.
+    """A network with its objective.
 
     Training wraps this module, so that everything that touches parameters runs inside the root's forward.
     """
 
-    def __init__(self, network: nn.Module, objective: Objective[Any], sampler: Sampler[Any]):
+    def __init__(self, network: nn.Module, objective: Objective[Any]):
         super().__init__()
         self.network = network
         self.objective = objective
-        self.sampler = sampler
 
     def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float) -> Tensor:
         """The loss of a part of a global batch of `num_tokens` editable tokens.
@@ -140,7 +119,3 @@ class Method(nn.Module):
     def nats(self, x0: Batch, noise: Noise) -> PerPlace:
         """One estimate of each row's nats, told apart by place."""
         return self.objective.nats(self.network, x0, noise)
-
-    def sample(self, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields every state from noise to text."""
-        return self.sampler.sample(self.network, canvas, seed)

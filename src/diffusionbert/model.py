@@ -38,11 +38,11 @@ from diffusionbert.likelihood.evaluation import (
 )
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate, Unit
-from diffusionbert.method import LikelihoodDefinition, Method, Objective, State
+from diffusionbert.method import LikelihoodDefinition, Method, Objective
 from diffusionbert.metrics import most_agreed
 from diffusionbert.model_folder import Opened, read_model, restore_beside
 from diffusionbert.networks import Backed, Denoiser, Network
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest, State, last_state, sample
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
 from diffusionbert.text.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
@@ -132,15 +132,15 @@ class Model:
     ) -> list[str]:
         """Writes texts. `write` has all the knobs, and says what each text cost."""
         task = Task(number, length, prompt, include=words_of(include), forbid=words_of(forbid), seed=seed)
-        sampling = Sampling(steps=steps, temperature=temperature, top_k=top_k, top_p=top_p)
-        return [written.text for written in self.write(task, sampling)]
+        config = SamplerConfig(steps, temperature, top_k, top_p)
+        return [written.text for written in self.write(task, SamplingRequest(config=config))]
 
     def rewrite(self, text: str, strength: float = 0.4, *, number: int = 1, seed: int = 0) -> list[str]:
         """Hides a share of a text and writes it anew."""
         task = Task(number, rewrite=text, strength=strength, seed=seed)
-        return [written.text for written in self.write(task, Sampling(top_k=30))]
+        return [written.text for written in self.write(task, SamplingRequest(config=SamplerConfig(top_k=30)))]
 
-    def write(self, task: Task, sampling: Sampling) -> Iterator[Written]:
+    def write(self, task: Task, sampling: SamplingRequest) -> Iterator[Written]:
         """Writes the texts of a task, some at a time."""
         canvas = self._canvas(task, sampling)
         number, at_once = len(canvas.tokens), self.rows_at_once(canvas.tokens.shape[1])
@@ -148,12 +148,12 @@ class Model:
             rows = torch.arange(start, min(start + at_once, number))
             yield from self._written(task, sampling, canvas.rows(rows))
 
-    def require(self, task: Task, sampling: Sampling) -> None:
+    def require(self, task: Task, sampling: SamplingRequest) -> None:
         """Refuses, before anything is written, lengths and samplers that this model has not."""
         self._canvas(replace(task, number=1), sampling)
-        build_sampler(self.experiment, self.lexicon, sampling, window=self.max_places)
+        build_sampler(self.experiment, self.lexicon, sampling, self.network, max_length=self.max_places)
 
-    def _written(self, task: Task, sampling: Sampling, canvas: Batch) -> list[Written]:
+    def _written(self, task: Task, sampling: SamplingRequest, canvas: Batch) -> list[Written]:
         """Writes all rows of a canvas, and those again in which a forbidden word can be read all the same.
 
         Pieces are forbidden, but a weak or hot network may spell a word across punctuation: `& ##a` reads as `&a`.
@@ -162,19 +162,19 @@ class Model:
         for attempt in range(ATTEMPTS):
             missing = torch.tensor([row for row in range(len(canvas.tokens)) if row not in found])
             again = replace(task, seed=task.seed + (attempt << 36))
-            *_, last = self._states(again, sampling, canvas.rows(missing))
-            for number, row, calls in zip(missing.tolist(), last.tokens, last.calls.tolist(), strict=True):
+            end = last_state(self._states(again, sampling, canvas.rows(missing)))
+            for number, row, calls in zip(missing.tolist(), end.tokens, end.calls.tolist(), strict=True):
                 own = self._own(row)
                 text = self._text(own, task.prompt)
                 if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
-                    found[number] = Written(text, len(own), sampling.steps, int(calls), task.seed)
+                    found[number] = Written(text, len(own), sampling.config.steps, int(calls), task.seed)
             if len(found) == len(canvas.tokens):
                 return [found[row] for row in range(len(canvas.tokens))]
         raise RuntimeError(
             f"no text without {', '.join(task.forbid)} was found in {ATTEMPTS} attempts; forbid fewer words"
         )
 
-    def answer(self, task: Task, sampling: Sampling, candidates: int) -> list[Written]:
+    def answer(self, task: Task, sampling: SamplingRequest, candidates: int) -> list[Written]:
         """Answers a source: of so many candidates, the one with the least expected loss (Kumar & Byrne 2004).
 
         The loss is 1 - BLEU, and what the other candidates are stands for what the answer may be.
@@ -187,23 +187,32 @@ class Model:
         self, *, length: int | None = None, steps: int = 128, seed: int = 0, prompt: str = "", top_k: int | None = 30
     ) -> Iterator[Moment]:
         """Yields every state of one text; `watch` has all the knobs."""
-        return self.watch(Task(length=length, prompt=prompt, seed=seed), Sampling(steps=steps, top_k=top_k))
+        request = SamplingRequest(config=SamplerConfig(steps, top_k=top_k))
+        return self.watch(Task(length=length, prompt=prompt, seed=seed), request)
 
-    def watch(self, task: Task, sampling: Sampling) -> Iterator[Moment]:
+    def watch(self, task: Task, sampling: SamplingRequest) -> Iterator[Moment]:
         """Yields every state of a task's first text."""
         canvas = self._canvas(replace(task, number=1), sampling)
         for state in self._states(task, sampling, canvas):
             yield self._moment(state)
 
-    def _states(self, task: Task, sampling: Sampling, canvas: Batch) -> Iterator[State]:
+    def _states(self, task: Task, sampling: SamplingRequest, canvas: Batch) -> Iterator[State]:
         network, canvas = self._constrained(task, canvas.to(self.device))
         words = canvas.editable | (canvas.attend & ~self.vocabulary.special.to(self.device)[canvas.tokens])
         # A network that is told the time, or a schedule by token, must know how much is hidden at the start.
-        end = 1.0 if task.rewrite is None else int(canvas.editable.sum()) / int(words.sum())
-        sampler = build_sampler(self.experiment, self.lexicon, sampling, end, self.max_places)
-        return sampler.to(self.device).sample(network, canvas, task.seed)
+        start_time = 1.0 if task.rewrite is None else int(canvas.editable.sum()) / int(words.sum())
+        sampler, context = build_sampler(
+            self.experiment,
+            self.lexicon,
+            sampling,
+            self.network,
+            start_time=start_time,
+            max_length=self.max_places,
+            device=self.device,
+        )
+        return sample(sampler, context, network, canvas, task.seed)
 
-    def _canvas(self, task: Task, sampling: Sampling) -> Batch:
+    def _canvas(self, task: Task, sampling: SamplingRequest) -> Batch:
         if (task.source is not None) != self.paired:
             raise ValueError(
                 "this model was trained on pairs: it answers a source and does nothing else; give a source"
@@ -221,7 +230,7 @@ class Model:
         self._require_space(around + max(lengths), task, sampling)
         return blank(self.vocabulary, lengths, task.prompt, task.source)
 
-    def _require_space(self, places: int, task: Task, sampling: Sampling) -> None:
+    def _require_space(self, places: int, task: Task, sampling: SamplingRequest) -> None:
         """Raises ValueError if rows of so many places cannot be written: before they are made, and fill the memory."""
         if sampling.block is None:
             blocks = ", or write in blocks (block=32, --block 32)" if writes_on_masks(self.experiment) else ""
@@ -444,7 +453,7 @@ class Model:
     def method(self, objective: Objective[Any]) -> Method:
         """This model with another objective."""
         assert isinstance(self.network, nn.Module)
-        return Method(self.network, objective, build_sampler(self.experiment, self.lexicon, Sampling()))
+        return Method(self.network, objective)
 
 
 def load(name_or_folder: str | Path | None = None, device: str | torch.device | None = None) -> Model:

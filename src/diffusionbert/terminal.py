@@ -1,4 +1,4 @@
-"""How texts on their way, and what tokens cost, look in a terminal."""
+"""Terminal output: a text while it is being generated, and tokens coloured by their nats."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from diffusionbert.tasks import Moment
 
 DEAR = 10.0
-"""Nats at which a token is shown in plain red."""
+"""Nats from which a token is fully red."""
 
 
 def show_writing(moments: Iterable[Moment], console: Console, num_lines: int | None = None) -> None:
-    """Shows a text being written: in place on a terminal, else states on lines of their own, at most so many."""
+    """Shows a text being generated: in place on a terminal, else one line per state, at most `num_lines`."""
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for moment in moments:
                 live.update(line_of(moment), refresh=True)
-                time.sleep(0.04)  # for the eye
+                time.sleep(0.04)  # slow enough to follow
         return
     changed: list[Moment] = []
     for moment in moments:
@@ -36,7 +36,7 @@ def show_writing(moments: Iterable[Moment], console: Console, num_lines: int | N
 
 
 def line_of(moment: Moment) -> Text:
-    """One line: hidden places as dim bars, written words plain."""
+    """One state as one line: masked positions as dim bars, tokens as they are."""
     line = Text()
     line.append(f"t = {moment.time:4.2f} ", "dim")
     for piece in moment.pieces:
@@ -48,7 +48,7 @@ def line_of(moment: Moment) -> Text:
 
 
 def coloured(surprise: Sequence[tuple[str, float]]) -> Text:
-    """Tokens that cost little in green, dear ones in red, each with its nats."""
+    """Tokens on a scale from green (few nats) to red (many), each with its nats."""
     line = Text()
     for piece, nats in surprise:
         warmth = min(max(nats, 0.0) / DEAR, 1.0)

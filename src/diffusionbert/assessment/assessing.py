@@ -37,9 +37,9 @@ from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import Bleu, PerSample, self_bleu4
 from diffusionbert.model import Model
-from diffusionbert.sampling import REMASKING, Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.code_version import code_version
-from diffusionbert.storage.component import Component, Setting
+from diffusionbert.storage.component import Component
 from diffusionbert.tasks import MOST_TEXTS, Task
 from diffusionbert.training.description import ModelDescription, describe
 
@@ -54,7 +54,7 @@ ProgressCallback = Callable[[str, int, int], None]
 class Plan:
     """What to measure."""
 
-    sampling: Sampling = Sampling(top_k=30)
+    sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
     samples: int = 1000
     """In each of the two sets."""
     length: int | tuple[int, int] | None = PAPER_LENGTH
@@ -251,17 +251,15 @@ def write_samples(model: Model, plan: Plan, progress: ProgressCallback = lambda 
 
 
 def _sampling_record(model: Model, plan: Plan) -> SamplingRecord:
-    own = resolved(plan.sampling, model.experiment)
-    knobs: dict[str, Setting] = {} if own.threshold is None else {"threshold": own.threshold}
-    if own.algorithm in REMASKING:
-        knobs["remasking"] = own.remasking
+    request = resolved(plan.sampling, model.experiment)
+    config = request.config
     return SamplingRecord(
-        Component(own.algorithm.value, knobs),
-        own.steps,
-        own.temperature,
-        own.top_k,
-        own.top_p,
-        own.block,
+        Component.of(request.sampler),
+        config.steps,
+        config.temperature,
+        config.top_k,
+        config.top_p,
+        request.block,
         plan.length,
         plan.samples,
         plan.seed,

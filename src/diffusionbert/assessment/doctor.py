@@ -17,9 +17,10 @@ from typing import Any, final
 
 import numpy as np
 
-from diffusionbert.assessment.retention import Retention
 from diffusionbert.assessment.symptoms import TENTHS, TOP, Case, Symptoms, measure
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.samplers import SamplingRequest, format_sampler
+from diffusionbert.samplers.confidence import Confidence
+from diffusionbert.samplers.mask_predict import MaskPredict
 
 LEAST_TOKENS, LEAST_SAMPLES = 120, 8
 """From fewer, frequencies and lengths say nothing."""
@@ -60,26 +61,18 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     symptoms: Symptoms
-    retention: Retention | None
 
     def to_json(self) -> dict[str, Any]:
         """Gives it as plain data."""
         findings = [finding.to_json() for finding in self.findings]
-        retention = None if self.retention is None else self.retention.to_json()
-        return {
-            "healthy": not findings,
-            "findings": findings,
-            "symptoms": asdict(self.symptoms),
-            "retention": retention,
-        }
+        return {"healthy": not findings, "findings": findings, "symptoms": asdict(self.symptoms)}
 
 
-def diagnose(case: Case, retention: Retention | None = None) -> Diagnosis:
+def diagnose(case: Case) -> Diagnosis:
     """Says what is wrong, the most serious first."""
     symptoms = measure(case)
     found = [finding for check in _CHECKS for finding in check(case, symptoms)]
-    found += [] if retention is None else _forgetting(retention)
-    return Diagnosis(tuple(sorted(found, key=lambda finding: finding.severity)), symptoms, retention)
+    return Diagnosis(tuple(sorted(found, key=lambda finding: finding.severity)), symptoms)
 
 
 def _tokenizer(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
@@ -141,7 +134,7 @@ def _special(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
 
 def _reveals(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
     histogram, sampling = symptoms.reveal_histogram, case.sampling
-    if histogram is None or (sampling is not None and sampling.steps < TENTHS):
+    if histogram is None or (sampling is not None and sampling.config.steps < TENTHS):
         return  # few steps have no tenths
     # The bundled model writes 9 to 13 % in each tenth; temperature 0.1 on the posterior, over 90 % in the last.
     if histogram[-1] > case.expected_late + 0.4:
@@ -161,14 +154,14 @@ def _reveals(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
             "reveals-at-once",
             Severity.POOR,
             f"{histogram[0]:.0%} of the places are written in the first tenth of the steps, none seeing the others",
-            "a --threshold so low that everything passes it, or a sampler that writes the whole text at first",
-            "raise --threshold or leave it out; --sampler exact",
+            "a threshold of --sampler confidence that everything passes, or a sampler that unmasks all at first",
+            "raise the threshold or leave it out; --sampler exact",
             {"first_tenth": histogram[0]},
         )
 
 
 def _steps(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
-    steps = None if case.sampling is None else case.sampling.steps
+    steps = None if case.sampling is None else case.sampling.config.steps
     # 4 steps for 22 tokens: "she was part of of was-on ' a-is-a '"; at half a step a token two words a step are blind.
     if steps is not None and 2 * steps < symptoms.mean_length:
         yield Finding(
@@ -296,21 +289,6 @@ def _unknown(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
         )
 
 
-def _forgetting(retention: Retention) -> Iterator[Finding]:
-    before, after, change = retention.before, retention.after, retention.change
-    # The bundled model lost 4 points, not more than chance may; random weights lose all that was above chance.
-    if change.high < 0 and change.value < -0.05:
-        yield Finding(
-            "understanding-lost",
-            Severity.POOR,
-            f"the encoder understands less than before: {retention.probe} right {after.value:.0%} of the time, before "
-            f"{before.value:.0%}",
-            "tuned for too long, with too high a learning rate, or on too narrow a text",
-            "train with a lower --learning-rate or fewer --steps, or keep the earlier network for embedding",
-            {"before": before.value, "after": after.value, "cka": retention.cka},
-        )
-
-
 def _few(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
     if not _enough(symptoms):
         yield Finding(
@@ -331,20 +309,21 @@ def _enough(symptoms: Symptoms) -> bool:
     return symptoms.samples >= LEAST_SAMPLES and symptoms.tokens >= LEAST_TOKENS
 
 
-def _sharpened(sampling: Sampling | None) -> tuple[str, str]:
+def _sharpened(sampling: SamplingRequest | None) -> tuple[str, str]:
     """Why samples may be poor in words, and what mends it: by the settings, where they are known."""
     if sampling is None:
         return "the likeliest words win too often: a low temperature, top-k or top-p, or confidence order", (
             "--temperature 1 --top-k 30 --sampler exact"
         )
-    if sampling.top_k is not None and sampling.top_k < 10:
-        return f"top-k {sampling.top_k} leaves the likeliest words alone", "--top-k 30, or 0 for all words"
-    if sampling.temperature < 0.7:
-        return f"temperature {sampling.temperature} all but takes the likeliest word", "--temperature 1"
-    if sampling.top_p is not None and sampling.top_p < 0.7:
-        return f"top-p {sampling.top_p} leaves few words", "--top-p 0.95"
-    if sampling.algorithm in (Algorithm.CONFIDENCE, Algorithm.MARGIN, Algorithm.ENTROPY, Algorithm.MASK_PREDICT):
-        return f"the sampler {sampling.algorithm.value} goes by what is likeliest, which is common", "--sampler exact"
+    config, sampler = sampling.config, sampling.sampler
+    if config.top_k is not None and config.top_k < 10:
+        return f"top-k {config.top_k} leaves the likeliest words alone", "--top-k 30, or 0 for all words"
+    if config.temperature < 0.7:
+        return f"temperature {config.temperature} all but takes the likeliest word", "--temperature 1"
+    if config.top_p is not None and config.top_p < 0.7:
+        return f"top-p {config.top_p} leaves few words", "--top-p 0.95"
+    if isinstance(sampler, Confidence | MaskPredict):
+        return f"the sampler {format_sampler(sampler)} goes by what is likeliest, which is common", "--sampler exact"
     return "the network has learned too little, or from text that is itself monotonous", (
         "--top-k 0; then more training, or a larger and more varied corpus"
     )

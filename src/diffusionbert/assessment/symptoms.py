@@ -23,7 +23,7 @@ from diffusionbert.likelihood.evaluation import Effort
 from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
 from diffusionbert.model import Model
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.tasks import Moment, Task
 from diffusionbert.text.vocabulary import Vocabulary
 
@@ -102,7 +102,7 @@ class Case:
     """For each sample, how far on its way, from 0 to 1, each place was written for good; see `reveal_times`."""
     expected_late: float = 1 / TENTHS
     """The share of places that the schedule writes in the last tenth of the way."""
-    sampling: Sampling | None = None
+    sampling: SamplingRequest | None = None
     """How the samples were made, if that is known."""
     length_asked: bool = False
     """Whether someone wanted the samples to have the lengths they have."""
@@ -170,7 +170,7 @@ class Symptoms:
 def examine(
     model: Model,
     task: Task,
-    sampling: Sampling,
+    sampling: SamplingRequest,
     samples: Sequence[str] = (),
     corpus: Sequence[str] = (),
     advance: Callable[[], None] = lambda: None,
@@ -222,7 +222,7 @@ def reveal_times(states: Iterable[tuple[float, Sequence[bool]]]) -> tuple[float,
     return tuple(found[place] for place, hidden in enumerate(before) if place in found and not hidden)
 
 
-def _path(model: Model, task: Task, sampling: Sampling, index: int, advance: Callable[[], None]) -> list[Moment]:
+def _path(model: Model, task: Task, sampling: SamplingRequest, index: int, advance: Callable[[], None]) -> list[Moment]:
     # One by one: on a CPU that is quicker than side by side, where all wait for the longest.
     path = list(model.watch(replace(task, number=1, seed=task.seed + index), sampling))
     advance()
@@ -241,7 +241,9 @@ def _network(
         return None, None, None
     texts = corpus or [
         written.text
-        for written in model.write(Task(OWN_TEXTS, min(12, model.max_length), seed=seed), Sampling(steps=32))
+        for written in model.write(
+            Task(OWN_TEXTS, min(12, model.max_length), seed=seed), SamplingRequest(config=SamplerConfig(steps=32))
+        )
     ]
     rows = read(model.vocabulary, texts)
     chosen = [index for index, row in enumerate(rows) if 0 < len(row) <= model.max_length][:MOST_SCORED]

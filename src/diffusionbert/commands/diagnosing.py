@@ -15,13 +15,11 @@ from diffusionbert.commands.writing import Generate
 
 if TYPE_CHECKING:
     from diffusionbert.assessment.doctor import Diagnosis
-    from diffusionbert.assessment.retention import Probe, Retention
     from diffusionbert.assessment.symptoms import Case, Symptoms
     from diffusionbert.model import Model
 
 CORPUS_SENTENCES = 1000
 """So many of a corpus are read: enough to know its frequencies and lengths."""
-RETENTION_SENTENCES = 500
 
 
 @dataclass(frozen=True)
@@ -37,22 +35,16 @@ class Doctor(WithModel):
     """A corpus that samples should resemble, as for train; else what the model knows of its training corpus."""
     field: str | None = None
     """The field of JSON lines that holds the text."""
-    before: str | None = None
-    """The network before it was tuned: compare what the two understand, on sentences of --data."""
-    labels: Path | None = None
-    """With --before: texts and labels, separated by a tab, to be told apart; else swapped words are to be found."""
     number: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 64
     """How many samples the model writes."""
     length: str = "corpus"
     """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
     steps: int = 128
-    sampler: str = "own"
+    sampler: str | None = None
     """As for generate, like all that follow: give the flags whose samples you wonder about."""
     temperature: float = 1.0
     top_k: int | None = 30
     top_p: float | None = None
-    threshold: float | None = None
-    remasking: float | None = None
     block: int | None = None
     seed: int = 0
 
@@ -60,15 +52,8 @@ class Doctor(WithModel):
         """Prints what was seen and what was found; findings are information, and no failure."""
         from diffusionbert.assessment.doctor import diagnose
 
-        if self.before is not None and self.data is None:
-            raise ValueError("--before compares what two networks understand of sentences; give some with --data")
-        if self.labels is not None and self.before is None:
-            raise ValueError("--labels are for a comparison with the network before tuning; give it with --before")
-        probe = self._probe()
         model = self.loaded()
-        corpus = self._corpus(model)
-        case = self._case(model, corpus)
-        diagnosis = diagnose(case, self._retention(model, corpus, probe))
+        diagnosis = diagnose(self._case(model, self._corpus(model)))
         if self.json:
             print_json({"model": model.name, **diagnosis.to_json()})
         else:
@@ -86,8 +71,6 @@ class Doctor(WithModel):
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
-            threshold=self.threshold,
-            remasking=self.remasking,
             block=self.block,
             seed=self.seed,
         )
@@ -108,28 +91,6 @@ class Doctor(WithModel):
         corpus = parse_corpus(self.data, fields=[self.field] if self.field else [], cleaning=cleaning)
         return list(islice(corpus, CORPUS_SENTENCES))
 
-    def _probe(self) -> Probe | None:
-        from diffusionbert.assessment.retention import Probe
-
-        if self.labels is None:
-            return None
-        rows = [line.split("\t") for line in lines_of((), self.labels, "a text, a tab and a label")]
-        flawed = next((number for number, row in enumerate(rows, start=1) if len(row) != 2), None)
-        if flawed is not None:
-            raise ValueError(f"line {flawed} of {str(self.labels)!r} is not a text, a tab and a label; mend it")
-        return Probe.of_labels(self.labels.stem, [(text, label) for text, label in rows])
-
-    def _retention(self, model: Model, corpus: list[str], probe: Probe | None) -> Retention | None:
-        from diffusionbert.assessment.retention import Encoder, retention
-        from diffusionbert.model import load
-
-        if self.before is None:
-            return None
-        earlier = load(self.before, model.device)
-        before, after = (Encoder(one.encoder, one.vocabulary) for one in (earlier, model))
-        fitting = (text for text in corpus if before.fits(text) and after.fits(text))
-        return retention(before, after, list(islice(fitting, RETENTION_SENTENCES)), probe)
-
 
 def _show(diagnosis: Diagnosis, name: str) -> None:
     from rich.console import Console
@@ -140,8 +101,6 @@ def _show(diagnosis: Diagnosis, name: str) -> None:
     if diagnosis.symptoms.reveal_histogram is not None:
         shares = " ".join(f"{share:.0%}".rjust(4) for share in diagnosis.symptoms.reveal_histogram)
         console.print(f"written in each tenth of the way: {shares}", soft_wrap=True)
-    if diagnosis.retention is not None:
-        console.print(_kept(diagnosis.retention), soft_wrap=True, markup=False)
     if not diagnosis.findings:
         console.print("nothing found")
     for number, finding in enumerate(diagnosis.findings, start=1):
@@ -177,14 +136,3 @@ def _figures(symptoms: Symptoms, name: str) -> object:
     for title, own, other, style in rows:
         table.add_row(title, *("" if value is None else format(value, style) for value in (own, other)))
     return table
-
-
-def _kept(kept: Retention) -> str:
-    before, after, change = kept.before, kept.after, kept.change
-    cosine = "" if kept.cosine is None else f", cosine {kept.cosine:.2f}"
-    return (
-        f"retention: CKA {kept.cka:.2f}{cosine} ({kept.sentences} sentences); {kept.probe} {before.value:.1%} "
-        f"[{before.low:.1%}, {before.high:.1%}] before, {after.value:.1%} [{after.low:.1%}, {after.high:.1%}] after, "
-        f"change {change.value:+.1%} [{change.low:+.1%}, {change.high:+.1%}], p = {change.p_value:.3f}, chance "
-        f"{kept.chance:.1%} ({kept.held_out} held-out texts)"
-    )

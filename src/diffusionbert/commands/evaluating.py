@@ -46,7 +46,7 @@ class Evaluate(WithModel):
     """Steps from noise to text."""
     top_k: int | None = 30
     """Sample from this many likeliest tokens; 0 for all."""
-    sampler: str = "own"
+    sampler: str | None = None
     """As for generate."""
     precision: str = "0.5%"
     """Draw until the half-width of the 95 % interval of the perplexity is this share of it: 0.5% or 0.005."""

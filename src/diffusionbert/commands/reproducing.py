@@ -33,7 +33,7 @@ class Reproduce(Request):
 
     def run(self) -> None:
         """Prints tables, and where everything is."""
-        from diffusionbert.figures import require_matplotlib
+        from diffusionbert.paper.figures import require_matplotlib
         from diffusionbert.paper.reproduction import Reproduction
         from diffusionbert.paper.targets import TARGETS
         from diffusionbert.runs import default_cache
@@ -71,7 +71,7 @@ class Plot:
         """Says where the picture is."""
         from diffusionbert.assessment.comparison import telling_names
         from diffusionbert.checkpoints import require_writable
-        from diffusionbert.figures import convergence
+        from diffusionbert.paper.figures import convergence
         from diffusionbert.paper.targets import curve
 
         if not self.runs:

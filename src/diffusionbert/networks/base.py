@@ -1,57 +1,60 @@
-"""What networks are asked, and what all of them have in common."""
+"""The contract of a network over tokens, and what all networks have in common."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import threading
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowTimes, Tokens, TokenSet
 
-# Not cuDNN's: it makes a plan for each new shape, a tenth of a second long, and nearly every batch has its own shape.
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# Not cuDNN's: it takes a tenth of a second to plan for each new shape, and nearly every batch has its own shape.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @runtime_checkable
 class Network(Protocol):
-    """What every objective and sampler on tokens asks: which words may stand at these places, at this time?"""
+    """A network over tokens, as objectives and samplers call it."""
 
     def __call__(self, tokens: Tokens, attend: Places, t: RowTimes, asked: Places) -> AskedLogProbs:
-        """Gives log f(v | x_t) at the N asked places: a distribution over writable tokens, −∞ at all others."""
+        """Returns log f(v | x_t) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
 
 class Backed(Protocol):
-    """What every network of the package is: a Hugging Face model, and perhaps some weights beside it.
+    """A network of this package: a Hugging Face model, and perhaps some parameters beside it.
 
-    For type checkers alone: since Python 3.12 `isinstance` with a protocol does not see a module's own modules.
+    For type checkers only: since Python 3.12 `isinstance` with a protocol does not see a module's own modules.
     """
 
     backbone: PreTrainedModel
 
     @property
     def writable(self) -> TokenSet:
-        """Ids that may be written, over all ids that the backbone knows."""
+        """The allowed tokens, over all ids of the backbone."""
 
     @property
     def max_length(self) -> int:
-        """The number of places a row may have."""
+        """The number of positions a sequence may have."""
 
 
 def ask(network: Network, x_t: Batch, t: RowTimes, asked: Places) -> AskedLogProbs:
-    """Asks about marked places; rows without any are not sent."""
+    """Calls the network for the target positions; sequences without any are left out."""
     rows = asked.any(dim=1).nonzero()[:, 0]
     sent = x_t.rows(rows)
     return network(sent.tokens, sent.attend, t[rows], asked[rows, : sent.tokens.shape[1]])
 
 
 def distribution(logits: Tensor, writable: TokenSet) -> AskedLogProbs:
-    """Log-probabilities over writable ids, in float32 or better; overwrites the logits.
+    """Returns log-probabilities over the allowed tokens, in float32 or better; overwrites the logits.
 
-    Logits are most of the memory that a step moves: they are neither copied to another precision nor masked in the
-    backward pass, in which a softmax gives ids of probability 0 no gradient anyway.
+    Logits are most of the memory traffic of a step: they are neither copied to another precision nor masked in the
+    backward pass, where a softmax gives tokens of probability 0 no gradient anyway.
     """
     with torch.no_grad():
         logits.masked_fill_(~writable, -torch.inf)
@@ -59,12 +62,12 @@ def distribution(logits: Tensor, writable: TokenSet) -> AskedLogProbs:
 
 
 def padded_writable(writable: TokenSet, vocab_size: int) -> Tensor:
-    """The same over all ids that a backbone knows; those beyond the tokenizer's are padding and never written."""
+    """Extends the allowed tokens to all ids of a backbone; ids beyond the tokenizer's are padding, never allowed."""
     if not writable.any():
-        raise ValueError("no token may be written: mark at least one id that is not special")
+        raise ValueError("no token is allowed: mark at least one id that is not special")
     if len(writable) > vocab_size:
         raise ValueError(
-            f"the writable tokens go up to id {len(writable) - 1}, but the network knows {vocab_size} ids: "
+            f"the allowed tokens go up to id {len(writable) - 1}, but the network has {vocab_size} ids: "
             "use the tokenizer it was trained with, or resize its embeddings"
         )
     padded = writable.new_zeros(vocab_size)
@@ -73,8 +76,56 @@ def padded_writable(writable: TokenSet, vocab_size: int) -> Tensor:
 
 
 def num_reserved_positions(backbone: PreTrainedModel) -> int:
-    """Counts the positions that RoBERTa's kin keep for padding: up to and with their padding index."""
+    """Counts the positions that RoBERTa and its relatives reserve for padding: up to their padding index, inclusive."""
     for name, module in backbone.base_model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
     return 0
+
+
+def require_length(length: int, max_length: int) -> None:
+    """Refuses sequences that are longer than a network can read."""
+    if length > max_length:
+        raise ValueError(
+            f"sequences have {length} positions, but this network reads at most {max_length}: "
+            "cut or split the texts, or use a backbone with more positions"
+        )
+
+
+def attention_kernels() -> AbstractContextManager[None]:
+    """Chooses the attention kernels for the calls inside."""
+    if torch.compiler.is_compiling():
+        return sdpa_kernel(_KERNELS)
+    return _shared_kernels
+
+
+@final
+class _SharedKernels(AbstractContextManager[None]):
+    """The choice of kernels, shared by overlapping calls.
+
+    It is a setting of the whole process. If each thread set and restored it by itself, one would restore it while
+    another runs, and that one would restore what the first had set. So the first call sets it, the last restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._choice: AbstractContextManager[None]
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_calls:
+                self._choice = sdpa_kernel(_KERNELS)
+                self._choice.__enter__()
+            self._num_calls += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._num_calls -= 1
+            if not self._num_calls:
+                self._choice.__exit__(None, None, None)
+
+
+_shared_kernels = _SharedKernels()

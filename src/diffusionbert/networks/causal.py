@@ -1,126 +1,131 @@
-"""Decoders: log p(x_i | x_1 … x_{i-1}) from any Hugging Face `*ForCausalLM` (Vaswani et al. 2017; Radford et al. 2019).
+"""Causal networks: log p(x_i | x_1 … x_{i-1}) from any Hugging Face `*ForCausalLM` (Vaswani et al. 2017; Radford et al.
+2019).
 
-What stands at a place is answered from the place before, so the first place of a row has no answer. Padding stands at
-the end of rows and a decoder never looks right: no mask is passed, and attention runs in its fused causal kernel.
+A token is predicted at the position before it, so the first position of a sequence has no prediction. Padding comes at
+the end and a decoder never attends to the right: no mask is passed, and attention runs in its fused causal kernel.
 
-Token ids come in and log-probabilities go out: this module knows nothing of strings, noise or losses.
+Token ids come in and log-probabilities go out: this module knows nothing about strings, noise or losses.
 """
 
 from __future__ import annotations
 
 import sys
-from functools import partial
+from copy import copy
+from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
-from torch.nn.attention import sdpa_kernel
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, PreTrainedModel
 
-from diffusionbert.conditioning import rerouted
-from diffusionbert.networks.base import ATTENTION, distribution, padded_writable
+from diffusionbert.networks.base import attention_kernels, distribution, padded_writable, require_length
+from diffusionbert.networks.heads import head_of, logits_at
 from diffusionbert.shapes import AskedLogProbs, AskedRows, Places, Tokens, TokenSet
 
 
 @runtime_checkable
-class Reader(Protocol):
-    """Rows that are read from left to right, part by part, and what may come next."""
+class KeyValues(Protocol):
+    """The keys and values of the positions that a decoder has read. It never changes: reading on gives another one."""
 
-    def read(self, tokens: Tokens) -> AskedLogProbs:
-        """Reads the next places of every row; gives for each row the distribution of the word that follows."""
-
-    def keep(self, rows: AskedRows) -> None:
-        """Goes on with these of the rows alone."""
+    def select(self, sequences: AskedRows) -> KeyValues:
+        """Those of these sequences alone."""
 
 
 @runtime_checkable
 class CausalNetwork(Protocol):
-    """What is asked from left to right: which words may stand here, after what stands before?"""
+    """A network that predicts tokens from left to right."""
 
     def __call__(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
-        """Gives log p(v | x_<i) at the N asked places i: a distribution over writable tokens, −∞ at all others."""
+        """Returns log p(v | x_<i) at the N target positions i: a distribution over allowed tokens, −∞ at all others."""
 
-    def begin(self) -> Reader:
-        """Opens rows of which nothing is read yet."""
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+        """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
 
 
 @final
 class CausalModel(nn.Module):
-    """A decoder that answers at asked places only.
+    """A decoder that predicts at target positions only.
 
-    `writable` marks the ids that may be written, over which each answer sums to one. Where the model's vocabulary is
-    larger than the tokenizer's, the rows beyond are padding and never written.
+    `writable` marks the allowed tokens. Where the model's vocabulary is larger than the tokenizer's, the ids beyond are
+    padding and never allowed.
 
-    One call at a time: a forward takes the backbone's head in hand while it runs, so threads take turns.
+    Nothing about a call is stored: threads may call one network at the same time.
     """
 
     writable: TokenSet
 
     def __init__(self, backbone: PreTrainedModel, writable: TokenSet) -> None:
         super().__init__()
+        if backbone.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
+            raise ValueError(
+                f"{type(backbone).__name__} has no output head: use a *ForCausalLM, such as GPT2LMHeadModel"
+            )
         self.backbone = backbone
-        self._head_name = _name_of_head(backbone)
-        # Not persistent: it belongs to the vocabulary, and is no weight.
+        self._head = head_of(backbone)
+        # Not persistent: it belongs to the vocabulary and is no parameter.
         self.register_buffer("writable", padded_writable(writable, backbone.config.vocab_size), persistent=False)
 
     @property
     def max_length(self) -> int:
-        """The number of places a row may have."""
-        # Models that have no vectors of positions, such as BLOOM, read on and on.
+        """The number of positions a sequence may have."""
+        # Models without position embeddings, such as BLOOM, have no limit.
         return int(getattr(self.backbone.config, "max_position_embeddings", sys.maxsize))
 
     def forward(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
-        """Gives log p(v | x_<i) at the asked places i, in float32 or better."""
-        self.require_room(tokens.shape[1])
+        """Returns log p(v | x_<i) at the target positions i, in float32 or better."""
+        require_length(tokens.shape[1], self.max_length)
         _require_causal(attend, asked)
-        places = functional.pad(asked[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
-        return self.log_probs(tokens, places, use_cache=False)
+        positions = functional.pad(asked[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
+        return self.log_probs(tokens, positions, use_cache=False)
 
-    def begin(self) -> Reader:
-        """Opens rows whose keys and values are kept, so that each place is read once."""
-        return _CachedReader(self)
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+        """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
+        num_sequences, length = tokens.shape
+        if not length:
+            raise ValueError("there is nothing to read: give at least one token per sequence")
+        assert isinstance(cache, _DynamicKeyValues | None)
+        new = DynamicCache(config=self.backbone.config) if cache is None else _copied(cache.cache)
+        num_read = length + (0 if cache is None else cache.num_read)
+        require_length(num_read, self.max_length)
+        last = torch.arange(1, num_sequences + 1, device=tokens.device) * length - 1
+        log_p = self.log_probs(tokens, last, past_key_values=new, use_cache=True)
+        return log_p, _DynamicKeyValues(new, num_read)
 
-    def log_probs(self, tokens: Tokens, places: AskedRows, **options: Any) -> AskedLogProbs:
-        """Gives the distribution of what follows these places, numbered through all rows."""
-        at_places = partial(_at_places, places)
-        with sdpa_kernel(ATTENTION), rerouted(self.backbone, {self._head_name: at_places}):
-            # Vectors and not ids, in which transformers would look for padding and warn that no mask is given.
-            words = self.backbone.get_input_embeddings()(tokens)
-            logits: Tensor = self.backbone(inputs_embeds=words, return_dict=True, **options).logits.squeeze(0)
-        return distribution(logits, self.writable)
-
-    def require_room(self, length: int) -> None:
-        """Refuses rows that are longer than the decoder reads."""
-        if length > self.max_length:
-            raise ValueError(
-                f"rows have {length} places, but this network reads at most {self.max_length}: "
-                "cut or split the sentences, or take a backbone with more positions"
+    def log_probs(self, tokens: Tokens, positions: AskedRows, **options: Any) -> AskedLogProbs:
+        """Returns the distribution of what follows these positions, numbered through all sequences."""
+        # Vectors and not ids, in which transformers would look for padding and warn that no mask is given.
+        words = self.backbone.get_input_embeddings()(tokens)
+        with attention_kernels():
+            logits = logits_at(
+                positions,
+                self.backbone,
+                self._head,
+                lambda model: model(inputs_embeds=words, return_dict=True, **options),
             )
+        return distribution(logits, self.writable)
 
 
 @final
-class _CachedReader:
-    """Reads with a cache of keys and values (`DynamicCache`)."""
+@dataclass(frozen=True, eq=False)
+class _DynamicKeyValues:
+    """Keys and values in a `DynamicCache` that nobody changes any more."""
 
-    def __init__(self, network: CausalModel) -> None:
-        self._network = network
-        self._cache = DynamicCache(config=network.backbone.config)
-        self._num_read = 0
+    cache: DynamicCache
+    num_read: int
 
-    def read(self, tokens: Tokens) -> AskedLogProbs:
-        """Reads the next places of every row; gives for each row the distribution of the word that follows."""
-        num_rows, length = tokens.shape
-        if not length:
-            raise ValueError("there is nothing to read, and what follows is told by what was read; give a token a row")
-        self._num_read += length
-        self._network.require_room(self._num_read)
-        last = torch.arange(1, num_rows + 1, device=tokens.device) * length - 1
-        return self._network.log_probs(tokens, last, past_key_values=self._cache, use_cache=True)
+    def select(self, sequences: AskedRows) -> KeyValues:
+        """Those of these sequences alone."""
+        selected = _copied(self.cache)
+        selected.batch_select_indices(sequences)
+        return _DynamicKeyValues(selected, self.num_read)
 
-    def keep(self, rows: AskedRows) -> None:
-        """Forgets all other rows."""
-        self._cache.batch_select_indices(rows)
+
+def _copied(cache: DynamicCache) -> DynamicCache:
+    """A cache that can grow without changing the first; layers replace tensors and never write them."""
+    new = copy(cache)
+    new.layers = [copy(layer) for layer in cache.layers]
+    return new
 
 
 def new_decoder(
@@ -134,7 +139,7 @@ def new_decoder(
     bos_id: int | None = None,
     eos_id: int | None = None,
 ) -> PreTrainedModel:
-    """A GPT-2 with random weights; its head is its table of words, and its layers are as large as a BERT's."""
+    """Makes a randomly initialised GPT-2 with tied embeddings; its layers have the size of a BERT's."""
     config = GPT2Config(
         vocab_size=vocab_size,
         n_positions=max_positions,
@@ -154,37 +159,24 @@ def new_decoder(
 
 
 def make_room(backbone: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
-    """Gives a decoder rows for ids that its tokenizer got later, such as `[MASK]` and `[PAD]`; the old ones stay.
+    """Adds embeddings for ids that a decoder's tokenizer got later, such as `[MASK]` and `[PAD]`; the old ones stay.
 
-    They hold random numbers. That does no harm: such ids are never written, and never stand before what is.
+    They are random, which does no harm: such tokens are never allowed, and never come before a target position.
     """
     if backbone.config.vocab_size < vocab_size:
-        # Not from the mean of the others, which takes a covariance of the whole table and a warning to say so.
+        # Not from the mean of the others, which computes a covariance of the whole table and warns about it.
         backbone.resize_token_embeddings(vocab_size, mean_resizing=False)
     return backbone
 
 
-def _at_places(places: Tensor, head: nn.Module, hidden: Tensor) -> Any:
-    """Lets the head see the vectors of N places only: [B, L, D] becomes [1, N, D]."""
-    return head(hidden.flatten(0, 1).index_select(0, places)[None])
-
-
-def _name_of_head(backbone: PreTrainedModel) -> str:
-    head = backbone.get_output_embeddings()  # type: ignore[no-untyped-call]
-    for name, child in backbone.named_children():
-        if child is head:
-            return name
-    raise ValueError(f"{type(backbone).__name__} has no head over words: use a *ForCausalLM, such as GPT2LMHeadModel")
-
-
 def _require_causal(attend: Places, asked: Places) -> None:
-    """Refuses what a decoder without a mask would answer wrongly."""
+    """Refuses what a decoder without a mask would get wrong."""
     gaps = attend[:, 1:] & ~attend[:, :-1]
-    first_is_asked, has_gaps = torch.stack([asked[:, 0].any(), gaps.any()]).tolist()  # one wait for a GPU, not two
+    first_is_asked, has_gaps = torch.stack([asked[:, 0].any(), gaps.any()]).tolist()  # one synchronisation, not two
     if first_is_asked:
         raise ValueError(
-            "the first place of a row is asked about, but a decoder knows it only from places before: "
-            "let rows begin with a token that is not editable, such as [CLS]"
+            "the first position of a sequence is a target, but a decoder predicts from the positions before it: "
+            "begin sequences with a token that is not editable, such as [CLS]"
         )
     if has_gaps:
-        raise ValueError("padding stands before text, where a decoder would read it: pad rows at their ends")
+        raise ValueError("padding comes before text, where a decoder would attend to it: pad sequences at the end")

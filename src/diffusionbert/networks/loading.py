@@ -1,4 +1,4 @@
-"""Opens Hugging Face models from a folder or by their names on the Hub: safetensors alone, one-line errors."""
+"""Opens Hugging Face models from a folder or by their name on the Hub: safetensors only, one-line errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
@@ -18,25 +19,27 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from typing_extensions import Unpack
 
 from diffusionbert.errors import reason_of
-from diffusionbert.hub import absent, located, quiet
+from diffusionbert.hub import HubOptions, absent, located, quiet
 
 logger = logging.getLogger(__name__)
 FILES = "a folder with config.json and model.safetensors"
-"""What a model is opened from, in words."""
+"""What a model is opened from, for error messages."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A family of models: what it is called, and how transformers opens it."""
+    """A kind of language model: its name, and the classes of transformers that open it."""
 
-    words: str
+    name: str
     auto: Any
+    classes: Any
     examples: str
 
-    def holds(self, config: PreTrainedConfig) -> bool:
-        """Whether a model is of this family; a BERT could be run as a decoder, but was not trained as one."""
+    def includes(self, config: PreTrainedConfig) -> bool:
+        """Whether a model is of this kind; a BERT could be run as a decoder, but was not trained as one."""
         if config.is_encoder_decoder:
             return False
         is_masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
@@ -46,27 +49,67 @@ class _Kind:
 _MASKED = _Kind(
     "masked language model",
     AutoModelForMaskedLM,
+    MODEL_FOR_MASKED_LM_MAPPING,
     "a BERT-like encoder (bert, roberta, electra, distilbert, modernbert, deberta-v2, …)",
 )
-_CAUSAL = _Kind("causal language model", AutoModelForCausalLM, "a decoder (gpt2, opt, llama, qwen2, …)")
+_CAUSAL = _Kind(
+    "causal language model",
+    AutoModelForCausalLM,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    "a decoder (gpt2, opt, llama, qwen2, …)",
+)
 
 
-def load_masked_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Opens a masked language model from a folder (`config.json`, `model.safetensors`) or by its Hub name.
+def load_masked_lm(
+    name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **options: Unpack[HubOptions]
+) -> PreTrainedModel:
+    """Opens a masked language model.
 
-    An encoder without a head gets a new one, and a warning says so; an encoder that lacks weights is refused.
-    Weights are safetensors alone, because a pickle can run code, and become `dtype` whatever the file holds.
+    An encoder without a head gets a randomly initialised one, and a warning says so; an encoder with missing weights is
+    refused. Only safetensors are read, because a pickle can run code.
+
+    Args:
+        name_or_folder: a folder with `config.json` and `model.safetensors`, or a name on the Hub.
+        dtype: the precision of the weights, whatever that of the file is.
+        options: `revision`, `token` and `local_files_only`, for a name on the Hub.
+
     """
-    return _load(_MASKED, name_or_folder, dtype)
+    return _load(_MASKED, name_or_folder, dtype, **options)
 
 
-def load_causal_lm(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_causal_lm(
+    name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **options: Unpack[HubOptions]
+) -> PreTrainedModel:
     """Opens a causal language model, such as GPT-2, in the same way."""
-    return _load(_CAUSAL, name_or_folder, dtype)
+    return _load(_CAUSAL, name_or_folder, dtype, **options)
+
+
+def require_reopenable(backbone: PreTrainedModel) -> None:
+    """Refuses a model that could not be opened again from its saved folder without remote code.
+
+    A user's own class is opened if `AutoConfig.register` and `AutoModelForMaskedLM.register` (or that of
+    `AutoModelForCausalLM`) were called for it in the process that opens it.
+    """
+    config, own = backbone.config, type(backbone)
+    kind = next((kind for kind in (_MASKED, _CAUSAL) if kind.includes(config)), None)
+    is_known = config.model_type in CONFIG_MAPPING and CONFIG_MAPPING[config.model_type] is type(config)
+    if kind is None or not is_known:
+        config_name = type(config).__name__
+        raise ValueError(
+            f"a saved {own.__name__} could not be opened again, since transformers does not know {config_name} "
+            f"(model type {config.model_type!r}): call AutoConfig.register({config.model_type!r}, {config_name}) and "
+            f"AutoModelForMaskedLM.register({config_name}, {own.__name__}) first"
+        )
+    opened = kind.classes[type(config)]
+    if opened is not own:
+        raise ValueError(
+            f"a saved {own.__name__} would be opened again as a {opened.__name__}: give it a config class with a model "
+            f"type of its own, and register both with AutoConfig and {kind.auto.__name__}"
+        )
 
 
 def new_lm(folder: Path) -> PreTrainedModel:
-    """Makes the language model that a folder's config.json describes, with random weights."""
+    """Makes the language model that a folder's config.json describes, randomly initialised."""
     kind = _CAUSAL if is_causal(folder) else _MASKED
     model: PreTrainedModel = kind.auto.from_config(_config(kind, folder, folder), dtype=torch.float32)
     return model
@@ -74,12 +117,14 @@ def new_lm(folder: Path) -> PreTrainedModel:
 
 def is_causal(folder: Path) -> bool:
     """Whether a folder holds a causal language model."""
-    return _CAUSAL.holds(_read_config(_CAUSAL, folder, folder))
+    return _CAUSAL.includes(_read_config(_CAUSAL, folder, folder))
 
 
-def _load(kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+def _load(
+    kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype, **options: Unpack[HubOptions]
+) -> PreTrainedModel:
     model: PreTrainedModel
-    folder = _folder(kind, name_or_folder)
+    folder = _folder(kind, name_or_folder, **options)
     with quiet():
         config = _config(kind, name_or_folder, folder)
         try:
@@ -88,42 +133,42 @@ def _load(kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype) -> PreTra
                 config=config,
                 dtype=dtype,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # we refuse them below, with their names
+                ignore_mismatched_sizes=True,  # refused below, by name
                 output_loading_info=True,
             )
-        except Exception as error:  # whatever the library stumbles over, the user gets one line
+        except Exception as error:  # whatever fails in the library, the user gets one line
             raise _unreadable(kind, name_or_folder, folder, error) from error
     missing = sorted(report["missing_keys"])
     random = [key for key in missing if key.startswith(f"{model.base_model_prefix}.")]
     random += sorted(key for key, *_ in report["mismatched_keys"])
     if random:
         raise ValueError(
-            f"{str(name_or_folder)!r} is no complete {type(model).__name__}: {len(random)} weights are absent or of "
-            f"another shape, {random[0]} first; use a whole checkpoint whose config.json fits its weights"
+            f"{str(name_or_folder)!r} is no complete {type(model).__name__}: {len(random)} weights are missing or of "
+            f"another shape, {random[0]} first; use a complete checkpoint whose config.json fits its weights"
         )
     if missing:
         logger.warning(
-            "%s has no %s head; it gets a new one, to be trained: %s",
+            "%s has no %s head; it gets a randomly initialised one, to be trained: %s",
             name_or_folder,
-            kind.words.replace(" ", "-"),
+            kind.name.replace(" ", "-"),
             ", ".join(missing),
         )
     return model
 
 
-def _folder(kind: _Kind, name_or_folder: str | Path) -> Path:
-    """Where the model's files are, brought here if need be."""
+def _folder(kind: _Kind, name_or_folder: str | Path, **options: Unpack[HubOptions]) -> Path:
+    """Returns the folder with the model's files, downloaded if need be."""
     if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
         raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
-    return located(kind.words, name_or_folder, FILES)
+    return located(kind.name, name_or_folder, FILES, **options)
 
 
 def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
-    """Reads what kind of model it is, and refuses all others."""
+    """Reads the config and refuses models of another kind."""
     config = _read_config(kind, name_or_folder, folder)
-    if not kind.holds(config):
+    if not kind.includes(config):
         raise ValueError(
-            f"{str(name_or_folder)!r} is of the kind {config.model_type!r}, which is no {kind.words}: "
+            f"{str(name_or_folder)!r} has the model type {config.model_type!r}, which is no {kind.name}: "
             f"use {kind.examples}"
         )
     return config
@@ -141,21 +186,17 @@ def _read_config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTr
 def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Exception) -> ValueError:
     damaged = next(filter(_is_damaged, sorted(folder.glob("*.safetensors"))), None)
     if damaged is not None:
-        return ValueError(f"{str(damaged)!r} is damaged ({reason_of(error)}): copy it anew, all of it")
+        return ValueError(f"{str(damaged)!r} is damaged ({reason_of(error)}): copy the whole file again")
     if any(folder.glob("pytorch_model*.bin")):
         return ValueError(
-            f"{str(name_or_folder)!r} holds its weights as pickles, which can run code and are never loaded: "
+            f"{str(name_or_folder)!r} stores its weights as pickles, which can run code and are never loaded: "
             "convert them to model.safetensors where you trust them (from_pretrained, then save_pretrained)"
         )
-    return _absent(kind, name_or_folder, error)
-
-
-def _absent(kind: _Kind, name_or_folder: str | Path, error: Exception) -> ValueError:
-    return absent(kind.words, name_or_folder, FILES, error)
+    return absent(kind.name, name_or_folder, FILES, error)
 
 
 def _is_damaged(weights: Path) -> bool:
-    """Whether a file is cut short, or never held tensors."""
+    """Whether a file is truncated, or not a safetensors file."""
     try:
         with safe_open(weights, "pt"):
             return False

@@ -1,11 +1,11 @@
-"""Li et al. 2022, "Diffusion-LM improves controllable text generation", sections 4.1 and 4.2: words as vectors.
+"""Li et al. 2022, "Diffusion-LM improves controllable text generation", sections 4.1 and 4.2: tokens as vectors.
 
     x0 = E(w)      x̂0 = f(x_t, t)      p(w | x) ∝ exp(x·E(w) + b_w)
 
 E is a learned table of word vectors [V, D] of unit variance, and f a Hugging Face encoder between two projections. As
 in the original, one table serves for embedding and for rounding. Vectors come in and vectors go out: this module knows
-nothing of noise, of losses or of which places are frozen. Those keep their clean vectors E(w) in x_t, and that alone
-makes DiffuSeq (Gong et al. 2022) a setting: its source sentence is a part of the row that is not editable.
+nothing about noise, losses or which positions are editable. All others keep their clean vectors E(w) in x_t, which
+makes DiffuSeq (Gong et al. 2022) a setting: its source text is a part of the sequence that is not editable.
 """
 
 from __future__ import annotations
@@ -14,61 +14,66 @@ from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel
 
 from diffusionbert.conditioning import SinusoidalTime
-from diffusionbert.networks.base import ATTENTION, distribution, num_reserved_positions, padded_writable
+from diffusionbert.networks.base import (
+    attention_kernels,
+    distribution,
+    num_reserved_positions,
+    padded_writable,
+    require_length,
+)
 from diffusionbert.shapes import AskedLogProbs, AskedTokens, AskedVectors, Places, RowTimes, Tokens, TokenSet, Vectors
 
 
 @runtime_checkable
 class VectorNetwork(Protocol):
-    """What every objective and sampler on word vectors asks."""
+    """A network over word vectors, as objectives and samplers call it."""
 
     @property
     def writable(self) -> TokenSet:
-        """Ids that may be written."""
+        """The allowed tokens."""
 
     def embed(self, tokens: Tokens) -> Vectors:
-        """E(w): the clean vector of each token."""
+        """Returns E(w): the clean vector of each token."""
 
     def __call__(self, x_t: Vectors, attend: Places, t: RowTimes) -> Vectors:
-        """x̂0: the clean vectors that these noisy ones are believed to come from."""
+        """Returns x̂0: the predicted clean vectors."""
 
     def log_words(self, x: Vectors, asked: Places) -> AskedLogProbs:
-        """log p(w | x) at the N asked places: a distribution over writable tokens, −∞ at all others."""
+        """Returns log p(w | x) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
     def nearest(self, x: Vectors, asked: Places, forbidden: tuple[int, ...] = ()) -> AskedTokens:
-        """The writable word, not forbidden, whose vector is nearest, for each of the N asked places."""
+        """Returns the allowed and not forbidden token with the nearest vector, at each of the N target positions."""
 
     def likely(self, x: Vectors, precision: RowTimes, asked: Places) -> AskedVectors:
-        """The mean of E(w) given x = E(w) + noise of that precision, all writable words alike, at N asked places."""
+        """Returns the mean of E(w) given x = E(w) + noise of that precision, for uniform w, at N target positions."""
 
 
 def clamp_to_words(network: VectorNetwork, x: Vectors, places: Places, forbidden: tuple[int, ...] = ()) -> Vectors:
-    """The clamping trick: at the marked places, the nearest word's vector in the place of each vector."""
+    """The clamping trick: replaces the vectors at these positions by the nearest word vectors."""
     words = torch.zeros_like(places, dtype=torch.long).masked_scatter(places, network.nearest(x, places, forbidden))
     return torch.where(places[..., None], network.embed(words), x)
 
 
 @final
 class EmbeddingDenoiser(nn.Module):
-    """An encoder that guesses clean word vectors from noisy ones, and the table of these vectors.
+    """An encoder that predicts clean word vectors from noisy ones, and the table of these vectors.
 
-    The encoder is that of any `*ForMaskedLM`, with its own positions, norms and layers; t is added to what enters it.
-    Of the backbone, the head and the word vectors are not used, and frozen. A table of the same width as the backbone's
-    word vectors starts from these, scaled to unit variance, and the projection into the encoder undoes the scaling, so
-    that clean vectors start as what a pretrained encoder knows. Any other table starts from random vectors.
+    The encoder is that of any `*ForMaskedLM`, with its own positions, norms and layers; t is added to its input. The
+    head and the token embeddings of the backbone are not used, and frozen. A table of the same width as these
+    embeddings is initialised from them, scaled to unit variance, and the projection into the encoder undoes the
+    scaling, so that a pretrained encoder starts with the inputs it knows. Any other table is initialised randomly.
 
-    All that touches the table is computed in float32 or better, also under autocast: in half precision the noise of
-    clean vectors would drown.
+    Everything that involves the table is computed in float32 or better, also under autocast: half precision would hide
+    the small noise of nearly clean vectors.
     """
 
     _writable: Tensor
 
     def __init__(self, backbone: PreTrainedModel, writable: TokenSet, width: int | None = 128) -> None:
-        """`width` is that of a word's vector; None takes the backbone's."""
+        """`width` is that of a word vector; None takes the width of the backbone's token embeddings."""
         super().__init__()
         words = backbone.get_input_embeddings()
         assert isinstance(words, nn.Embedding)
@@ -77,7 +82,7 @@ class EmbeddingDenoiser(nn.Module):
             raise ValueError(f"word vectors need a width of at least 1, given {width}; Diffusion-LM takes 128")
         self.backbone = backbone
         num_words, inner, hidden = backbone.config.vocab_size, words.embedding_dim, backbone.config.hidden_size
-        # Not persistent: it belongs to the vocabulary, and is no weight.
+        # Not persistent: it belongs to the vocabulary and is no parameter.
         self.register_buffer("_writable", padded_writable(writable, num_words), persistent=False)
         self.table = nn.Parameter(torch.randn(num_words, width))
         self.bias = nn.Parameter(torch.zeros(num_words))
@@ -86,39 +91,35 @@ class EmbeddingDenoiser(nn.Module):
         self.down = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, width))
         _freeze_unused(backbone, words)
         for parameter in self.time.mix[-1].parameters():
-            nn.init.zeros_(parameter)  # what enters a pretrained encoder starts unchanged
+            nn.init.zeros_(parameter)  # the input of a pretrained encoder starts unchanged
         if width == inner:
             _start_from(words.weight.detach(), self.table, self.up)
         self._num_positions = backbone.config.max_position_embeddings - num_reserved_positions(backbone)
 
     @property
     def writable(self) -> TokenSet:
-        """Ids that may be written."""
+        """The allowed tokens."""
         return self._writable  # a buffer itself is not seen by `isinstance` with a protocol since Python 3.12
 
     @property
     def max_length(self) -> int:
-        """The number of places a row may have."""
+        """The number of positions a sequence may have."""
         return int(self._num_positions)
 
     @property
     def width(self) -> int:
-        """The number of axes of a word vector."""
+        """The width of a word vector."""
         return self.table.shape[1]
 
     def embed(self, tokens: Tokens) -> Vectors:
-        """The table's rows, in float32 or better."""
+        """Returns the word vectors of tokens, in float32 or better."""
         return _full(nn.functional.embedding(tokens, self.table))
 
     def forward(self, x_t: Vectors, attend: Places, t: RowTimes) -> Vectors:
-        """Gives x̂0 at every place, in float32 or better."""
-        if x_t.shape[1] > self.max_length:
-            raise ValueError(
-                f"rows have {x_t.shape[1]} places, but this network reads at most {self.max_length}: "
-                "cut or split the sentences, or take a backbone with more positions"
-            )
+        """Returns x̂0 at every position, in float32 or better."""
+        require_length(x_t.shape[1], self.max_length)
         inputs = self.up(x_t.to(self.table.dtype)) + self.time(t)[:, None]
-        with sdpa_kernel(ATTENTION):
+        with attention_kernels():
             # Numbers, not booleans: DeBERTa's convolution subtracts the mask from one.
             output = self.backbone.base_model(inputs_embeds=inputs, attention_mask=attend.long(), return_dict=True)
         with torch.autocast(x_t.device.type, enabled=False):
@@ -126,22 +127,22 @@ class EmbeddingDenoiser(nn.Module):
         return _full(guess)
 
     def log_words(self, x: Vectors, asked: Places) -> AskedLogProbs:
-        """x·E(w) + b_w, normalised over the writable words."""
+        """Normalises x·E(w) + b_w over the allowed tokens."""
         return distribution(self._products(x[asked], self.bias), self.writable)
 
     @torch.no_grad()
     def nearest(self, x: Vectors, asked: Places, forbidden: tuple[int, ...] = ()) -> AskedTokens:
-        """The largest x·E(w) - ‖E(w)‖²/2, which is the least distance."""
+        """Maximises x·E(w) - ‖E(w)‖²/2, which minimises the distance."""
         allowed = self.writable.clone()
         allowed[list(forbidden)] = False
         if not bool(allowed.any()):
-            raise ValueError(f"all writable words are among the {len(forbidden)} forbidden ones: leave some")
+            raise ValueError(f"all allowed tokens are among the {len(forbidden)} forbidden ones: forbid fewer")
         offset = _full(self.table).square().sum(dim=1) / -2
         return self._products(x[asked], offset).masked_fill(~allowed, -torch.inf).argmax(dim=-1)
 
     @torch.no_grad()
     def likely(self, x: Vectors, precision: RowTimes, asked: Places) -> AskedVectors:
-        """Weighs words by exp(-precision·‖x - E(w)‖²/2)."""
+        """Weights tokens by exp(-precision·‖x - E(w)‖²/2)."""
         table = _full(self.table)
         scale = precision[:, None].expand(asked.shape)[asked][:, None]
         logits = scale.to(table.dtype) * self._products(x[asked], table.square().sum(dim=1) / -2)
@@ -155,12 +156,12 @@ class EmbeddingDenoiser(nn.Module):
 
 
 def _full(values: Tensor) -> Tensor:
-    """The same in float32, unless it is better still."""
+    """Converts to float32, unless the precision is higher already."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _freeze_unused(backbone: PreTrainedModel, words: nn.Embedding) -> None:
-    """Freezes what gets no gradient, since engines that exchange gradients wait for all they were promised."""
+    """Freezes what gets no gradient: engines that exchange gradients wait for those of all trainable parameters."""
     used = {id(parameter) for parameter in backbone.base_model.parameters()} - {id(words.weight)}
     for parameter in backbone.parameters():
         if id(parameter) not in used:
@@ -168,7 +169,7 @@ def _freeze_unused(backbone: PreTrainedModel, words: nn.Embedding) -> None:
 
 
 def _start_from(words: Tensor, table: Tensor, up: nn.Linear) -> None:
-    """Copies word vectors into the table, with mean 0 and variance 1, and lets `up` give them back."""
+    """Copies embeddings into the table, with mean 0 and variance 1, and sets `up` to undo the scaling."""
     deviation, mean = torch.std_mean(words)
     with torch.no_grad():
         table.copy_((words - mean) / deviation)

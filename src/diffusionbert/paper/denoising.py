@@ -1,65 +1,51 @@
-"""Table 1 of He et al. 2022, "DiffusionBERT": one sentence being written by several systems, step by step.
+"""Table 1 of He et al. 2022, "DiffusionBERT": one sentence being denoised by several systems.
 
-Each system shows the state it was in at evenly spaced times, from the first to the last, so that systems with different
-noise, steps and calls stand side by side. What came since the row above is marked; hidden places say [MASK]. The cells
-of `tables.Table` are numbers to be ranked, and these are sentences: only its escaping is shared.
+Each system is shown at evenly spaced times, so that systems with different noise, steps and network calls can stand
+side by side. Tokens that are new since the row above are marked; masked positions show as [MASK].
 
-Pure functions on `Moment`s; knows no model and no tokenizer, but that `##` continues a word.
+Pure functions of `Moment`s; of tokenizers they only know that `##` continues a word.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any, final
 
 from diffusionbert.assessment.tables import escaped_for_latex, escaped_for_markdown
 from diffusionbert.tasks import Moment
 
-HIDDEN = "[MASK]"
+MASKED = "[MASK]"
 
 
 @final
 @dataclass(frozen=True)
 class Word:
-    """What a place, or several that spell one word, shows."""
+    """A word of a state: one position, or several whose tokens spell one word."""
 
     text: str
-    """`HIDDEN` where nothing is written yet."""
+    """`MASKED` at a masked position."""
     is_new: bool
-    """Whether any of it came since the row above."""
+    """Whether any of its tokens is new since the row above."""
 
 
 @final
 @dataclass(frozen=True)
 class Row:
-    """A system at a time."""
+    """A system's state at a time."""
 
     system: str
     time: float
-    """From 1, where nothing is written, to 0."""
+    """From 1, where everything is masked, to 0."""
     calls: int
-    """How often the network had been asked."""
+    """How often the network had been called."""
     words: tuple[Word, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Gives it as plain data."""
-        words = [{"text": word.text, "new": word.is_new} for word in self.words]
-        return {"system": self.system, "time": self.time, "calls": self.calls, "words": words}
-
-
-def from_json(plain: Sequence[dict[str, Any]]) -> tuple[Row, ...]:
-    """Reads what `to_json` gave."""
-    return tuple(
-        Row(row["system"], row["time"], row["calls"], tuple(Word(word["text"], word["new"]) for word in row["words"]))
-        for row in plain
-    )
 
 
 def denoising_table(systems: Mapping[str, Sequence[Moment]], number: int = 5) -> tuple[Row, ...]:
-    """The rows of the table: so many of each system, in the order given."""
+    """The rows of the table: `number` states per system, systems in the order given."""
     if not systems:
         raise ValueError("no system is given; give the moments of at least one")
     rows = []
@@ -73,13 +59,13 @@ def denoising_table(systems: Mapping[str, Sequence[Moment]], number: int = 5) ->
 
 
 def chosen_moments(moments: Sequence[Moment], number: int) -> list[tuple[float, Moment]]:
-    """States at evenly spaced times, the first and the last among them; one that lasts longer may come again.
+    """States at evenly spaced times, the first and the last included; a state that lasts long is repeated.
 
-    A sampler says when something changed: its state at a time is the last that is not later. Where times are not those
-    of one way down, states are evenly spaced by their number instead.
+    A sampler yields a state when something changes: the state at time t is the last one not later than t. Where times
+    do not decrease (as with Gibbs sampling), states are evenly spaced by their index instead.
     """
     if number < 2:
-        raise ValueError(f"{number} moments are asked for; the first and the last are at least 2")
+        raise ValueError(f"`number` must be at least 2, for the first and the last state; got {number}")
     if len(moments) == 1:
         return [(moments[0].time, moments[0])]
     times = [moment.time for moment in moments]
@@ -88,17 +74,17 @@ def chosen_moments(moments: Sequence[Moment], number: int) -> list[tuple[float, 
         chosen = [moments[index] for index in sorted({round(last * at / (number - 1)) for at in range(number)})]
         return [(moment.time, moment) for moment in chosen]
     wanted = [times[0] + (times[-1] - times[0]) * at / (number - 1) for at in range(1, number)]
-    # Times are sums and quotients of floats: what is later by less than a billionth is not later.
+    # Times carry rounding errors: a state that is later by less than 1e-9 is not later.
     found = [moments[bisect_right(times, 1e-9 - time, key=lambda other: -other) - 1] for time in wanted]
     return [(times[0], moments[0]), *zip(wanted, found, strict=True)]
 
 
 def _words(pieces: Sequence[str | None], before: Sequence[str | None]) -> tuple[Word, ...]:
-    """The words of a state, and whether the one before had them at the same places."""
+    """The words of a state, each new unless the state before has the same tokens at its positions."""
     words: list[Word] = []
     for at, piece in enumerate(pieces):
         if piece is None:
-            words.append(Word(HIDDEN, False))
+            words.append(Word(MASKED, False))
             continue
         is_new = at >= len(before) or before[at] != piece
         if piece.startswith("##") and at > 0 and pieces[at - 1] is not None:
@@ -112,7 +98,7 @@ def _words(pieces: Sequence[str | None], before: Sequence[str | None]) -> tuple[
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """A table of GitHub's Markdown, new words in bold."""
+    """The table in GitHub's Markdown, new words in bold."""
     lines = ["| system | t | calls | text |", "|---|---:|---:|---|"]
     for name, own in groupby(rows, key=lambda row: row.system):
         for index, row in enumerate(own):
@@ -123,7 +109,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_latex(rows: Sequence[Row]) -> str:
-    """A tabular, new words in bold; needs the packages booktabs and multirow."""
+    """The table as a LaTeX tabular, new words in bold; needs the packages booktabs and multirow."""
     lines = [
         "% needs \\usepackage{booktabs,multirow}",
         "\\begin{tabular}{lrrl}",
@@ -141,15 +127,20 @@ def to_latex(rows: Sequence[Row]) -> str:
 
 
 def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Gives the rows as plain data."""
-    return [row.to_json() for row in rows]
+    """The rows as plain data."""
+    return [asdict(row) for row in rows]
+
+
+def from_json(plain: Sequence[dict[str, Any]]) -> tuple[Row, ...]:
+    """Reads what `to_json` gave."""
+    return tuple(Row(**row | {"words": tuple(Word(**word) for word in row["words"])}) for row in plain)
 
 
 def _sentence(row: Row, escape: Callable[[str], str], mark: str) -> str:
-    """The words of a row, neighbours that are new marked together."""
+    """The words of a row; adjacent new words share one mark."""
     parts = []
     for is_new, words in groupby(row.words, key=lambda word: word.is_new):
-        # A vocabulary may hold tokens of white space alone, around which no mark could be put.
+        # Tokens of white space alone cannot be marked.
         text = " ".join(filter(None, (escape(word.text).strip() for word in words)))
         parts.append(mark.format(text) if is_new and text else text)
     return " ".join(filter(None, parts))

@@ -32,7 +32,7 @@ from diffusionbert.paper.request import Request
 from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.presets import by_name, masked, next_word, pretraining, tiny
 from diffusionbert.runs import started_from, stored_experiment, train
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplingRequest
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.training.log import ValidationEvent, events_of
 from diffusionbert.training.settings import Training
@@ -266,7 +266,7 @@ class Reproduction:
         self,
         key: str,
         name: str,
-        sampling: Sampling | None = None,
+        sampling: SamplingRequest | None = None,
         *,
         steps: int | None = None,
         scored: bool = True,
@@ -301,13 +301,14 @@ class Reproduction:
                 assess(model, self._material(model, text), plan).save(folder)
         return EvaluationResult.load(folder)
 
-    def sampling(self, name: str) -> Sampling:
+    def sampling(self, name: str) -> SamplingRequest:
         """How a system writes for the main table."""
         system = SYSTEMS[name]
-        is_slow = isinstance(system.objective, VectorDiffusion)
-        return replace(system.sampling, steps=self.scale.vector_steps) if is_slow else system.sampling
+        if not isinstance(system.objective, VectorDiffusion):
+            return system.sampling
+        return replace(system.sampling, config=replace(system.sampling.config, steps=self.scale.vector_steps))
 
-    def _plan(self, sampling: Sampling, scored: bool) -> Plan:
+    def _plan(self, sampling: SamplingRequest, scored: bool) -> Plan:
         effort = Effort(0.005, self.scale.max_draws, strata=min(16, self.scale.max_draws // 2), seed=self.request.seed)
         return Plan(sampling, self.scale.samples, self.scale.length, effort, scored=scored, seed=self.request.seed)
 

@@ -29,7 +29,9 @@ from diffusionbert.experiments import (
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.presets import as_decoder, as_new
 from diffusionbert.proposals import Bell
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
+from diffusionbert.samplers.gibbs import Gibbs
+from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, Sqrt
 
 
@@ -53,7 +55,7 @@ class System:
     objective: Objectives
     start: Start = Start.SCRATCH
     time: Time = Time.NONE
-    sampling: Sampling = Sampling(top_k=30)
+    sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
     """How the paper that compares it lets it write."""
     needs_pairs: bool = False
 
@@ -78,7 +80,8 @@ _SPINDLE = Spindle(0.3, Mean.CORPUS)
 _SENTENCE = Spindle(0.3, Mean.SENTENCE, floor=0.05)
 _PAPER = Diffusion(Spindle(0.3, Mean.SENTENCE), quantity=Quantity.PAPER)
 """By which the paper's figures with the spindle are computed: no bound."""
-_MOUTH = Sampling(Algorithm.GIBBS, steps=64, top_k=30)
+_MOUTH = SamplingRequest(Gibbs(), SamplerConfig(64, top_k=30))
+_VECTORS = SamplingRequest(config=SamplerConfig(2000))
 
 SYSTEMS: dict[str, System] = {
     "diffusionbert-lte": System("DiffusionBERT", Diffusion(), Start.MASKED, Time.LAYERS),
@@ -95,19 +98,17 @@ SYSTEMS: dict[str, System] = {
     "d3pm-spindle": System("D3PM", Diffusion(_SPINDLE, hybrid=_HYBRID), time=Time.LAYERS),
     "d3pm-spindle-paper": System("D3PM", replace(_PAPER, hybrid=_HYBRID), time=Time.LAYERS),
     "d3pm-uniform": System("D3PM", Diffusion(uniform_noise=True, hybrid=_HYBRID), time=Time.LAYERS),
-    "diffusion-lm": System("Diffusion-LM", VectorDiffusion(), sampling=Sampling(steps=2000)),
-    "diffusion-lm-sqrt": System("Diffusion-LM", VectorDiffusion(Sqrt(), floor=0.01), sampling=Sampling(steps=2000)),
-    "diffusion-lm-bert": System(
-        "Diffusion-LM", VectorDiffusion(width=None), Start.MASKED, sampling=Sampling(steps=2000)
-    ),
+    "diffusion-lm": System("Diffusion-LM", VectorDiffusion(), sampling=_VECTORS),
+    "diffusion-lm-sqrt": System("Diffusion-LM", VectorDiffusion(Sqrt(), floor=0.01), sampling=_VECTORS),
+    "diffusion-lm-bert": System("Diffusion-LM", VectorDiffusion(width=None), Start.MASKED, sampling=_VECTORS),
     "bert-mouth": System("BERT-Mouth", MouthMasking(), Start.MASKED, sampling=_MOUTH),
-    "sundae": System("SUNDAE", StepUnrolling(), sampling=Sampling(steps=64, temperature=0.8)),
+    "sundae": System("SUNDAE", StepUnrolling(), sampling=SamplingRequest(config=SamplerConfig(64, temperature=0.8))),
     "decoder": System("Transformer decoder", NextWord()),
     "decoder-pretrained": System("GPT", NextWord(), Start.DECODER),
     "mdlm": System("MDLM", ContinuousDiffusion()),
     "mdlm-pretrained": System("MDLM", ContinuousDiffusion(), Start.MASKED),
     "genmd4": System("GenMD4", LearnedDiffusion(), Start.MASKED),
-    "cmlm": System("CMLM", MaskPredicting(), sampling=Sampling(Algorithm.MASK_PREDICT, steps=10, top_k=30)),
+    "cmlm": System("CMLM", MaskPredicting(), sampling=SamplingRequest(MaskPredict(), SamplerConfig(10, top_k=30))),
     "multinomial": System("Multinomial diffusion", Diffusion(uniform_noise=True), time=Time.LAYERS),
     "oa-ardm": System("OA-ARDM", AnyOrderWriting()),
     "diffuseq": System("DiffuSeq", VectorDiffusion(Sqrt(), floor=0.01), needs_pairs=True),

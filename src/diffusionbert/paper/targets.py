@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffusionbert import figures
 from diffusionbert.assessment.comparison import compare
 from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.assessment.tables import Table, as_json, to_latex, to_markdown
@@ -29,13 +28,15 @@ from diffusionbert.checkpoints import RunFolder, read_json, write_json
 from diffusionbert.experiments import Experiment
 from diffusionbert.metrics import PerSample
 from diffusionbert.model import Model
-from diffusionbert.paper import denoising
+from diffusionbert.paper import denoising, figures
 from diffusionbert.paper.reproduction import Reproduction
 from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.schedules import Mean, Spindle, TokenInformation
 from diffusionbert.tasks import Moment, Task
-from diffusionbert.training.log import ValidationEvent, events_of
+from diffusionbert.training.log import RunEvent, ValidationEvent, events_of
 
 SENTENCE = "bella is sitting over there ."
 """The paper's, of figure 2."""
@@ -46,7 +47,7 @@ class Row:
     """A system and a way in which it is looked at."""
 
     system: str
-    sampling: Sampling | None = None
+    sampling: SamplingRequest | None = None
     note: str = ""
     """What sets it apart from the other rows of the same system."""
 
@@ -60,7 +61,7 @@ MAIN: tuple[Row, ...] = (
     *(Row(name) for name in ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-spindle-paper")),
     *(Row(name) for name in ("d3pm-uniform", "multinomial")),
     *(Row(name) for name in ("diffusion-lm", "diffusion-lm-sqrt", "diffusion-lm-bert", "bert-mouth")),
-    Row("bert-mouth", Sampling(Algorithm.GIBBS_LEFT_TO_RIGHT, steps=64, top_k=30), "left to right"),
+    Row("bert-mouth", SamplingRequest(Gibbs(Order.LEFT_TO_RIGHT), SamplerConfig(64, top_k=30)), "left to right"),
     *(Row(name) for name in ("diffusionbert-lte", "diffusionbert-pte", "diffusionbert", "diffusionbert-spindle")),
     *(Row(name) for name in ("diffusionbert-spindle-sentence", "diffusionbert-spindle-paper", "diffusionbert-bell")),
     *(Row(name) for name in ("genmd4", "mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae")),
@@ -111,7 +112,7 @@ def table3(reproduction: Reproduction) -> list[Path]:
     results, names = [], []
     for system in BY_STEPS:
         for steps in _budgets(reproduction, system):
-            sampling = replace(reproduction.sampling(system), steps=steps)
+            sampling = _with(reproduction.sampling(system), steps=steps)
             found = reproduction.evaluation(
                 f"{system}-{steps}-steps", system, sampling, steps=steps, samples=reproduction.scale.timed_samples
             )
@@ -145,13 +146,14 @@ def table1(reproduction: Reproduction) -> list[Path]:
 
 def _trajectories(reproduction: Reproduction) -> dict[str, tuple[Moment, ...]]:
     found = {}
-    for system, algorithm in (
-        ("bert-mouth", Algorithm.GIBBS),
-        ("d3pm", Algorithm.ANCESTRAL),
-        ("diffusionbert-spindle", Algorithm.ANCESTRAL),
-    ):
+    samplers: dict[str, Sampler] = {
+        "bert-mouth": Gibbs(),
+        "d3pm": Ancestral(),
+        "diffusionbert-spindle": Ancestral(),
+    }
+    for system, sampler in samplers.items():
         task = Task(length=10, seed=reproduction.request.seed)
-        sampling = Sampling(algorithm, steps=32, top_k=30)
+        sampling = SamplingRequest(sampler, SamplerConfig(32, top_k=30))
         found[SYSTEMS[system].title] = tuple(reproduction.model(system).watch(task, sampling))
     return found
 
@@ -213,10 +215,14 @@ def draw_tradeoffs(points: Mapping[str, Mapping[str, EvaluationResult]], picture
     return series
 
 
-def _knobs(own: Sampling, *, by_temperature: bool) -> list[tuple[str, Sampling]]:
+def _knobs(own: SamplingRequest, *, by_temperature: bool) -> list[tuple[str, SamplingRequest]]:
     if by_temperature:
-        return [(f"T={value}", replace(own, temperature=value, top_k=None)) for value in (0.6, 0.7, 0.8, 0.9, 1.0)]
-    return [(f"k={value}", replace(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
+        return [(f"T={value}", _with(own, temperature=value, top_k=None)) for value in (0.6, 0.7, 0.8, 0.9, 1.0)]
+    return [(f"k={value}", _with(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
+
+
+def _with(request: SamplingRequest, **changes: Any) -> SamplingRequest:
+    return replace(request, config=replace(request.config, **changes))
 
 
 def _tradeoff(name: str, points: Mapping[str, EvaluationResult]) -> figures.Tradeoff:
@@ -243,26 +249,36 @@ def _real(found: EvaluationResult) -> figures.Tradeoff:
 def figure4(reproduction: Reproduction) -> list[Path]:
     """The validation figure while training: pretrained against scratch."""
     runs = {name: reproduction.run(name) for name in CONVERGING}
-    curves = [curve(run, title(Row(name), reproduction.experiment(name))) for name, run in runs.items()]
+    curves = [curve(run, _system_and_time(name, reproduction.experiment(name))) for name, run in runs.items()]
     path = reproduction.output / "figure4.png"
     figures.convergence(curves, path)
     return [path, _numbers(path, [asdict(one) for one in curves])]
 
 
+def _system_and_time(system: str, experiment: Experiment) -> str:
+    """Method, start and time conditioning; a curve says its schedule itself."""
+    start = "from scratch" if SYSTEMS[system].start is Start.SCRATCH else "pretrained"
+    return ", ".join(word for word in (SYSTEMS[system].title, start, time_of(experiment)) if word != "–")
+
+
 def curve(run: Path, name: str) -> figures.Curve:
-    """The validations of a run."""
+    """The validations of a run, with the schedule, the quantity and T of its objective."""
     folder = RunFolder(run)
     if not folder.log.is_file():
         raise ValueError(f"{str(run)!r} is not a run: it has no {folder.log.name}; give a run folder")
     found = [event for event in events_of(folder.log, ValidationEvent) if event.nats_per_token is not None]
     if not found:
         raise ValueError(f"the run {str(run)!r} has no validated likelihood to plot; give another run")
+    described = next(iter(events_of(folder.log, RunEvent)), None)
     return figures.Curve(
         name,
         tuple(float(event.step) for event in found),
         tuple(event.nats_per_token for event in found if event.nats_per_token is not None),
         found[0].kind.value,
         tuple(event.standard_error for event in found),
+        None if described is None else described.diffusion_steps,
+        None if described is None else described.schedule,
+        None if described is None else described.quantity,
     )
 
 
