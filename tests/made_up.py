@@ -21,7 +21,6 @@ from diffusionbert.assessment.report import (
     Weights,
 )
 from diffusionbert.checkpoints import write_json
-from diffusionbert.experiments import Data, Experiment, to_json
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate, PointEstimate, Scores
 from diffusionbert.method import Likelihood
@@ -29,9 +28,9 @@ from diffusionbert.metrics import PerSample
 from diffusionbert.storage.code_version import CodeVersion
 from diffusionbert.storage.component import Component
 from diffusionbert.text.sources import Split
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.description import ModelDescription
 from diffusionbert.training.log import Event, TrainEvent, ValidationEvent, append
-from diffusionbert.training.settings import Training
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS / "results"), str(BENCHMARKS)]  # their scripts are no package
@@ -109,7 +108,7 @@ def train(root: Path, place: str, validations: list[float]) -> None:
     path = root / folder / "runs" / name
     path.mkdir(parents=True)
     last = 10 * (len(validations) - 1)
-    write_json(path / "experiment.json", to_json(Experiment(Data("text/news.txt"), training=Training(steps=last))))
+    write_json(path / "run.json", RunConfig(DataConfig("text/news.txt"), training=TrainingConfig(steps=last)).to_json())
     events: list[Event] = [
         TrainEvent(step, 0.0, 1.0, tokens_per_second=50.0 if step > 1 else 5.0, tokens_seen=100 * step)
         for step in range(1, last + 1, 3)

@@ -20,46 +20,42 @@ from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from diffusionbert.assessment import likelihoods
 from diffusionbert.assessment.assessing import Plan, assess, compare_texts, sample_bleu, weight_hashes, write_samples
 from diffusionbert.assessment.conventions import Basis, ConventionScale, conventions
 from diffusionbert.assessment.judges import load_judge
-from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, ways_to_score
+from diffusionbert.assessment.likelihoods import PackedRows, ways_to_score
 from diffusionbert.assessment.material import Trained, gather, held_out, sha256_of
-from diffusionbert.assessment.report import EvaluationResult, mean_with_interval
-from diffusionbert.building import Lexicon
+from diffusionbert.assessment.report import (
+    EvaluationResult,
+    mean_with_interval,
+)
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors
 from diffusionbert.cli import main
-from diffusionbert.experiments import (
-    AnyOrderWriting,
-    ContinuousDiffusion,
-    Data,
-    Diffusion,
-    Experiment,
-    Masking,
-    Time,
-    to_json,
-)
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.likelihood.evaluation import Effort, length_nats
 from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate, LikelihoodRates, PointEstimate, Scores, paired_bootstrap
 from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
-from diffusionbert.methods.any_order import AnyOrder
-from diffusionbert.methods.continuous_time import ContinuousTime
-from diffusionbert.methods.discrete import DiscreteTime, Quantity
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
+from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticConfig, OrderAgnosticGrid
+from diffusionbert.methods.continuous_time import ContinuousTime, ContinuousTimeConfig
+from diffusionbert.methods.discrete import DiscreteTime, DiscreteTimeConfig, Quantity
+from diffusionbert.methods.masked_lm import MaskedLMConfig
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.objectives.base import CONTINUOUS, GRID, NO_LIKELIHOOD, ScoringQuantities
 from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.shapes import per_place
 from diffusionbert.storage.code_version import code_version
 from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import to_json
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import Sentences
 from diffusionbert.text.cleaning import AS_IT_IS, Cleaning, detokenise
 from diffusionbert.text.corpus import parse_corpus
 from diffusionbert.text.sources import Split
+from diffusionbert.training.config import DataConfig, RunConfig
 
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
 QUICK = ["--steps=4", "--validate-every=4", "--save-every=4", "--batch-tokens=512"]
@@ -462,29 +458,29 @@ def test_modelled_lengths_are_added_and_conventions_take_them_out_again(model, m
         assert again.value.value == pytest.approx(row.value.value)
 
 
-WRITABLE = torch.tensor([False, True, True, True, False])
-LEXICON = Lexicon(0, 4, WRITABLE, (1,), torch.tensor([0, 1, 5, 9, 0]))
+ALLOWED = torch.tensor([False, True, True, True, False])
+STATISTICS = TokenStatistics(0, 4, ALLOWED, (1,), torch.tensor([0, 1, 5, 9, 0]))
 CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0.05)
 
 
 @pytest.mark.parametrize(
     ("objective", "time", "expected"),
     [
-        (Diffusion(Linear(), 16), Time.NONE, {CONTINUOUS: AnyOrder, GRID: GridInAnyOrder}),
-        (Diffusion(Linear(), 16), Time.LAYERS, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
-        (Diffusion(CORPUS, 16), Time.NONE, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
-        (Diffusion(SENTENCE, 16), Time.PREFIX, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
-        (Diffusion(SENTENCE, 16, Quantity.PAPER), Time.NONE, {GRID: DiscreteTime}),
-        (Diffusion(Linear(), 16, uniform_noise=True), Time.NONE, {GRID: DiscreteTime}),
-        (ContinuousDiffusion(CORPUS), Time.NONE, {CONTINUOUS: ContinuousTime}),
-        (AnyOrderWriting(), Time.NONE, {CONTINUOUS: AnyOrder}),
-        (Masking(), Time.NONE, {CONTINUOUS: AnyOrder}),
+        (DiscreteTimeConfig(Linear(), 16), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic, GRID: OrderAgnosticGrid}),
+        (DiscreteTimeConfig(Linear(), 16), TimeEmbedding.LAYERS, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(CORPUS, 16), TimeEmbedding.NONE, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(SENTENCE, 16), TimeEmbedding.PREFIX, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(SENTENCE, 16, Quantity.PAPER), TimeEmbedding.NONE, {GRID: DiscreteTime}),
+        (DiscreteTimeConfig(Linear(), 16, uniform_noise=True), TimeEmbedding.NONE, {GRID: DiscreteTime}),
+        (ContinuousTimeConfig(CORPUS), TimeEmbedding.NONE, {CONTINUOUS: ContinuousTime}),
+        (OrderAgnosticConfig(), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic}),
+        (MaskedLMConfig(), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic}),
     ],
     ids=str,
 )
 def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expected):
     """The model's own comes first; where the grid has no limit, a note says why."""
-    ways = ways_to_score(Experiment(Data("x"), time=time, objective=objective), LEXICON)
+    ways = ways_to_score(RunConfig(DataConfig("x"), time=time, objective=objective), STATISTICS)
     assert {name: type(way[0]) for name, way in ways.by_name.items()} == expected
     assert list(ways.by_name) == list(expected)
     assert ways.primary == next(iter(expected))
@@ -497,7 +493,7 @@ def test_the_grid_is_that_of_the_asked_steps(model, material):
     """One step writes all words at once, none seeing another; a thousand come near to the limit."""
     effort, found = Effort(None, 32, strata=16), {}
     for steps in (1, 1000):
-        ways = ways_to_score(replace(model.experiment, objective=Diffusion(Linear(), steps)), model.lexicon)
+        ways = ways_to_score(replace(model.experiment, objective=DiscreteTimeConfig(Linear(), steps)), model.lexicon)
         for name, way in ways.by_name.items():
             found[steps, name] = model.likelihood(material.scored, effort, way=way)
     batch = Sentences(model.vocabulary, material.scored).batch(range(6))
@@ -513,12 +509,8 @@ def test_the_grid_is_that_of_the_asked_steps(model, material):
 
 
 def test_a_method_without_a_likelihood_says_so(model, material, monkeypatch):
-    class Silent(AnyOrder):
-        @property
-        def likelihood(self) -> Likelihood:
-            return Likelihood.NONE
-
-    monkeypatch.setattr(likelihoods, "scoring", lambda experiment, lexicon: (Silent(0), LikelihoodDefinition()))
+    none = ScoringQuantities((), (NO_LIKELIHOOD,))
+    monkeypatch.setattr(DiscreteTimeConfig, "scoring_quantities", lambda self, time: none)
     found = assess(model, material, quick(conventions=True))
     assert (found.primary, found.likelihoods, found.conventions) == (None, {}, ())
     assert found.generation.samples.bleu4.ci95 is not None
@@ -653,11 +645,11 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     other = tmp_path / "other.txt"
     for path in (own, other):
         path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
-    trained = Trained(Data(str(own)))
+    trained = Trained(DataConfig(str(own)))
     assert held_out(str(own), trained, AS_IT_IS).split is Split.VALIDATION
     assert held_out(str(other), trained, AS_IT_IS).split is Split.ALL
-    assert held_out(str(own), Trained(Data("gone.txt")), AS_IT_IS).split is Split.ALL
-    assert held_out("pydoc", Trained(Data("pydoc")), AS_IT_IS).split is Split.VALIDATION
+    assert held_out(str(own), Trained(DataConfig("gone.txt")), AS_IT_IS).split is Split.ALL
+    assert held_out("pydoc", Trained(DataConfig("pydoc")), AS_IT_IS).split is Split.VALIDATION
     assert held_out("pydoc", trained, AS_IT_IS).split is Split.ALL
     shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
     shard.parent.mkdir(parents=True)
@@ -669,19 +661,19 @@ def test_text_that_was_trained_on_is_told(model, tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
 
-    def notes(split: Split, trained: Data) -> tuple[str, ...]:
+    def notes(split: Split, trained: DataConfig) -> tuple[str, ...]:
         corpus = parse_corpus(str(path), split)
         return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).provenance.notes
 
-    assert "trained on" in notes(Split.ALL, Data(str(path)))[0]
-    assert "trained on" in notes(Split.VALIDATION, Data(str(path), validation="other.txt"))[0]
-    assert not notes(Split.VALIDATION, Data(str(path)))
-    assert not notes(Split.ALL, Data("pydoc"))
-    assert "is unknown whether" in notes(Split.ALL, Data("gone.txt"))[0]
+    assert "trained on" in notes(Split.ALL, DataConfig(str(path)))[0]
+    assert "trained on" in notes(Split.VALIDATION, DataConfig(str(path), validation="other.txt"))[0]
+    assert not notes(Split.VALIDATION, DataConfig(str(path)))
+    assert not notes(Split.ALL, DataConfig("pydoc"))
+    assert "is unknown whether" in notes(Split.ALL, DataConfig("gone.txt"))[0]
     (tmp_path / "torn.txt.xz").write_bytes(b"\0" * 100)
-    assert "is unknown whether" in notes(Split.ALL, Data(str(tmp_path / "torn.txt.xz")))[0]
-    assert "is unknown whether" in notes(Split.ALL, Data("hf:somewhere"))[0]
-    assert not notes(Split.VALIDATION, Data("gone.txt"))  # had it been trained on them, these were held out
+    assert "is unknown whether" in notes(Split.ALL, DataConfig(str(tmp_path / "torn.txt.xz")))[0]
+    assert "is unknown whether" in notes(Split.ALL, DataConfig("hf:somewhere"))[0]
+    assert not notes(Split.VALIDATION, DataConfig("gone.txt"))  # had it been trained on them, these were held out
 
 
 def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, capsys, monkeypatch):
@@ -760,11 +752,11 @@ def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("objective", "kinds"),
     [
-        (Diffusion(CORPUS, 16), {"grid": "bound", "continuous": "bound"}),
-        (Diffusion(SENTENCE, 16, Quantity.PAPER), {"grid": "pseudo"}),
-        (Diffusion(Linear(), 16, uniform_noise=True), {"grid": "bound"}),
-        (ContinuousDiffusion(CORPUS), {"continuous": "bound"}),
-        (Masking(), {"continuous": "bound"}),
+        (DiscreteTimeConfig(CORPUS, 16), {"grid": "bound", "continuous": "bound"}),
+        (DiscreteTimeConfig(SENTENCE, 16, Quantity.PAPER), {"grid": "pseudo"}),
+        (DiscreteTimeConfig(Linear(), 16, uniform_noise=True), {"grid": "bound"}),
+        (ContinuousTimeConfig(CORPUS), {"continuous": "bound"}),
+        (MaskedLMConfig(), {"continuous": "bound"}),
     ],
     ids=str,
 )
@@ -773,7 +765,7 @@ def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
     folder = tmp_path / "model"
     shutil.copytree(run / "model", folder)
     about = json.loads((folder / "diffusionbert.json").read_text())
-    about["experiment"] |= {"objective": to_json(objective)}
+    about["config"] |= {"objective": to_json(objective)}
     (folder / "diffusionbert.json").write_text(json.dumps(about))
     other = load(folder, "cpu")
     corpus = held_out("pydoc", Trained(other.experiment.data), Cleaning(lower=True))

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.networks.causal import CausalModel, CausalNetwork, KeyValues, make_room, new_decoder
 from diffusionbert.networks.loading import load_causal_lm
@@ -316,8 +316,8 @@ def test_nothing_is_random():
 # The method
 
 
-def method_of() -> Method:
-    return Method(model_of(), Autoregressive())
+def method_of() -> TrainingModule:
+    return TrainingModule(model_of(), Autoregressive())
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
@@ -355,7 +355,7 @@ def test_it_learns_a_language_down_to_its_entropy_and_no_further():
 
 def test_saved_and_loaded_weights_give_the_same_nats():
     tested, whole = method_of(), sentences()
-    fresh = Method(CausalModel(DECODERS["gpt2"]().eval(), writable()), Autoregressive())
+    fresh = TrainingModule(CausalModel(DECODERS["gpt2"]().eval(), writable()), Autoregressive())
     assert not torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
     fresh.load_state_dict(tested.state_dict())
     assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.bert_mouth import BertMouth
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.networks import Denoiser
@@ -109,7 +109,7 @@ def test_a_draw_asks_one_editable_place_and_weighs_it_by_their_number():
 def test_it_lies_below_the_entropy_and_sums_above_1_where_the_bound_does_neither():
     network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
     pseudo = mean_over_slices(mouth(TWINS), network, TWINS.batch(), 2).sum(dim=1)
-    bound = exact_nats(AnyOrder(TWINS.mask_id), network, TWINS.batch())
+    bound = exact_nats(OrderAgnostic(TWINS.mask_id), network, TWINS.batch())
     assert float(TWINS.probabilities @ pseudo) < 0.5 * TWINS.entropy
     assert float((-pseudo).exp().sum()) > 1.8
     assert float(TWINS.probabilities @ bound) == pytest.approx(TWINS.entropy)
@@ -123,9 +123,9 @@ def test_its_kind_is_pseudo():
 # The contract.
 
 
-def method() -> Method:
+def method() -> TrainingModule:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, BertMouth(MaskedLM(MASK, writable()), MASK))
+    return TrainingModule(network, BertMouth(MaskedLM(MASK, writable()), MASK))
 
 
 def test_it_learns_by_the_training_it_is_given():
@@ -208,7 +208,7 @@ def history(states: list[State], row: int, length: int) -> list[tuple[list[int],
 
 @parametrize_order
 @parametrize_iterations
-def test_a_batch_equals_its_rows_one_by_one(order, iterations, bert, canvas):
+def test_a_batch_equals_its_sequences_one_by_one(order, iterations, bert, canvas):
     sampler = gibbs(iterations, order)
     together = list(sampler.sample(bert, canvas, seed=3))
     for row in range(1, 5):
@@ -218,7 +218,7 @@ def test_a_batch_equals_its_rows_one_by_one(order, iterations, bert, canvas):
 
 
 @parametrize_order
-def test_the_same_seed_gives_the_same_text_and_another_another(order, bert, canvas):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(order, bert, canvas):
     sampler = gibbs(12, order)
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
     assert torch.equal(first, again)
@@ -226,7 +226,7 @@ def test_the_same_seed_gives_the_same_text_and_another_another(order, bert, canv
 
 
 @parametrize_order
-def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_not_written(order, bert, canvas):
+def test_the_tokens_at_editable_positions_do_not_matter_and_what_is_forbidden_is_not_written(order, bert, canvas):
     sampler = gibbs(12, order, shaping=Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50))))
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
     first, again = (list(sampler.sample(bert, batch, seed=0))[-1].tokens for batch in (canvas, other))
@@ -235,7 +235,7 @@ def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_
 
 
 @parametrize_order
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(order, bert, canvas):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(order, bert, canvas):
     frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
     spy = Spy(bert)
     (only,) = gibbs(3, order).sample(spy, frozen, seed=0)

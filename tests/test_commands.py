@@ -422,7 +422,7 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--length", "0"], "at least 1"),
+        (["--length", "0"], "`length` must be >= 1 token, got 0"),
         (["--length=-5"], "'-5'"),
         (["--length", "many"], "'many'"),
         (["--length", "9-3"], "9-3"),
@@ -451,7 +451,7 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
         (["--block", "0"], "block"),
         (["--block", "30", "--length", "60"], "block"),
         (["--block", "5", "--length", "60", "--include", "river"], "included"),
-        (["--prompt", "the old king saw", "--length", "3"], "5 or more"),
+        (["--prompt", "the old king saw", "--length", "3"], "`length` must be >= 5 with a prompt of 4 tokens"),
         (["--prompt", "the old king saw", "--length", "2-4"], "2-4"),
         (["--prompt", "caf\udce9", "--length", "6"], "UTF-8"),
         (["--include", "king", "--forbid", "King"], "'king'"),

@@ -21,7 +21,8 @@ from diffusionbert.assessment.symptoms import Case, Reference, examine, measure,
 from diffusionbert.categorical import Shaping, draw
 from diffusionbert.commands.diagnosing import Doctor
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.model import BUNDLED, load
+from diffusionbert.model import load
+from diffusionbert.model_folder import BUNDLED
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Purpose
 from diffusionbert.processes import Absorbing

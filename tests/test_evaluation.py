@@ -28,8 +28,8 @@ from diffusionbert.likelihood.evaluation import (
 from diffusionbert.likelihood.intervals import student_quantile
 from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, Scores, Unit, paired_bootstrap
-from diffusionbert.method import Likelihood, LikelihoodDefinition, Method, Objective, TimeGrid
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, LikelihoodDefinition, Objective, TimeGrid, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.networks import Denoiser
@@ -48,13 +48,13 @@ OBJECTIVES = {
     "grid, linear": DiscreteTime(LINEAR, GRID),
     "grid, spindle": DiscreteTime(Absorbing(Spindle(0.3), LANGUAGE.mask_id, LANGUAGE.information()), GRID),
     "continuous time": ContinuousTime(LINEAR),
-    "any order": AnyOrder(LANGUAGE.mask_id),
+    "any order": OrderAgnostic(LANGUAGE.mask_id),
 }
 NETWORK = Table(LANGUAGE, seed=2)
 
 
-def method_of(objective: Objective, network: nn.Module = NETWORK) -> Method:
-    return Method(network, objective)
+def method_of(objective: Objective, network: nn.Module = NETWORK) -> TrainingModule:
+    return TrainingModule(network, objective)
 
 
 def corpus(num: int, seed: int) -> Batch:
@@ -275,13 +275,13 @@ class Held:
         return self.whole.rows(torch.tensor(indices))
 
 
-def bert_method(objective: Objective | None = None) -> tuple[Method, Batch]:
+def bert_method(objective: Objective | None = None) -> tuple[TrainingModule, Batch]:
     backbone = backbone_of("bert")
     network = Denoiser(backbone, TimeAgnostic(), writable())
     batch = sentences(backbone, (5, 9, 4, 12, 7, 9, 3, 20))
     batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 11), example=batch.example * 7 + 3)
     process = Absorbing(Linear(), MASK)
-    return Method(network, objective or DiscreteTime(process, uniform_grid(16))), batch
+    return TrainingModule(network, objective or DiscreteTime(process, uniform_grid(16))), batch
 
 
 def test_the_size_of_batches_changes_nothing():
@@ -384,7 +384,7 @@ class Costs(Objective):
         return (self.of(x0, noise) / x0.editable.sum(dim=1))[:, None] * x0.editable
 
 
-def bound_of(of) -> Method:
+def bound_of(of) -> TrainingModule:
     return method_of(Costs(Likelihood.BOUND, of))
 
 

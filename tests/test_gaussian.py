@@ -16,7 +16,7 @@ from languages import SKEWED, Language
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods.gaussian import GaussianDiffusion
 from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
@@ -423,10 +423,10 @@ def hidden(canvas: Batch) -> Batch:
     return replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
 
 
-def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> Method:
+def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> TrainingModule:
     process, grid = PROCESSES["sqrt"], uniform_grid(16)
     objective = GaussianDiffusion(process, grid, clamp)
-    return Method(denoiser(architecture, width), objective)
+    return TrainingModule(denoiser(architecture, width), objective)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -669,7 +669,7 @@ def test_saved_and_loaded_weights_give_the_same_nats(tmp_path):
     unknown = again.load_state_dict(beside, strict=False)
     assert not unknown.unexpected_keys
     assert all(name.startswith("backbone.") for name in unknown.missing_keys)
-    assert torch.equal(Method(again, tested.objective).nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
+    assert torch.equal(TrainingModule(again, tested.objective).nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
 
 
 def test_half_precision_leaves_the_bound_nearly_as_it_is():

@@ -12,18 +12,17 @@ from drawing import Drawing, drawing
 from torch import nn
 
 from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.method import Likelihood, Method, Objective
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, Objective, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.methods.bert_mouth import BertMouth
-from diffusionbert.methods.cmlm import ConditionalMaskedLM
+from diffusionbert.methods.cmlm import CMLM
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.methods.gaussian import GaussianDiffusion
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
-from diffusionbert.methods.learned_rates import LearnedRates
+from diffusionbert.methods.learned_rates import LearnedSchedule
 from diffusionbert.methods.masked_lm import MaskedLM
-from diffusionbert.methods.sundae import StepUnrolled
+from diffusionbert.methods.sundae import Sundae
 from diffusionbert.networks import CausalModel, Denoiser, EmbeddingDenoiser, new_decoder
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing, Gaussian, LearnedExponents, Process, Uniform
@@ -125,14 +124,14 @@ TIMED: dict[str, Callable[[], Objective]] = {
     "d3pm, uniform": lambda: DiscreteTime(uniform(), GRID, hybrid=0.01),
     "continuous time": lambda: ContinuousTime(absorbing(Linear())),
     "continuous time, spindle": lambda: ContinuousTime(absorbing(Spindle(0.3))),
-    "any order": lambda: AnyOrder(MASK),
+    "any order": lambda: OrderAgnostic(MASK),
 }
 """Methods whose network may be told the time."""
 
 METHODS: dict[str, Callable[[], Parts]] = {
     **{name: lambda make=make: on_tokens(make()) for name, make in TIMED.items()},
-    "grid in any order": lambda: on_tokens(GridInAnyOrder(Linear(), GRID, MASK)),
-    "learned rates": lambda: on_tokens(LearnedRates(learned())),
+    "grid in any order": lambda: on_tokens(OrderAgnosticGrid(Linear(), GRID, MASK)),
+    "learned rates": lambda: on_tokens(LearnedSchedule(learned())),
     "masked lm": lambda: on_tokens(MaskedLM(MASK, allowed())),
     "bert-mouth": lambda: (
         BertMouth(MaskedLM(MASK, allowed()), MASK),
@@ -140,12 +139,12 @@ METHODS: dict[str, Callable[[], Parts]] = {
         drawing(Gibbs(), absorbing(Linear()), steps=6),
     ),
     "cmlm": lambda: (
-        ConditionalMaskedLM(MASK),
+        CMLM(MASK),
         network(),
         drawing(MaskPredict(), absorbing(Linear()), steps=4),
     ),
     "sundae": lambda: (
-        StepUnrolled(allowed()),
+        Sundae(allowed()),
         network(),
         drawing(Refinement(), steps=4, allowed_tokens=allowed()),
     ),
@@ -157,9 +156,9 @@ METHODS: dict[str, Callable[[], Parts]] = {
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
-def method(name: str, time: str = "agnostic") -> Method:
+def method(name: str, time: str = "agnostic") -> TrainingModule:
     objective, asked, _ = parts(name, time)
-    return Method(asked, objective)
+    return TrainingModule(asked, objective)
 
 
 def parts(name: str, time: str = "agnostic") -> Parts:
@@ -247,7 +246,7 @@ def test_every_weight_gets_a_gradient_also_from_rows_with_nothing_to_write(name)
 def test_every_tensor_is_made_on_the_device_of_the_batch(name):
     """While the default device is another one, a tensor made without a word about devices would not fit."""
     objective, asked, sampler = parts(name)
-    tested, whole, canvas = Method(asked, objective), batch(), ragged()
+    tested, whole, canvas = TrainingModule(asked, objective), batch(), ragged()
     with torch.device("meta"):
         assert bool(tested.loss(whole, Noise(1)).isfinite().all())
         if name != "sundae":
@@ -344,7 +343,7 @@ def test_any_order_tells_the_network_the_share_that_is_hidden():
         told["time"], told["share"] = t, asked.sum(dim=1) / (tokens.shape[1] - 1)
         return torch.zeros(int(asked.sum()), VOCAB_SIZE).log_softmax(dim=-1)
 
-    AnyOrder(MASK).nats(network, batch(), Noise(0))
+    OrderAgnostic(MASK).nats(network, batch(), Noise(0))
     torch.testing.assert_close(told["time"], told["share"].double(), atol=1e-6, rtol=0)
     assert len(told["time"].unique()) > 3
 
@@ -358,7 +357,7 @@ def test_casting_the_method_leaves_its_grid_exact():
 
 
 def test_the_whole_method_moves_between_devices():
-    moved = Method(network(), ContinuousTime(absorbing(Spindle(0.3)))).to("meta")
+    moved = TrainingModule(network(), ContinuousTime(absorbing(Spindle(0.3)))).to("meta")
     assert {tensor.device.type for tensor in (*moved.parameters(), *moved.buffers())} == {"meta"}
 
 

@@ -20,8 +20,8 @@ from tiny_models import (
     EXPERIMENTS,
     MAX_LENGTH,
     bundled,
+    config_of,
     damaged,
-    experiment_of,
     folder,
     model_of,
     plain_bert,
@@ -37,14 +37,14 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert import tasks
-from diffusionbert.building import scoring
 from diffusionbert.method import Likelihood
-from diffusionbert.model import BUNDLED, Model, load
-from diffusionbert.runs import train
+from diffusionbert.model import Model, load
+from diffusionbert.model_folder import BUNDLED
 from diffusionbert.samplers import SamplingRequest
 from diffusionbert.storage.component import Component
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import blank
+from diffusionbert.training.run import train
 
 SENTENCE = "the old king saw the city of paris today ."
 SPECIAL = re.compile(r"\[(MASK|UNK|PAD|CLS|SEP)\]|<(mask|unk|pad|s|/s)>")
@@ -352,16 +352,16 @@ def test_a_saved_model_is_the_model_that_was_trained(kind):
 
 
 def test_learned_rates_come_back_and_matter():
-    experiment = experiment_of("learned", steps=20)
+    experiment = config_of("learned", steps=20)
     training = replace(experiment.training, validation_draws=64)  # or the untrained one may look better, and be kept
-    train(replace(experiment, training=training), folder() / "rates", folder() / "cache")
+    train(replace(experiment, training=training), folder() / "rates", cache=folder() / "cache")
     source = folder() / "rates" / "model"
     model = load(source)
     frequencies = load_file(source / "token_counts.safetensors")
     exponents = frequencies["exponents"]
     assert exponents.shape == model.network.writable.shape
     assert float((exponents - 1).abs().max()) > 0.01  # they have moved away from the linear schedule
-    objective, definition = scoring(model.experiment, model.lexicon)
+    objective, definition = model._scored_by
     assert definition.schedule == Component("learned")
     assert torch.allclose(objective.process.learned().float(), exponents.float(), atol=1e-5)
     frequencies["exponents"] = torch.where(model.network.writable, 3 * torch.rand(exponents.shape) + 1, 1.0).double()
@@ -522,7 +522,7 @@ def test_a_batch_is_its_rows(model, algorithm, monkeypatch):
 
 def test_fewer_rows_are_written_at_once_the_longer_they_are_and_the_more_words_there_are(model, monkeypatch):
     assert model.rows_at_once(20) == model_module.ROWS_AT_ONCE["cpu"]
-    words = len(model.lexicon.writable)
+    words = len(model.lexicon.allowed)
     monkeypatch.setattr(model_module, "WEIGHED_AT_ONCE", 60 * words)
     assert [model.rows_at_once(places) for places in (5, 20, 100)] == [12, 3, 1]
 
@@ -591,13 +591,13 @@ def test_a_contradictory_task_is_refused_when_it_is_made(task, message):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"length": 0}, "at least 1"),
+        ({"length": 0}, "`length` must be >= 1 token, got 0"),
         ({"length": MAX_LENGTH - 1}, f"{MAX_LENGTH - 1}.*block"),
         ({"length": (0, 3)}, "0-3"),
         ({"length": (5, 3)}, "5-3"),
         ({"length": (2, 3), "prompt": "the old king saw"}, "prompt"),
-        ({"length": 3, "prompt": "the old king saw"}, "5 or more"),
-        ({"prompt": "king " * 40}, "no room"),
+        ({"length": 3, "prompt": "the old king saw"}, "`length` must be >= 5 with a prompt of 4 tokens"),
+        ({"prompt": "king " * 40}, "`length` must be >= 41 with a prompt of 40 tokens"),
         ({"include": ("a", "an", "river", "sea"), "length": 3}, "4 words"),
         ({"include": ("🙂",), "length": 5}, "🙂"),
         ({"forbid": ("🙂",), "length": 5}, "🙂"),

@@ -1,4 +1,4 @@
-"""Samplers on languages small enough to know every probability, and their invariants on real networks."""
+"""Ancestral sampling: its distribution on enumerable languages, and its invariants on real networks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def processes() -> list[Process]:
 @pytest.mark.parametrize("grid", [uniform_grid(6), UNEVEN], ids=["6 steps", "uneven"])
 @pytest.mark.parametrize("process", processes(), ids=str)
 def test_ancestral_samples_follow_the_exact_distribution(process, grid):
-    """Chi-square over all nine sentences, against the reverse chain walked exactly; time-aware network."""
+    """Chi-square over all nine sentences, against the exact reverse chain, for a time-conditioned network."""
     network = Table(LANGUAGE, num_steps=6, seed=2)
     probabilities = exact_log_likelihood(process, network, LANGUAGE, grid).exp().detach()
     rows = 20000
@@ -44,7 +44,7 @@ def test_ancestral_samples_follow_the_exact_distribution(process, grid):
 
 
 def test_ancestral_samples_of_the_best_network_are_the_language():
-    """With many steps and the Bayes denoiser nothing is left between samples and the language itself."""
+    """With many steps and the Bayes denoiser, samples are distributed as the language itself."""
     process = Absorbing(Spindle(0.3), LANGUAGE.mask_id, LANGUAGE.information())
     canvas = LANGUAGE.batch(torch.full((8000, 2), LANGUAGE.mask_id))
     *_, last = drawing(Ancestral(), process, steps=200).sample(Bayes(LANGUAGE, process), canvas, seed=1)
@@ -53,7 +53,7 @@ def test_ancestral_samples_of_the_best_network_are_the_language():
 
 
 @pytest.mark.parametrize("process", processes(), ids=str)
-def test_a_batch_equals_its_rows_one_by_one(process):
+def test_a_batch_equals_its_sequences_one_by_one(process):
     network = Table(LANGUAGE, seed=2)
     canvas = LANGUAGE.batch(torch.full((6, 2), LANGUAGE.mask_id))
     together = [state.tokens for state in drawing(Ancestral(), process, grid=UNEVEN).sample(network, canvas, seed=3)]
@@ -74,7 +74,7 @@ def bert() -> Denoiser:
 def test_states_go_from_noise_to_text_and_keep_what_is_frozen(bert):
     batch = sentences(bert.backbone)
     frozen = batch.editable.clone()
-    frozen[0, 3] = False  # a word of a prompt
+    frozen[0, 3] = False  # a token of a prompt
     canvas = replace(batch, editable=frozen)
     process = Absorbing(Linear(), MASK)
     states = list(drawing(Ancestral(), process, steps=7).sample(bert, canvas, seed=0))
@@ -84,13 +84,13 @@ def test_states_go_from_noise_to_text_and_keep_what_is_frozen(bert):
     for before, after in itertools.pairwise(states):
         assert torch.equal(after.tokens[~canvas.editable], batch.tokens[~canvas.editable])
         written = before.tokens != MASK
-        assert torch.equal(after.tokens[written], before.tokens[written])  # absorbing noise: written stays
+        assert torch.equal(after.tokens[written], before.tokens[written])  # absorbing noise: unmasked tokens stay
         assert bool((after.calls - before.calls <= 1).all())
     words = states[-1].tokens[canvas.editable]
     assert bool(writable()[words].all())
 
 
-def test_the_same_seed_gives_the_same_text_and_another_another(bert):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(bert):
     canvas = sentences(bert.backbone)
     sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=5, shaping=Shaping(top_k=20, temperature=0.9))
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
@@ -98,7 +98,7 @@ def test_the_same_seed_gives_the_same_text_and_another_another(bert):
     assert not torch.equal(first, other)
 
 
-def test_forbidden_words_are_never_written(bert):
+def test_forbidden_tokens_are_never_generated(bert):
     canvas = sentences(bert.backbone)
     allowed = (7, 8)
     forbidden = tuple(token for token in range(50) if token not in allowed)
@@ -107,8 +107,8 @@ def test_forbidden_words_are_never_written(bert):
     assert set(last.tokens[canvas.editable].tolist()) <= set(allowed)
 
 
-def test_low_temperature_still_reveals_throughout_the_steps():
-    """The original sharpens the distribution that contains "stay masked", and reveals all in the last step."""
+def test_low_temperature_still_unmasks_throughout_the_steps():
+    """The original sharpens the distribution that contains "stay masked", and unmasks all in the last step."""
     backbone = backbone_of("bert")
     network = Denoiser(backbone, TimeAgnostic(), writable()).eval()
     tokens = torch.full((64, 16), MASK)
@@ -120,7 +120,7 @@ def test_low_temperature_still_reveals_throughout_the_steps():
     assert float(revealed.max()) < 0.17
 
 
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert):
     batch = sentences(bert.backbone)
     canvas = replace(batch, editable=torch.zeros_like(batch.editable))
     calls = []
@@ -132,19 +132,19 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert):
 
 
 @pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
-def test_a_grid_that_does_not_rise_from_0_to_1_is_refused(grid):
+def test_a_time_grid_that_does_not_rise_from_0_to_1_is_rejected(grid):
     with pytest.raises(ValueError, match="rise from 0 to 1"):
         drawing(Ancestral(), Absorbing(Linear(), MASK), grid=torch.tensor(grid))
 
 
-def test_sampling_leaves_no_graph_and_needs_no_context(bert):
+def test_sampling_records_no_gradients_and_needs_no_context_manager(bert):
     states = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=3).sample(bert, sentences(bert.backbone), seed=0)
     next(states)
     assert torch.is_grad_enabled()  # a suspended sampler must not switch gradients off for its caller
     assert all(not state.tokens.requires_grad for state in states)
 
 
-def test_a_grid_that_ends_before_1_starts_there(bert):
+def test_sampling_starts_at_the_start_time(bert):
     told = []
     bert.register_forward_pre_hook(lambda _, inputs: told.append(float(inputs[2][0])))
     sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=4, end=0.5)

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods import sundae
-from diffusionbert.methods.sundae import StepUnrolled
+from diffusionbert.methods.sundae import Sundae
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise
 from diffusionbert.samplers import State
@@ -88,7 +88,7 @@ def test_the_loss_is_the_mean_over_noise_and_the_networks_own_answers(unrolls, s
     copies = 3000
     batch = at_share(TRIPLES.batch(TRIPLES.sentences.repeat(copies, 1)), share)
     with torch.no_grad():
-        losses = StepUnrolled(TRIPLES.writable, unrolls).loss(network, batch, Noise(0)).view(copies, -1)
+        losses = Sundae(TRIPLES.writable, unrolls).loss(network, batch, Noise(0)).view(copies, -1)
     error = losses.std(dim=0) / math.sqrt(copies)
     distance = (losses.mean(dim=0) - expected_loss(network, TRIPLES, share, unrolls)).abs() / error
     assert bool((distance < 4).all())
@@ -123,7 +123,7 @@ def texts(rows: int = 2000) -> Batch:
 @pytest.mark.parametrize("share", [0.1, 0.7])
 def test_a_share_of_words_is_replaced_by_uniform_ones(share):
     batch, network = at_share(texts(), share), Seen()
-    StepUnrolled(writable()).loss(network, batch, Noise(0))
+    Sundae(writable()).loss(network, batch, Noise(0))
     tokens, attend, t, asked = network.questions[0]
     assert torch.equal(asked, batch.editable)
     assert torch.equal(attend, batch.attend)
@@ -141,7 +141,7 @@ def test_a_share_of_words_is_replaced_by_uniform_ones(share):
 
 def test_the_share_is_even_between_0_and_1_and_of_the_whole_row():
     batch, network = texts(), Seen()
-    StepUnrolled(writable(), 1).loss(network, batch, Noise(0))
+    Sundae(writable(), 1).loss(network, batch, Noise(0))
     tokens = network.questions[0][0]
     share = ((tokens != batch.tokens) & batch.editable).sum(dim=1) / batch.editable.sum(dim=1)
     assert float(share.mean()) == pytest.approx(0.5, abs=0.03)
@@ -152,7 +152,7 @@ def test_the_share_is_even_between_0_and_1_and_of_the_whole_row():
 
 def test_each_unroll_draws_all_words_anew_and_pays_for_all():
     batch, network = texts(500), Seen()
-    losses = StepUnrolled(writable(), 3).loss(network, batch, Noise(0))
+    losses = Sundae(writable(), 3).loss(network, batch, Noise(0))
     assert len(network.questions) == 3
     first, second, third = (tokens[batch.editable] for tokens, *_ in network.questions)
     for a, b in ((first, second), (second, third), (first, third)):
@@ -165,21 +165,21 @@ def test_each_unroll_draws_all_words_anew_and_pays_for_all():
 
 def test_draws_in_pieces_are_the_same(monkeypatch):
     network, batch = Table(PAIRS), PAIRS.batch()
-    whole = StepUnrolled(PAIRS.writable).loss(network, batch, Noise(0))
-    monkeypatch.setattr(sundae, "_PLACES_AT_ONCE", 3)
-    assert torch.equal(StepUnrolled(PAIRS.writable).loss(network, batch, Noise(0)), whole)
+    whole = Sundae(PAIRS.writable).loss(network, batch, Noise(0))
+    monkeypatch.setattr(sundae, "_POSITIONS_AT_ONCE", 3)
+    assert torch.equal(Sundae(PAIRS.writable).loss(network, batch, Noise(0)), whole)
 
 
 def test_rows_with_nothing_to_write_cost_nothing():
     batch = texts(3)
     batch.editable[1] = False
-    assert (StepUnrolled(writable()).loss(Seen(), batch, Noise(0)) > 0).tolist() == [True, False, True]
+    assert (Sundae(writable()).loss(Seen(), batch, Noise(0)) > 0).tolist() == [True, False, True]
     batch.editable[:] = False
-    assert StepUnrolled(writable()).loss(Seen(), batch, Noise(0)).tolist() == [0, 0, 0]
+    assert Sundae(writable()).loss(Seen(), batch, Noise(0)).tolist() == [0, 0, 0]
 
 
 def test_it_has_no_likelihood_and_says_so():
-    objective = StepUnrolled(writable())
+    objective = Sundae(writable())
     assert objective.likelihood is Likelihood.NONE
     with pytest.raises(ValueError, match=r"no likelihood, nor a bound on one: .* judge it by its samples"):
         objective.nats(Seen(), texts(2), Noise(0))
@@ -187,16 +187,16 @@ def test_it_has_no_likelihood_and_says_so():
 
 @pytest.mark.parametrize("unrolls", [0, -1])
 def test_it_unrolls_at_least_once(unrolls):
-    with pytest.raises(ValueError, match=f"given {unrolls} unrolls; the paper's number is 2"):
-        StepUnrolled(writable(), unrolls)
+    with pytest.raises(ValueError, match=f"must be 1 or more, got {unrolls}; the paper's number is 2"):
+        Sundae(writable(), unrolls)
 
 
 # The contract.
 
 
-def method(unrolls: int = 2) -> Method:
+def method(unrolls: int = 2) -> TrainingModule:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, StepUnrolled(writable(), unrolls))
+    return TrainingModule(network, Sundae(writable(), unrolls))
 
 
 @pytest.mark.parametrize("unrolls", [2, 3])
@@ -267,7 +267,7 @@ def test_states_go_from_random_words_to_text_and_keep_what_is_frozen(sampler, be
 
 
 @parametrize_samplers
-def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, bert, canvas):
+def test_calls_count_the_queries_per_sequence_and_the_time_told_is_1(sampler, bert, canvas):
     spy = Spy(bert)
     states = sampler.sample(spy, canvas, seed=0)
     assert next(states).calls.tolist() == [0] * 5
@@ -286,13 +286,13 @@ def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, be
 
 
 def history(states: list[State], row: int, length: int) -> list[tuple[list[int], float, int]]:
-    """What happened to a row; a batch goes on as long as any of its rows, and the others repeat themselves."""
+    """The states of one sequence, repetitions left out: a batch goes on until its last sequence is finished."""
     events = [(state.tokens[row, :length].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
     return [event for event, _ in itertools.groupby(events)]
 
 
 @parametrize_samplers
-def test_a_batch_equals_its_rows_one_by_one(sampler, bert, canvas):
+def test_a_batch_equals_its_sequences_one_by_one(sampler, bert, canvas):
     together = list(sampler.sample(bert, canvas, seed=3))
     for row in range(5):
         alone = canvas.rows(torch.tensor([row]))
@@ -301,14 +301,14 @@ def test_a_batch_equals_its_rows_one_by_one(sampler, bert, canvas):
 
 
 @parametrize_samplers
-def test_the_same_seed_gives_the_same_text_and_another_another(sampler, bert, canvas):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(sampler, bert, canvas):
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("update", [0.1, 1.0])
-def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
+def test_the_tokens_at_editable_positions_do_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
     shaping = Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50)))
     sampler = refinement(2, update, shaping=shaping)
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
@@ -317,7 +317,7 @@ def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_
     assert set(first[canvas.editable].tolist()) <= {7, 8}
 
 
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert, canvas):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert, canvas):
     frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
     spy = Spy(bert)
     (only,) = refinement(3).sample(spy, frozen, seed=0)

@@ -1,7 +1,6 @@
-"""The contract between methods and everything that uses them.
+"""The contract of objectives, and the module that training wraps: a network with its objective.
 
-A method is a network and an objective (how it learns and what likelihood it has). How text is generated is the business
-of samplers (`samplers.base`). Training, evaluation and the command line know this module and no concrete method.
+Training and estimation use this contract and no concrete objective.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from diffusionbert.shapes import Batch, PerPlace, RowValues
 from diffusionbert.storage.component import Component
 
 NetworkT = TypeVar("NetworkT")
-"""What an objective asks for answers; for methods on tokens, a `networks.Network`."""
+"""The network that an objective calls; for diffusion on tokens, a `networks.Network`."""
 
 
 class Likelihood(Enum):
@@ -27,11 +26,11 @@ class Likelihood(Enum):
     EXACT = "exact"
     """-log p(x0) itself."""
     BOUND = "bound"
-    """At least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sentences is at most 1."""
+    """At least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sequences is at most 1."""
     PSEUDO = "pseudo"
-    """Looks like nats, but belongs to no distribution over sentences; may lie below the entropy."""
+    """In nats, but not of a distribution over sequences; may lie below the entropy."""
     NONE = "none"
-    """The method has no likelihood; asking for it is an error that says so."""
+    """There is no likelihood; asking for it is an error."""
 
 
 class Estimator(Enum):
@@ -77,7 +76,7 @@ class LikelihoodDefinition:
 
 
 class Objective(nn.Module, Generic[NetworkT], ABC):
-    """How a network learns. All randomness comes from `noise`, keyed by `x0.example`."""
+    """How a network is trained and scored. All randomness comes from `noise`, keyed by `x0.example`."""
 
     @property
     @abstractmethod
@@ -86,18 +85,15 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
 
     @abstractmethod
     def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> RowValues:
-        """What training lowers: for each row, one draw of its loss, summed over the row's tokens."""
+        """What training minimises: one draw of the loss per sequence, summed over its tokens."""
 
     @abstractmethod
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPlace:
-        """One draw of an unbiased estimate of each row's nats, told apart by place; a row's nats are their sum."""
+        """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
 
 
-class Method(nn.Module):
-    """A network with its objective.
-
-    Training wraps this module, so that everything that touches parameters runs inside the root's forward.
-    """
+class TrainingModule(nn.Module):
+    """A network with its objective: what training wraps, so that parameters are used inside the root's forward only."""
 
     def __init__(self, network: nn.Module, objective: Objective[Any]):
         super().__init__()
@@ -107,15 +103,15 @@ class Method(nn.Module):
     def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float) -> Tensor:
         """The loss of a part of a global batch of `num_tokens` editable tokens.
 
-        Losses of the parts add up to the loss of the whole, however it is split over steps and processes.
+        The losses of the parts add up to the loss of the whole, however it is split over steps and processes.
         (An engine that averages gradients over W processes needs `num_tokens / W`.)
         """
         return self.loss(x0, noise).sum() / num_tokens
 
     def loss(self, x0: Batch, noise: Noise) -> RowValues:
-        """One draw of each row's loss."""
+        """One draw of the loss per sequence."""
         return self.objective.loss(self.network, x0, noise)
 
     def nats(self, x0: Batch, noise: Noise) -> PerPlace:
-        """One estimate of each row's nats, told apart by place."""
+        """One estimate of the nats per position."""
         return self.objective.nats(self.network, x0, noise)

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,9 @@ from torch.nn.functional import pad
 
 from diffusionbert import filling
 from diffusionbert.blanks import Gap, fill_gaps
-from diffusionbert.building import build, build_sampler, scoring, writes_on_masks
 from diffusionbert.categorical import Shaping
-from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.errors import require_kind
-from diffusionbert.experiments import Diffusion, VectorDiffusion
-from diffusionbert.hub import located
 from diffusionbert.likelihood.evaluation import (
     UNSAID,
     Effort,
@@ -38,17 +34,18 @@ from diffusionbert.likelihood.evaluation import (
 )
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate, Unit
-from diffusionbert.method import LikelihoodDefinition, Method, Objective
+from diffusionbert.method import LikelihoodDefinition, Objective, TrainingModule
 from diffusionbert.metrics import most_agreed
-from diffusionbert.model_folder import Opened, read_model, restore_beside
+from diffusionbert.model_folder import ModelMetadata, find_model, read_model, restore_beside
 from diffusionbert.networks import Backed, Denoiser, Network
-from diffusionbert.samplers import SamplerConfig, SamplingRequest, State, last_state, sample
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.processes import Gaussian, Process
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingContext, SamplingRequest, State, last_state, sample
+from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
 from diffusionbert.text.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
 
-BUNDLED = Path(__file__).parent / "bundled"
-"""The model inside the package."""
 FALLBACK_LENGTH = 24
 """Of a model that does not know the lengths of its corpus."""
 ATTEMPTS = 20
@@ -65,30 +62,27 @@ Way = tuple[Objective[Any], LikelihoodDefinition]
 class Model:
     """A language model that writes: a masked one, or that of any other method."""
 
-    def __init__(self, opened: Opened, name: str, device: torch.device):
+    def __init__(self, metadata: ModelMetadata, folder: Path, name: str, device: torch.device):
         self.name, self.device = name, device
-        self.vocabulary, self.length_histogram = opened.vocabulary, opened.length_histogram
-        self.paired, self.training_text = opened.paired, opened.training_text
-        self.trained, self.tokens_seen = opened.trained, opened.tokens_seen
-        # What it reads may be short of what it was trained on: plain models do not say, and `max_places` does.
-        method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
-        restore_beside(method, opened.folder, opened.experiment)
-        self.network: Backed = method.network.to(device).eval()  # type: ignore[assignment]
-        self.experiment = opened.experiment
-        self.lexicon = opened.lexicon.padded(len(self.network.writable))
+        self.vocabulary, self.length_histogram = metadata.vocabulary, metadata.length_histogram
+        self.paired, self.training_text = metadata.paired, metadata.training_text
+        self.trained, self.tokens_seen = metadata.trained, metadata.tokens_seen
+        network = metadata.config.make_network(metadata.statistics)
+        restore_beside(network, folder, metadata.config)
+        self.network = cast("Backed", network.to(device).eval())
+        self.experiment = metadata.config
+        self.lexicon = metadata.statistics.padded(len(self.network.writable))
 
     def rows_at_once(self, places: int) -> int:
         """How many texts of so many places are written side by side."""
         most = ROWS_AT_ONCE.get(self.device.type, ROWS_AT_ONCE["cpu"])
-        return max(1, min(most, WEIGHED_AT_ONCE // (max(1, places) * len(self.lexicon.writable))))
+        return max(1, min(most, WEIGHED_AT_ONCE // (max(1, places) * len(self.lexicon.allowed))))
 
     def over(self, num_steps: int) -> Model:
         """The same network with another number of steps T in its bound; for methods that have none, the same."""
         other = copy(self)
-        objective = self.experiment.objective
-        if isinstance(objective, Diffusion | VectorDiffusion):
-            other.experiment = replace(self.experiment, objective=replace(objective, num_steps=num_steps))
-            other.__dict__.pop("_scored_by", None)
+        other.experiment = replace(self.experiment, objective=self.experiment.objective.with_steps(num_steps))
+        other.__dict__.pop("_scored_by", None)
         return other
 
     @property
@@ -151,7 +145,7 @@ class Model:
     def require(self, task: Task, sampling: SamplingRequest) -> None:
         """Refuses, before anything is written, lengths and samplers that this model has not."""
         self._canvas(replace(task, number=1), sampling)
-        build_sampler(self.experiment, self.lexicon, sampling, self.network, max_length=self.max_places)
+        self._sampler(sampling)
 
     def _written(self, task: Task, sampling: SamplingRequest, canvas: Batch) -> list[Written]:
         """Writes all rows of a canvas, and those again in which a forbidden word can be read all the same.
@@ -201,15 +195,7 @@ class Model:
         words = canvas.editable | (canvas.attend & ~self.vocabulary.special.to(self.device)[canvas.tokens])
         # A network that is told the time, or a schedule by token, must know how much is hidden at the start.
         start_time = 1.0 if task.rewrite is None else int(canvas.editable.sum()) / int(words.sum())
-        sampler, context = build_sampler(
-            self.experiment,
-            self.lexicon,
-            sampling,
-            self.network,
-            start_time=start_time,
-            max_length=self.max_places,
-            device=self.device,
-        )
+        sampler, context = self._sampler(sampling, start_time)
         return sample(sampler, context, network, canvas, task.seed)
 
     def _canvas(self, task: Task, sampling: SamplingRequest) -> Batch:
@@ -233,7 +219,9 @@ class Model:
     def _require_space(self, places: int, task: Task, sampling: SamplingRequest) -> None:
         """Raises ValueError if rows of so many places cannot be written: before they are made, and fill the memory."""
         if sampling.block is None:
-            blocks = ", or write in blocks (block=32, --block 32)" if writes_on_masks(self.experiment) else ""
+            blocks = (
+                ", or write in blocks (block=32, --block 32)" if self.experiment.objective.generates_on_masks else ""
+            )
             self._require_room(places, "the text would have", f"ask for less{blocks}")
         elif task.include:
             self._require_room(places, "with words to be included, the text would have", "ask for less")
@@ -324,14 +312,14 @@ class Model:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
         require_kind("what is filled", text, str, "a text; fill several one by one")
         self._require_single("fills")
-        if not writes_on_masks(self.experiment):
+        if not self.experiment.objective.generates_on_masks:
             raise ValueError("this model does not write on [MASK], so it fills no blanks; use another model")
         task, given = Task(forbid=words_of(forbid)), Blanks(self.vocabulary, text)
         num_blanks = given.marks.count(BLANK)
         self._require_room_for(given, num_blanks, longest)
         gaps = [self._gap(given.canvas(width)) for width in range(1, longest + 1 if num_blanks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
-        shaping, mask_id = Shaping(forbidden=self.lexicon.forbidden), self.vocabulary.mask_id
+        shaping, mask_id = Shaping(forbidden=self.lexicon.never_sampled), self.vocabulary.mask_id
         special = pad(self.vocabulary.special, (0, len(self.network.writable) - self.vocabulary.size))
         if num_blanks:
             found = fill_gaps(network, gaps, mask_id, alternatives, seed, shaping, special=special)[0][:alternatives]
@@ -447,23 +435,47 @@ class Model:
 
     @cached_property
     def _scored_by(self) -> Way:
-        objective, definition = scoring(self.experiment, self.lexicon)
-        return objective.to(self.device), definition
+        own = self.experiment.objective.scoring_quantities(self.experiment.time).primary
+        return own.build(self.lexicon).to(self.device), own.definition
 
-    def method(self, objective: Objective[Any]) -> Method:
+    @cached_property
+    def _process(self) -> Process | Gaussian | None:
+        return self.experiment.objective.process(self.lexicon)
+
+    def _sampler(self, request: SamplingRequest, start_time: float = 1.0) -> tuple[Sampler, SamplingContext]:
+        """The sampler of a request and its context; raises ValueError if the model cannot be sampled like this."""
+        objective, process = self.experiment.objective, self._process
+        sampler = objective.choose_sampler(request.sampler)
+        if start_time < 1 and not isinstance(process, Process):
+            raise ValueError("this model does not generate at [MASK], so it rewrites no text; use another model")
+        if request.block is not None:
+            sampler = Blocks(request.block, sampler)
+        context = SamplingContext(
+            mask_id=self.lexicon.mask_id,
+            process=process.to(self.device) if isinstance(process, Process) else process,
+            config=request.config,
+            allowed_tokens=self.lexicon.allowed.to(self.device),
+            forbidden=self.lexicon.never_sampled,
+            time_agnostic=self.experiment.time is TimeEmbedding.NONE,
+            start_time=start_time,
+            max_length=self.max_places,
+            word_vectors=cast("Any", self.network) if isinstance(process, Gaussian) else None,
+            causal=objective.is_causal,
+        )
+        return sampler.resolve(context), context
+
+    def method(self, objective: Objective[Any]) -> TrainingModule:
         """This model with another objective."""
         assert isinstance(self.network, nn.Module)
-        return Method(self.network, objective)
+        return TrainingModule(self.network, objective)
 
 
 def load(name_or_folder: str | Path | None = None, device: str | torch.device | None = None) -> Model:
     """Opens a model: the bundled one, a run folder, a model folder, any masked language model's folder or Hub name."""
     require_kind("a model", name_or_folder, (str, Path, type(None)), "a folder or a name on the Hub")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if name_or_folder is None:
-        return Model(read_model(BUNDLED), "bundled", chosen)
-    name = str(name_or_folder)
+    name = "bundled" if name_or_folder is None else str(name_or_folder)
     if not name.strip():
         raise ValueError("the name of the model is empty; give a folder or a Hub name, or none for the model inside")
-    folder = RunFolder(Path(name)).left_model() or located("model", name, "a run folder, a model's folder")
-    return Model(read_model(folder), name, chosen)
+    folder = find_model(name)
+    return Model(read_model(folder), folder, name, chosen)

@@ -19,7 +19,7 @@ import torch
 
 from diffusionbert.assessment.conventions import PLACES, Basis, Convention, conventions
 from diffusionbert.assessment.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.assessment.likelihoods import CONTINUOUS, GRID, PackedRows, Ways, score_rows, ways_to_score
+from diffusionbert.assessment.likelihoods import PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.assessment.material import Material
 from diffusionbert.assessment.report import (
     EvaluationResult,
@@ -30,13 +30,12 @@ from diffusionbert.assessment.report import (
     Weights,
     hashes_in,
 )
-from diffusionbert.building import resolved
-from diffusionbert.experiments import Pretrained
 from diffusionbert.likelihood.evaluation import Effort, length_nats
 from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.metrics import Bleu, PerSample, self_bleu4
 from diffusionbert.model import Model
+from diffusionbert.objectives.base import CONTINUOUS, GRID
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.code_version import code_version
 from diffusionbert.storage.component import Component
@@ -251,10 +250,9 @@ def write_samples(model: Model, plan: Plan, progress: ProgressCallback = lambda 
 
 
 def _sampling_record(model: Model, plan: Plan) -> SamplingRecord:
-    request = resolved(plan.sampling, model.experiment)
-    config = request.config
+    request, config = plan.sampling, plan.sampling.config
     return SamplingRecord(
-        Component.of(request.sampler),
+        Component.of(model.experiment.objective.choose_sampler(request.sampler)),
         config.steps,
         config.temperature,
         config.top_k,
@@ -346,8 +344,8 @@ def _cautions(material: Material, plan: Plan, own: TextMetrics, real: TextMetric
 
 def weight_hashes(model: Model) -> Weights:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it, and of all together."""
-    network = model.experiment.network
-    files = hashes_in(Path(network.name)) if isinstance(network, Pretrained) else {}
+    folder = model.experiment.backbone.pretrained
+    files = {} if folder is None else hashes_in(Path(folder))
     if not files:
         return Weights()
     together = "".join(f"{digest}  {name}\n" for name, digest in files.items())

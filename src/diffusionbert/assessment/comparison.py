@@ -165,7 +165,7 @@ def _systems(results: Sequence[EvaluationResult | str | Path], names: Sequence[s
 def _folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}; give run folders, or folders that evaluate wrote")
-    if RunFolder(folder).experiment.exists() and not (folder / "evaluation").exists():
+    if RunFolder(folder).config.exists() and not (folder / "evaluation").exists():
         raise ValueError(
             f"the run {str(folder)!r} has not been evaluated; run: diffusionbert evaluate --model {folder} --data …"
         )
@@ -201,7 +201,7 @@ def _stale(systems: Sequence[System]) -> list[str]:
         f"{system.name} was evaluated with other weights than its run has now; evaluate it again (--overwrite)"
         for system in systems
         if system.folder is not None
-        and (run := RunFolder(system.folder.parent)).experiment.exists()
+        and (run := RunFolder(system.folder.parent)).config.exists()
         and run.model.exists()
         and hashes_in(run.model) != system.result.weights.files
     ]

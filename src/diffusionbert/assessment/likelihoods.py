@@ -6,8 +6,8 @@
     vectors       Diffusion-LM's bound: steps on embeddings, and rounding to tokens
     pseudo        BERT-Mouth's pseudo-likelihood: each token given all others, which is not a distribution
 
-They are different numbers and never share a column. `building.scoring` says which one is the model's own. The
-estimation itself is in `likelihood.evaluation`.
+They are different numbers and never share a column. `ObjectiveConfig.scoring_quantities` says which ones a model has,
+its own first. The estimation itself is in `likelihood.evaluation`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffusionbert.building import Lexicon, own_objective, scoring
-from diffusionbert.experiments import (
-    ContinuousDiffusion,
-    Diffusion,
-    Experiment,
-    MouthMasking,
-    NextWord,
-    VectorDiffusion,
-)
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.likelihood.evaluation import Effort, Rows, estimate
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate
-from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
-from diffusionbert.methods.discrete import Quantity
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.model import Model, Way
-from diffusionbert.schedules import uniform_grid
 from diffusionbert.shapes import Batch
-from diffusionbert.storage.component import Component
 from diffusionbert.text.canvas import batch_of
 from diffusionbert.text.vocabulary import Vocabulary
-
-GRID, CONTINUOUS, EXACT, VECTORS, PSEUDO = "grid", "continuous", "exact", "vectors", "pseudo"
-"""The names of likelihoods in results and tables."""
+from diffusionbert.training.config import RunConfig
 
 
 @final
@@ -62,31 +47,11 @@ class Ways:
         return next(iter(self.by_name), None)
 
 
-def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
+def ways_to_score(config: RunConfig, statistics: TokenStatistics) -> Ways:
     """All likelihoods that are valid for a model."""
-    own = scoring(experiment, lexicon)
-    settings = experiment.objective
-    if own[0].likelihood is Likelihood.NONE:
-        return Ways({}, ("this method has no likelihood and no bound: judge it by its samples",))
-    if isinstance(settings, NextWord):
-        return Ways({EXACT: own})
-    if isinstance(settings, VectorDiffusion):
-        return Ways({VECTORS: own})
-    if isinstance(settings, MouthMasking):
-        pseudo = LikelihoodDefinition("pseudo-likelihood", estimator=Estimator.LEAVE_ONE_OUT)
-        return Ways({CONTINUOUS: own, PSEUDO: (own_objective(experiment, lexicon), pseudo)})
-    if not isinstance(settings, Diffusion):
-        return Ways({CONTINUOUS: own})
-    if own[1].estimator is Estimator.ORDER_AGNOSTIC:
-        grid = GridInAnyOrder(settings.schedule, uniform_grid(settings.num_steps), lexicon.mask_id)
-        definition = replace(own[1], time=TimeGrid(settings.num_steps), schedule=Component.of(settings.schedule))
-        return Ways({CONTINUOUS: own, GRID: (grid, definition)})
-    if settings.uniform_noise:
-        return Ways({GRID: own}, ("the continuous-time bound exists for [MASK] noise only",))
-    if settings.quantity is Quantity.PAPER and settings.schedule.by_token:
-        return Ways({GRID: own}, ("no bound: the model was trained by the paper's quantity, which is not one",))
-    limit = scoring(replace(experiment, objective=ContinuousDiffusion(settings.schedule)), lexicon)
-    return Ways({GRID: own, CONTINUOUS: limit})
+    found = config.objective.scoring_quantities(config.time)
+    by_name = {each.name: (each.build(statistics), each.definition) for each in found.available}
+    return Ways(by_name, found.notes)
 
 
 def score_rows(

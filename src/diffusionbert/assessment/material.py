@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
-from diffusionbert.experiments import Data
 from diffusionbert.model_folder import training_source
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import Corpus, Report, parse_corpus, parse_source
 from diffusionbert.text.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.text.vocabulary import Vocabulary
+from diffusionbert.training.config import DataConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Provenance:
 class Trained:
     """What a model was trained on."""
 
-    data: Data
+    data: DataConfig
     contents: frozenset[str] | None = None
     """Hashes of its files (`Source.contents`), which identify copies, too; None if unknown."""
 

@@ -18,9 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.building import resolved, scoring
 from diffusionbert.likelihood.evaluation import Effort
-from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
 from diffusionbert.model import Model
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
@@ -194,7 +192,7 @@ def examine(
             reveal_times((moment.time, [piece is None for piece in moment.pieces]) for moment in path) for path in paths
         ),
         1 / TENTHS if schedule is None else 1 - float(schedule.survival(time, torch.ones_like(time))),
-        None if samples else resolved(sampling, model.experiment),
+        None if samples else replace(sampling, sampler=model.experiment.objective.choose_sampler(sampling.sampler)),
         not samples and task.length is not None,
         network_nats,
         network_texts,
@@ -237,7 +235,7 @@ def _network(
     Without a corpus, on what the network itself writes, not sharpened: an untrained one is as unsure of that as of
     anything, and the entropy of its training corpus stands for the frequencies.
     """
-    if scoring(model.experiment, model.lexicon)[0].likelihood is Likelihood.NONE:
+    if not model.experiment.objective.scoring_quantities(model.experiment.time).available:
         return None, None, None
     texts = corpus or [
         written.text
@@ -254,7 +252,7 @@ def _network(
     nats = model.likelihood([texts[index] for index in chosen], effort).nats_per_token
     if stored is None or not corpus:
         return nats, described, None if stored is None else _entropy(stored.counts.numpy())
-    smoothed = _shares((stored.counts + 1).numpy() * model.lexicon.writable.numpy())
+    smoothed = _shares((stored.counts + 1).numpy() * model.lexicon.allowed.numpy())
     return nats, described, -float(np.log(smoothed[[token for index in chosen for token in rows[index]]]).mean())
 
 

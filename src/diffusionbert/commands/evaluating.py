@@ -133,7 +133,7 @@ class Evaluate(WithModel):
         if self.output is not None or self.model is None:
             return self.output
         run = RunFolder(Path(self.model))
-        return run.path / "evaluation" if run.experiment.exists() else None
+        return run.path / "evaluation" if run.config.exists() else None
 
     def _material(self, model: Model) -> Material:
         from diffusionbert.assessment.material import Trained, gather, held_out

@@ -34,7 +34,7 @@ from diffusionbert.batches import TokenBudget
 from diffusionbert.errors import require_kind
 from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowValues
 
@@ -95,7 +95,7 @@ UNSAID = Protocol()
 
 
 def estimate(
-    method: Method,
+    method: TrainingModule,
     rows: Rows | Iterable[Batch],
     effort: Effort = USUAL,
     *,
@@ -147,7 +147,7 @@ def estimate(
 
 @torch.no_grad()
 def round_nats(
-    method: Method,
+    method: TrainingModule,
     batch: Batch,
     *,
     number: int,
@@ -175,7 +175,7 @@ def draws_at_once(places: int) -> int:
 
 @torch.no_grad()
 def surprise(
-    method: Method, batch: Batch, draws: int = 16, seed: int = 0, *, autocast: torch.dtype | None = None
+    method: TrainingModule, batch: Batch, draws: int = 16, seed: int = 0, *, autocast: torch.dtype | None = None
 ) -> PerPlace:
     """The nats of each place: their mean over draws that share out (0, 1) among them."""
     if draws < 1:
@@ -262,7 +262,7 @@ def _round(
 
 
 def _mean_draw(
-    method: Method,
+    method: TrainingModule,
     draw: Callable[[Batch, Noise], Tensor],
     batch: Batch,
     draws: range,
@@ -318,7 +318,7 @@ def _rates(scores: Scores, effort: Effort, *, given: bool) -> dict[Unit, Rate]:
     return scores.given_rates() if given else scores.rates(effort.seed)
 
 
-def _require_likelihood(method: Method) -> Likelihood:
+def _require_likelihood(method: TrainingModule) -> Likelihood:
     kind = method.objective.likelihood
     if kind is Likelihood.NONE:
         raise ValueError("this method has no likelihood, nor a bound on one: judge it by its samples")
@@ -326,7 +326,7 @@ def _require_likelihood(method: Method) -> Likelihood:
 
 
 @contextmanager
-def _evaluating(method: Method) -> Iterator[None]:
+def _evaluating(method: TrainingModule) -> Iterator[None]:
     """Without dropout; afterwards every part is as it was, also those that were kept from training."""
     were_training = [module for module in method.modules() if module.training]
     method.eval()
@@ -337,12 +337,12 @@ def _evaluating(method: Method) -> Iterator[None]:
             module.training = True
 
 
-def _device(method: Method) -> torch.device:
+def _device(method: TrainingModule) -> torch.device:
     tensor = next(chain(method.parameters(), method.buffers()), None)
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def _arithmetic(method: Method, autocast: torch.dtype | None) -> str:
+def _arithmetic(method: TrainingModule, autocast: torch.dtype | None) -> str:
     weight = next(method.parameters(), None)
     dtype = autocast or (torch.float32 if weight is None else weight.dtype)
     rounded = dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"

@@ -25,17 +25,17 @@ from diffusionbert.assessment.comparison import compare
 from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.assessment.tables import Table, as_json, to_latex, to_markdown
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
-from diffusionbert.experiments import Experiment
 from diffusionbert.metrics import PerSample
 from diffusionbert.model import Model
 from diffusionbert.paper import denoising, figures
 from diffusionbert.paper.reproduction import Reproduction
-from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
+from diffusionbert.recipes import SYSTEMS, Start
 from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.gibbs import Gibbs, Order
-from diffusionbert.schedules import Mean, Spindle, TokenInformation
+from diffusionbert.schedules import Mean, Spindle
 from diffusionbert.tasks import Moment, Task
+from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import RunEvent, ValidationEvent, events_of
 
 SENTENCE = "bella is sitting over there ."
@@ -85,11 +85,17 @@ def table2(reproduction: Reproduction) -> list[Path]:
     return paths + write_table(reproduction.output / "table2-other-text", compare(results, names=names))
 
 
-def title(row: Row, experiment: Experiment) -> str:
+def title(row: Row, experiment: RunConfig) -> str:
     """Method, start, schedule and time, as the columns of the paper's table."""
     system = SYSTEMS[row.system]
     start = "from scratch" if system.start is Start.SCRATCH else "pretrained"
-    words = (system.title, start, schedule_of(experiment), time_of(experiment), row.note)
+    words = (
+        system.title,
+        start,
+        experiment.objective.schedule_label,
+        experiment.objective.time_label(experiment.time),
+        row.note,
+    )
     return ", ".join(word for word in words if word and word != "–")
 
 
@@ -101,9 +107,9 @@ CONVERGING = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusio
 """Of figure 4."""
 
 
-def short_title(system: str, experiment: Experiment) -> str:
+def short_title(system: str, experiment: RunConfig) -> str:
     """Method and schedule, as in the paper's table of speeds."""
-    schedule = schedule_of(experiment)
+    schedule = experiment.objective.schedule_label
     return SYSTEMS[system].title + ("" if schedule == "–" else f", {schedule}")
 
 
@@ -176,7 +182,7 @@ def survival(reproduction: Reproduction) -> Path:
 
 def _survival(model: Model) -> list[figures.Survival]:
     """The paper's curves, with the mean of the sentence itself."""
-    information = TokenInformation.from_counts(model.lexicon.counts, writable=model.lexicon.writable)
+    information = model.lexicon.information
     [own] = model.vocabulary.own([SENTENCE])
     relative = information.values[own] / information.values[own].mean()
     t = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -255,10 +261,12 @@ def figure4(reproduction: Reproduction) -> list[Path]:
     return [path, _numbers(path, [asdict(one) for one in curves])]
 
 
-def _system_and_time(system: str, experiment: Experiment) -> str:
+def _system_and_time(system: str, config: RunConfig) -> str:
     """Method, start and time conditioning; a curve says its schedule itself."""
     start = "from scratch" if SYSTEMS[system].start is Start.SCRATCH else "pretrained"
-    return ", ".join(word for word in (SYSTEMS[system].title, start, time_of(experiment)) if word != "–")
+    return ", ".join(
+        word for word in (SYSTEMS[system].title, start, config.objective.time_label(config.time)) if word != "–"
+    )
 
 
 def curve(run: Path, name: str) -> figures.Curve:

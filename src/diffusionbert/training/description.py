@@ -7,8 +7,8 @@ from enum import Enum
 
 from torch import nn
 
-from diffusionbert.experiments import Experiment, Pretrained
 from diffusionbert.storage.component import Component
+from diffusionbert.training.config import RunConfig
 
 PRETRAINED, SCRATCH = "pretrained", "scratch"
 
@@ -37,19 +37,19 @@ class ModelDescription:
     """Tokens of training up to these weights, repeated ones included; pretraining is not counted."""
 
 
-def describe(experiment: Experiment, network: nn.Module) -> ModelDescription:
-    """Describes the model of an experiment."""
-    objective, backbone = experiment.objective, getattr(network, "backbone", None)
+def describe(config: RunConfig, network: nn.Module) -> ModelDescription:
+    """Describes the model of a configuration."""
+    objective, backbone = config.objective, getattr(network, "backbone", None)
     schedule, quantity = getattr(objective, "schedule", None), getattr(objective, "quantity", None)
     return ModelDescription(
         objective=Component.of(objective),
         schedule=Component.of(schedule) if is_dataclass(schedule) else None,
         diffusion_steps=getattr(objective, "num_steps", None),
         quantity=str(quantity.value) if isinstance(quantity, Enum) else None,
-        time_conditioning=experiment.time.value,
+        time_conditioning=config.time.value,
         backbone=None if backbone is None else str(backbone.config.model_type),
-        start=PRETRAINED if isinstance(experiment.network, Pretrained) else SCRATCH,
+        start=SCRATCH if config.backbone.pretrained is None else PRETRAINED,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        seed=experiment.training.seed,
-        training_steps=experiment.training.steps,
+        seed=config.training.seed,
+        training_steps=config.training.steps,
     )

@@ -1,4 +1,4 @@
-"""The training loop, on Accelerate: any `Method` on any rows, on one device or many, never losing a run.
+"""The training loop, on Accelerate: any `TrainingModule` on any rows, on one device or many, never losing a run.
 
 A step takes one *global* batch, whose rows are dealt out to processes and micro-batches. Noise is keyed by example
 and step and losses are divided by the tokens of the global batch, so the split changes nothing but speed. All that
@@ -32,16 +32,16 @@ from torch.nn.parallel import DistributedDataParallel
 from diffusionbert.batches import BatchPlan, Indices, parts
 from diffusionbert.checkpoints import RunFolder, written_folder
 from diffusionbert.likelihood.evaluation import Rows, draws_at_once, round_nats
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch
 from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.description import ModelDescription
 from diffusionbert.training.log import Event, RunEvent, TrainEvent, append, forget_after, row
 from diffusionbert.training.optimising import blocks_of, learning_rate, low_precision, new_optimiser
 from diffusionbert.training.progress import ProgressLine
 from diffusionbert.training.saved import Saved, newest_whole, weights_to_use
-from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Score, Standing, Window, score_of
 
 
@@ -50,10 +50,10 @@ class Trainer:
 
     def __init__(
         self,
-        method: Method,
+        method: TrainingModule,
         rows: Rows,
         validation: Rows,
-        settings: Training,
+        settings: TrainingConfig,
         run: RunFolder,
         export: Callable[[dict[str, Tensor], Path], None],
         accelerator: Accelerator,
@@ -75,7 +75,7 @@ class Trainer:
         self.optimiser = new_optimiser(self.method, settings, accelerator.device)
         self.stepper = accelerator.prepare_optimizer(self.optimiser)
         self.learning_rate = learning_rate(settings)
-        self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
+        self.averages = AveragedWeights(self.method, settings.ema) if settings.ema else None
         self.standing = Standing()
         self.began_at = 0
         self.signalled = self.stopping = False
