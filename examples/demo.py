@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 import diffusionbert
-from diffusionbert.terminal import coloured, show_writing
+from diffusionbert.cli.terminal import coloured, show_writing
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from rich.console import Console
 
 import diffusionbert
-from diffusionbert.methods.discrete import DiscreteTimeConfig
+from diffusionbert.cli.terminal import show_writing
+from diffusionbert.diffusion.schedules import Spindle
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import tiny
-from diffusionbert.schedules import Spindle
-from diffusionbert.terminal import show_writing
 from diffusionbert.training.run import train
 
 

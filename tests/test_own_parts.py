@@ -10,19 +10,19 @@ import torch
 from tiny_models import config_of, corpus, folder
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.cli import main
+from diffusionbert.cli.main import main
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
+from diffusionbert.diffusion.shapes import Values
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood
-from diffusionbert.methods.any_order import ORDER_AGNOSTIC, OrderAgnostic
-from diffusionbert.methods.continuous_time import ContinuousTimeConfig
-from diffusionbert.methods.discrete import DiscreteTimeConfig
 from diffusionbert.model import load
 from diffusionbert.networks.config import Provided, TimeEmbedding
-from diffusionbert.objectives.base import ObjectiveConfig, ScoringQuantities
-from diffusionbert.processes import Absorbing
+from diffusionbert.objectives.base import Likelihood
+from diffusionbert.objectives.config import ObjectiveConfig, ScoringQuantities
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, OrderAgnostic
 from diffusionbert.registry import register
-from diffusionbert.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
-from diffusionbert.shapes import Values
 from diffusionbert.training.run import TrainingRun, stored_config, train
 
 SENTENCE = "the king saw a river today ."
@@ -92,11 +92,11 @@ def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys
     assert stored_config(run.path) == run.config
     assert run.config.objective == objective
     model = load(run.path, "cpu")
-    assert model.experiment.objective == objective
+    assert model.config.objective == objective
     assert len(model.generate(2, length=6, steps=4)) == 2
     [score] = model.score([SENTENCE], precision=1.0)
     assert score.nats > 0
-    assert score.likelihood is Likelihood.BOUND
+    assert score.kind is Likelihood.BOUND
     sizes = ["--samples=2", "--length=6", "--steps=4", "--max-draws=4"]
     capsys.readouterr()
     main(["evaluate", f"--model={run.path}", f"--data={corpus()}", *sizes, "--device=cpu", "--json"])
@@ -168,7 +168,7 @@ def test_a_backbone_that_could_not_be_opened_again_is_refused_before_training(tm
 def test_a_run_has_its_history(tmp_path):
     run = trained(tmp_path, DiscreteTimeConfig(num_steps=8))
     assert [validation.step for validation in run.history] == [0, 2]
-    assert {validation.likelihood for validation in run.history} == {Likelihood.BOUND}
+    assert {validation.kind for validation in run.history} == {Likelihood.BOUND}
     assert min(validation.value for validation in run.history) == run.state.best
     assert not run.is_stopped
 

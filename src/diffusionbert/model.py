@@ -18,14 +18,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from diffusionbert import filling
-from diffusionbert.blanks import Gap, fill_gaps
-from diffusionbert.categorical import Shaping
-from diffusionbert.constraints import Constrained, place_words
-from diffusionbert.errors import require_kind
-from diffusionbert.likelihood.evaluation import (
-    UNSAID,
-    Effort,
+from diffusionbert.data.canvas import (
+    BLANK,
+    Blanks,
+    Sentences,
+    blank,
+    drawn_lengths,
+    num_tokens,
+    rewriting,
+)
+from diffusionbert.diffusion.categorical import LogitsWarper
+from diffusionbert.diffusion.gaussian import Gaussian
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.evaluation.metrics import most_agreed
+from diffusionbert.inference import filling
+from diffusionbert.inference.blanks import Gap, fill_gaps
+from diffusionbert.inference.constraints import Constrained, place_words
+from diffusionbert.inference.tasks import (
+    Filling,
+    GeneratedText,
+    StreamState,
+    Task,
+    TextScore,
+    has_word,
+    words_of,
+)
+from diffusionbert.likelihood.estimate import (
+    UNSPECIFIED_PROTOCOL,
+    EstimationBudget,
     count_bytes,
     count_words,
     estimate,
@@ -34,23 +55,28 @@ from diffusionbert.likelihood.evaluation import (
 )
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate, Unit
-from diffusionbert.method import LikelihoodDefinition, Objective, TrainingModule
-from diffusionbert.metrics import most_agreed
-from diffusionbert.model_folder import ModelMetadata, find_model, read_model, restore_beside
-from diffusionbert.networks import Backed, Denoiser, Network
+from diffusionbert.networks.base import HasBackbone, Network
 from diffusionbert.networks.config import TimeEmbedding
-from diffusionbert.processes import Gaussian, Process
-from diffusionbert.samplers import Sampler, SamplerConfig, SamplingContext, SamplingRequest, State, last_state, sample
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.objectives.base import LikelihoodDefinition, Objective, TrainingModule
+from diffusionbert.reporting import require_type
+from diffusionbert.samplers import (
+    Sampler,
+    SamplerConfig,
+    SamplingContext,
+    SamplingRequest,
+    State,
+    last_state,
+    sample,
+)
 from diffusionbert.samplers.blocks import Blocks
-from diffusionbert.shapes import Batch
-from diffusionbert.tasks import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
-from diffusionbert.text.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
+from diffusionbert.training.model_folder import ModelMetadata, find_model, read_model, restore_beside
 
 FALLBACK_LENGTH = 24
 """Of a model that does not know the lengths of its corpus."""
 ATTEMPTS = 20
 """To write a text without forbidden words; one nearly always does."""
-ROWS_AT_ONCE = {"cpu": 32, "cuda": 512}
+SEQUENCES_AT_ONCE = {"cpu": 32, "cuda": 512}
 """Rows written side by side, at most; what is written does not depend on it."""
 WEIGHED_AT_ONCE = 750_000_000
 """Words times places, at most, that are weighed at once: 6 GB in double precision."""
@@ -69,24 +95,24 @@ class Model:
         self.trained, self.tokens_seen = metadata.trained, metadata.tokens_seen
         network = metadata.config.make_network(metadata.statistics)
         restore_beside(network, folder, metadata.config)
-        self.network = cast("Backed", network.to(device).eval())
-        self.experiment = metadata.config
-        self.lexicon = metadata.statistics.padded(len(self.network.writable))
+        self.network = cast("HasBackbone", network.to(device).eval())
+        self.config = metadata.config
+        self.statistics = metadata.statistics.padded(len(self.network.allowed))
 
-    def rows_at_once(self, places: int) -> int:
+    def sequences_at_once(self, positions: int) -> int:
         """How many texts of so many places are written side by side."""
-        most = ROWS_AT_ONCE.get(self.device.type, ROWS_AT_ONCE["cpu"])
-        return max(1, min(most, WEIGHED_AT_ONCE // (max(1, places) * len(self.lexicon.allowed))))
+        most = SEQUENCES_AT_ONCE.get(self.device.type, SEQUENCES_AT_ONCE["cpu"])
+        return max(1, min(most, WEIGHED_AT_ONCE // (max(1, positions) * len(self.statistics.allowed))))
 
     def over(self, num_steps: int) -> Model:
         """The same network with another number of steps T in its bound; for methods that have none, the same."""
         other = copy(self)
-        other.experiment = replace(self.experiment, objective=self.experiment.objective.with_steps(num_steps))
+        other.config = replace(self.config, objective=self.config.objective.with_steps(num_steps))
         other.__dict__.pop("_scored_by", None)
         return other
 
     @property
-    def num_weights(self) -> int:
+    def num_parameters(self) -> int:
         """How many numbers were trained."""
         assert isinstance(self.network, nn.Module)
         return sum(parameter.numel() for parameter in self.network.parameters())
@@ -99,14 +125,14 @@ class Model:
         return self.network
 
     @property
-    def max_places(self) -> int:
+    def max_positions(self) -> int:
         """The most places of a row, special tokens included: what the network can read and was trained to."""
-        return min(self.network.max_length, self.experiment.data.max_length)
+        return min(self.network.max_length, self.config.data.max_length)
 
     @property
     def max_length(self) -> int:
         """The most tokens a sentence may have."""
-        return self.max_places - self.vocabulary.num_special(paired=False)
+        return self.max_positions - self.vocabulary.num_special(paired=False)
 
     # ---- generate ---------------------------------------------------------------------------------------------------
 
@@ -134,41 +160,41 @@ class Model:
         task = Task(number, rewrite=text, strength=strength, seed=seed)
         return [written.text for written in self.write(task, SamplingRequest(config=SamplerConfig(top_k=30)))]
 
-    def write(self, task: Task, sampling: SamplingRequest) -> Iterator[Written]:
+    def write(self, task: Task, sampling: SamplingRequest) -> Iterator[GeneratedText]:
         """Writes the texts of a task, some at a time."""
         canvas = self._canvas(task, sampling)
-        number, at_once = len(canvas.tokens), self.rows_at_once(canvas.tokens.shape[1])
+        number, at_once = len(canvas.tokens), self.sequences_at_once(canvas.tokens.shape[1])
         for start in range(0, number, at_once):
             rows = torch.arange(start, min(start + at_once, number))
-            yield from self._written(task, sampling, canvas.rows(rows))
+            yield from self._written(task, sampling, canvas.select(rows))
 
     def require(self, task: Task, sampling: SamplingRequest) -> None:
         """Refuses, before anything is written, lengths and samplers that this model has not."""
         self._canvas(replace(task, number=1), sampling)
         self._sampler(sampling)
 
-    def _written(self, task: Task, sampling: SamplingRequest, canvas: Batch) -> list[Written]:
+    def _written(self, task: Task, sampling: SamplingRequest, canvas: Batch) -> list[GeneratedText]:
         """Writes all rows of a canvas, and those again in which a forbidden word can be read all the same.
 
         Pieces are forbidden, but a weak or hot network may spell a word across punctuation: `& ##a` reads as `&a`.
         """
-        found: dict[int, Written] = {}
+        found: dict[int, GeneratedText] = {}
         for attempt in range(ATTEMPTS):
             missing = torch.tensor([row for row in range(len(canvas.tokens)) if row not in found])
             again = replace(task, seed=task.seed + (attempt << 36))
-            end = last_state(self._states(again, sampling, canvas.rows(missing)))
+            end = last_state(self._states(again, sampling, canvas.select(missing)))
             for number, row, calls in zip(missing.tolist(), end.tokens, end.calls.tolist(), strict=True):
                 own = self._own(row)
                 text = self._text(own, task.prompt)
                 if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
-                    found[number] = Written(text, len(own), sampling.config.steps, int(calls), task.seed)
+                    found[number] = GeneratedText(text, len(own), sampling.config.steps, int(calls), task.seed)
             if len(found) == len(canvas.tokens):
                 return [found[row] for row in range(len(canvas.tokens))]
         raise RuntimeError(
             f"no text without {', '.join(task.forbid)} was found in {ATTEMPTS} attempts; forbid fewer words"
         )
 
-    def answer(self, task: Task, sampling: SamplingRequest, candidates: int) -> list[Written]:
+    def answer(self, task: Task, sampling: SamplingRequest, candidates: int) -> list[GeneratedText]:
         """Answers a source: of so many candidates, the one with the least expected loss (Kumar & Byrne 2004).
 
         The loss is 1 - BLEU, and what the other candidates are stands for what the answer may be.
@@ -179,12 +205,12 @@ class Model:
 
     def stream(
         self, *, length: int | None = None, steps: int = 128, seed: int = 0, prompt: str = "", top_k: int | None = 30
-    ) -> Iterator[Moment]:
+    ) -> Iterator[StreamState]:
         """Yields every state of one text; `watch` has all the knobs."""
         request = SamplingRequest(config=SamplerConfig(steps, top_k=top_k))
         return self.watch(Task(length=length, prompt=prompt, seed=seed), request)
 
-    def watch(self, task: Task, sampling: SamplingRequest) -> Iterator[Moment]:
+    def watch(self, task: Task, sampling: SamplingRequest) -> Iterator[StreamState]:
         """Yields every state of a task's first text."""
         canvas = self._canvas(replace(task, number=1), sampling)
         for state in self._states(task, sampling, canvas):
@@ -216,15 +242,13 @@ class Model:
         self._require_space(around + max(lengths), task, sampling)
         return blank(self.vocabulary, lengths, task.prompt, task.source)
 
-    def _require_space(self, places: int, task: Task, sampling: SamplingRequest) -> None:
+    def _require_space(self, positions: int, task: Task, sampling: SamplingRequest) -> None:
         """Raises ValueError if rows of so many places cannot be written: before they are made, and fill the memory."""
         if sampling.block is None:
-            blocks = (
-                ", or write in blocks (block=32, --block 32)" if self.experiment.objective.generates_on_masks else ""
-            )
-            self._require_room(places, "the text would have", f"ask for less{blocks}")
+            blocks = ", or write in blocks (block=32, --block 32)" if self.config.objective.generates_on_masks else ""
+            self._require_room(positions, "the text would have", f"ask for less{blocks}")
         elif task.include:
-            self._require_room(places, "with words to be included, the text would have", "ask for less")
+            self._require_room(positions, "with words to be included, the text would have", "ask for less")
 
     def _lengths(self, task: Task) -> list[int]:
         if not isinstance(task.length, tuple | None):
@@ -269,10 +293,10 @@ class Model:
                 f"this model was trained on pairs and {verb} no single sentence; give it a source to answer"
             )
 
-    def _require_room(self, places: int, what: str, remedy: str) -> None:
+    def _require_room(self, positions: int, what: str, remedy: str) -> None:
         """Raises ValueError if a row is longer than the model reads at once."""
-        if places > self.max_places:
-            num = places - self.max_places + self.max_length
+        if positions > self.max_positions:
+            num = positions - self.max_positions + self.max_length
             raise ValueError(f"{what} {num} tokens, more than the {self.max_length} that this model reads; {remedy}")
 
     def _text(self, own: Tensor, prompt: str) -> str:
@@ -291,12 +315,12 @@ class Model:
         ).nonzero()
         return row[int(frame[-2]) + 1 : int(frame[-1])]
 
-    def _moment(self, state: State) -> Moment:
+    def _moment(self, state: State) -> StreamState:
         own = self._own(state.tokens[0]).tolist()
         mask = self.vocabulary.mask_id
         spelled = self.vocabulary.spelled(own)
         shown = tuple(None if token == mask else piece for token, piece in zip(own, spelled, strict=True))
-        return Moment(float(state.time[0]), int(state.calls[0]), shown, self.vocabulary.decode(own), tuple(own))
+        return StreamState(float(state.time[0]), int(state.calls[0]), shown, self.vocabulary.decode(own), tuple(own))
 
     # ---- fill -------------------------------------------------------------------------------------------------------
 
@@ -306,32 +330,32 @@ class Model:
 
     def fillings(
         self, text: str, alternatives: int = 5, *, seed: int = 0, forbid: Sequence[str] = (), longest: int = 4
-    ) -> list[Filled]:
+    ) -> list[Filling]:
         """The best whole fillings of a text that were found, best first; a `[BLANK]` has 1 to `longest` tokens."""
         if longest < 1 or alternatives < 1:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
-        require_kind("what is filled", text, str, "a text; fill several one by one")
+        require_type("what is filled", text, str, "a text; fill several one by one")
         self._require_single("fills")
-        if not self.experiment.objective.generates_on_masks:
+        if not self.config.objective.generates_on_masks:
             raise ValueError("this model does not write on [MASK], so it fills no blanks; use another model")
         task, given = Task(forbid=words_of(forbid)), Blanks(self.vocabulary, text)
         num_blanks = given.marks.count(BLANK)
         self._require_room_for(given, num_blanks, longest)
         gaps = [self._gap(given.canvas(width)) for width in range(1, longest + 1 if num_blanks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
-        shaping, mask_id = Shaping(forbidden=self.lexicon.never_sampled), self.vocabulary.mask_id
-        special = pad(self.vocabulary.special, (0, len(self.network.writable) - self.vocabulary.size))
+        warper, mask_id = LogitsWarper(forbidden=self.statistics.never_sampled), self.vocabulary.mask_id
+        special = pad(self.vocabulary.special, (0, len(self.network.allowed) - self.vocabulary.size))
         if num_blanks:
-            found = fill_gaps(network, gaps, mask_id, alternatives, seed, shaping, special=special)[0][:alternatives]
+            found = fill_gaps(network, gaps, mask_id, alternatives, seed, warper, special=special)[0][:alternatives]
         else:
-            found = filling.fill(network, gaps[0].canvas, mask_id, alternatives, seed, shaping, special=special)[0]
+            found = filling.fill(network, gaps[0].canvas, mask_id, alternatives, seed, warper, special=special)[0]
         return [self._filled(given, gaps, filled) for filled in found]
 
     def _require_room_for(self, given: Blanks, num_blanks: int, longest: int) -> None:
         """Raises ValueError if a text, or its blanks at their longest, are more than the model reads."""
-        places = given.canvas(1).tokens.shape[1]
-        self._require_room(places, f"{given.text!r} has", "shorten it")
-        most = 1 + (self.max_places - places) // num_blanks if num_blanks else longest
+        positions = given.canvas(1).tokens.shape[1]
+        self._require_room(positions, f"{given.text!r} has", "shorten it")
+        most = 1 + (self.max_positions - positions) // num_blanks if num_blanks else longest
         if longest > most:
             raise ValueError(
                 f"longest is {longest}, too large by {longest - most}: in {given.text!r} this model, which reads "
@@ -347,26 +371,26 @@ class Model:
         nats = length_nats(histogram, length) if histogram is not None and knows else torch.zeros(1).double()
         return Gap(canvas, context, nats.to(self.device))
 
-    def _filled(self, given: Blanks, gaps: Sequence[Gap], found: filling.Filling) -> Filled:
+    def _filled(self, given: Blanks, gaps: Sequence[Gap], found: filling.Filling) -> Filling:
         sizes = [gap.canvas.tokens.shape[1] for gap in gaps]
         width = sizes.index(len(found.tokens)) + 1
         written = found.tokens[gaps[width - 1].canvas.editable[0]].tolist()
         text, fillings = given.filled(written, width)
-        return Filled(text, fillings, found.nats)
+        return Filling(text, fillings, found.nats)
 
     # ---- score ------------------------------------------------------------------------------------------------------
 
-    def score(self, texts: Iterable[str], *, precision: float = 0.05, seed: int = 0) -> list[SentenceScore]:
+    def score(self, texts: Iterable[str], *, precision: float = 0.05, seed: int = 0) -> list[TextScore]:
         """How much each sentence surprises the model, each with an interval over draws.
 
         Draws go on until the perplexity of all sentences together is as precise as asked.
         """
-        require_kind("what is scored", texts, Iterable, "a list of sentences")
+        require_type("what is scored", texts, Iterable, "a list of sentences")
         texts = texts if isinstance(texts, str) else list(texts)
-        found = self.likelihood(texts, Effort(precision=precision, seed=seed), given=True)
-        by_sentence = [found.scores.rows(torch.tensor([index])).given_rates() for index in range(len(texts))]
+        found = self.likelihood(texts, EstimationBudget(precision=precision, seed=seed), given=True)
+        by_sentence = [found.scores.select(torch.tensor([index])).given_rates() for index in range(len(texts))]
         return [
-            SentenceScore(
+            TextScore(
                 text,
                 rates[Unit.SENTENCE].nats,
                 rates[Unit.TOKEN].perplexity,
@@ -383,12 +407,12 @@ class Model:
     def likelihood(
         self,
         texts: Sequence[str],
-        effort: Effort,
+        budget: EstimationBudget,
         *,
         way: Way | None = None,
         given: bool = False,
         length_histogram: Tensor | None = None,
-        protocol: Protocol = UNSAID,
+        protocol: Protocol = UNSPECIFIED_PROTOCOL,
         advance: Callable[[int], None] = lambda num_sentences: None,
     ) -> Estimate:
         """The likelihood of sentences, each by itself: of these very ones if they are `given`, else of what they are a
@@ -398,7 +422,7 @@ class Model:
         return estimate(
             self.method(objective.to(self.device)),
             self._sentences(texts),
-            effort,
+            budget,
             words=torch.tensor([count_words(text) for text in texts]),
             bytes=torch.tensor([count_bytes(text) for text in texts]),
             length_histogram=length_histogram,
@@ -411,15 +435,15 @@ class Model:
         """Each token of a sentence and the nats that it costs."""
         batch = self._sentences([text]).batch([0]).to(self.device)
         nats = surprise(self.method(self._scored_by[0]), batch, draws, seed)[0]
-        places = batch.editable[0]
-        spelled = self.vocabulary.spelled(batch.tokens[0][places].tolist())
-        return list(zip(spelled, nats[places].tolist(), strict=True))
+        positions = batch.editable[0]
+        spelled = self.vocabulary.spelled(batch.tokens[0][positions].tolist())
+        return list(zip(spelled, nats[positions].tolist(), strict=True))
 
     def _sentences(self, texts: Sequence[str]) -> Sentences:
         if not texts or isinstance(texts, str):
             raise ValueError(f"a list of one or more sentences is expected, given {texts!r}")
         for text in texts:
-            require_kind("a sentence", text, str, "a text")
+            require_type("a sentence", text, str, "a text")
         self._require_single("scores")
         rows = Sentences(self.vocabulary, tuple(texts))
         empty = (rows.lengths <= self.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
@@ -435,30 +459,30 @@ class Model:
 
     @cached_property
     def _scored_by(self) -> Way:
-        own = self.experiment.objective.scoring_quantities(self.experiment.time).primary
-        return own.build(self.lexicon).to(self.device), own.definition
+        own = self.config.objective.scoring_quantities(self.config.time).primary
+        return own.build(self.statistics).to(self.device), own.definition
 
     @cached_property
     def _process(self) -> Process | Gaussian | None:
-        return self.experiment.objective.process(self.lexicon)
+        return self.config.objective.process(self.statistics)
 
     def _sampler(self, request: SamplingRequest, start_time: float = 1.0) -> tuple[Sampler, SamplingContext]:
         """The sampler of a request and its context; raises ValueError if the model cannot be sampled like this."""
-        objective, process = self.experiment.objective, self._process
+        objective, process = self.config.objective, self._process
         sampler = objective.choose_sampler(request.sampler)
         if start_time < 1 and not isinstance(process, Process):
             raise ValueError("this model does not generate at [MASK], so it rewrites no text; use another model")
         if request.block is not None:
             sampler = Blocks(request.block, sampler)
         context = SamplingContext(
-            mask_id=self.lexicon.mask_id,
+            mask_id=self.statistics.mask_id,
             process=process.to(self.device) if isinstance(process, Process) else process,
             config=request.config,
-            allowed_tokens=self.lexicon.allowed.to(self.device),
-            forbidden=self.lexicon.never_sampled,
-            time_agnostic=self.experiment.time is TimeEmbedding.NONE,
+            allowed_tokens=self.statistics.allowed.to(self.device),
+            forbidden=self.statistics.never_sampled,
+            time_agnostic=self.config.time is TimeEmbedding.NONE,
             start_time=start_time,
-            max_length=self.max_places,
+            max_length=self.max_positions,
             word_vectors=cast("Any", self.network) if isinstance(process, Gaussian) else None,
             causal=objective.is_causal,
         )
@@ -472,7 +496,7 @@ class Model:
 
 def load(name_or_folder: str | Path | None = None, device: str | torch.device | None = None) -> Model:
     """Opens a model: the bundled one, a run folder, a model folder, any masked language model's folder or Hub name."""
-    require_kind("a model", name_or_folder, (str, Path, type(None)), "a folder or a name on the Hub")
+    require_type("a model", name_or_folder, (str, Path, type(None)), "a folder or a name on the Hub")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = "bundled" if name_or_folder is None else str(name_or_folder)
     if not name.strip():

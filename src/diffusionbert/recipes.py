@@ -13,27 +13,27 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from diffusionbert.batches import FixedRows, TokenBudget
-from diffusionbert.checkpoints import RunFolder
-from diffusionbert.methods.any_order import OrderAgnosticConfig
-from diffusionbert.methods.autoregressive import AutoregressiveConfig
-from diffusionbert.methods.bert_mouth import BertMouthConfig
-from diffusionbert.methods.cmlm import CMLMConfig
-from diffusionbert.methods.continuous_time import ContinuousTimeConfig
-from diffusionbert.methods.discrete import DiscreteTimeConfig, Quantity
-from diffusionbert.methods.gaussian import GaussianConfig
-from diffusionbert.methods.learned_rates import LearnedScheduleConfig
-from diffusionbert.methods.masked_lm import MaskedLMConfig
-from diffusionbert.methods.sundae import SundaeConfig
-from diffusionbert.model_folder import BUNDLED, is_diffusion_model
+from diffusionbert.diffusion.schedules import Mean, Spindle, Sqrt
+from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.config import BackboneConfig, NewBert, Pretrained, TimeEmbedding
-from diffusionbert.objectives.base import ObjectiveConfig
-from diffusionbert.proposals import Bell
+from diffusionbert.objectives.autoregressive import AutoregressiveConfig
+from diffusionbert.objectives.bert_mouth import BertMouthConfig
+from diffusionbert.objectives.cmlm import CMLMConfig
+from diffusionbert.objectives.config import ObjectiveConfig
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
+from diffusionbert.objectives.gaussian import GaussianConfig
+from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
+from diffusionbert.objectives.masked_lm import MaskedLMConfig
+from diffusionbert.objectives.order_agnostic import OrderAgnosticConfig
+from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.samplers.gibbs import Gibbs
 from diffusionbert.samplers.mask_predict import MaskPredict
-from diffusionbert.schedules import Mean, Spindle, Sqrt
+from diffusionbert.training.batches import FixedSequences, TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.model_folder import BUNDLED, is_diffusion_model
+from diffusionbert.training.run_folder import RunFolder
 
 # ---- presets --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def paper(data: str) -> RunConfig:
         objective=DiscreteTimeConfig(num_steps=2048, hybrid=0.01),
         training=TrainingConfig(
             steps=1_900_000,
-            batching=FixedRows(32),
+            batching=FixedSequences(32),
             learning_rate=3e-6,
             warmup=10_000,
             decay="inverse_sqrt",

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 class ProgressLine:
     """A bar with a text of figures beside it; says nothing on processes other than the main one."""
 
-    def __init__(self, total: int, visible: bool, completed: int = 0):
-        self.console = Console(stderr=True, quiet=not visible, highlight=False)
+    def __init__(self, total: int, unmasked: bool, completed: int = 0):
+        self.console = Console(stderr=True, quiet=not unmasked, highlight=False)
         self.progress = Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -20,7 +20,7 @@ class ProgressLine:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-            disable=not (visible and self.console.is_terminal),
+            disable=not (unmasked and self.console.is_terminal),
         )
         self.task: TaskID = self.progress.add_task("", total=total, completed=completed)
 
