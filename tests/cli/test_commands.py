@@ -276,7 +276,7 @@ def test_a_score_says_what_it_is_and_how_sure(objects, tiny):
     assert real["perplexity_per_token"] < shuffled["perplexity_per_token"]
     assert real["ci95"][0] < real["nats"] < real["ci95"][1]
     assert real["likelihood"] == "bound"
-    assert {"steps", "unit", "special_tokens", "num_draws", "length", "interval"} <= real["protocol"].keys()
+    assert {"definition", "special_tokens", "num_draws", "length", "interval"} <= real["protocol"].keys()
     assert [real["text"], shuffled["text"]] == sentences
 
 

@@ -174,7 +174,7 @@ def test_the_summary_is_that_of_the_scores(evaluated):
 
 def test_the_result_says_what_was_evaluated(evaluated, model):
     about = evaluated.model
-    assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("diffusion", "linear", 128)
+    assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("discrete-time", "linear", 128)
     assert (about.time_conditioning, about.backbone, about.start) == ("none", "bert", "scratch")
     assert (about.parameters, about.seed, about.training_steps) == (model.num_parameters, 0, 4)
     best = RunFolder(Path(model.name)).named("best")
