@@ -123,7 +123,7 @@ def main() -> None:
 
     trainer._step = step
     if options.kill_while_saving:
-        import diffusionbert.training.saved as saving
+        import diffusionbert.training.checkpoint as saving
 
         written = saving.save_tensors
 

@@ -65,14 +65,14 @@ def test_a_stratified_number_stays_in_its_slice():
     edges = torch.linspace(0, 1, 101, dtype=torch.float64)
     strata = torch.stack([edges[:-1], edges[1:]], dim=1)
     tokens = torch.zeros(100, 1, dtype=torch.long)
-    numbers = Noise(0).position(replace(Batch.of(tokens, tokens == 0), strata=strata))
+    numbers = Noise(0).stratified_uniform(replace(Batch.of(tokens, tokens == 0), strata=strata))
     assert bool(((numbers > strata[:, 0]) & (numbers < strata[:, 1])).all())
 
 
 def test_stratified_slices_tile_the_interval_and_turn_with_the_step():
     tokens = torch.zeros(10, 1, dtype=torch.long)
     batch = Batch.of(tokens, tokens == 0)
-    drawn = torch.stack([(noise := Noise(3, step)).position(noise.stratify(batch)) for step in range(400)])
+    drawn = torch.stack([(noise := Noise(3, step)).stratified_uniform(noise.stratify(batch)) for step in range(400)])
     turned = [Noise(3, step).stratify(batch).strata[:, 0] % 1 for step in range(5)]
     for slices in turned:
         torch.testing.assert_close(slices.sort().values.diff(), torch.full((9,), 0.1, dtype=torch.float64))

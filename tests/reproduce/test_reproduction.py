@@ -84,7 +84,7 @@ def test_table2_has_every_system_and_keeps_kinds_apart(done, output):
     assert rows["Transformer decoder, from scratch"][kinds.index("exact")] != "–"
     titles = list(rows)
     assert "BERT-Mouth, pretrained, left to right" in titles
-    assert "DiffusionBERT, pretrained, spindle (sentence mean), paper, TAD" in titles
+    assert "DiffusionBERT, pretrained, spindle (λ = 0.3, sentence mean), paper, TAD" in titles
     assert (output / "table2.tex").read_text(encoding="utf-8").count(r"\\") > len(MAIN)
     assert "D3PM" in json.dumps(json.loads((output / "table2.json").read_text(encoding="utf-8")))
 
@@ -120,9 +120,9 @@ def test_table3_counts_steps_and_calls(done, output):
     assert float(calls["BERT-Mouth, 48 steps"]) == 48
     assert float(calls["GPT, 6 steps"]) == 6
     assert float(calls["Diffusion-LM, cosine, 4 steps"]) == 4
-    bounds = [cell for cell in rows["system"] if "(bound, grid)" in cell]
+    bounds = [cell for cell in rows["system"] if "(bound, strict, different time grids)" in cell]
     assert bounds  # over as many steps as are written in
-    assert "not ranked: the steps differ" in (output / "table3.md").read_text(encoding="utf-8")
+    assert "not ranked: the numbers of time steps differ" in (output / "table3.md").read_text(encoding="utf-8")
 
 
 def test_table1_shows_a_sentence_denoised(done, output):
@@ -157,7 +157,7 @@ def test_figure4_has_all_validations(done, output):
     assert [curve["name"] for curve in curves][:2] == ["D3PM, from scratch, LTE", "D3PM, from scratch, TAD"]
     assert {(curve["schedule"], curve["quantity"]) for curve in curves} == {
         ("linear", "strict"),
-        ("spindle (corpus mean)", "strict"),
+        ("spindle:strength=0.3,mean=corpus,floor=0.0", "strict"),
     }
     assert all(curve["num_steps"] > 0 for curve in curves)
     assert all([0, 2, 3] in curve.values() for curve in curves)
@@ -229,7 +229,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, c
         main([*words, f"--output={tmp_path / 'file' / 'x.png'}"])
     assert caught.value.code == 2
     [said] = capsys.readouterr().err.strip().splitlines()
-    assert "nothing can be written to" in said
+    assert "is not writable" in said
     assert said.endswith("(Not a directory); choose another --output")
 
 
@@ -259,7 +259,7 @@ def test_a_run_that_was_killed_goes_on(done, output, tmp_path, monkeypatch):
         with pytest.raises(KilledError):
             again.run("mdlm")
     assert not is_finished(run)
-    assert RunFolder(run).named("last") == RunFolder(run).checkpoint(2)
+    assert RunFolder(run).read_pointer("last") == RunFolder(run).checkpoint(2)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_export_best", kill)
         with pytest.raises(KilledError):
@@ -311,7 +311,7 @@ def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch
 
 @pytest.mark.usefixtures("nothing_is_done")
 def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
-    options = ["--preset", "tiny", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
+    options = ["--scale", "smoke", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
     main(["reproduce", "table2", *options])
     said = capsys.readouterr().out
     assert "| SUNDAE, from scratch |" in said

@@ -46,13 +46,13 @@ def old(tmp_path) -> Path:
 
 def test_a_run_says_where_its_model_is_or_that_it_has_none_yet(tmp_path):
     run = RunFolder(tmp_path)
-    assert run.left_model() is None
-    assert RunFolder(Path("x" * 5000)).left_model() is None
+    assert run.find_model() is None
+    assert RunFolder(Path("x" * 5000)).find_model() is None
     write_json(run.config, {})
-    with pytest.raises(ValueError, match="has not left a model yet; let it finish, or --resume it"):
-        run.left_model()
+    with pytest.raises(ValueError, match="is a run without a model yet; wait until it ends, or --resume it"):
+        run.find_model()
     run.model.mkdir()
-    assert run.left_model() == tmp_path / "model"
+    assert run.find_model() == tmp_path / "model"
 
 
 def test_what_can_be_written_to_leaves_nothing_behind(tmp_path):
@@ -63,7 +63,7 @@ def test_what_can_be_written_to_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize("name", ["file", "file/inside/of", "x" * 300])
 def test_what_cannot_be_written_to_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match=r"^nothing can be written to '.*' \([A-Z].*\); choose another --output$"):
+    with pytest.raises(ValueError, match=r"^'.*' is not writable \([A-Z].*\); choose another --output$"):
         files.require_writable(tmp_path / name)
 
 
@@ -151,7 +151,7 @@ def torn(old, monkeypatch) -> Path:
 def test_a_kill_between_the_renames_leaves_the_old_model(torn):
     run = RunFolder(torn.parent)
     write_json(run.config, {})
-    found = run.left_model()
+    found = run.find_model()
     assert found is not None
     assert content(found) == {"weights": "old"}
     assert not torn.exists()  # reading moves nothing: a run may be about to rename
@@ -208,7 +208,7 @@ def test_a_failed_json_leaves_the_old_one(tmp_path, monkeypatch, where):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(b"", "is no JSON"), (b'{"a": ', "is no JSON"), (b"\xff\xfe", "is no JSON"), (None, "there is no")],
+    [(b"", "is not valid JSON"), (b'{"a": ', "is not valid JSON"), (b"\xff\xfe", "is not valid JSON"), (None, "does not exist")],
 )
 def test_damaged_json_is_named_in_one_line(tmp_path, text, message):
     if text is not None:
@@ -232,29 +232,29 @@ def run_of(path: Path, steps: range) -> RunFolder:
 
 def test_tidying_keeps_the_best_the_last_and_the_newest(tmp_path):
     run = run_of(tmp_path, range(0, 100, 10))
-    run.name("best", run.checkpoint(20))
-    run.name("last", run.checkpoint(60))  # a kill came between a checkpoint and its name
+    run.write_pointer("best", run.checkpoint(20))
+    run.write_pointer("last", run.checkpoint(60))  # a kill came between a checkpoint and its name
     for name in ("step-00000030.unfinished", "step-00000040.replaced"):
         (run.checkpoints / name).mkdir()
         (run.checkpoints / name / "half").write_text("half")
-    run.tidy(keep=2)
+    run.remove_old_checkpoints(keep=2)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
         "step-00000020",
         "step-00000060",
         "step-00000080",
         "step-00000090",
     ]
-    assert run.named("best") == run.checkpoint(20)
-    assert run.named("last") == run.checkpoint(60)
+    assert run.read_pointer("best") == run.checkpoint(20)
+    assert run.read_pointer("last") == run.checkpoint(60)
 
 
 def test_tidying_without_names_keeps_the_newest(tmp_path):
     run = run_of(tmp_path, range(3))
-    run.tidy(keep=5)
+    run.remove_old_checkpoints(keep=5)
     assert len(list(run.checkpoints.iterdir())) == 3
-    run.tidy(keep=1)
+    run.remove_old_checkpoints(keep=1)
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
-    assert run.named("best") is None
+    assert run.read_pointer("best") is None
 
 
 @pytest.mark.parametrize("name", ["step-00000000-before-surgery", ".DS_Store"])
@@ -265,7 +265,7 @@ def test_tidying_leaves_what_is_not_ours(tmp_path, name):
         mine.write_text("a file")
     else:
         mine.mkdir()
-    run.tidy(keep=1)
+    run.remove_old_checkpoints(keep=1)
     assert mine.exists()
 
 
@@ -299,7 +299,7 @@ def test_a_truncated_file_is_named_in_one_line(tmp_path, kept):
     path = tmp_path / "weights.safetensors"
     save_tensors({"weight": torch.randn(100)}, path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"weights.safetensors' cannot be read \(.*; restore it, or make") as caught:
+    with pytest.raises(ValueError, match=r"weights.safetensors' cannot be read \(.*; restore it, or create") as caught:
         load_tensors(path)
     assert "\n" not in str(caught.value)
 
@@ -368,7 +368,7 @@ def test_weights_of_another_network_are_refused(change, counts, first):
     before = weights_of(module)
     weights = {name: tensor + 1 for name, tensor in before.items()}
     change(weights)
-    with pytest.raises(ValueError, match=f"do not fit the network: {counts}, first '{first}'; were they saved"):
+    with pytest.raises(ValueError, match=f"do not fit the network: {counts}, first '{first}'; use the settings they were saved with"):
         set_weights(module, weights)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(module).items())
 

@@ -16,7 +16,7 @@ from diffusionbert.training.log import (
     ValidationEvent,
     append,
     events_of,
-    forget_after,
+    remove_after,
     read_log,
     row,
 )
@@ -83,7 +83,7 @@ def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
     log = tmp_path / "log.jsonl"
     for event in EVENTS:
         append(log, event)
-    forget_after(log, 5)
+    remove_after(log, 5)
     assert read_log(log) == EVENTS[:2]
 
 

@@ -82,12 +82,12 @@ def test_pretraining_leaves_a_folder_that_transformers_opens(masked_run):
         ["--schedule=spindle:mean=sentence", "--quantity=paper"],
         ["--noise=uniform", "--hybrid=0.01", "--time=layers-learned"],
         ["--objective=continuous-time", "--schedule=cosine", "--time-sampling=bell", "--ema=0.9"],
-        ["--objective=order-agnostic", "--batch-rows=8"],
+        ["--objective=order-agnostic", "--batch-sequences=8"],
     ],
     ids=" ".join,
 )
 def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path, options):
-    quick = [option for option in QUICK if not (option.startswith("--batch-tokens") and "--batch-rows=8" in options)]
+    quick = [option for option in QUICK if not (option.startswith("--batch-tokens") and "--batch-sequences=8" in options)]
     output = tmp_path / "run"
     main(
         [
@@ -259,7 +259,7 @@ def test_a_text_that_is_not_found_any_more_is_named(capsys, cache, tmp_path, mon
     main(["train", "--data=text.txt", "--output=run", f"--cache={cache}", "--steps=1", *SMALL])
     monkeypatch.chdir(cache)
     said = wrong(capsys, "train", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--resume", "--steps=2")
-    assert "the run cannot read its text here (no file, folder or glob matches 'text.txt'" in said
+    assert "the text of the run cannot be read here (no file, folder or glob matches 'text.txt'" in said
     assert said.endswith("restore it, or resume where the run began")
 
 
@@ -378,7 +378,7 @@ def wrong(capsys, *arguments: str) -> str:
     [
         (["--data=no-such-file.txt"], "no-such-file"),
         ([], "--data"),
-        (["--data=pydoc", "--batch-tokens=9", "--batch-rows=9"], "exclude"),
+        (["--data=pydoc", "--batch-tokens=9", "--batch-sequences=9"], "exclude"),
         (["--data=pydoc", "--steps=0"], "steps"),
         (["--data=pydoc", "--start=no/such/model"], "no/such/model"),
         (["--data=pydoc", "--resume"], "run.json"),
@@ -415,7 +415,7 @@ def test_two_do_not_train_in_one_folder(capsys, cache, masked_run, tmp_path):
     with FileLock(run / ".lock"), pytest.raises(SystemExit) as stopped:
         main(resume)
     assert stopped.value.code == 2
-    assert f"another process trains in '{run}'" in capsys.readouterr().err
+    assert f"another process is training in '{run}'" in capsys.readouterr().err
     assert (run / "log.jsonl").read_text() == before
     main(resume)  # the other is over
     assert log(run)[-1]["step"] == 8

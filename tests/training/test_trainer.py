@@ -36,7 +36,7 @@ from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.ema import EMA
 from diffusionbert.training.optim import learning_rate
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.state import Score, TrainState, score_of
+from diffusionbert.training.state import TrainState, ValidationResult, validation_result
 from diffusionbert.training.tensors import weights_of
 from diffusionbert.training.trainer import Trainer
 
@@ -83,7 +83,7 @@ def timeless(events: list[dict]) -> list[dict]:
 
 
 def checkpoint(folder: Path, name: str) -> Path:
-    path = RunFolder(folder).named(name)
+    path = RunFolder(folder).read_pointer(name)
     assert path is not None
     return path
 
@@ -102,7 +102,7 @@ def assert_same_end(folder: Path, other: Path) -> None:
 def scores(trainer: Trainer, *values: float) -> None:
     """Makes validations find these figures, one after another."""
     left = iter(values)
-    trainer.validate = lambda: Score(next(left), 0.1, Likelihood.BOUND)
+    trainer.validate = lambda: ValidationResult(next(left), 0.1, Likelihood.BOUND)
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +166,10 @@ def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):
 
 def test_validation_changes_neither_weights_nor_what_follows(tmp_path, straight):
     trainer = trainer_of(tmp_path)
-    before = weights_of(trainer.method)
+    before = weights_of(trainer.module)
     assert trainer.validate() == trainer.validate()
-    assert equal(weights_of(trainer.method), before)
-    assert trainer.method.training
+    assert equal(weights_of(trainer.module), before)
+    assert trainer.module.training
     trainer.train()
     assert_same_end(tmp_path, straight)
 
@@ -358,7 +358,7 @@ def test_an_infinite_gradient_is_noticed_before_it_is_saved(tmp_path):
     taken = trainer._step
 
     def step(indices):
-        first = next(trainer.method.parameters())
+        first = next(trainer.module.parameters())
         size = math.inf if trainer.state.step == 3 else 1.0
         handle = first.register_hook(lambda gradient: gradient * size)
         try:
@@ -453,7 +453,7 @@ def test_a_damaged_checkpoint_is_done_without(tmp_path, capsys, kind):
     capsys.readouterr()
     trainer = resumed(tmp_path / "damaged", settings)
     [said] = capsys.readouterr().err.splitlines()
-    assert said.startswith("goes on from step-00000006: ")
+    assert said.startswith("resuming from step-00000006: ")
     assert str(path) in said
     assert trainer.state.step == 6
     assert checkpoint(tmp_path / "damaged", "best").name == "step-00000006"  # as it was then
@@ -480,7 +480,7 @@ def test_where_no_checkpoint_is_whole_one_line_says_so(tmp_path):
     for path in (tmp_path / "checkpoints").iterdir():
         damage_optimiser(path)
     with pytest.raises(
-        ValueError, match=r"no checkpoint of .* is whole: .*step-00000008/optimiser.safetensors"
+        ValueError, match=r"no checkpoint of .* is complete: .*step-00000008/optimiser.safetensors"
     ) as caught:
         resumed(tmp_path)
     assert "\n" not in str(caught.value)
@@ -571,7 +571,7 @@ def test_a_run_cut_short_ends_at_once(tmp_path):
 
 def test_resuming_with_averages_needs_averages(tmp_path):
     interrupted(tmp_path, at=5)
-    with pytest.raises(ValueError, match=r"was trained without averaged weights, .*; leave out --ema"):
+    with pytest.raises(ValueError, match=r"was trained without EMA, .*; leave out --ema"):
         resumed(tmp_path, replace(QUICK, ema=0.9))
 
 
@@ -584,7 +584,7 @@ def test_averages_that_are_lost_are_no_reason_to_go_on_without(tmp_path):
 def test_another_networks_checkpoint_is_refused(tmp_path):
     interrupted(tmp_path, at=5)
     trainer = trainer_of(tmp_path)
-    trainer.method.network.conditioning.extra = torch.nn.Linear(2, 2)
+    trainer.module.network.conditioning.extra = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="2 missing, 0 unknown"):
         trainer.resume()
 
@@ -653,7 +653,7 @@ def processes(trainer: Trainer, count: int, index: int) -> None:
 
 def test_every_row_is_in_one_part_and_the_others_are_inert(tmp_path):
     trainer = trainer_of(tmp_path)
-    batch = Noise(0).stratify(trainer.rows.batch(list(range(10, 15))))
+    batch = Noise(0).stratify(trainer.sequences.batch(list(range(10, 15))))
     found, tokens = [], 0
     for index in range(8):
         processes(trainer, 8, index)
@@ -675,7 +675,7 @@ def test_every_process_has_equally_many_parts(tmp_path):
     """Or an exchange of gradients would wait for ever."""
     for rows, limit, count in ((5, 20, 3), (16, 1, 2), (7, None, 4)):
         trainer = trainer_of(tmp_path, replace(QUICK, micro_tokens=limit))
-        batch = Noise(0).stratify(trainer.rows.batch(list(range(rows))))
+        batch = Noise(0).stratify(trainer.sequences.batch(list(range(rows))))
         lengths, found = set(), []
         for index in range(count):
             processes(trainer, count, index)
@@ -689,7 +689,7 @@ def test_every_process_has_equally_many_parts(tmp_path):
 @pytest.mark.parametrize("rows", [3, 5, 16])
 def test_no_part_is_larger_than_it_may_be(tmp_path, rows):
     trainer = trainer_of(tmp_path)
-    batch = trainer.rows.batch(list(range(rows)))
+    batch = trainer.sequences.batch(list(range(rows)))
     longest = batch.tokens.shape[1]
     for limit in range(longest, longest * rows):
         trainer.settings = replace(QUICK, micro_tokens=limit)
@@ -710,7 +710,7 @@ def test_an_inert_part_adds_nothing_but_takes_part(tmp_path, name):
     whole = method(dropout=0.0)
     tested = TrainingModule(whole.network, OBJECTIVES[name](whole))
     batch = Noise(0).stratify(MadeUpRows(3, seed=1).batch([0, 1, 2]))
-    loss = tested(training._inert(batch), Noise(0), 10.0)
+    loss = tested(without_targets(batch), Noise(0), 10.0)
     assert float(loss.detach()) == 0
     loss.backward()
     for label, parameter in tested.named_parameters():
@@ -724,7 +724,7 @@ def test_parts_reach_the_same_weights(tmp_path):
     for limit in (None, 40, 8):
         trainer = trainer_of(tmp_path / str(limit), replace(QUICK, micro_tokens=limit, steps=2), dropout=0.0)
         trainer.train()
-        ends.append(weights_of(trainer.method))
+        ends.append(weights_of(trainer.module))
     for other in ends[1:]:
         for name, tensor in ends[0].items():
             torch.testing.assert_close(other[name], tensor, atol=1e-4, rtol=1e-3)
@@ -778,7 +778,7 @@ def test_a_loss_is_scored_with_the_error_of_a_ratio():
     generator = np.random.default_rng(0)
     tokens = generator.integers(3, 40, 400)
     nats = tokens * generator.normal(4.0, 1.0, 400)
-    score = score_of(torch.from_numpy(nats), torch.from_numpy(tokens).double(), Likelihood.BOUND)
+    score = validation_result(torch.from_numpy(nats), torch.from_numpy(tokens).double(), Likelihood.BOUND)
     assert score.nats_per_token == pytest.approx(nats.sum() / tokens.sum())
     samples = generator.integers(0, 400, (4000, 400))
     spread = (nats[samples].sum(axis=1) / tokens[samples].sum(axis=1)).std()

@@ -266,7 +266,7 @@ class Reproduction:
 
     def _ensure_model(self, output: Path) -> None:
         run = RunFolder(output)
-        if not run.model.exists() and run.named("last") is not None:  # it was stopped before the model was written
+        if not run.model.exists() and run.read_pointer("last") is not None:  # stopped before the export
             train(None, output, cache=self.cache, resume=True)
 
     # ---- evaluations ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import torch
 
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Purpose
-from diffusionbert.diffusion.schedules import Mean, Spindle
+from diffusionbert.diffusion.schedules import Mean
 from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetLogProbs
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext
@@ -59,7 +59,7 @@ class Remasking(Sampler):
     def resolve(self, context: SamplingContext) -> Remasking:
         """Rejects noise other than [MASK], and schedules that depend on the sentence."""
         schedule = context.absorbing(self).schedule
-        if isinstance(schedule, Spindle) and schedule.mean is Mean.SENTENCE:
+        if schedule.by_token and schedule.mean is Mean.SENTENCE:
             raise ValueError(
                 f"the sampler 'remasking' cannot keep the marginals of {schedule}: survival depends on the sentence, "
                 "which changes when tokens are remasked; use Mean.CORPUS, or the sampler 'renoising'"

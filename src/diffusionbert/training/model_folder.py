@@ -137,7 +137,7 @@ def find_model(name: str, **options: Unpack[HubOptions]) -> Path:
     """The folder of a model: "bundled", a run directory, a model folder or a Hub name; downloads it if need be."""
     if name == "bundled":
         return BUNDLED
-    return RunFolder(Path(name)).left_model() or locate("model", name, "a run directory, a model folder", **options)
+    return RunFolder(Path(name)).find_model() or locate("model", name, "a run directory, a model folder", **options)
 
 
 def find_start(name: str) -> Path:
