@@ -23,7 +23,7 @@ def model() -> Model:
 def test_every_model_fills_or_rejects_blanks(kind):
     model = model_of(kind)
     if kind.startswith("uniform") or kind in ("unrolled", "vectors", "decoder"):
-        with pytest.raises(ValueError, match=r"write on \[MASK\]"):
+        with pytest.raises(ValueError, match=r"does not generate from \[MASK\], so it cannot fill blanks"):
             model.fill("the [MASK] saw .")
         return
     found = fill(model.engine, "the [MASK] saw [BLANK] .", 3, max_blank_tokens=2)
@@ -128,12 +128,12 @@ def test_forbidden_words_are_never_filled_in(model):
         ("no blank .", {}, "nothing to fill"),
         ("", {}, "nothing to fill"),
         ("the [MASK] [SEP] .", {}, "special tokens"),
-        ("[MASK] " * 23, {}, "23.*more than the 22"),
-        ("king " * 20 + "[BLANK]", {}, "longest is 4, too large by 2"),
-        ("king " * 22 + "[BLANK]", {}, "23 tokens, more than the 22.*shorten it"),
+        ("[MASK] " * 23, {}, "has 23 tokens, but this model reads at most 22"),
+        ("king " * 20 + "[BLANK]", {}, "`max_blank_tokens` must be <= 2 for .*, got 4"),
+        ("king " * 22 + "[BLANK]", {}, "23 tokens, but this model reads at most 22; shorten it"),
         ("the [MASK] .", {"num_alternatives": 0}, "num_alternatives"),
         ("the [BLANK] .", {"max_blank_tokens": 0}, "max_blank_tokens"),
-        ("the [BLANK] .", {"max_blank_tokens": 21}, "too large by 1.*room for 20"),
+        ("the [BLANK] .", {"max_blank_tokens": 21}, "must be <= 20 for .*, got 21: this model reads at most 22 tokens"),
         ("caf\udce9 [MASK]", {}, "UTF-8"),
     ],
 )

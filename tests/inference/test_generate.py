@@ -115,7 +115,7 @@ def test_models_without_masks_generate_with_their_own_sampler_only(kind, own):
 @pytest.mark.parametrize("kind", ["vectors", "decoder"])
 def test_include_and_forbid_need_a_masked_model(kind):
     for task in (Task(1, length=7, include=("river",)), Task(1, length=7, forbid=("queen",))):
-        with pytest.raises(ValueError, match="included and forbidden"):
+        with pytest.raises(ValueError, match="`include` and `forbid` need a masked language model"):
             texts(model_of(kind), task, requested(steps=4))
 
 
@@ -212,7 +212,7 @@ def test_included_words_occur_and_forbidden_words_do_not(model, sampler):
 
 
 def test_a_word_is_forbidden_in_every_tokenization():
-    """At a high temperature, a barely trained model generates `k` `##ing` and `##a` first: the text must still not contain a forbidden word."""
+    """At a high temperature, a barely trained model also generates `k` `##ing`, and `##a` as the first token."""
     forbidden = ("king", "river", "the", "art", "an", "a")
     for seed in range(3):
         task = Task(64, length=12, forbid=forbidden, seed=seed)
@@ -326,8 +326,8 @@ def test_stream_yields_every_state_from_all_masked_to_none(model):
         ({"include": ("king",), "forbid": ("King",)}, "king"),
         ({"include": ("king", "")}, "'' is no word"),
         ({"forbid": (" ",)}, "' ' is no word"),
-        ({"rewrite": SENTENCE, "length": 4}, "regenerated"),
-        ({"rewrite": SENTENCE, "prompt": "the"}, "regenerated"),
+        ({"rewrite": SENTENCE, "length": 4}, "rewritten keeps its own length"),
+        ({"rewrite": SENTENCE, "prompt": "the"}, "rewritten keeps its own length"),
     ],
     ids=str,
 )
@@ -352,7 +352,7 @@ def test_a_contradictory_task_is_rejected(task, message):
         ({"include": ("old king",), "forbid": ("king",), "length": 5}, "'king'"),
         ({"rewrite": "", "length": None}, "nothing to rewrite"),
         ({"rewrite": SENTENCE, "strength": 0.0}, "strength"),
-        ({"rewrite": "king " * 40}, "more than the 22"),
+        ({"rewrite": "king " * 40}, "has 40 tokens, but this model reads at most 22; shorten it"),
         ({"source": "the king"}, "not trained on pairs"),
         ({"prompt": "caf\udce9", "length": 5}, "UTF-8"),
     ],
@@ -389,7 +389,7 @@ def test_an_impossible_length_is_rejected_before_memory_is_allocated(model, monk
 
     monkeypatch.setattr(generate_module, "blank", recording_blank)
     for task in (Task(60, 999_999), Task(60, (1, 10**12))):
-        with pytest.raises(ValueError, match="more than the 22"):
+        with pytest.raises(ValueError, match="tokens, but this model reads at most 22; ask for fewer, or use `block=32`"):
             texts(model, task)
     assert max(created) == 1
 
@@ -397,7 +397,7 @@ def test_an_impossible_length_is_rejected_before_memory_is_allocated(model, monk
 @pytest.mark.parametrize("kind", ["decoder", "vectors", "uniform", "unrolled"])
 def test_blocks_are_suggested_only_to_models_that_have_them(kind):
     other = model_of(kind)
-    with pytest.raises(ValueError, match=r"more than the 22 that this model reads; ask for less$"):
+    with pytest.raises(ValueError, match=r"23 tokens, but this model reads at most 22; ask for fewer$"):
         texts(other, Task(length=23))
     for block in (0, 4):
         with pytest.raises(ValueError, match="block"):

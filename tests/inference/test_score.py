@@ -149,9 +149,9 @@ def test_any_text_has_a_finite_score(model, text):
     ("sentences", "message"),
     [
         ([], "list"),
-        ([""], "sentence 1 has no words"),
-        (["the king .", " \t"], "sentence 2 has no words"),
-        (["the king .", "king " * 30, "a"], r"sentence 2 .*30 tokens.*22"),
+        ([""], "text 1 has no tokens"),
+        (["the king .", " \t"], "text 2 has no tokens"),
+        (["the king .", "king " * 30, "a"], r"text 2 .*30 tokens.*22"),
         (["caf\udce9"], "UTF-8"),
     ],
     ids=str,
