@@ -137,11 +137,11 @@ def _require_space(engine: Engine, positions: int, task: Task, request: Sampling
 
 def _lengths(engine: Engine, task: Task, given: int) -> list[int]:
     if task.max_new_tokens is not None:
-        return [given + task.max_new_tokens] * task.number
-    if isinstance(task.length, int):
-        return [task.length] * task.number
+        return [given + int(task.max_new_tokens)] * task.number
     histogram = engine.length_histogram
     if task.length is not None:
+        if not isinstance(task.length, tuple):
+            return [int(task.length)] * task.number
         low, high = task.length
         if not 1 <= low <= high or high <= given:
             raise ValueError(
