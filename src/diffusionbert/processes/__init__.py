@@ -1,7 +1,7 @@
-"""Forward processes and their reverse steps in closed form, one kind of noise a file.
+"""Forward processes and their reverse steps in closed form, one kind of noise per file.
 
-A process knows nothing of how f is computed, and **`reverse` cannot see x0**: it has no such argument. No V×V
-matrix and no one-hot tensor is ever made; the tests compare everything with such matrices.
+A process does not depend on how f is computed, and **`reverse` cannot see x0**: it has no such argument. No V×V matrix
+and no one-hot tensor is ever made; the tests compare the closed forms with such matrices.
 """
 
 from diffusionbert.processes.absorbing import Absorbing, LearnedExponents
