@@ -308,6 +308,48 @@ def test_the_guessed_center_is_the_mean_of_known_and_expected_information():
     torch.testing.assert_close(process.reverse(x_t, log_f, s, t)[0].exp(), dense)
 
 
+SPECIAL_TOKENS = [
+    pytest.param([4], [], id="[CLS]"),
+    pytest.param([], [5], id="[SEP]"),
+    pytest.param([], [6, 6], id="padding"),
+    pytest.param([4], [5, 6, 6], id="all"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SPECIAL_TOKENS)
+def test_special_tokens_and_padding_do_not_count_in_the_sentence_mean(before, after):
+    """Neither in the c of the forward process nor in the guessed ĉ of the reverse process."""
+    h = torch.tensor([1.0, 2.5, 6.0, 3.0, 0.1, 20.0, 50.0], dtype=torch.float64)  # 3 is [MASK]
+    process = Absorbing(Spindle(0.4, Mean.SENTENCE, floor=0.05), 3, TokenInformation(h, mean=4.0))
+    sentence, partly_masked, num_before = torch.tensor([[0, 1, 2]]), torch.tensor([[0, 3, 3]]), len(before)
+    inner = slice(num_before, num_before + 3)
+
+    def surrounded(words: torch.Tensor) -> Batch:
+        tokens = torch.cat([torch.tensor([before]).long(), words, torch.tensor([after]).long()], dim=1)
+        editable = torch.zeros_like(tokens, dtype=torch.bool)
+        editable[:, inner] = True
+        return Batch.of(tokens, editable, attend=tokens != 6)
+
+    def alone(words: torch.Tensor) -> Batch:
+        return Batch.of(words, torch.ones_like(words, dtype=torch.bool))
+
+    s, t = (torch.tensor([time], dtype=torch.float64) for time in (0.3, 0.6))
+    given = process.survival(surrounded(sentence), t)[:, inner]
+    torch.testing.assert_close(given, process.schedule.survival(t[:, None], h[sentence] / ((1.0 + 2.5 + 6.0) / 3)))
+    torch.testing.assert_close(given, process.survival(alone(sentence), t))
+
+    f = torch.tensor([[0.2, 0.3, 0.5, 0.0, 0.0, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    x_t, x_t_alone, log_f = surrounded(partly_masked), alone(partly_masked), f.log()
+    guessed = process.guessed_center(x_t, log_f)
+    torch.testing.assert_close(guessed, ((h[0] + (f @ h).sum()) / 3)[None])
+    torch.testing.assert_close(guessed, process.guessed_center(x_t_alone, log_f))
+    torch.testing.assert_close(process.reverse(x_t, log_f, s, t), process.reverse(x_t_alone, log_f, s, t))
+    x0 = surrounded(sentence).tokens
+    torch.testing.assert_close(
+        process.divergence(x0, x_t, log_f, s, t), process.divergence(sentence, x_t_alone, log_f, s, t)
+    )
+
+
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_frozen_positions_never_change(process):
     editable = torch.tensor([[True, False]]).expand(9, 2)
