@@ -132,7 +132,7 @@ def test_blocks_refuse_other_noise():
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 2.0}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
-        ({"top_k": 0}, "top_k must be at least 1, given 0; None keeps all words"),
+        ({"top_k": 0}, "`top_k` must be >= 1, got 0; None keeps all tokens"),
         ({"remasking": 1.5}, r"remasking must lie in \[0, 1\], given 1.5"),
         ({"remasking": -0.1}, "remasking must .* given -0.1"),
         ({"remasking": math.nan}, "remasking must"),
