@@ -57,7 +57,7 @@ def test_student_quantiles_match_scipy(degrees):
 
 def test_student_quantile_at_infinity_and_below_one_degree():
     assert student_quantile(math.inf) == pytest.approx(1.959964, abs=1e-4)
-    with pytest.raises(ValueError, match="must be >= 1, got 0.5; draw at least twice"):
+    with pytest.raises(ValueError, match=r"must be >= 1, got 0\.5; draw at least twice"):
         student_quantile(0.5)
 
 
