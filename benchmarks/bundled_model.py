@@ -20,7 +20,8 @@ from diffusionbert.likelihood.evaluation import Effort
 from diffusionbert.likelihood.scores import paired_bootstrap
 from diffusionbert.metrics import token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
+from diffusionbert.storage.schema import to_json
 from diffusionbert.tasks import Task
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import parse_corpus
@@ -28,7 +29,7 @@ from diffusionbert.text.sources import Split
 
 FOLDER = Path(__file__).parent.parent / "docs" / "bundled_model"
 NUM_SAMPLES = 50
-SETTINGS = {"top-k 30": Sampling(top_k=30), "nothing cut": Sampling()}
+SETTINGS = {"top-k 30": SamplingRequest(config=SamplerConfig(top_k=30)), "nothing cut": SamplingRequest()}
 
 
 def measure(corpus: str, before: str, judge: str, num_sentences: int) -> None:
@@ -46,7 +47,7 @@ def measure(corpus: str, before: str, judge: str, num_sentences: int) -> None:
     difference = paired_bootstrap(estimates["after"].scores, estimates["before"].scores)
     figures = {
         "corpus": Path(corpus).name,
-        "bound": {name: estimate.to_json() for name, estimate in estimates.items()},
+        "bound": {name: to_json(estimate.summary()) for name, estimate in estimates.items()},
         "difference_nats_per_token": vars(difference),
         "judge": {"name": Path(judge).name, "convention": reader.convention, "texts": judged},
         "entropy": {name: token_entropy(sentences).pooled for name, sentences in shown.items()},

@@ -1,6 +1,6 @@
 """The experiment behind docs/results.md: run its rows, keep what a report needs, write tables and paired statistics.
 
-    python benchmarks/experiment.py run experiment --preset small --workers 10 --data 'news.train-*.txt.xz' \
+    python benchmarks/experiment.py run experiment --scale 19m --workers 10 --data 'news.train-*.txt.xz' \
         --validation news.valid.txt.xz --test news.test.txt.xz --other-test lm1b.heldout.txt.xz \
         --masked masked --decoder decoder --pretraining-data 'wiki.train-*.txt.xz'
     python benchmarks/experiment.py keep experiment docs/results
@@ -32,13 +32,13 @@ import torch
 import tyro
 
 from diffusionbert.assessment.comparison import compare
-from diffusionbert.assessment.report import Evaluation, read_evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.likelihood.intervals import paired_difference
 from diffusionbert.paper.reproduction import Reproduction
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, tradeoff, write_table
-from diffusionbert.runs import default_cache, train
+from diffusionbert.training.run import default_cache, train
 
 Folder = tyro.conf.Positional[Path]
 BELL = "diffusionbert-bell"
@@ -63,7 +63,7 @@ class Job:
     row: Row
     seed: int = 0
     steps: int | None = None
-    preset: str | None = None
+    scale: str | None = None
     """Another size of network, which is pretrained first."""
     is_tradeoff: bool = False
     training: tuple[tuple[str, object], ...] = ()
@@ -88,10 +88,10 @@ class Job:
 def jobs() -> list[Job]:
     """All jobs: the longest first, so that none runs alone at the end, then the most important."""
     order = {name: number for number, name in enumerate(CLAIMED)}
-    unaveraged, faster = (("averaging", None),), (("learning_rate", 6e-4),)
+    unaveraged, faster = (("ema", None),), (("learning_rate", 6e-4),)
     return [
         Job("steps16000", Row("decoder"), steps=16_000),  # as long as pretraining and fine-tuning together
-        *(Job("larger", Row(name), steps=6000, preset="medium") for name in (BELL, "decoder")),
+        *(Job("larger", Row(name), steps=6000, scale="34m") for name in (BELL, "decoder")),
         *(Job("steps6000", Row(name), steps=6000) for name in (*SCALED, "d3pm-spindle")),
         *(Job("seed0", row) for row in sorted(MAIN, key=lambda row: order.get(row.system, len(order)))),
         *(Job("seed1", Row(name), seed=1) for name in CLAIMED),
@@ -108,20 +108,20 @@ def do(job: Job, output: Path, request: Request, workers: int) -> float:
     """Trains and evaluates one row; returns the seconds it took."""
     started = time.monotonic()
     request = replace(request, seed=job.seed, steps=job.steps)
-    if job.preset is None:
+    if job.scale is None:
         request = replace(request, pretraining_data=None)
     else:  # the larger network has the vocabulary of the others
-        request = replace(request, preset=job.preset, vocabulary=request.masked, masked=None, decoder=None)
+        request = replace(request, scale=job.scale, vocabulary=request.masked, masked=None, decoder=None)
     reproduction = Reproduction(output / job.folder, request, default_cache())
     system, folder = job.row.system, RunFolder(reproduction.output / "runs" / job.row.system)
     if job.is_tradeoff:
         tradeoff(reproduction, system)
     else:
-        if (job.training or job.objective) and not folder.experiment.exists():
+        if (job.training or job.objective) and not folder.config.exists():
             planned = reproduction.planned(system)
             training = replace(planned.training, **dict(job.training))
             objective = replace(planned.objective, **dict(job.objective))
-            train(replace(planned, training=training, objective=objective), folder.path, reproduction.cache)
+            train(replace(planned, training=training, objective=objective), folder.path, cache=reproduction.cache)
         has_bleu = job.folder.startswith("seed")
         reproduction.evaluation(job.row.key, system, job.row.sampling, samples=None if has_bleu else 2)
         if job.folder == "seed0" and not job.row.note and request.other_test:
@@ -146,7 +146,7 @@ def run(
     if request.masked is None or request.decoder is None:
         raise SystemExit("--masked and --decoder are missing; jobs that run at once must not pretrain the same network")
     started = time.monotonic()
-    wanted = [job for job in jobs() if request.pretraining_data or job.preset is None]
+    wanted = [job for job in jobs() if request.pretraining_data or job.scale is None]
     finished = {job.name for job in wanted if job.record(output).exists()}
     waiting = [job for job in wanted if job.name not in finished]
     running: dict[Future[float], Job] = {}
@@ -181,7 +181,7 @@ def keep(source: Folder, target: Folder) -> None:
     for name in (
         "settings.json",
         "seconds/*.json",
-        "runs/*/experiment.json",
+        "runs/*/config.json",
         "runs/*/log.jsonl",
         "pretrained/*/log.jsonl",
     ):
@@ -239,7 +239,7 @@ def tables(source: Folder, output: Folder, pairs: tuple[str, ...] = ()) -> None:
             write_table(output / name, compare(list(rows.values())))
             for first, _, second in (pair.partition(":") for pair in pairs):
                 if first in rows and second in rows:
-                    differences += differences_of(name, read_evaluation(rows[first]), read_evaluation(rows[second]))
+                    differences += differences_of(name, rows[first], rows[second])
     write_json(output / "paired.json", differences)
     lines = [list(differences[0]), ["---"] * len(differences[0])] if differences else []
     for one in differences:
@@ -247,28 +247,28 @@ def tables(source: Folder, output: Folder, pairs: tuple[str, ...] = ()) -> None:
     (output / "paired.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
 
 
-def differences_of(folder: str, first: Evaluation, second: Evaluation) -> list[dict[str, Any]]:
+def differences_of(folder: str, *rows: Path) -> list[dict[str, Any]]:
     """The first's nats per token minus the second's on the same sentences, for each likelihood that both have.
 
     If they have none in common, their own ones are compared: a bound minus an exact value bounds the difference from
-    above. Where protocols or estimators differ, noise is not shared and the interval contains both. (The bound of a
-    time-agnostic network with a linear schedule has an estimator of its own, which its protocol does not say.)
+    above. Where protocols or estimators differ, noise is not shared and the interval contains both.
     """
+    names, (first, second) = [row.name for row in rows], [EvaluationResult.load(row) for row in rows]
     common = [(name, name) for name in first.scores if name in second.scores]
     found = []
     for ways in common or [(next(iter(first.scores)), next(iter(second.scores)))]:
         one, two = first.scores[ways[0]], second.scores[ways[1]]
         if not torch.equal(one.example, two.example):
-            raise ValueError(f"{folder}: {first.folder.name} and {second.folder.name} have different sentences")
+            raise ValueError(f"{folder}: {names[0]} and {names[1]} have different sentences")
         counts = one.tokens.double().numpy(), two.tokens.double().numpy()
         change = paired_difference((one.nats.numpy(), two.nats.numpy()), counts)
-        cards = [every.report["likelihoods"][way]["protocol"] for every, way in zip((first, second), ways, strict=True)]
-        differ = [key for key in cards[0] if key != "weights" and cards[0][key] != cards[1].get(key)]
+        cards = [asdict(one.likelihoods[way].protocol) for one, way in zip((first, second), ways, strict=True)]
+        differ = [key for key in cards[0] if key != "weights" and cards[0][key] != cards[1][key]]
         found.append(
             {
                 "folder": folder,
-                "first": first.folder.name,
-                "second": second.folder.name,
+                "first": names[0],
+                "second": names[1],
                 "quantity": " - ".join(dict.fromkeys(ways)),
                 "kind": " - ".join(dict.fromkeys((one.kind.value, two.kind.value))),
                 "sentences": len(one),

@@ -1,6 +1,6 @@
 """Which folder of the package imports which, computed from the source, and the picture of it in the documentation.
 
-    python benchmarks/folder_graph.py docs/architecture.png
+Run `python benchmarks/folder_graph.py docs/architecture.png` to draw it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def draw(path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 0.75 * (1 + max(by_layer))))
     for node, others in reduced(graph).items():
         for other in others:
-            arrow = {"arrowstyle": "-|>", "color": "0.55", "shrinkA": 13, "shrinkB": 13, "connectionstyle": "arc3,rad=0.08"}
+            style = {"arrowstyle": "-|>", "color": "0.55", "connectionstyle": "arc3,rad=0.08"}
+            arrow = {**style, "shrinkA": 13, "shrinkB": 13}
             axes.annotate("", place[other], place[node], arrowprops=arrow)
     for node, (x, y) in place.items():
         is_file = (PACKAGE / f"{node}.py").exists()

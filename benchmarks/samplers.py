@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,13 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Sampler
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingContext, State, last_state, parse_sampler, sample
 from diffusionbert.samplers.ancestral import Ancestral
-from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
 from diffusionbert.samplers.first_hitting import FirstHitting
-from diffusionbert.samplers.mask_predict import MaskPredict
-from diffusionbert.samplers.remasking import Remasking, Strategy
-from diffusionbert.samplers.renoising import Renoising
 from diffusionbert.samplers.skip_exact import SkipExact
-from diffusionbert.schedules import Linear, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import Linear, Spindle, TokenInformation
 from diffusionbert.shapes import Batch
 
 VOCABULARY, PLACES, ROWS, STEPS = 16_000, 24, 8, 512
@@ -57,7 +54,7 @@ def timings() -> Table:
         process = Absorbing(schedule, mask, information)
         for kind in (Ancestral, faster):
             begin = time.perf_counter()
-            *_, last = kind(process, uniform_grid(STEPS)).sample(network, canvas, seed=0)
+            last = last_state(drawn(kind(), process, STEPS, network, canvas))
             seconds = time.perf_counter() - begin
             table.add_row(type(schedule).__name__, kind.__name__, f"{seconds:.2f}", f"{last.calls.double().mean():.1f}")
     return table
@@ -66,14 +63,13 @@ def timings() -> Table:
 def distances() -> Table:
     """Total variation between samples and language, the network being the best one."""
     process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
-    grid = uniform_grid(FEW_STEPS)
-    samplers: dict[str, Sampler[Any]] = {
-        "ancestral": Ancestral(process, grid),
-        "renoising": Renoising(process, grid),
-        "remasking, cap 0.3": Remasking(process, grid, 0.3, Strategy.CAP),
-        "margin, one place at a time": ConfidenceOrder(process, FEW_STEPS, Criterion.MARGIN),
-        "confidence, by probability": ConfidenceOrder(process, FEW_STEPS, Criterion.PROBABILITY),
-        "mask-predict": MaskPredict(process, FEW_STEPS),
+    samplers = {
+        "ancestral": "ancestral",
+        "renoising": "renoising",
+        "remasking, cap 0.3": "remasking:eta=0.3",
+        "margin, one position at a time": "margin",
+        "confidence, by probability": "confidence",
+        "mask-predict": "mask-predict",
     }
     network = Bayes(LANGUAGE, process)
     canvas = LANGUAGE.batch(torch.full((SAMPLES, LANGUAGE.length), LANGUAGE.mask_id))
@@ -81,11 +77,18 @@ def distances() -> Table:
     for column in ("sampler", "total variation"):
         table.add_column(column)
     for name, sampler in samplers.items():
-        *_, last = sampler.sample(network, canvas, seed=0)
+        last = last_state(drawn(parse_sampler(sampler), process, FEW_STEPS, network, canvas))
         table.add_row(name, f"{total_variation(last.tokens):.3f}")
     exact = torch.multinomial(LANGUAGE.probabilities, SAMPLES, True, generator=torch.Generator().manual_seed(0))
     table.add_row("as many sentences of the language", f"{total_variation(LANGUAGE.sentences[exact]):.3f}")
     return table
+
+
+def drawn(sampler: Sampler, process: Absorbing, steps: int, network: Any, canvas: Batch) -> Iterator[State]:
+    """The states of a sampler with a time-agnostic network."""
+    config = SamplerConfig(steps)
+    context = SamplingContext(mask_id=process.mask_id, process=process, config=config, time_agnostic=True)
+    return sample(sampler, context, network, canvas, seed=0)
 
 
 def total_variation(tokens: Tensor) -> float:

@@ -15,12 +15,11 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic, TimeConditioning
-from diffusionbert.method import Method
+from diffusionbert.method import TrainingModule
 from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch
 
@@ -39,17 +38,17 @@ def conditioning(name: str, backbone: BertForMaskedLM) -> TimeConditioning:
     return TimeAgnostic()
 
 
-def build(size: str, schedule: NoiseSchedule, time_conditioning: str) -> Method:
+def build(size: str, schedule: NoiseSchedule, time_conditioning: str) -> TrainingModule:
     counts = (1e9 / torch.arange(1, VOCABULARY + 1)).long()  # Zipf's law
     writable = torch.arange(VOCABULARY) > 998
     process = Absorbing(schedule, MASK, TokenInformation.from_counts(counts, writable=writable))
     backbone = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES[size]))
     grid = uniform_grid(2048)
     network = Denoiser(backbone, conditioning(time_conditioning, backbone), writable)
-    return Method(network, DiscreteTime(process, grid), Ancestral(process, grid))
+    return TrainingModule(network, DiscreteTime(process, grid))
 
 
-def measure(method: Method, batch: Batch, device: torch.device, steps: int) -> tuple[float, float]:
+def measure(method: TrainingModule, batch: Batch, device: torch.device, steps: int) -> tuple[float, float]:
     """Tokens a second and GiB of memory at the peak."""
     optimiser = torch.optim.AdamW(method.parameters(), lr=1e-5, fused=device.type == "cuda")
     if device.type == "cuda":

@@ -15,18 +15,18 @@ from pathlib import Path
 from rich.console import Console
 
 import diffusionbert
-from diffusionbert.experiments import Diffusion
-from diffusionbert.presets import tiny
-from diffusionbert.runs import train
+from diffusionbert.methods.discrete import DiscreteTimeConfig
+from diffusionbert.recipes import tiny
 from diffusionbert.schedules import Spindle
 from diffusionbert.terminal import show_writing
+from diffusionbert.training.run import train
 
 
 def main() -> None:
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        train(replace(tiny("pydoc"), objective=Diffusion(Spindle(0.3))), run, cache=Path(folder) / "cache")
+        train(replace(tiny("pydoc"), objective=DiscreteTimeConfig(Spindle(0.3))), run, cache=Path(folder) / "cache")
         model = diffusionbert.load(run)
         for seed in (0, 1, 2):
             show_writing(model.stream(length=16, seed=seed), console, num_lines=5)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionbert.method import Objective
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.processes import Absorbing, Process, Uniform
@@ -140,7 +140,7 @@ def exact_nats(objective: Objective, network: nn.Module, x0: Batch, per_panel: i
 
     Integrals over time use `per_panel` nodes between kinks; time-conditioned networks need more.
     """
-    if isinstance(objective, AnyOrder):
+    if isinstance(objective, OrderAgnostic):
         return _any_order_nats(objective, network, x0)
     if isinstance(objective, DiscreteTime):
         low, high = objective.grid[:-1], objective.grid[1:]
@@ -207,7 +207,7 @@ def _kinks(process: Absorbing, x0: Batch) -> set[float]:
     return kinks
 
 
-def _any_order_nats(objective: AnyOrder, network: nn.Module, x0: Batch) -> Tensor:
+def _any_order_nats(objective: OrderAgnostic, network: nn.Module, x0: Batch) -> Tensor:
     positions = _shared_positions(x0).nonzero()[:, 0].tolist()
     total = torch.zeros(len(x0.tokens), dtype=torch.float64)
     for num_masked in range(1, len(positions) + 1):

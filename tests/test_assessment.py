@@ -8,55 +8,54 @@ import lzma
 import math
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from drawing import requested
 from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from diffusionbert.assessment import likelihoods
-from diffusionbert.assessment.assessing import Plan, assess, compare_texts, weight_hashes
-from diffusionbert.assessment.conventions import Basis, conventions
+from diffusionbert.assessment.assessing import Plan, assess, compare_texts, sample_bleu, weight_hashes, write_samples
+from diffusionbert.assessment.conventions import Basis, ConventionScale, conventions
 from diffusionbert.assessment.judges import load_judge
-from diffusionbert.assessment.likelihoods import GRID, PackedRows, ways_to_score
+from diffusionbert.assessment.likelihoods import PackedRows, ways_to_score
 from diffusionbert.assessment.material import Trained, gather, held_out, sha256_of
-from diffusionbert.assessment.report import Evaluation, mean_interval, read_evaluation, write_evaluation
-from diffusionbert.building import Lexicon
-from diffusionbert.categorical import log_prob_of
-from diffusionbert.cli import main
-from diffusionbert.experiments import (
-    AnyOrderWriting,
-    ContinuousDiffusion,
-    Data,
-    Diffusion,
-    Experiment,
-    Masking,
-    Time,
-    to_json,
+from diffusionbert.assessment.report import (
+    EvaluationResult,
+    mean_with_interval,
 )
+from diffusionbert.categorical import log_prob_of
+from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors
+from diffusionbert.cli import main
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
-from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
-from diffusionbert.method import Likelihood
-from diffusionbert.methods.any_order import AnyOrder
-from diffusionbert.methods.continuous_time import ContinuousTime
-from diffusionbert.methods.discrete import DiscreteTime, Quantity
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
+from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.scores import Estimate, LikelihoodRates, PointEstimate, Scores, paired_bootstrap
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
+from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticConfig, OrderAgnosticGrid
+from diffusionbert.methods.continuous_time import ContinuousTime, ContinuousTimeConfig
+from diffusionbert.methods.discrete import DiscreteTime, DiscreteTimeConfig, Quantity
+from diffusionbert.methods.masked_lm import MaskedLMConfig
 from diffusionbert.metrics import PerSample, bleu4, distinct_n, repetition, self_bleu4, token_entropy
 from diffusionbert.model import Model, load
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.objectives.base import CONTINUOUS, GRID, NO_LIKELIHOOD, ScoringQuantities
 from diffusionbert.schedules import Linear, Mean, Spindle
 from diffusionbert.shapes import per_place
+from diffusionbert.storage.code_version import code_version
+from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import to_json
 from diffusionbert.tasks import Task
 from diffusionbert.text.canvas import Sentences
 from diffusionbert.text.cleaning import AS_IT_IS, Cleaning, detokenise
 from diffusionbert.text.corpus import parse_corpus
 from diffusionbert.text.sources import Split
+from diffusionbert.training.config import DataConfig, RunConfig
 
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
 QUICK = ["--steps=4", "--validate-every=4", "--save-every=4", "--batch-tokens=512"]
@@ -97,14 +96,14 @@ def judge(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def evaluated(run, judge) -> Evaluation:
+def evaluated(run, judge) -> EvaluationResult:
     """Everything at once, as the command leaves it in the run folder."""
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--judge={judge}"])
-    return read_evaluation(run)
+    return EvaluationResult.load(run)
 
 
 def quick(**changes) -> Plan:
-    plan = Plan(Sampling(steps=8, top_k=30), samples=3, length=6, effort=Effort(None, 4, strata=2))
+    plan = Plan(requested(steps=8, top_k=30), samples=3, length=6, effort=Effort(None, 4, strata=2))
     return replace(plan, **changes)
 
 
@@ -118,39 +117,67 @@ def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp
         said = capsys.readouterr()
         assert not said.err
         found.append(json.loads(said.out))
-    keys = "likelihood nats_per_token perplexity_per_token perplexity_per_word bits_per_byte ci95 bleu4 self_bleu4"
-    more = "distinct_1 distinct_2 distinct_3 distinct_4 repetition token_entropy real judge mauve speed data weights"
-    assert {*keys.split(), *more.split(), "protocol", "sampling", "likelihoods", "notes"} <= found[0].keys()
+    keys = "format name model weights code data seed likelihoods generation conventions notes"
+    assert list(found[0]) == keys.split()
     for report in found:
-        speed = report.pop("speed")
+        speed = report["generation"].pop("speed")
         assert set(speed) == {"seconds_per_sample", "tokens_per_second", "calls_per_sample", "device", "batch"}
         assert speed["seconds_per_sample"] * speed["tokens_per_second"] == pytest.approx(12)
         assert 1 <= speed["calls_per_sample"] <= 12
         assert speed["batch"] == 8
     assert found[0] == found[1]
-    card = found[0]["protocol"]
+    own = found[0]["likelihoods"]["continuous"]
+    card = own["protocol"]
     assert (card["length"], card["special_tokens"], card["packed"]) == ("given", False, False)
     assert (card["num_draws"], card["strata"], card["precision"]) == (8, 4, 0.005)
-    assert "lower case" in card["texts"]
-    assert found[0]["likelihood"] == "bound"
+    assert own["kind"] == "bound"
 
 
-def test_the_report_is_what_is_written(evaluated, run):
-    assert evaluated.folder == run / "evaluation"
-    assert read_evaluation(evaluated.folder).report == evaluated.report
-    report, scores = evaluated.report, evaluated.primary
+def test_the_result_comes_back_as_it_was_saved(evaluated, run, tmp_path):
+    evaluated.save(tmp_path)
+    again = EvaluationResult.load(tmp_path)
+    for field in fields(EvaluationResult):
+        before, after = getattr(evaluated, field.name), getattr(again, field.name)
+        if field.name not in ("scores", "bleu4", "self_bleu4"):
+            assert after == before
+    for path in (run / "evaluation").iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_summary_is_that_of_the_scores(evaluated):
+    scores, own = evaluated.primary_scores, evaluated.primary
     assert scores is not None
-    assert list(evaluated.scores) == ["continuous", "grid"] == list(report["likelihoods"])
-    assert report["primary"] == "continuous"
-    rates = scores.rates(seed=0)
-    assert rates[Unit.TOKEN].nats == report["nats_per_token"]
-    assert [rates[Unit.TOKEN].low, rates[Unit.TOKEN].high] == report["ci95"]["nats_per_token"]
-    assert rates[Unit.WORD].perplexity == report["perplexity_per_word"]
-    assert rates[Unit.BYTE].bits == report["bits_per_byte"]
-    assert evaluated.scores["grid"].rates()[Unit.TOKEN].nats == report["likelihoods"]["grid"]["nats_per_token"]
+    assert list(evaluated.scores) == ["continuous", "grid"] == list(evaluated.likelihoods)
+    assert own == evaluated.likelihoods["continuous"]
+    assert own.rates == LikelihoodRates.of(scores.rates(seed=0))
+    assert evaluated.likelihoods["grid"].rates == LikelihoodRates.of(evaluated.scores["grid"].rates())
     assert scores.num_rounds == 2
-    assert float(scores.spread.draws) == pytest.approx(report["standard_error_nats_per_token"]["draws"] ** 2)
+    assert float(scores.spread.draws) == pytest.approx(own.standard_error.draws**2)
     assert paired_bootstrap(scores, scores).value == 0
+
+
+def test_the_result_says_what_was_evaluated(evaluated, model):
+    about = evaluated.model
+    assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("diffusion", "linear", 128)
+    assert (about.time_conditioning, about.backbone, about.start) == ("none", "bert", "scratch")
+    assert (about.parameters, about.seed, about.training_steps) == (model.num_weights, 0, 4)
+    best = RunFolder(Path(model.name)).named("best")
+    assert about.tokens_seen == read_json(best / "standing.json")["tokens"] > 0
+    assert evaluated.code == code_version()
+    assert evaluated.seed == 0
+    continuous, grid = (evaluated.likelihoods[name].protocol.definition for name in ("continuous", "grid"))
+    assert continuous == LikelihoodDefinition("strict", TimeGrid(), Estimator.ORDER_AGNOSTIC)
+    assert (grid.quantity, grid.time, grid.schedule) == ("strict", TimeGrid(128), Component("linear"))
+
+
+def test_a_plain_masked_model_has_no_training_to_tell_of(tmp_path, capsys):
+    data = tmp_path / "a.txt"
+    data.write_text("the king saw a river .\nthe king saw the sea .\n")
+    few = ["--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--json"]
+    main(["evaluate", f"--model={plain_bert()}", f"--data={data}", *few])
+    about = json.loads(capsys.readouterr().out)["model"]
+    assert [about[name] for name in ("start", "seed", "training_steps", "tokens_seen")] == [None] * 4
+    assert about["backbone"] == "bert"
 
 
 def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, model):
@@ -162,17 +189,17 @@ def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, model):
     sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
     references = [model.vocabulary.decode(row) for row in model.vocabulary.encode(sentences)]
     quality, others = bleu4(first, references), self_bleu4(second)
-    report = evaluated.report
-    assert (report["bleu4"], report["self_bleu4"]) == (quality.mean, others.mean)
+    own = evaluated.generation.samples
+    assert (own.bleu4.value, own.self_bleu4.value) == (quality.mean, others.mean)
     assert len({*quality.values.tolist(), *others.values.tolist()}) > 2  # else the comparison would say little
-    assert report["ci95"]["bleu4"] == list(mean_interval(quality))
+    assert own.bleu4 == mean_with_interval(quality)
     assert evaluated.bleu4.values.tolist() == quality.values.tolist()
     assert evaluated.self_bleu4.values.tolist() == others.values.tolist()
-    assert report["distinct_2"] == distinct_n(first, 2)
-    assert report["repetition"]["share"] == repetition(first).share.mean
-    assert report["token_entropy"]["pooled"] == token_entropy(first).pooled
-    assert report["token_entropy"]["per_sample"] == token_entropy(first).within.mean
-    assert first == [written.text for written in model.write(Task(4, 12, seed=0), Sampling(top_k=30))]
+    assert own.distinct[1] == distinct_n(first, 2)
+    assert own.repeated_4grams == repetition(first).share.mean
+    assert own.entropy_pooled == token_entropy(first).pooled
+    assert own.entropy_per_text == token_entropy(first).within.mean
+    assert first == [written.text for written in model.write(Task(4, 12, seed=0), requested(top_k=30))]
 
 
 def test_texts_are_compared_like_with_like(model, tmp_path):
@@ -181,15 +208,16 @@ def test_texts_are_compared_like_with_like(model, tmp_path):
     corpus = gather(corpus_of(tmp_path / "a.txt", lines), "a", model.vocabulary, 46)
     assert corpus.decoded != corpus.texts
     first, second = corpus.decoded[0].upper(), corpus.decoded[1]
-    written = assess(model, corpus, quick()).samples
+    written = write_samples(model, quick())
     samples = replace(written, first=(first, first), second=(second, f"{second} and more"))
-    figures, real = compare_texts(samples, corpus, [0, 1])
-    assert figures.bleu4.values.tolist() == [1.0, 1.0]
-    assert (
-        figures.self_bleu4.values.tolist() == self_bleu4([second.lower(), f"{second} and more".lower()]).values.tolist()
-    )
-    assert figures.self_bleu4.values.max() < 1
-    assert real.bleu4.values[1] == bleu4([second.lower()], [first.lower()]).mean
+    bleu, self_bleu = sample_bleu(samples, corpus)
+    own, real = compare_texts(samples, bleu, self_bleu, corpus, [0, 1])
+    assert bleu.values.tolist() == [1.0, 1.0]
+    assert self_bleu.values.tolist() == self_bleu4([second.lower(), f"{second} and more".lower()]).values.tolist()
+    assert self_bleu.values.max() < 1
+    assert (own.bleu4.value, own.self_bleu4.value) == (bleu.mean, self_bleu.mean)
+    decoded = [text.lower() for text in corpus.decoded]
+    assert real.bleu4.value == self_bleu4(decoded).mean
 
 
 def test_real_sentences_stand_beside_the_samples(model, material):
@@ -198,37 +226,37 @@ def test_real_sentences_stand_beside_the_samples(model, material):
     real = [material.decoded[number].lower() for number in numbers]
     others = [[text.lower() for index, text in enumerate(material.decoded) if index != number] for number in numbers]
     expected = [bleu4([text], rest).mean for text, rest in zip(real, others, strict=True)]
-    assert found.real.bleu4.values == pytest.approx(np.array(expected))
-    assert found.real.self_bleu4.values.tolist() == self_bleu4(real).values.tolist()
-    assert found.to_json()["real"]["number"] == 3
-    assert found.to_json()["real"]["distinct_1"] == distinct_n(real, 1)
+    own = found.generation.real
+    assert own.bleu4.value == pytest.approx(np.mean(expected))
+    assert own.self_bleu4.value == self_bleu4(real).mean
+    assert own.number == 3
+    assert own.distinct[0] == distinct_n(real, 1)
 
 
 def test_hashes_are_those_of_the_files_and_texts(evaluated, run, model):
     file = run / "model" / "model.safetensors"
     own = hashlib.sha256(file.read_bytes()).hexdigest()
-    report = evaluated.report
-    assert report["weights"]["files"]["model.safetensors"] == own
-    assert weight_hashes(model) == report["weights"]["files"]
-    assert report["protocol"]["weights"] == report["weights"]["sha256"]
+    data = evaluated.data
+    assert evaluated.weights.files["model.safetensors"] == own
+    assert weight_hashes(model) == evaluated.weights
+    assert evaluated.primary.protocol.weights == evaluated.weights.sha256
     sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
-    assert evaluated.primary is not None
-    scored = [sentences[number] for number in evaluated.primary.example.tolist()]
-    assert report["data"]["sha256"] == hashlib.sha256("".join(f"{text}\n" for text in scored).encode()).hexdigest()
-    assert report["protocol"]["data"] == report["data"]["sha256"]
-    assert report["data"]["corpus_sha256"] == sha256_of(sentences)
-    assert (report["data"]["split"], report["data"]["num_sentences"]) == ("validation", 6)
+    scored = [sentences[number] for number in evaluated.primary_scores.example.tolist()]
+    assert data.sha256 == hashlib.sha256("".join(f"{text}\n" for text in scored).encode()).hexdigest()
+    assert evaluated.primary.protocol.data == data.sha256
+    assert data.corpus_sha256 == sha256_of(sentences)
+    assert (data.split, data.num_sentences) == (Split.VALIDATION, 6)
 
 
 def test_the_judge_reads_samples_and_real_sentences(evaluated, judge, material):
-    verdict, opened = evaluated.report["judge"], load_judge(str(judge), torch.device("cpu"))
+    verdict, opened = evaluated.generation.judge, load_judge(str(judge), torch.device("cpu"))
     real = [material.decoded[number] for number in material.some(4)]
     for name, texts in (("samples", evaluated.samples), ("real", real)):
         expected = opened.read(list(texts)).judged()
-        assert verdict[name]["perplexity"] == pytest.approx(expected.perplexity)
-        assert verdict[name]["entropy"] == pytest.approx(expected.entropy)
-    assert verdict["samples"]["perplexity"] != verdict["real"]["perplexity"]
-    assert "not counted" in verdict["convention"]
+        assert getattr(verdict, name).perplexity == pytest.approx(expected.perplexity)
+        assert getattr(verdict, name).entropy == pytest.approx(expected.entropy)
+    assert verdict.samples.perplexity != verdict.real.perplexity
+    assert "not counted" in verdict.convention
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -242,22 +270,23 @@ def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, 
     monkeypatch.setitem(sys.modules, "mauve", SimpleNamespace(compute_mauve=compute))
     options = ["--mauve", f"--judge={judge}", "--json", f"--output={tmp_path}"]
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, *options])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["mauve"]["value"], found["mauve"]["features"]) == (0.25, str(judge))
-    opened, samples = load_judge(str(judge), torch.device("cpu")), read_evaluation(tmp_path).samples
+    mauve = json.loads(capsys.readouterr().out)["generation"]["mauve"]
+    assert (mauve["value"], mauve["features"]) == (0.25, str(judge))
+    opened, samples = load_judge(str(judge), torch.device("cpu")), EvaluationResult.load(tmp_path).samples
     assert np.allclose(asked["q_features"], opened.read(list(samples)).features, atol=1e-5)
 
 
 def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, tmp_path):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--output={tmp_path}"])
     said = capsys.readouterr().out
-    plain = evaluated.report
-    [words] = [line.split() for line in said.splitlines() if line.startswith("  words a text")]
-    assert words[3:] == [f"{plain['words_per_text']:.1f}", f"{plain['real']['words_per_text']:.1f}"]
+    assert EvaluationResult.load(tmp_path).table() in said
+    own, real, data = evaluated.generation.samples, evaluated.generation.real, evaluated.data
+    [words] = [line.split() for line in said.splitlines() if line.startswith("  words per text")]
+    assert words[3:] == [f"{own.words_per_text:.1f}", f"{real.words_per_text:.1f}"]
     for shown in (
-        f"{plain['perplexity_per_token']:,.2f}",
-        f"{plain['bleu4']:.3f}",
-        f"{plain['real']['distinct_1']:.3f}",
+        f"{evaluated.primary.rates.perplexity_per_token.value:,.2f}",
+        f"{own.bleu4.value:.3f}",
+        f"{real.distinct[0]:.3f}",
     ):
         assert shown in said
     for words in (
@@ -266,8 +295,8 @@ def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, t
         "top-k 30",
         "MDLM",
         "NOT what it was trained for",
-        f"split {plain['data']['split']}, sha256 {plain['data']['corpus_sha256'][:12]}",  # as compare calls it
-        f"of those {plain['data']['num_sentences']} alone {plain['data']['sha256'][:12]}",
+        f"split {data.split.value}, sha256 {data.corpus_sha256[:12]}",  # as compare calls it
+        f"of those {data.num_sentences} {data.sha256[:12]}",
     ):
         assert words in said
 
@@ -293,15 +322,15 @@ def test_nothing_is_overwritten_without_a_word(run, tmp_path, capsys, monkeypatc
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, f"--output={tmp_path}"])
     assert caught.value.code == 2
     [said] = capsys.readouterr().err.strip().splitlines()
-    assert said.endswith(f"holds '{name}' already; give --overwrite, or choose another --output")
+    assert said.endswith(f"contains '{name}'; give --overwrite, or choose another --output")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
 
 
 def test_a_run_is_evaluated_again_if_that_is_said(evaluated, run, capsys):
-    before = {path.name: path.read_bytes() for path in evaluated.folder.iterdir()}
+    before = {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()}
     with pytest.raises(SystemExit):
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW])
-    assert {path.name: path.read_bytes() for path in evaluated.folder.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()} == before
     assert "give --overwrite" in capsys.readouterr().err
 
 
@@ -318,10 +347,11 @@ def test_a_file_is_no_folder_for_an_evaluation(run, tmp_path, capsys, monkeypatc
 def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp_path, capsys):
     options = ["--sentences=4", "--samples=2", "--max-draws=4", "--steps=2", "--json", f"--output={tmp_path}"]
     main(["evaluate", f"--model={run}", "--data=pydoc", *options])
-    assert json.loads(capsys.readouterr().out)["sampling"]["length"] == 46
+    assert json.loads(capsys.readouterr().out)["generation"]["sampling"]["length"] == 46
     main(["evaluate", f"--model={run}", "--data=pydoc", *options, "--length=corpus", "--precision=0.1", "--overwrite"])
     found = json.loads(capsys.readouterr().out)
-    assert (found["sampling"]["length"], found["protocol"]["precision"]) == ("corpus", 0.1)
+    assert found["generation"]["sampling"]["length"] is None
+    assert found["likelihoods"]["continuous"]["protocol"]["precision"] == 0.1
 
 
 def test_texts_are_read_as_the_model_was_trained_unless_told_otherwise(run, tmp_path, capsys):
@@ -343,14 +373,12 @@ def test_texts_are_read_as_the_model_was_trained_unless_told_otherwise(run, tmp_
 
 def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluated, run, tmp_path):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--seed=1", f"--output={tmp_path}"])
-    other = read_evaluation(tmp_path)
+    other = EvaluationResult.load(tmp_path)
     assert not {*other.samples, *other.more_samples} & {*evaluated.samples, *evaluated.more_samples}
-    assert other.report["data"]["sha256"] == evaluated.report["data"]["sha256"]
-    assert (other.report["protocol"]["seed"], other.report["sampling"]["seed"]) == (1, 1)
-    assert other.primary is not None
-    assert evaluated.primary is not None
-    assert torch.equal(other.primary.example, evaluated.primary.example)
-    assert not torch.equal(other.primary.nats, evaluated.primary.nats)
+    assert other.data == evaluated.data
+    assert (other.seed, other.primary.protocol.seed, other.generation.sampling.seed) == (1, 1, 1)
+    assert torch.equal(other.primary_scores.example, evaluated.primary_scores.example)
+    assert not torch.equal(other.primary_scores.nats, evaluated.primary_scores.nats)
 
 
 @pytest.mark.parametrize(
@@ -400,11 +428,11 @@ def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, m
 
 def test_the_likelihood_is_that_of_the_model(model, material):
     effort = Effort(None, 4, strata=2, seed=3)
-    found = assess(model, material, quick(effort=effort)).likelihoods["continuous"]
+    found = assess(model, material, quick(effort=effort))
     expected = model.likelihood(material.scored, effort)
-    assert torch.equal(found.scores.nats, expected.scores.nats)
-    assert found.rates == expected.rates
-    assert found.scores.example.tolist() == list(material.numbers)
+    assert torch.equal(found.primary_scores.nats, expected.scores.nats)
+    assert found.primary.rates == LikelihoodRates.of(expected.rates)
+    assert found.primary_scores.example.tolist() == list(material.numbers)
 
 
 def test_other_likelihoods_get_no_more_draws_than_the_models_own(model, material):
@@ -419,52 +447,53 @@ def test_modelled_lengths_are_added_and_conventions_take_them_out_again(model, m
     paid = assess(model, material, quick(conventions=True, modelled_length=True))
     assert model.length_histogram is not None
     for name in ("continuous", "grid"):
-        own, more = given.likelihoods[name], paid.likelihoods[name]
-        price = length_nats(model.length_histogram, own.scores.tokens)
-        assert torch.allclose(more.scores.nats, own.scores.nats + price)
-        assert (own.protocol.length, more.protocol.length) == (Length.GIVEN, Length.MODELLED)
+        own, more = given.scores[name], paid.scores[name]
+        price = length_nats(model.length_histogram, own.tokens)
+        assert torch.allclose(more.nats, own.nats + price)
+        assert given.likelihoods[name].protocol.length is Length.GIVEN
+        assert paid.likelihoods[name].protocol.length is Length.MODELLED
     assert given.conventions is not None
     assert paid.conventions is not None
     for row, again in zip(given.conventions, paid.conventions, strict=True):
-        assert again.value == pytest.approx(row.value)
+        assert again.value.value == pytest.approx(row.value.value)
 
 
-WRITABLE = torch.tensor([False, True, True, True, False])
-LEXICON = Lexicon(0, 4, WRITABLE, (1,), torch.tensor([0, 1, 5, 9, 0]))
+ALLOWED = torch.tensor([False, True, True, True, False])
+STATISTICS = TokenStatistics(0, 4, ALLOWED, (1,), torch.tensor([0, 1, 5, 9, 0]))
 CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0.05)
 
 
 @pytest.mark.parametrize(
     ("objective", "time", "expected"),
     [
-        (Diffusion(Linear(), 16), Time.NONE, {CONTINUOUS: AnyOrder, GRID: GridInAnyOrder}),
-        (Diffusion(Linear(), 16), Time.LAYERS, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
-        (Diffusion(CORPUS, 16), Time.NONE, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
-        (Diffusion(SENTENCE, 16), Time.PREFIX, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
-        (Diffusion(SENTENCE, 16, Quantity.PAPER), Time.NONE, {GRID: DiscreteTime}),
-        (Diffusion(Linear(), 16, uniform_noise=True), Time.NONE, {GRID: DiscreteTime}),
-        (ContinuousDiffusion(CORPUS), Time.NONE, {CONTINUOUS: ContinuousTime}),
-        (AnyOrderWriting(), Time.NONE, {CONTINUOUS: AnyOrder}),
-        (Masking(), Time.NONE, {CONTINUOUS: AnyOrder}),
+        (DiscreteTimeConfig(Linear(), 16), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic, GRID: OrderAgnosticGrid}),
+        (DiscreteTimeConfig(Linear(), 16), TimeEmbedding.LAYERS, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(CORPUS, 16), TimeEmbedding.NONE, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(SENTENCE, 16), TimeEmbedding.PREFIX, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(SENTENCE, 16, Quantity.PAPER), TimeEmbedding.NONE, {GRID: DiscreteTime}),
+        (DiscreteTimeConfig(Linear(), 16, uniform_noise=True), TimeEmbedding.NONE, {GRID: DiscreteTime}),
+        (ContinuousTimeConfig(CORPUS), TimeEmbedding.NONE, {CONTINUOUS: ContinuousTime}),
+        (OrderAgnosticConfig(), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic}),
+        (MaskedLMConfig(), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic}),
     ],
     ids=str,
 )
 def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expected):
     """The model's own comes first; where the grid has no limit, a note says why."""
-    ways = ways_to_score(Experiment(Data("x"), time=time, objective=objective), LEXICON)
+    ways = ways_to_score(RunConfig(DataConfig("x"), time=time, objective=objective), STATISTICS)
     assert {name: type(way[0]) for name, way in ways.by_name.items()} == expected
     assert list(ways.by_name) == list(expected)
     assert ways.primary == next(iter(expected))
     assert bool(ways.notes) == (list(expected) == [GRID])
     if GRID in expected:
-        assert ways.by_name[GRID][1].startswith("16 steps")
+        assert ways.by_name[GRID][1].time == TimeGrid(16)
 
 
 def test_the_grid_is_that_of_the_asked_steps(model, material):
     """One step writes all words at once, none seeing another; a thousand come near to the limit."""
     effort, found = Effort(None, 32, strata=16), {}
     for steps in (1, 1000):
-        ways = ways_to_score(replace(model.experiment, objective=Diffusion(Linear(), steps)), model.lexicon)
+        ways = ways_to_score(replace(model.experiment, objective=DiscreteTimeConfig(Linear(), steps)), model.lexicon)
         for name, way in ways.by_name.items():
             found[steps, name] = model.likelihood(material.scored, effort, way=way)
     batch = Sentences(model.vocabulary, material.scored).batch(range(6))
@@ -476,40 +505,30 @@ def test_the_grid_is_that_of_the_asked_steps(model, material):
     assert float(found[1, GRID].scores.draw_variance.max()) < 1e-6
     assert torch.equal(found[1, CONTINUOUS].scores.nats, found[1000, CONTINUOUS].scores.nats)
     assert found[1000, GRID].nats_per_token == pytest.approx(found[1000, CONTINUOUS].nats_per_token, rel=0.01)
-    assert (found[1, GRID].protocol.steps, found[1000, GRID].protocol.steps) == (
-        "1 steps, Linear()",
-        "1000 steps, Linear()",
-    )
+    assert [found[steps, GRID].protocol.definition.time.steps for steps in (1, 1000)] == [1, 1000]
 
 
 def test_a_method_without_a_likelihood_says_so(model, material, monkeypatch):
-    class Silent(AnyOrder):
-        @property
-        def likelihood(self) -> Likelihood:
-            return Likelihood.NONE
-
-    monkeypatch.setattr(likelihoods, "scoring", lambda experiment, lexicon: (Silent(0), "silent"))
+    none = ScoringQuantities((), (NO_LIKELIHOOD,))
+    monkeypatch.setattr(DiscreteTimeConfig, "scoring_quantities", lambda self, time: none)
     found = assess(model, material, quick(conventions=True))
-    report = found.to_json()
-    assert (report["likelihood"], report["primary"], report["likelihoods"]) == ("none", None, {})
-    assert report["nats_per_token"] is None
-    assert report["ci95"]["bleu4"] is not None
-    assert report["conventions"] == []
-    assert any("this method has no likelihood" in note for note in report["notes"])
+    assert (found.primary, found.likelihoods, found.conventions) == (None, {}, ())
+    assert found.generation.samples.bleu4.ci95 is not None
+    assert any("this method has no likelihood" in note for note in found.notes)
 
 
 def test_it_is_written_and_read_without_a_likelihood(model, material, monkeypatch, tmp_path):
-    found = replace(assess(model, material, quick()), likelihoods={})
-    write_evaluation(tmp_path, found)
-    again = read_evaluation(tmp_path)
-    assert again.primary is None
-    assert again.samples == found.samples.first
+    found = replace(assess(model, material, quick()), likelihoods={}, scores={})
+    found.save(tmp_path)
+    again = EvaluationResult.load(tmp_path)
+    assert again.primary is again.primary_scores is None
+    assert again.samples == found.samples
 
 
 # ---- conventions --------------------------------------------------------------------------------------------------
 
 
-def estimate_of(nats: list[float], tokens: list[int], steps: str) -> Estimate:
+def estimate_of(nats: list[float], tokens: list[int], name: str) -> Estimate:
     size = len(nats)
     scores = Scores(
         Likelihood.BOUND,
@@ -521,7 +540,7 @@ def estimate_of(nats: list[float], tokens: list[int], steps: str) -> Estimate:
         torch.tensor([2, 3][:size]),
         torch.tensor([10, 20][:size]),
     )
-    return Estimate(scores, scores.rates(), None, Protocol(steps))
+    return Estimate(scores, scores.rates(), None, Protocol(LikelihoodDefinition(name)))
 
 
 def basis(**changes) -> Basis:
@@ -533,49 +552,48 @@ def basis(**changes) -> Basis:
 
 def test_conventions_by_hand():
     word, token, padded, packed, paid, byte = conventions(basis())
-    assert word.value == pytest.approx(math.exp((8 + 12) / (2 + 3)))
-    assert token.value == pytest.approx(math.exp((6 + 9) / (4 + 6)))
-    assert padded.value == pytest.approx(math.exp((5 + 7) / (4 + 2 + 6 + 2)))
-    assert packed.value == pytest.approx(math.exp((30 + 20) / 20))
-    assert paid.value == pytest.approx(math.exp((6 + 1 + 9 + 2) / (4 + 6)))
-    assert byte.value == pytest.approx((6 + 9) / (10 + 20) / math.log(2))
-    assert [row.steps for row in (word, token, padded, packed, paid, byte)] == [
+    assert word.value.value == pytest.approx(math.exp((8 + 12) / (2 + 3)))
+    assert token.value.value == pytest.approx(math.exp((6 + 9) / (4 + 6)))
+    assert padded.value.value == pytest.approx(math.exp((5 + 7) / (4 + 2 + 6 + 2)))
+    assert packed.value.value == pytest.approx(math.exp((30 + 20) / 20))
+    assert paid.value.value == pytest.approx(math.exp((6 + 1 + 9 + 2) / (4 + 6)))
+    assert byte.value.value == pytest.approx((6 + 9) / (10 + 20) / math.log(2))
+    assert [row.definition.quantity for row in (word, token, padded, packed, paid, byte)] == [
         "grid", "own", "limit", "limit", "own", "own",
     ]  # fmt: skip
     assert [row.meaning.trained_for for row in (word, token, padded, packed, paid, byte)] == [
         True, True, True, False, True, True,
     ]  # fmt: skip
     # Two sentences drawn from two: the interval reaches from one of them to the other.
-    assert word.ci95 == pytest.approx((math.exp(8 / 2), math.exp(12 / 3)))
-    assert padded.ci95 == pytest.approx(sorted((math.exp(5 / 6), math.exp(7 / 8))))
-    assert {row.meaning.unit for row in (word, token, padded, packed, paid)} == {"perplexity"}
-    assert byte.meaning.unit == "bits"
+    assert word.value.ci95 == pytest.approx((math.exp(8 / 2), math.exp(12 / 3)))
+    assert padded.value.ci95 == pytest.approx(sorted((math.exp(5 / 6), math.exp(7 / 8))))
+    assert {row.meaning.scale for row in (word, token, padded, packed, paid)} == {ConventionScale.PERPLEXITY}
+    assert byte.meaning.scale is ConventionScale.BITS
 
 
 def test_a_convention_that_cannot_be_had_says_why():
     rows = conventions(basis(packed=None, length_nats=None, own=estimate_of([math.inf, 9.0], [4, 6], "own")))
     by_name = {row.meaning.name: row for row in rows}
-    assert "do not fill" in by_name["a token, packed"].meaning.note
-    assert "lengths" in by_name["a token, length paid"].meaning.note
-    assert "infinite" in by_name["a token"].meaning.note
-    for name in ("a token, packed", "a token, length paid", "a token", "a byte"):
-        assert by_name[name].value is by_name[name].ci95 is None
-    assert by_name["a word"].value is not None
-    plain = by_name["a token"].to_json()
-    assert {"name", "papers", "quotient", "note", "unit", "trained_for", "value", "ci95", "steps"} <= plain.keys()
+    assert "do not fill" in by_name["per token, packed"].meaning.note
+    assert "length histogram" in by_name["per token, with length"].meaning.note
+    assert "infinite" in by_name["per token"].meaning.note
+    for name in ("per token, packed", "per token, with length", "per token", "per byte"):
+        assert by_name[name].value is None
+    assert by_name["per word"].value is not None
 
 
 def test_conventions_of_a_run_agree_with_its_likelihoods(evaluated):
-    rows = {row["name"]: row for row in evaluated.report["conventions"]}
-    report, scores = evaluated.report, evaluated.primary
-    assert scores is not None
-    assert rows["a token"]["value"] == pytest.approx(report["perplexity_per_token"])
-    assert rows["a token"]["ci95"] == pytest.approx(report["ci95"]["perplexity_per_token"])
-    assert rows["a word"]["value"] == pytest.approx(report["likelihoods"]["grid"]["perplexity_per_word"])
-    assert rows["a byte"]["value"] == pytest.approx(report["bits_per_byte"])
+    rows = {row.meaning.name: row for row in evaluated.conventions}
+    values = {name: row.value for name, row in rows.items()}
+    scores, rates = evaluated.primary_scores, evaluated.primary.rates
+    assert values["per token"].value == pytest.approx(rates.perplexity_per_token.value)
+    assert values["per token"].ci95 == pytest.approx(rates.perplexity_per_token.ci95)
+    grid = evaluated.likelihoods["grid"].rates
+    assert values["per word"].value == pytest.approx(grid.perplexity_per_word.value)
+    assert values["per byte"].value == pytest.approx(rates.bits_per_byte.value)
     padded = float(scores.nats.sum()) / float(scores.tokens.sum() + 2 * len(scores))
-    assert rows["a token, padded"]["value"] == pytest.approx(math.exp(padded))
-    assert not rows["a token, packed"]["trained_for"]
+    assert values["per token, padded"].value == pytest.approx(math.exp(padded))
+    assert not rows["per token, packed"].meaning.trained_for
 
 
 def test_packed_rows_are_full_and_lose_nothing_but_the_end(model):
@@ -627,11 +645,11 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     other = tmp_path / "other.txt"
     for path in (own, other):
         path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
-    trained = Trained(Data(str(own)))
+    trained = Trained(DataConfig(str(own)))
     assert held_out(str(own), trained, AS_IT_IS).split is Split.VALIDATION
     assert held_out(str(other), trained, AS_IT_IS).split is Split.ALL
-    assert held_out(str(own), Trained(Data("gone.txt")), AS_IT_IS).split is Split.ALL
-    assert held_out("pydoc", Trained(Data("pydoc")), AS_IT_IS).split is Split.VALIDATION
+    assert held_out(str(own), Trained(DataConfig("gone.txt")), AS_IT_IS).split is Split.ALL
+    assert held_out("pydoc", Trained(DataConfig("pydoc")), AS_IT_IS).split is Split.VALIDATION
     assert held_out("pydoc", trained, AS_IT_IS).split is Split.ALL
     shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
     shard.parent.mkdir(parents=True)
@@ -643,19 +661,19 @@ def test_text_that_was_trained_on_is_told(model, tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
 
-    def notes(split: Split, trained: Data) -> tuple[str, ...]:
+    def notes(split: Split, trained: DataConfig) -> tuple[str, ...]:
         corpus = parse_corpus(str(path), split)
         return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).provenance.notes
 
-    assert "trained on" in notes(Split.ALL, Data(str(path)))[0]
-    assert "trained on" in notes(Split.VALIDATION, Data(str(path), validation="other.txt"))[0]
-    assert not notes(Split.VALIDATION, Data(str(path)))
-    assert not notes(Split.ALL, Data("pydoc"))
-    assert "cannot be told" in notes(Split.ALL, Data("gone.txt"))[0]
+    assert "trained on" in notes(Split.ALL, DataConfig(str(path)))[0]
+    assert "trained on" in notes(Split.VALIDATION, DataConfig(str(path), validation="other.txt"))[0]
+    assert not notes(Split.VALIDATION, DataConfig(str(path)))
+    assert not notes(Split.ALL, DataConfig("pydoc"))
+    assert "is unknown whether" in notes(Split.ALL, DataConfig("gone.txt"))[0]
     (tmp_path / "torn.txt.xz").write_bytes(b"\0" * 100)
-    assert "cannot be told" in notes(Split.ALL, Data(str(tmp_path / "torn.txt.xz")))[0]
-    assert "cannot be told" in notes(Split.ALL, Data("hf:somewhere"))[0]
-    assert not notes(Split.VALIDATION, Data("gone.txt"))  # had it been trained on them, these were held out
+    assert "is unknown whether" in notes(Split.ALL, DataConfig(str(tmp_path / "torn.txt.xz")))[0]
+    assert "is unknown whether" in notes(Split.ALL, DataConfig("hf:somewhere"))[0]
+    assert not notes(Split.VALIDATION, DataConfig("gone.txt"))  # had it been trained on them, these were held out
 
 
 def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, capsys, monkeypatch):
@@ -688,7 +706,7 @@ def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, ca
     about.write_text(json.dumps(json.loads(about.read_text()) | {"training_text": None}))
     split, warned, notes = noted(f"--data={tmp_path / 'copy.txt.xz'}")
     assert (split, len(notes)) == ("all", 1)
-    assert "cannot be told" in notes[0]
+    assert "is unknown whether" in notes[0]
     assert warned == f"note: {notes[0]}\n"
 
 
@@ -698,8 +716,8 @@ def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, ca
         ({"length": (30, 10)}, "30-10"),
         ({"length": (0, 10)}, "0-10"),
         ({"length": (10, 99)}, "99"),
-        ({"sampling": Sampling(Algorithm.REFINING)}, "refining"),
-        ({"sampling": Sampling(block=0)}, "block"),
+        ({"sampling": requested("refinement")}, "refinement"),
+        ({"sampling": requested(block=0)}, "block"),
     ],
     ids=str,
 )
@@ -728,17 +746,17 @@ def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
         main(["evaluate", f"--model={folder}", f"--data={data}", *few])
         report = json.loads(capsys.readouterr().out)
         assert report["data"]["sha256"] == sha256_of(expected)
-        assert any("cannot be told" in note for note in report["notes"])
+        assert any("is unknown whether" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize(
     ("objective", "kinds"),
     [
-        (Diffusion(CORPUS, 16), {"grid": "bound", "continuous": "bound"}),
-        (Diffusion(SENTENCE, 16, Quantity.PAPER), {"grid": "pseudo"}),
-        (Diffusion(Linear(), 16, uniform_noise=True), {"grid": "bound"}),
-        (ContinuousDiffusion(CORPUS), {"continuous": "bound"}),
-        (Masking(), {"continuous": "bound"}),
+        (DiscreteTimeConfig(CORPUS, 16), {"grid": "bound", "continuous": "bound"}),
+        (DiscreteTimeConfig(SENTENCE, 16, Quantity.PAPER), {"grid": "pseudo"}),
+        (DiscreteTimeConfig(Linear(), 16, uniform_noise=True), {"grid": "bound"}),
+        (ContinuousTimeConfig(CORPUS), {"continuous": "bound"}),
+        (MaskedLMConfig(), {"continuous": "bound"}),
     ],
     ids=str,
 )
@@ -747,21 +765,26 @@ def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
     folder = tmp_path / "model"
     shutil.copytree(run / "model", folder)
     about = json.loads((folder / "diffusionbert.json").read_text())
-    about["experiment"] |= {"objective": to_json(objective)}
+    about["config"] |= {"objective": to_json(objective)}
     (folder / "diffusionbert.json").write_text(json.dumps(about))
     other = load(folder, "cpu")
     corpus = held_out("pydoc", Trained(other.experiment.data), Cleaning(lower=True))
     found = assess(other, gather(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True))
-    report = found.to_json()
-    assert {name: plain["likelihood"] for name, plain in report["likelihoods"].items()} == kinds
-    assert report["likelihood"] == next(iter(kinds.values()))
-    assert all(plain["nats_per_token"] > 0 for plain in report["likelihoods"].values())
-    assert {row["likelihood"] for row in report["conventions"]} == {*kinds.values()}
+    assert {name: summary.kind.value for name, summary in found.likelihoods.items()} == kinds
+    assert found.primary.kind.value == next(iter(kinds.values()))
+    assert all(summary.rates.nats_per_token.value > 0 for summary in found.likelihoods.values())
+    assert {row.kind.value for row in found.conventions} == {*kinds.values()}
+    quantities = {summary.protocol.definition.quantity for summary in found.likelihoods.values()}
+    assert quantities == {"paper" if "pseudo" in kinds.values() else "strict"}
 
 
 def test_progress_adds_up_to_what_there_is(model, material):
     seen: dict[str, tuple[int, int]] = {}
-    assess(model, material, quick(conventions=True), watch=lambda what, done, total: seen.update({what: (done, total)}))
+
+    def progress(what: str, done: int, total: int) -> None:
+        seen[what] = done, total
+
+    assess(model, material, quick(conventions=True), progress=progress)
     assert seen["samples"] == (6, 6)
     assert seen["likelihood, grid"] == seen["likelihood, continuous"] == (12, 12)
     assert all(0 < done <= total for done, total in seen.values())
@@ -769,10 +792,20 @@ def test_progress_adds_up_to_what_there_is(model, material):
 
 def test_an_interval_of_a_mean_lies_around_it():
     values = PerSample(np.linspace(0, 1, 50))
-    low, high = mean_interval(values)
+    low, high = mean_with_interval(values).ci95
     assert low < 0.5 < high
     assert high - low == pytest.approx(2 * 1.96 * np.std(values.values) / math.sqrt(50), rel=0.1)
-    assert mean_interval(PerSample(np.full(9, 0.25))) == (0.25, 0.25)
+    assert mean_with_interval(PerSample(np.full(9, 0.25))) == PointEstimate(0.25, (0.25, 0.25))
+
+
+def change(folder: Path, key: str, value: object) -> None:
+    report = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").write_text(json.dumps(report | {key: value}))
+
+
+def lose(folder: Path, name: str) -> None:
+    tensors = load_tensors(folder / "scores.safetensors")
+    save_tensors({key: value for key, value in tensors.items() if key != name}, folder / "scores.safetensors")
 
 
 def without(folder: Path, *keys: str) -> None:
@@ -788,21 +821,23 @@ def without(folder: Path, *keys: str) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "evaluation.json").unlink(), "no evaluation"),
-        (lambda folder: (folder / "evaluation.json").write_text('{"format": 99}'), "version"),
+        (lambda folder: (folder / "evaluation.json").write_text('{"format": 99}'), "has the format 99"),
         (lambda folder: (folder / "evaluation.json").write_text("{"), "no JSON"),
-        (lambda folder: without(folder, "data"), "damaged .*'data' is missing"),
-        (lambda folder: without(folder, "notes"), "damaged .*'notes' is missing"),
-        (lambda folder: without(folder, "data", "corpus_sha256"), "damaged .*'data.corpus_sha256' is missing"),
-        (lambda folder: without(folder, "likelihoods", "grid", "protocol"), "damaged .*'likelihoods.grid.protocol'"),
-        (lambda folder: without(folder, "likelihoods", "grid", "protocol", "packed"), "damaged .*protocol.packed"),
+        (lambda folder: without(folder, "data"), "damaged .*json: .*lacks the field 'data'"),
+        (lambda folder: without(folder, "data", "corpus_sha256"), "damaged .*json.data: .*'corpus_sha256'"),
+        (lambda folder: without(folder, "likelihoods", "grid", "protocol"), "json.likelihoods.grid: .*'protocol'"),
+        (lambda folder: change(folder, "seed", "x"), "json.seed must be a whole number, got 'x'"),
+        (lambda folder: change(folder, "generation", 1), "json.generation must be an object"),
+        (lambda folder: change(folder, "bleu4", 1), "unknown field 'bleu4'"),
+        (lambda folder: lose(folder, "nats.grid"), "scores.safetensors: no tensor 'nats.grid'"),
         (lambda folder: (folder / "scores.safetensors").write_bytes(b"no"), "damaged"),
         (lambda folder: (folder / "scores.safetensors").unlink(), "damaged"),
         (lambda folder: (folder / "samples.txt").unlink(), "damaged"),
     ],
 )
 def test_a_damaged_evaluation_is_one_line(model, material, tmp_path, damage, message):
-    write_evaluation(tmp_path, assess(model, material, quick()))
+    assess(model, material, quick()).save(tmp_path)
     damage(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:
-        read_evaluation(tmp_path)
+        EvaluationResult.load(tmp_path)
     assert "\n" not in str(caught.value)

@@ -6,10 +6,12 @@ import itertools
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, overlapping, writable
+from drawing import Drawing, drawing
 from languages import Language
 from scipy import stats
 from torch import Tensor, nn
@@ -27,9 +29,9 @@ from transformers import (
 )
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods.autoregressive import Autoregressive
-from diffusionbert.networks.causal import CausalModel, CausalNetwork, make_room, new_decoder
+from diffusionbert.networks.causal import CausalModel, CausalNetwork, KeyValues, make_room, new_decoder
 from diffusionbert.networks.loading import load_causal_lm
 from diffusionbert.noise import Noise
 from diffusionbert.samplers.left_to_right import LeftToRight
@@ -126,9 +128,9 @@ def test_attention_is_causal_without_a_mask(kind, monkeypatch):
     model(batch.tokens, batch.attend, batch.editable)
     assert seen == [(None, True)] * 2
     seen.clear()
-    reader = model.begin()
+    cache = None
     for _ in range(3):
-        reader.read(batch.tokens[:, :1])
+        _, cache = model.read(batch.tokens[:, :1], cache)
     assert [mask for mask, _ in seen] == [None] * 6
 
 
@@ -138,8 +140,7 @@ def test_the_head_sees_asked_places_alone(kind):
     head = model.backbone.get_output_embeddings()
     head.register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape[:-1])))
     model(batch.tokens, batch.attend, batch.editable)
-    reader = model.begin()
-    reader.read(batch.tokens[:, :4])
+    model.read(batch.tokens[:, :4], None)
     assert sizes == [(1, 7 + 4 + 2), (1, 3)]
     assert model.backbone.get_output_embeddings() is head
 
@@ -148,7 +149,7 @@ def test_scoring_keeps_no_keys_and_values():
     model, batch, kept = model_of(), sentences(), []
     model.backbone.base_model.register_forward_hook(lambda module, inputs, output: kept.append(output.past_key_values))
     model(batch.tokens, batch.attend, batch.editable)
-    model.begin().read(batch.tokens)
+    model.read(batch.tokens, None)
     assert [cache is None for cache in kept] == [True, False]
 
 
@@ -163,18 +164,20 @@ def test_the_answer_is_a_distribution_over_writable_tokens_in_single_precision_o
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_reading_part_by_part_is_reading_at_once(kind):
-    """With a cache and without; rows that are let go take nothing with them."""
+    """With a cache and without, and with a cache of some sequences; reading never changes a cache."""
     model = model_of(kind).double()
     batch = sentences((9, 9, 9, 9))
     asked = torch.ones_like(batch.editable)
     asked[:, 0] = False
     at_once = model(batch.tokens, batch.attend, asked).view(4, 8, VOCAB_SIZE)
-    reader, rows = model.begin(), torch.arange(4)
+    cache, rows = None, torch.arange(4)
     for start, end in ((0, 1), (1, 2), (2, 5), (5, 6), (6, 8)):
-        following = reader.read(batch.tokens[rows, start:end])
-        torch.testing.assert_close(following, at_once[rows, end - 1], atol=1e-11, rtol=0)
+        before = cache
+        for _ in range(2):
+            following, cache = model.read(batch.tokens[rows, start:end], before)
+            torch.testing.assert_close(following, at_once[rows, end - 1], atol=1e-11, rtol=0)
         if end in (2, 5):
-            reader.keep(torch.arange(1, len(rows)).flip(0))
+            cache = cache.select(torch.arange(1, len(rows)).flip(0))
             rows = rows[1:].flip(0)
     assert rows.tolist() == [1, 2]
 
@@ -185,7 +188,7 @@ def test_threads_share_a_decoder(kind):
     model = model_of(kind)
     questions = [sentences((9, 6, 4)), sentences((5, 12), seed=1)]
     calls = [partial(model, batch.tokens, batch.attend, batch.editable) for batch in questions]
-    calls += [partial(lambda tokens: model.begin().read(tokens), batch.tokens[:, :4]) for batch in questions]
+    calls += [partial(lambda tokens: model.read(tokens, None)[0], batch.tokens[:, :4]) for batch in questions]
     expected = [call() for call in calls]
     for actual, alone in zip(overlapping(model.backbone.get_input_embeddings(), calls), expected, strict=True):
         assert torch.equal(actual, alone)
@@ -200,12 +203,11 @@ def test_what_a_decoder_cannot_answer_is_refused():
     long = sentences((PLACES + 1,))
     with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {PLACES}: cut"):
         model(long.tokens, long.attend, long.editable)
-    reader = model.begin()
-    reader.read(long.tokens[:, :PLACES])
+    _, cache = model.read(long.tokens[:, :PLACES], None)
     with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {PLACES}"):
-        reader.read(long.tokens[:, PLACES:])
+        model.read(long.tokens[:, PLACES:], cache)
     with pytest.raises(ValueError, match="there is nothing to read"):
-        model.begin().read(long.tokens[:, :0])
+        model.read(long.tokens[:, :0], None)
     with pytest.raises(ValueError, match="GPT2Model has no output head"):
         CausalModel(GPT2Model(model.backbone.config), writable())
 
@@ -314,8 +316,8 @@ def test_nothing_is_random():
 # The method
 
 
-def method_of() -> Method:
-    return Method(model_of(), Autoregressive(), LeftToRight(MASK))
+def method_of() -> TrainingModule:
+    return TrainingModule(model_of(), Autoregressive())
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
@@ -353,7 +355,7 @@ def test_it_learns_a_language_down_to_its_entropy_and_no_further():
 
 def test_saved_and_loaded_weights_give_the_same_nats():
     tested, whole = method_of(), sentences()
-    fresh = Method(CausalModel(DECODERS["gpt2"]().eval(), writable()), Autoregressive(), LeftToRight(MASK))
+    fresh = TrainingModule(CausalModel(DECODERS["gpt2"]().eval(), writable()), Autoregressive())
     assert not torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
     fresh.load_state_dict(tested.state_dict())
     assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
@@ -374,6 +376,10 @@ def test_mixed_precision_keeps_the_nats_in_full_precision():
 MANY = 6000
 
 
+def left_to_right(**settings: Any) -> Drawing:
+    return drawing(LeftToRight(), causal=True, **settings)
+
+
 def agrees(written: Tensor, candidates: Tensor, probability: Tensor) -> bool:
     """Whether these rows come from a distribution over candidates, none being anything else."""
     is_candidate = (written[:, None] == candidates[None]).all(dim=2)
@@ -388,7 +394,7 @@ def test_texts_are_written_as_often_as_they_are_probable(frozen):
     editable[frozen] = False
     every = LANGUAGE.sentences[(LANGUAGE.sentences[:, frozen] == 1).all(dim=1)]
     canvas = framed(torch.full((MANY, LENGTH), 1), editable)
-    *_, last = LeftToRight(LANGUAGE.mask_id).sample(model, canvas, seed=1)
+    *_, last = left_to_right(mask_id=LANGUAGE.mask_id).sample(model, canvas, seed=1)
     assert torch.equal(last.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
     probability = nats_of(model, framed(every, editable)).sum(dim=1).neg().exp()
     assert agrees(last.tokens[:, 1:-1], every, probability)
@@ -403,7 +409,7 @@ def test_each_word_is_drawn_from_the_shaped_distribution(shaping):
     assert float(probability.sum()) == pytest.approx(1)
     possible = probability > 0
     canvas = framed(torch.zeros(MANY, LENGTH, dtype=torch.long))
-    *_, last = LeftToRight(LANGUAGE.mask_id, shaping).sample(model, canvas, seed=1)
+    *_, last = left_to_right(mask_id=LANGUAGE.mask_id, shaping=shaping).sample(model, canvas, seed=1)
     assert agrees(last.tokens[:, 1:-1], LANGUAGE.sentences[possible], probability[possible])
 
 
@@ -420,28 +426,28 @@ def canvas_of(seed: int = 0) -> Batch:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_its_rows_one_by_one(kind):
     model, canvas = model_of(kind).double(), canvas_of()
-    *_, last = LeftToRight(MASK).sample(model, canvas, seed=4)
+    *_, last = left_to_right().sample(model, canvas, seed=4)
     for row in range(len(canvas.tokens)):
         alone = canvas.rows(torch.tensor([row]))
-        *_, end = LeftToRight(MASK).sample(model, alone, seed=4)
+        *_, end = left_to_right().sample(model, alone, seed=4)
         assert torch.equal(end.tokens[0], last.tokens[row, : end.tokens.shape[1]])
         assert (float(end.time), int(end.calls)) == (float(last.time[row]), int(last.calls[row]))
 
 
 def test_what_is_written_is_writable_and_what_is_frozen_stays():
     model, canvas = model_of(), canvas_of()
-    *_, last = LeftToRight(MASK).sample(model, canvas, seed=0)
+    *_, last = left_to_right().sample(model, canvas, seed=0)
     assert torch.equal(last.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
     assert bool(writable()[last.tokens[canvas.editable]].all())
-    *_, again = LeftToRight(MASK).sample(model, canvas, seed=0)
-    *_, other = LeftToRight(MASK).sample(model, canvas, seed=1)
+    *_, again = left_to_right().sample(model, canvas, seed=0)
+    *_, other = left_to_right().sample(model, canvas, seed=1)
     assert torch.equal(again.tokens, last.tokens)
     assert not torch.equal(other.tokens, last.tokens)
 
 
 def test_words_appear_one_by_one_from_left_to_right():
     model, canvas = model_of(), canvas_of()
-    states = list(LeftToRight(MASK).sample(model, canvas, seed=0))
+    states = list(left_to_right().sample(model, canvas, seed=0))
     count = canvas.editable.sum(dim=1)
     assert count.tolist() == [7, 4, 2, 4, 3, 0]
     for state, limit in zip(states, range(1, 9), strict=True):
@@ -450,7 +456,7 @@ def test_words_appear_one_by_one_from_left_to_right():
         assert torch.equal(state.time, hidden.sum(dim=1) / count.clamp(min=1).double())
         assert torch.equal(state.calls, count - hidden.sum(dim=1))
     nothing = replace(canvas, editable=torch.zeros_like(canvas.editable))
-    [state] = LeftToRight(MASK).sample(model, nothing, seed=0)
+    [state] = left_to_right().sample(model, nothing, seed=0)
     assert torch.equal(state.tokens, canvas.tokens)
     assert not state.time.any()
 
@@ -464,41 +470,34 @@ class Watched:
     def __call__(self, tokens: Tensor, attend: Tensor, asked: Tensor) -> Tensor:
         raise AssertionError("writing needs no pass over whole rows")
 
-    def begin(self) -> Watched:
-        self.reader = self.model.begin()
-        return self
-
-    def read(self, tokens: Tensor) -> Tensor:
+    def read(self, tokens: Tensor, cache: KeyValues | None) -> tuple[Tensor, KeyValues]:
         self.sizes.append(tuple(tokens.shape))
-        return self.reader.read(tokens)
-
-    def keep(self, rows: Tensor) -> None:
-        self.reader.keep(rows)
+        return self.model.read(tokens, cache)
 
 
 def test_each_place_is_read_once_and_none_after_the_last_that_is_written():
     watched, canvas = Watched(model_of()), canvas_of()
     for row, widths in ((0, [1] * 7), (3, [4, 1, 1, 1]), (4, [1, 3, 1]), (5, [])):
         watched.sizes.clear()
-        list(LeftToRight(MASK).sample(watched, canvas.rows(torch.tensor([row])), seed=0))
+        list(left_to_right().sample(watched, canvas.rows(torch.tensor([row])), seed=0))
         assert watched.sizes == [(1, width) for width in widths]
     watched.sizes.clear()
-    list(LeftToRight(MASK).sample(watched, canvas, seed=0))
+    list(left_to_right().sample(watched, canvas, seed=0))
     assert watched.sizes == [(rows, 1) for rows in (5, 5, 4, 4, 3, 2, 2)]  # rows that are written are let go
 
 
 def test_the_likeliest_text_is_a_matter_of_the_network_alone():
     """With top_k = 1, each word is the best after those before it, whatever stood on the canvas."""
     model, canvas = model_of(), canvas_of()
-    *_, last = LeftToRight(MASK, Shaping(top_k=1)).sample(model, canvas, seed=0)
+    *_, last = left_to_right(shaping=Shaping(top_k=1)).sample(model, canvas, seed=0)
     log_p = model(last.tokens, canvas.attend, canvas.editable)
     assert torch.equal(log_p.argmax(dim=1), last.tokens[canvas.editable])
     scrambled = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 11))
-    *_, again = LeftToRight(MASK, Shaping(top_k=1)).sample(model, scrambled, seed=9)
+    *_, again = left_to_right(shaping=Shaping(top_k=1)).sample(model, scrambled, seed=9)
     assert torch.equal(again.tokens, last.tokens)
 
 
 def test_a_row_without_a_beginning_is_refused():
     batch = sentences()
-    with pytest.raises(ValueError, match=r"first place of a row is to be written.*let rows begin with a token"):
-        list(LeftToRight(MASK).sample(model_of(), replace(batch, editable=batch.attend), seed=0))
+    with pytest.raises(ValueError, match=r"first position of a sequence is editable.*let sequences begin with a token"):
+        list(left_to_right().sample(model_of(), replace(batch, editable=batch.attend), seed=0))

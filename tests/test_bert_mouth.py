@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,19 +21,21 @@ from backbones import (
     timed_bert,
     writable,
 )
+from drawing import Drawing, drawing
 from languages import Bayes, Language, Table, exact_nats
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method, State
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.bert_mouth import BertMouth
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
+from diffusionbert.samplers import State
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.schedules import Linear
 from diffusionbert.shapes import Batch
@@ -106,7 +109,7 @@ def test_a_draw_asks_one_editable_place_and_weighs_it_by_their_number():
 def test_it_lies_below_the_entropy_and_sums_above_1_where_the_bound_does_neither():
     network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
     pseudo = mean_over_slices(mouth(TWINS), network, TWINS.batch(), 2).sum(dim=1)
-    bound = exact_nats(AnyOrder(TWINS.mask_id), network, TWINS.batch())
+    bound = exact_nats(OrderAgnostic(TWINS.mask_id), network, TWINS.batch())
     assert float(TWINS.probabilities @ pseudo) < 0.5 * TWINS.entropy
     assert float((-pseudo).exp().sum()) > 1.8
     assert float(TWINS.probabilities @ bound) == pytest.approx(TWINS.entropy)
@@ -120,9 +123,9 @@ def test_its_kind_is_pseudo():
 # The contract.
 
 
-def method(iterations: int = 12) -> Method:
+def method() -> TrainingModule:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, BertMouth(MaskedLM(MASK, writable()), MASK), Gibbs(MASK, iterations))
+    return TrainingModule(network, BertMouth(MaskedLM(MASK, writable()), MASK))
 
 
 def test_it_learns_by_the_training_it_is_given():
@@ -142,12 +145,16 @@ def test_it_learns_a_language_and_writes_it():
     with torch.no_grad():
         nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
     assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    *_, last = tested.sample(whole, seed=0)
+    *_, last = gibbs(12).sample(tested.network, whole, seed=0)
     known = (last.tokens >= NUM_SPECIAL) & (last.tokens < 9)
     assert float(known[whole.editable].double().mean()) > 0.9
 
 
-# Writing.
+# Sampling.
+
+
+def gibbs(iterations: int, order: Order = Order.RANDOM, mask_id: int = MASK, **settings: Any) -> Drawing:
+    return drawing(Gibbs(order), Absorbing(Linear(), mask_id), steps=iterations, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +174,7 @@ parametrize_iterations = pytest.mark.parametrize("iterations", [1, 4, 20])
 @parametrize_order
 @parametrize_iterations
 def test_what_is_frozen_stays_and_all_else_becomes_words(order, iterations, bert, canvas):
-    states = list(Gibbs(MASK, iterations, order).sample(bert, canvas, seed=0))
+    states = list(gibbs(iterations, order).sample(bert, canvas, seed=0))
     assert len(states) == iterations + 1
     assert bool((states[0].tokens[canvas.editable] == MASK).all())
     assert bool(writable()[states[-1].tokens[canvas.editable]].all())
@@ -186,7 +193,7 @@ def test_what_is_frozen_stays_and_all_else_becomes_words(order, iterations, bert
 @parametrize_iterations
 def test_the_network_is_asked_about_hidden_places_and_told_their_share(order, iterations, bert, canvas):
     spy = Spy(bert)
-    list(Gibbs(MASK, iterations, order).sample(spy, canvas, seed=0))
+    list(gibbs(iterations, order).sample(spy, canvas, seed=0))
     assert [len(tokens) for tokens, *_ in spy.questions] == [4] * iterations
     for tokens, _, t, asked in spy.questions:
         editable = canvas.editable[1:, : tokens.shape[1]]
@@ -201,8 +208,8 @@ def history(states: list[State], row: int, length: int) -> list[tuple[list[int],
 
 @parametrize_order
 @parametrize_iterations
-def test_a_batch_equals_its_rows_one_by_one(order, iterations, bert, canvas):
-    sampler = Gibbs(MASK, iterations, order)
+def test_a_batch_equals_its_sequences_one_by_one(order, iterations, bert, canvas):
+    sampler = gibbs(iterations, order)
     together = list(sampler.sample(bert, canvas, seed=3))
     for row in range(1, 5):
         alone = canvas.rows(torch.tensor([row]))
@@ -211,16 +218,16 @@ def test_a_batch_equals_its_rows_one_by_one(order, iterations, bert, canvas):
 
 
 @parametrize_order
-def test_the_same_seed_gives_the_same_text_and_another_another(order, bert, canvas):
-    sampler = Gibbs(MASK, 12, order)
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(order, bert, canvas):
+    sampler = gibbs(12, order)
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not bool((first == other).all(dim=1)[1:].any())
 
 
 @parametrize_order
-def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_not_written(order, bert, canvas):
-    sampler = Gibbs(MASK, 12, order, Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50))))
+def test_the_tokens_at_editable_positions_do_not_matter_and_what_is_forbidden_is_not_written(order, bert, canvas):
+    sampler = gibbs(12, order, shaping=Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50))))
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
     first, again = (list(sampler.sample(bert, batch, seed=0))[-1].tokens for batch in (canvas, other))
     assert torch.equal(first, again)
@@ -228,16 +235,16 @@ def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_
 
 
 @parametrize_order
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(order, bert, canvas):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(order, bert, canvas):
     frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
     spy = Spy(bert)
-    (only,) = Gibbs(MASK, 3, order).sample(spy, frozen, seed=0)
+    (only,) = gibbs(3, order).sample(spy, frozen, seed=0)
     assert torch.equal(only.tokens, canvas.tokens)
     assert only.calls.tolist() == only.time.tolist() == [0] * 5
     assert not spy.questions
 
 
-def asked_places(sampler: Gibbs, lengths: list[int], seed: int = 0) -> list[list[list[int]]]:
+def asked_places(sampler: Drawing, lengths: list[int], seed: int = 0) -> list[list[list[int]]]:
     """For each iteration and row the places asked about; places stand one to the right of where rows begin."""
     language = Language(2, max(lengths) + 1, torch.full((2 ** (max(lengths) + 1),), 0.5 ** (max(lengths) + 1)))
     place = torch.arange(max(lengths) + 1)
@@ -249,18 +256,18 @@ def asked_places(sampler: Gibbs, lengths: list[int], seed: int = 0) -> list[list
 
 
 def test_left_to_right_goes_through_each_row_and_begins_again():
-    asked = asked_places(Gibbs(2, 7, Order.LEFT_TO_RIGHT), [3, 2])
+    asked = asked_places(gibbs(7, Order.LEFT_TO_RIGHT, mask_id=2), [3, 2])
     assert [row for row, _ in asked] == [[1], [2], [3], [1], [2], [3], [1]]
     assert [row for _, row in asked] == [[1], [2], [1], [2], [1], [2], [1]]
 
 
 def test_with_few_iterations_places_are_split_evenly():
-    assert asked_places(Gibbs(2, 2, Order.LEFT_TO_RIGHT), [5, 2]) == [[[1, 2], [1]], [[3, 4, 5], [2]]]
-    assert asked_places(Gibbs(2, 1, Order.LEFT_TO_RIGHT), [5, 2]) == [[[1, 2, 3, 4, 5], [1, 2]]]
+    assert asked_places(gibbs(2, Order.LEFT_TO_RIGHT, mask_id=2), [5, 2]) == [[[1, 2], [1]], [[3, 4, 5], [2]]]
+    assert asked_places(gibbs(1, Order.LEFT_TO_RIGHT, mask_id=2), [5, 2]) == [[[1, 2, 3, 4, 5], [1, 2]]]
 
 
 def test_random_places_are_all_alike_in_the_first_pass_and_each_time_in_sweeps():
-    asked = asked_places(Gibbs(2, 5), [3] * 3000)
+    asked = asked_places(gibbs(5, mask_id=2), [3] * 3000)
     chosen = torch.tensor(asked).squeeze(2)  # iterations × rows
     assert {tuple(sorted(order)) for order in chosen[:3].T.tolist()} == {(1, 2, 3)}
     orders = [tuple(order) for order in chosen[:3].T.tolist()]
@@ -272,12 +279,6 @@ def test_random_places_are_all_alike_in_the_first_pass_and_each_time_in_sweeps()
         assert chi_square_p(counts, [1 / 9] * 9) > 1e-4
 
 
-@pytest.mark.parametrize("iterations", [0, -3])
-def test_too_few_iterations_are_refused(iterations):
-    with pytest.raises(ValueError, match=f"at least 1 iteration, given {iterations}"):
-        Gibbs(MASK, iterations)
-
-
 # The law of what is written.
 
 
@@ -286,7 +287,7 @@ def chi_square_p(counts: list[int] | Tensor, probabilities: list[float] | Tensor
     return float(stats.chisquare(observed, expected * observed.sum()).pvalue)
 
 
-def frequencies(sampler: Gibbs, network: nn.Module, language: Language, rows: int, seed: int = 0) -> Tensor:
+def frequencies(sampler: Drawing, network: nn.Module, language: Language, rows: int, seed: int = 0) -> Tensor:
     canvas = language.batch(torch.full((rows, language.length), language.mask_id))
     *_, last = sampler.sample(network, canvas, seed)
     powers = language.num_words ** torch.arange(language.length - 1, -1, -1)
@@ -326,7 +327,7 @@ def test_the_first_pass_writes_the_mean_over_orders_of_the_product_of_conditiona
     network = Table(THREE, scale=2.0)
     expected = law(network, THREE, PLANS[order][iterations])
     other = law(network, THREE, PLANS[Order.LEFT_TO_RIGHT if order is Order.RANDOM else Order.RANDOM][3])
-    counts = frequencies(Gibbs(THREE.mask_id, iterations, order), network, THREE, 20_000)
+    counts = frequencies(gibbs(iterations, order, mask_id=THREE.mask_id), network, THREE, 20_000)
     assert chi_square_p(counts, expected) > 1e-4
     assert chi_square_p(counts, other) < 1e-9
 
@@ -348,8 +349,9 @@ class OnlyConditionals(nn.Module):
 @parametrize_order
 def test_sweeps_with_the_true_conditionals_converge_to_the_language(order):
     network = OnlyConditionals(POSITIVE)
-    assert chi_square_p(frequencies(Gibbs(2, 3, order), network, POSITIVE, 5000), POSITIVE.probabilities) < 1e-9
-    assert chi_square_p(frequencies(Gibbs(2, 63, order), network, POSITIVE, 5000), POSITIVE.probabilities) > 1e-4
+    few, many = (frequencies(gibbs(n, order, mask_id=2), network, POSITIVE, 5000) for n in (3, 63))
+    assert chi_square_p(few, POSITIVE.probabilities) < 1e-9
+    assert chi_square_p(many, POSITIVE.probabilities) > 1e-4
 
 
 def test_one_sweep_from_left_to_right_is_the_chain_of_its_kernels():
@@ -358,6 +360,6 @@ def test_one_sweep_from_left_to_right_is_the_chain_of_its_kernels():
     before = law(network, THREE, LEFT_PLANS[3]).view(2, 2, 2)
     first = (-conditionals(network, THREE)[:, 0]).exp().view(2, 2, 2)  # f(a | b, c)
     expected = (before.sum(dim=0, keepdim=True) * first).flatten()
-    counts = frequencies(Gibbs(2, 4, Order.LEFT_TO_RIGHT), network, THREE, 20_000)
+    counts = frequencies(gibbs(4, Order.LEFT_TO_RIGHT, mask_id=2), network, THREE, 20_000)
     assert chi_square_p(counts, expected) > 1e-4
     assert chi_square_p(counts, before.flatten()) < 1e-9

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from diffusionbert.conditioning import LayerwiseTime, LearnedTime, PrefixTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.method import Likelihood, Objective
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.networks import Denoiser
@@ -108,7 +108,7 @@ def objectives() -> dict[str, Objective]:
     """Every objective that claims a bound, with every schedule it takes."""
     counts = torch.tensor([70, 20, 10, 0, 0, 0, 0])
     information = TokenInformation.from_counts(counts, writable=torch.arange(VOCABULARY) < NUM_WORDS)
-    found: dict[str, Objective] = {"any order": AnyOrder(MASK)}
+    found: dict[str, Objective] = {"any order": OrderAgnostic(MASK)}
     for schedule in SCHEDULES:
         process = Absorbing(schedule, MASK, information)
         unweighted = Absorbing(schedule, MASK, information, reweighted=False)
@@ -190,7 +190,7 @@ def test_the_two_quantities_agree_when_all_tokens_are_alike(schedule):
 @pytest.mark.parametrize("language", [SKEWED, PAPER, Language.random(4, 2), Language.random(2, 3, seed=1)])
 def test_any_order_with_the_bayes_denoiser_meets_the_entropy(language):
     network = Bayes(language, Absorbing(Linear(), language.mask_id))
-    nats = exact_nats(AnyOrder(language.mask_id), network, language.batch())
+    nats = exact_nats(OrderAgnostic(language.mask_id), network, language.batch())
     assert expectation(language, nats) == pytest.approx(language.entropy, abs=1e-12)
     torch.testing.assert_close(nats, -language.probabilities.log())  # sentence by sentence
 
@@ -229,7 +229,7 @@ def test_continuous_time_is_the_limit_of_ever_finer_grids(schedule):
 def test_any_order_is_the_continuous_time_bound_of_a_time_agnostic_network(schedule):
     process = Absorbing(schedule, SKEWED.mask_id)
     network, x0 = Table(SKEWED, seed=9), SKEWED.batch()
-    any_order, continuous = AnyOrder(SKEWED.mask_id), ContinuousTime(process)
+    any_order, continuous = OrderAgnostic(SKEWED.mask_id), ContinuousTime(process)
     # The quadrature begins at 1e-11, where √t is not small yet.
     error = 1e-5 if isinstance(schedule, Sqrt) else 1e-7
     torch.testing.assert_close(
@@ -297,7 +297,7 @@ def test_drawn_nats_average_to_the_exact_ones(name):
         plain = objective.nats(network, many, Noise(1)).sum(dim=1)
         stratified = objective.nats(network, Noise(2).stratify(many), Noise(2)).sum(dim=1)
         loss = objective.loss(network, many, Noise(1))
-    assert torch.equal(loss, plain) == isinstance(objective, AnyOrder)  # the others' nats draw other times
+    assert torch.equal(loss, plain) == isinstance(objective, OrderAgnostic)  # the others' nats draw other times
     for estimate in (plain, stratified, loss):
         error = float(estimate.std()) / draws**0.5
         assert float(estimate.mean()) == pytest.approx(float(exact), abs=4 * error + 1e-9)
@@ -306,7 +306,7 @@ def test_drawn_nats_average_to_the_exact_ones(name):
 def test_stratified_times_lower_the_variance():
     """In a language that says each word three times, only the first word written costs anything."""
     language = Language(3, 3, [1 / 3 if len(set(divmod(i, 9)[:1] + divmod(i % 9, 3))) == 1 else 0 for i in range(27)])
-    objective, network = AnyOrder(language.mask_id), Bayes(language, Absorbing(Linear(), language.mask_id))
+    objective, network = OrderAgnostic(language.mask_id), Bayes(language, Absorbing(Linear(), language.mask_id))
     batch = language.batch(language.sentences[13].expand(30, -1))
     means = [
         torch.stack(
@@ -359,7 +359,7 @@ def test_impossible_objectives_are_refused():
     for make in (lambda: DiscreteTime(printed, UNEVEN), lambda: ContinuousTime(printed)):
         with pytest.raises(ValueError, match="floor"):
             make()
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="reweight again"):
         DiscreteTime(printed, UNEVEN, Quantity.PAPER)
     published = Absorbing(Spindle(0.3, Mean.SENTENCE), SKEWED.mask_id, information, reweighted=False)
     DiscreteTime(published, UNEVEN, Quantity.PAPER)  # no bound, but defined

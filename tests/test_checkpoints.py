@@ -47,13 +47,6 @@ def old(tmp_path) -> Path:
 # ---- run folders ------------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_a_kill_cut_off_is_read_as_far_as_it_goes(tmp_path):
-    run = RunFolder(tmp_path)
-    assert run.events() == []
-    run.log.write_text('{"step": 1, "loss": 2.5}\n{"step": 2}\n{"step": 3, "lo', encoding="utf-8")
-    assert run.events() == [{"step": 1, "loss": 2.5}, {"step": 2}]
-
-
 def test_a_run_says_where_its_model_is_or_that_it_has_none_yet(tmp_path):
     run = RunFolder(tmp_path)
     assert run.left_model() is None

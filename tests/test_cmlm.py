@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, repeated_words, sentences, writable
+from drawing import drawing
 from languages import Bayes, Language, Table
 from torch import Tensor, nn
 
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method, Objective
-from diffusionbert.methods.any_order import AnyOrder
-from diffusionbert.methods.cmlm import ConditionalMaskedLM
+from diffusionbert.method import Likelihood, Objective, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
+from diffusionbert.methods.cmlm import CMLM
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
@@ -74,7 +75,7 @@ def costs_by_number(network: nn.Module, language: Language) -> Tensor:
 def test_its_expectation_is_the_size_weighted_mean_of_costs():
     """Σ_k 2k/(n + 1)·c_k, for any network."""
     network = Table(THREE, scale=2.0)
-    nats = expected_nats(ConditionalMaskedLM(THREE.mask_id), network, THREE).sum(dim=1)
+    nats = expected_nats(CMLM(THREE.mask_id), network, THREE).sum(dim=1)
     weights = 2 * torch.arange(1, 4).double() / 4
     torch.testing.assert_close(nats, costs_by_number(network, THREE) @ weights)
 
@@ -87,8 +88,8 @@ def test_from_the_bound_it_differs_by_the_weight_alone():
         seen.append((tokens, asked, t))
         return network(tokens, attend, t, asked)
 
-    bound = AnyOrder(THREE.mask_id).nats(counting, batch, Noise(4))
-    nats = ConditionalMaskedLM(THREE.mask_id).nats(counting, batch, Noise(4))
+    bound = OrderAgnostic(THREE.mask_id).nats(counting, batch, Noise(4))
+    nats = CMLM(THREE.mask_id).nats(counting, batch, Noise(4))
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
     num_hidden = seen[0][1].sum(dim=1, keepdim=True)
     assert num_hidden.unique().tolist() == [1, 2, 3]
@@ -115,7 +116,7 @@ def test_a_hidden_word_counts_alike_however_many_are_hidden_and_a_uniform_networ
     for number in range(12):  # twelve slices hold 1 … 6, 1 … 4 and 1 the same number of times each
         edges = torch.tensor([number / 12, (number + 1) / 12], dtype=torch.float64)
         sliced = replace(batch, strata=edges.expand(4, 2))
-        nats = ConditionalMaskedLM(MASK).nats(uniform, sliced, Noise(number))
+        nats = CMLM(MASK).nats(uniform, sliced, Noise(number))
         paid = nats[0][told[-1][0]]
         torch.testing.assert_close(paid, torch.full_like(paid, 12 / 7 * math.log(NUM_TOKENIZER_IDS)))
         draws.append(nats.sum(dim=1))
@@ -128,7 +129,7 @@ def test_over_a_language_it_lies_above_the_bound_of_the_best_network(language):
     network = Bayes(language, Absorbing(Linear(), language.mask_id))
     nats, bound = (
         float(language.probabilities @ expected_nats(objective, network, language).sum(dim=1))
-        for objective in (ConditionalMaskedLM(language.mask_id), AnyOrder(language.mask_id))
+        for objective in (CMLM(language.mask_id), OrderAgnostic(language.mask_id))
     )
     assert bound == pytest.approx(language.entropy)
     assert nats > bound + 0.01
@@ -137,18 +138,18 @@ def test_over_a_language_it_lies_above_the_bound_of_the_best_network(language):
 def test_of_a_single_sentence_it_is_no_bound():
     """The best network writes the language itself, and yet a rare sentence seems cheaper than its probability."""
     network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
-    nats = expected_nats(ConditionalMaskedLM(TWINS.mask_id), network, TWINS).sum(dim=1)
+    nats = expected_nats(CMLM(TWINS.mask_id), network, TWINS).sum(dim=1)
     surplus = nats + TWINS.probabilities.log()
     assert (surplus < -0.5).tolist() == [False, True, True, False]
-    assert ConditionalMaskedLM(TWINS.mask_id).likelihood is Likelihood.PSEUDO
+    assert CMLM(TWINS.mask_id).likelihood is Likelihood.PSEUDO
 
 
 # The contract, and mask-predict.
 
 
-def method() -> Method:
+def method() -> TrainingModule:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, ConditionalMaskedLM(MASK), MaskPredict(Absorbing(Linear(), MASK), 4))
+    return TrainingModule(network, CMLM(MASK))
 
 
 def test_the_loss_is_the_nats():
@@ -168,7 +169,8 @@ def test_it_learns_a_language_and_mask_predict_writes_it():
     with torch.no_grad():
         nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
     assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    states = list(tested.sample(whole, seed=0))
+    sampler = drawing(MaskPredict(), Absorbing(Linear(), MASK), steps=4)
+    states = list(sampler.sample(tested.network, whole, seed=0))
     last = states[-1].tokens
     assert len(states) == 5
     assert torch.equal(last[~whole.editable], whole.tokens[~whole.editable])
@@ -176,5 +178,5 @@ def test_it_learns_a_language_and_mask_predict_writes_it():
     assert float(((last >= NUM_SPECIAL) & (last < 9))[whole.editable].double().mean()) > 0.95
     assert float(((last == last[:, 1:2]) | ~whole.editable).all(dim=1).double().mean()) > 0.7
     assert len(last[:, 1].unique()) > 1
-    assert torch.equal(list(tested.sample(whole, seed=0))[-1].tokens, last)
-    assert not torch.equal(list(tested.sample(whole, seed=1))[-1].tokens, last)
+    assert torch.equal(list(sampler.sample(tested.network, whole, seed=0))[-1].tokens, last)
+    assert not torch.equal(list(sampler.sample(tested.network, whole, seed=1))[-1].tokens, last)

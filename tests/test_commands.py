@@ -34,14 +34,16 @@ from diffusionbert import model as model_module
 from diffusionbert.cli import Command, main
 from diffusionbert.commands import common
 from diffusionbert.model import Model
-from diffusionbert.sampling import Algorithm
 from diffusionbert.tasks import Moment
 from diffusionbert.terminal import coloured, line_of, show_writing
 
 COMMANDS = [typing.get_args(each)[1].name for each in typing.get_args(Command)]
-OTHER_METHODS = {"refining": "unrolled", "left-to-right": "decoder"}
+OTHER_METHODS = {"refinement": "unrolled", "left-to-right": "decoder", "gaussian-ancestral": "vectors"}
 """Ways of writing that a masked model has not, and the kind of model that has."""
-SAMPLERS = [algorithm.value for algorithm in Algorithm]
+SAMPLERS = [
+    *("exact", "ancestral", "confidence", "margin", "entropy", "mask-predict", "remasking", "remasking-rescale"),
+    *("renoising", "gibbs", "gibbs-left-to-right", "confidence:threshold=0.3", "remasking:eta=0.4", *OTHER_METHODS),
+]
 SENTENCE = "the old king saw the city of paris today ."
 
 
@@ -420,7 +422,7 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--length", "0"], "at least 1"),
+        (["--length", "0"], "`length` must be >= 1 token, got 0"),
         (["--length=-5"], "'-5'"),
         (["--length", "many"], "'many'"),
         (["--length", "9-3"], "9-3"),
@@ -430,7 +432,7 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
         (["-n", "0"], "0"),
         (["-n", "-2"], "-2"),
         (["-n", "1000000000"], "1000000000"),
-        (["--sampler", "nonsense"], "use one of own, exact, ancestral"),
+        (["--sampler", "nonsense"], "unknown sampler 'nonsense'; known: ancestral"),
         (["--sampler", "refining"], "for a model trained by SUNDAE"),
         (["--sampler", "left-to-right"], "for a model that is a decoder"),
         (["--steps", "0"], "steps"),
@@ -441,15 +443,15 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
         (["--temperature", "nan"], "temperature"),
         (["--top-p", "2"], "top_p"),
         (["--top-p", "0"], "top_p"),
-        (["--top-k=-1"], "--top-k must be at least 1, given -1; 0 keeps all words"),
-        (["--threshold", "0.5"], "confidence"),
-        (["--threshold", "5", "--sampler", "confidence"], "threshold"),
-        (["--remasking", "0.5"], "remasking"),
-        (["--remasking", "5", "--sampler", "remasking"], "remasking must lie in [0, 1], given 5.0"),
+        (["--top-k=-1"], "--top-k must be at least 1, got -1; 0 keeps all tokens"),
+        (["--sampler", "ancestral:threshold=0.5"], "'ancestral' has no knob 'threshold'; it has none"),
+        (["--sampler", "confidence:threshold=5"], "threshold must be between 0.0 and 1.0"),
+        (["--sampler", "remasking:eat=0.5"], "did you mean 'eta'"),
+        (["--sampler", "remasking:eta=5"], "eta must be between 0 and 1, got 5.0"),
         (["--block", "0"], "block"),
         (["--block", "30", "--length", "60"], "block"),
         (["--block", "5", "--length", "60", "--include", "river"], "included"),
-        (["--prompt", "the old king saw", "--length", "3"], "5 or more"),
+        (["--prompt", "the old king saw", "--length", "3"], "`length` must be >= 5 with a prompt of 4 tokens"),
         (["--prompt", "the old king saw", "--length", "2-4"], "2-4"),
         (["--prompt", "caf\udce9", "--length", "6"], "UTF-8"),
         (["--include", "king", "--forbid", "King"], "'king'"),

@@ -10,36 +10,38 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+import made_up
 import numpy as np
 import pytest
 import torch
 import tyro
 from rich.console import Console
 
-from diffusionbert.assessment.comparison import compare, independent_p_value
+from diffusionbert.assessment.comparison import compare, independent_difference
 from diffusionbert.assessment.judges import Judged, Judgement, Mauve
-from diffusionbert.assessment.material import Material, Provenance
-from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, write_evaluation
-from diffusionbert.assessment.tables import Cell, Column, Direction, Table, ranked, to_latex, to_markdown, to_terminal
+from diffusionbert.assessment.report import EvaluationResult, Speed, TextMetrics, Weights
+from diffusionbert.assessment.tables import (
+    Cell,
+    Column,
+    Direction,
+    Table,
+    below,
+    ranked,
+    to_latex,
+    to_markdown,
+    to_terminal,
+)
 from diffusionbert.commands.comparing import Compare
 from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
-from diffusionbert.method import Likelihood
-from diffusionbert.metrics import PerSample, repetition, token_entropy
-from diffusionbert.sampling import Sampling
-from diffusionbert.text.sources import Split
-from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
+from diffusionbert.metrics import PerSample
 
 SENTENCES = 60
 WORDS = torch.arange(SENTENCES) % 9 + 4
 CHANCE = np.random.default_rng(0)
 NATS = torch.from_numpy(CHANCE.gamma(8.0, 0.6, SENTENCES)) * WORDS
 NOISE = torch.from_numpy(CHANCE.normal(size=SENTENCES))
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return train_wordpiece(["a few words are enough here"], 512)
 
 
 def scores(kind=Likelihood.BOUND, nats=NATS, tokens=WORDS + 1, example=None) -> Scores:
@@ -49,9 +51,15 @@ def scores(kind=Likelihood.BOUND, nats=NATS, tokens=WORDS + 1, example=None) -> 
     return Scores(kind, example, nats, draw_variance, 2, tokens, WORDS[example], 5 * WORDS[example])
 
 
-def estimate(found: Scores, **card) -> Estimate:
-    card = {"steps": "continuous time, Linear()", "num_draws": 4, "strata": 2, **card}
-    return Estimate(found, found.rates(), None, Protocol(**card))
+CONTINUOUS_TIME = LikelihoodDefinition(time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES)
+
+
+def steps(number: int) -> LikelihoodDefinition:
+    return replace(CONTINUOUS_TIME, time=TimeGrid(number))
+
+
+def estimate(found: Scores, definition: LikelihoodDefinition = CONTINUOUS_TIME, **protocol) -> Estimate:
+    return Estimate(found, found.rates(), None, Protocol(definition, **{"num_draws": 4, "strata": 2, **protocol}))
 
 
 def per_sample(mean: float, seed: int = 0) -> PerSample:
@@ -62,49 +70,44 @@ def per_sample(mean: float, seed: int = 0) -> PerSample:
 class Systems:
     """Writes evaluations as `evaluate` does."""
 
-    def __init__(self, folder: Path, vocabulary: Vocabulary):
-        self.folder, self.vocabulary = folder, vocabulary
+    def __init__(self, folder: Path):
+        self.folder = folder
 
     def add(self, name: str, likelihoods: dict[str, Estimate] | None = None, **changes) -> Path:
         bleu, self_bleu = changes.pop("bleu", 0.3), changes.pop("self_bleu", 0.2)
-        sampling = changes.pop("sampling", Sampling(top_k=30))
-        length, device = changes.pop("length", 64), changes.pop("device", "cpu")
-        speed = Speed(changes.pop("seconds", 0.5), 100.0, changes.pop("calls", 20.0), device, 32)
-        text = changes.pop("text", "a corpus")
-        texts = tuple(f"{text} {number}" for number in range(SENTENCES))
-        rows = tuple((2, 5, 3) for _ in texts)
-        figures = Figures(
-            per_sample(bleu),
-            per_sample(self_bleu, 1),
-            (0.5, 0.9, None, None),
-            repetition(["a b"] * 40),
-            token_entropy(["a b"] * 40),
-            2.0,
-        )
-        assessment = Assessment(
-            model=name,
-            weights=changes.pop("weights", {}),
-            weights_sha256="0" * 64,
-            material=Material(
-                Provenance("test.txt", Split.ALL), texts, rows, tuple(range(SENTENCES)), 0, self.vocabulary
-            ),
-            likelihoods={"continuous": estimate(scores())} if likelihoods is None else likelihoods,
-            samples=Samples(("a b",) * 40, ("a b",) * 40, sampling, length, 0, speed),
-            figures=figures,
-            real=replace(figures, bleu4=per_sample(changes.pop("real_bleu", 0.4)), self_bleu4=per_sample(0.1)),
-            judgement=changes.pop("judgement", None),
+        base = made_up.result()
+        sampling = replace(base.generation.sampling, **changes.pop("sampling", {}))
+        sampling = replace(sampling, length=changes.pop("length", 64))
+        calls, device = changes.pop("calls", 20.0), changes.pop("device", "cpu")
+        speed = Speed(changes.pop("seconds", 0.5), 100.0, calls, device, 32)
+        text = sha256(changes.pop("text", "a corpus").encode()).hexdigest()
+        weights = Weights("0" * 64, changes.pop("weights", {}))
+        found = made_up.result(
+            name,
+            {"continuous": estimate(scores())} if likelihoods is None else likelihoods,
+            weights=weights,
+            data=replace(base.data, corpus_sha256=text, num_sentences=SENTENCES),
+            sampling=sampling,
+            speed=speed,
+            bleu4=per_sample(bleu),
+            self_bleu4=per_sample(self_bleu, 1),
+            real=made_up.metrics(changes.pop("real_bleu", 0.4), 0.1),
+            judge=changes.pop("judge", None),
             mauve=changes.pop("mauve", None),
-            conventions=None,
             notes=changes.pop("notes", ()),
         )
+        own = TextMetrics.of(["a b"] * 40, found.bleu4, found.self_bleu4)
+        found = replace(
+            found, generation=replace(found.generation, samples=replace(own, distinct=(0.5, 0.9, None, None)))
+        )
         assert not changes
-        write_evaluation(self.folder / name / "evaluation", assessment)
+        found.save(self.folder / name / "evaluation")
         return self.folder / name
 
 
 @pytest.fixture
-def systems(tmp_path, vocabulary) -> Systems:
-    return Systems(tmp_path, vocabulary)
+def systems(tmp_path) -> Systems:
+    return Systems(tmp_path)
 
 
 def column(table: Table, key: str) -> dict[str, Cell]:
@@ -143,11 +146,13 @@ def test_figures_of_weights_that_the_run_no_longer_holds_are_warned_of(systems):
 
 @pytest.fixture
 def four_kinds(systems) -> list[Path]:
-    grid = {"steps": "128 steps, Linear()"}
+    exact = LikelihoodDefinition("nll", estimator=Estimator.LEFT_TO_RIGHT)
+    pseudo = LikelihoodDefinition("pseudo-likelihood", estimator=Estimator.LEAVE_ONE_OUT)
+    grid = estimate(scores(nats=1.1 * NATS), steps(128))
     return [
-        systems.add("decoder", {"own": estimate(scores(Likelihood.EXACT, 0.9 * NATS), steps="left to right")}),
-        systems.add("diffusion", {"continuous": estimate(scores()), "grid": estimate(scores(nats=1.1 * NATS), **grid)}),
-        systems.add("mouth", {"own": estimate(scores(Likelihood.PSEUDO, 0.5 * NATS), steps="one at a time")}),
+        systems.add("decoder", {"own": estimate(scores(Likelihood.EXACT, 0.9 * NATS), exact)}),
+        systems.add("diffusion", {"continuous": estimate(scores()), "grid": grid}),
+        systems.add("mouth", {"own": estimate(scores(Likelihood.PSEUDO, 0.5 * NATS), pseudo)}),
         systems.add("sundae", {}, notes=("Sundae has no likelihood",)),
         systems.add("other", {"continuous": estimate(scores(nats=NATS + 1))}),
     ]
@@ -157,10 +162,10 @@ def test_kinds_and_ways_have_columns_of_their_own(four_kinds):
     table = compare(four_kinds)
     titles = {one.key: one.title for one in table.columns if one.key.startswith("perplexity")}
     assert titles == {
-        "perplexity_per_token.exact.own": "perplexity a token (exact, left to right)",
-        "perplexity_per_token.bound.continuous": "perplexity a token (bound, continuous)",
-        "perplexity_per_token.bound.grid": "perplexity a token (bound, 128 steps)",
-        "perplexity_per_token.pseudo.own": "perplexity a token (pseudo, one at a time)",
+        "perplexity_per_token.exact.own": "perplexity per token (exact, left to right)",
+        "perplexity_per_token.bound.continuous": "perplexity per token (bound, strict, continuous time)",
+        "perplexity_per_token.bound.grid": "perplexity per token (bound, strict, 128 steps)",
+        "perplexity_per_token.pseudo.own": "perplexity per token (pseudo, each token given all others)",
     }
     having = {key: [name for name, cell in column(table, key).items() if cell.value is not None] for key in titles}
     assert list(having.values()) == [["decoder"], ["diffusion", "other"], ["diffusion"], ["mouth"]]
@@ -174,13 +179,13 @@ def test_kinds_and_ways_have_columns_of_their_own(four_kinds):
 
 def test_numbers_and_intervals_are_those_of_the_evaluations(four_kinds):
     table = compare(four_kinds, Unit.BYTE)
-    report = json.loads((four_kinds[1] / "evaluation" / "evaluation.json").read_text())
+    result = EvaluationResult.load(four_kinds[1])
     cell = column(table, "bits_per_byte.bound.grid")["diffusion"]
-    assert cell.value == report["likelihoods"]["grid"]["bits_per_byte"]
-    assert list(cell.interval) == report["likelihoods"]["grid"]["ci95"]["bits_per_byte"]
+    expected = result.likelihoods["grid"].rates.bits_per_byte
+    assert (cell.value, cell.interval) == (expected.value, expected.ci95)
     bleu = column(table, "bleu4")["diffusion"]
-    assert bleu.value == report["bleu4"]
-    assert list(bleu.interval) == report["ci95"]["bleu4"]
+    expected = result.generation.samples.bleu4
+    assert (bleu.value, bleu.interval) == (expected.value, expected.ci95)
 
 
 def test_real_sentences_stand_below_and_are_not_ranked(four_kinds):
@@ -242,7 +247,7 @@ def test_systems_that_read_different_sentences_are_compared_on_what_both_read(sy
     assert cell.value == pytest.approx(rates.perplexity)
     assert cell.interval == pytest.approx((math.exp(rates.low), math.exp(rates.high)))
     assert marks(column(table, BOUND)) == {"all": "b", "few": "s†"}
-    assert any("50 sentences, which all systems read, of 60" in text for _, text in table.footnotes)
+    assert any("50 sentences that all systems scored, of 60" in text for _, text in table.footnotes)
 
 
 def test_nothing_in_common_is_an_error(systems):
@@ -269,6 +274,64 @@ def test_an_impossible_sentence_is_infinite_and_never_the_best(systems):
     assert r"$\infty$" in to_latex(table)
 
 
+def test_differences_from_the_best_are_told_with_interval_and_p(systems):
+    folders = [
+        systems.add("best", bleu=0.3),
+        systems.add("worse", {"continuous": estimate(scores(nats=NATS + 0.3 + 0.1 * NOISE))}, bleu=0.35),
+        systems.add("none", {}, notes=("no likelihood",)),
+    ]
+    table = compare(folders)
+    likelihood, *bleu = [apart for apart in table.differences if apart.column.key != "self_bleu4"]
+    expected = paired_bootstrap(scores(), scores(nats=NATS + 0.3 + 0.1 * NOISE))
+    assert (likelihood.column.key, likelihood.system, likelihood.reference) == (BOUND, "worse", "best")
+    assert (likelihood.value, likelihood.p_value) == (-expected.value, expected.p_value)
+    assert likelihood.ci95 == (-expected.high, -expected.low)
+    assert 0 < likelihood.ci95[0] < likelihood.value < likelihood.ci95[1]
+    assert [(apart.system, apart.reference) for apart in bleu] == [("best", "worse"), ("none", "worse")]
+    assert all(apart.value == pytest.approx(-0.05) for apart in bleu)
+    [plain, *_] = json.loads(json.dumps(table.to_json(), allow_nan=False))["differences"]
+    assert plain == {
+        "column": BOUND,
+        "unit": "nats per token",
+        "system": "worse",
+        "reference": "best",
+        "value": likelihood.value,
+        "ci95": list(likelihood.ci95),
+        "p_value": likelihood.p_value,
+    }
+    heading, line, *_ = below(table)
+    assert heading.startswith("differences from the best")
+    assert f"worse - best = {likelihood.value:+.4f}" in line
+    assert "nats per token, p = 0.001" in line
+
+
+def test_results_are_compared_without_folders(systems):
+    folders = [systems.add("one"), systems.add("two", bleu=0.5)]
+    results = [EvaluationResult.load(folder) for folder in folders]
+    assert compare(results).to_json() == compare(folders).to_json()
+    assert compare([results[0], folders[1]]).names[:2] == ("one", "two")
+    assert compare(results, names=["a", "b"]).names[:2] == ("a", "b")
+    with pytest.raises(ValueError, match="two systems are called 'one'; give `names`"):
+        compare([results[0], results[0]])
+
+
+def test_quantities_never_share_a_column(systems):
+    """A plugin may call two quantities by one name and kind."""
+    other = estimate(scores(), replace(CONTINUOUS_TIME, quantity="mine"))
+    table = compare([systems.add("one"), systems.add("two", {"continuous": other})])
+    assert [one.key for one in table.columns if one.key.startswith(BOUND)] == [f"{BOUND}.mine", f"{BOUND}.strict"]
+    assert not table.differences
+
+
+def test_results_without_samples_compare_by_likelihood(systems):
+    found = EvaluationResult.load(systems.add("one"))
+    bare = replace(found, name="two", generation=None, bleu4=PerSample(np.zeros(0)), samples=(), more_samples=())
+    table = compare([found, bare])
+    assert column(table, BOUND)["two"].value == column(table, BOUND)["one"].value
+    assert column(table, "bleu4")["two"] == Cell()
+    assert not table.warnings
+
+
 def test_bleu_is_better_higher_and_self_bleu_lower_and_samples_are_no_pairs(systems):
     folders = [
         systems.add("high", bleu=0.35, self_bleu=0.25),
@@ -284,12 +347,18 @@ def test_bleu_is_better_higher_and_self_bleu_lower_and_samples_are_no_pairs(syst
 def test_the_independent_test_keeps_its_level():
     chance = np.random.default_rng(1)
     found = [
-        independent_p_value(PerSample(chance.normal(size=30)), PerSample(chance.normal(size=50))) for _ in range(100)
+        independent_difference(PerSample(chance.normal(size=30)), PerSample(chance.normal(size=50))).p_value
+        for _ in range(100)
     ]
     assert 0 <= np.mean(np.array(found) < 0.05) <= 0.13
     assert 0.35 < np.mean(found) < 0.65
-    far = independent_p_value(per_sample(0.5), per_sample(0.1))
-    assert far == independent_p_value(per_sample(0.1), per_sample(0.5)) == pytest.approx(2 / 2001)
+    far, back = (
+        independent_difference(first, second)
+        for first, second in ((per_sample(0.5), per_sample(0.1)), (per_sample(0.1), per_sample(0.5)))
+    )
+    assert far.p_value == back.p_value == pytest.approx(2 / 2001)
+    assert far.value == pytest.approx(-0.4)
+    assert far.low < far.value < far.high < 0 < back.low
 
 
 # ---- what does not compare ------------------------------------------------------------------------------------------
@@ -315,7 +384,7 @@ def test_other_vocabularies_are_compared_by_word_or_byte_never_by_token(systems)
     table = compare(folders)
     word = "perplexity_per_word.bound.continuous"
     assert marks(column(table, word)) == {"fine": "b", "coarse": "s†"}
-    assert any("vocabularies differ, so likelihoods are given a word" in text for _, text in table.footnotes)
+    assert any("vocabularies differ, so likelihoods are given per word" in text for _, text in table.footnotes)
     assert marks(column(compare(folders, Unit.BYTE), "bits_per_byte.bound.continuous")) == {"fine": "b", "coarse": "s†"}
     by_token = compare(folders, Unit.TOKEN)
     assert marks(column(by_token, BOUND)) == {"fine": "", "coarse": ""}
@@ -326,14 +395,15 @@ def test_other_vocabularies_are_compared_by_word_or_byte_never_by_token(systems)
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        ({"length": Length.MODELLED}, "length is given to some"),
+        ({"length": Length.MODELLED}, "length is given for some"),
         ({"special_tokens": True}, "special tokens are counted for some"),
-        ({"packed": True}, "some read packed text"),
-        ({"steps": "512 steps, Linear()"}, "the steps differ"),
+        ({"packed": True}, "some use packed text"),
+        ({"source_given": True}, "some are conditional on a source"),
+        ({"definition": steps(512)}, "the numbers of time steps differ"),
     ],
 )
 def test_other_conventions_are_not_ranked(systems, card, reason):
-    usual = {"steps": "128 steps, Linear()"}
+    usual = {"definition": steps(128)}
     folders = [
         systems.add("one", {"grid": estimate(scores(), **usual)}),
         systems.add("two", {"grid": estimate(scores(nats=NATS + 1), **usual | card)}),
@@ -345,14 +415,14 @@ def test_other_conventions_are_not_ranked(systems, card, reason):
 
 
 def test_the_continuous_limit_is_one_quantity_however_it_is_estimated(systems):
-    other = estimate(scores(nats=NATS + 1), steps="continuous time, estimated in any order")
+    other = estimate(scores(nats=NATS + 1), replace(CONTINUOUS_TIME, estimator=Estimator.ORDER_AGNOSTIC))
     table = compare([systems.add("one"), systems.add("two", {"continuous": other})])
     assert marks(column(table, BOUND)) == {"one": "b", "two": "s†"}
     assert not table.warnings
 
 
 def test_other_settings_of_sampling_are_warned_of(systems):
-    table = compare([systems.add("one"), systems.add("two", sampling=Sampling(steps=64), bleu=0.5)])
+    table = compare([systems.add("one"), systems.add("two", sampling={"steps": 64, "top_k": None}, bleu=0.5)])
     assert "sampling steps differs: 128 (one), 64 (two)" in table.warnings
     assert "top-k differs: 30 (one), off (two)" in table.warnings
     assert marks(column(table, "bleu4"))["two"] == "b"  # such settings are what people compare
@@ -364,7 +434,7 @@ def test_samples_of_another_length_and_another_machine_are_not_ranked(systems):
     )
     for key in ("bleu4", "self_bleu4", "seconds_per_sample"):
         assert set(marks(column(table, key)).values()) == {""}
-    assert any("seconds a sample is not ranked: the machines differ" in warning for warning in table.warnings)
+    assert any("seconds per sample is not ranked: the machines differ" in warning for warning in table.warnings)
     assert any("samples differs: 40 of length 64 (one), 40 of length 24 (two)" in warning for warning in table.warnings)
 
 
@@ -381,7 +451,7 @@ def test_what_all_agree_on_is_said_once(systems):
 
 def test_judges_stand_beside_entropy_and_are_not_ranked(systems):
     judged = Judged(30.0, (28.0, 33.0), 3.4, 500, 0, 0)
-    judged = {"judgement": Judgement("judge_a", "each text alone", judged, replace(judged, perplexity=20.0))}
+    judged = {"judge": Judgement("judge_a", "each text alone", judged, replace(judged, perplexity=20.0))}
     folders = [
         systems.add("one", mauve=Mauve(0.8, 0.8, "gpt2", 4, 40, 40), **judged),
         systems.add("two", mauve=Mauve(0.9, 0.9, "gpt2", 4, 40, 40), **judged),

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, backbone_of, writable
+from drawing import Drawing, drawing
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from scipy import stats
@@ -20,7 +21,7 @@ from diffusionbert.constraints import Constrained, _Room, place_words
 from diffusionbert.networks import Denoiser, Network
 from diffusionbert.processes import Absorbing, Uniform
 from diffusionbert.samplers.ancestral import Ancestral
-from diffusionbert.schedules import Linear, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import Linear, Spindle, TokenInformation
 from diffusionbert.shapes import Batch
 
 MASK_ID = 4  # tokens are 0 to 3; no rule contains 3
@@ -143,7 +144,7 @@ def blank_rows(lengths: list[int]) -> Batch:
     return Batch.of(tokens, editable, attend=position <= count + 1)
 
 
-def last_tokens(sampler: Ancestral, network: Network, canvas: Batch, seed: int = 0) -> Tensor:
+def last_tokens(sampler: Drawing, network: Network, canvas: Batch, seed: int = 0) -> Tensor:
     *_, last = sampler.sample(network, canvas, seed)
     return last.tokens
 
@@ -176,8 +177,8 @@ PROCESSES = [
 @pytest.mark.parametrize("num_steps", [1, 3])
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_forbidden_words_never_appear_in_thousands_of_samples(bert, process, num_steps):
-    """The commonest sequences of one, two and three pieces that the network writes unless they are forbidden."""
-    sampler = Ancestral(process, uniform_grid(num_steps))
+    """The forbidden words are the most frequent ones, of one, two and three tokens, in unconstrained samples."""
+    sampler = drawing(Ancestral(), process, steps=num_steps)
     canvas = blank_rows([9] * 800 + [4] * 300)
     before = last_tokens(sampler, bert, canvas)
     forbidden = common_sequences(before)
@@ -191,7 +192,7 @@ def test_frozen_tokens_can_be_part_of_a_forbidden_word(bert):
     canvas = blank_rows([3] * 400)
     canvas.tokens[:, 2] = 7
     canvas.editable[:, 2] = False
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(1))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=1)
     before = last_tokens(sampler, bert, canvas)
     left, right = (int(before[:, position].mode().values) for position in (1, 3))
     rules = [(left, 7), (7, right)]
@@ -205,7 +206,7 @@ def test_a_constrained_batch_gives_the_same_result_as_its_sequences_one_by_one(b
     network = Constrained(bert, forbidden=[(7, 8), (9,), (10, 11, 12)], included=[(13, 14)], continuation=CONTINUATION)
     canvas = replace(blank_rows([9, 3, 6, 1]), example=torch.tensor([4, 0, 9, 2]))
     canvas.tokens[0, 2:4], canvas.editable[0, 2:4] = torch.tensor([13, 14]), False
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(3))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=3)
     together = last_tokens(sampler, network, canvas, seed=5)
     for row in range(4):
         alone = canvas.rows(torch.tensor([row]))
@@ -247,7 +248,7 @@ def test_given_text_may_contain_forbidden_words_that_are_not_generated_again(ber
     """Nor is a word completed that begins in the given text: (7, 8) is given, and (8, right) is not completed."""
     canvas = blank_rows([6] * 400)
     canvas.tokens[:, 2:4], canvas.editable[:, 2:4] = torch.tensor([7, 8]), False
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(num_steps))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=num_steps)
     right = int(last_tokens(sampler, bert, canvas)[:, 4].mode().values)
     rules = [(7,), (7, 8), (8, right)]
     after = last_tokens(sampler, Constrained(bert, forbidden=rules), canvas)
@@ -304,7 +305,7 @@ def occurs_whole(row: list[int], word: tuple[int, ...]) -> bool:
 def test_every_included_word_occurs_whole_in_the_samples(bert, num_steps):
     """From the tightest case, six tokens in six positions, to sequences with much room, over many sequences."""
     network = Constrained(bert, forbidden=FORBIDDEN, included=WORDS, continuation=CONTINUATION)
-    sampler = Ancestral(Absorbing(Linear(), MASK), uniform_grid(num_steps))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=num_steps)
     canvas = blank_rows([6] * 40 + [7] * 40 + [8] * 20 + [16] * 40)
     placed = place_words(network, canvas, MASK, seed=num_steps)
     assert torch.equal(canvas.editable.sum(1) - placed.editable.sum(1), torch.full((140,), 6))
@@ -321,7 +322,7 @@ def test_every_included_word_occurs_whole_in_the_samples(bert, num_steps):
 
 def test_without_the_continuation_rule_the_network_continues_words(bert):
     placed = place_words(Constrained(bert, included=WORDS), blank_rows([10] * 200), MASK, seed=0)
-    tokens = last_tokens(Ancestral(Absorbing(Linear(), MASK), uniform_grid(2)), bert, placed)
+    tokens = last_tokens(drawing(Ancestral(), Absorbing(Linear(), MASK), steps=2), bert, placed)
     assert not all(occurs_whole(row, word) for row in tokens.tolist() for word in WORDS)
 
 

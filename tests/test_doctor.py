@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 import tyro
 from backbones import MASK, NUM_SPECIAL, backbone_of, writable
+from drawing import drawing, requested
 from tiny_models import plain_roberta, run_of
 
 from diffusionbert.assessment import doctor
@@ -20,14 +21,16 @@ from diffusionbert.assessment.symptoms import Case, Reference, examine, measure,
 from diffusionbert.categorical import Shaping, draw
 from diffusionbert.commands.diagnosing import Doctor
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import State
-from diffusionbert.model import BUNDLED, load
+from diffusionbert.model import load
+from diffusionbert.model_folder import BUNDLED
 from diffusionbert.networks import Denoiser
-from diffusionbert.noise import Noise, Purpose
+from diffusionbert.noise import Purpose
 from diffusionbert.processes import Absorbing
+from diffusionbert.samplers import Sampler
 from diffusionbert.samplers.ancestral import Ancestral
-from diffusionbert.sampling import Algorithm, Sampling
-from diffusionbert.schedules import Cosine, Linear, TokenInformation, uniform_grid
+from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.samplers.time_grid import after_step, query_grid, start_grid
+from diffusionbert.schedules import Cosine, Linear, TokenInformation
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Task
 from diffusionbert.text.corpus import parse_corpus
@@ -64,7 +67,7 @@ def healthy(vocabulary, sentences) -> Case:
         corpus=rest,
         written=read(vocabulary, texts),
         reveals=(FLAT,) * 64,
-        sampling=Sampling(top_k=30),
+        sampling=requested(top_k=30),
         network_nats=4.0,
         unigram_nats=6.0,
     )
@@ -113,25 +116,25 @@ def test_a_step_counts_in_the_tenth_that_it_ends_in(healthy):
     assert measure(replace(healthy, reveals=((1.0,),))).reveal_histogram is None
 
 
-class TemperatureOnThePosterior(Ancestral):
+@dataclass(frozen=True)
+class TemperatureOnThePosterior(Sampler):
     """A faulty sampler: temperature acts on the distribution that contains "stay masked"."""
 
-    def __init__(self, process, grid, temperature):
-        super().__init__(process, grid)
-        self.temperature = temperature
+    temperature: float
 
-    def sample(self, network, canvas, seed):
-        x, num_steps = self.process.prior(canvas, Noise(seed)), len(self.times) - 1
-        yield State(x.tokens, canvas.row_times(self.times[num_steps]), torch.zeros_like(canvas.example))
-        for index in reversed(range(num_steps)):
-            asked = self.process.asked(x)
-            if bool(asked.any()):
-                s, t = (x.row_times(time) for time in self.times[index : index + 2])
-                log_p = self.process.reverse(x, network(x.tokens, x.attend, t, asked), s, t)
-                log_p = (log_p / self.temperature).log_softmax(-1)
-                uniform = Noise(seed, index).uniform(x.example, Purpose.WRITE, x.tokens.shape[1])
-                x = replace(x, tokens=x.tokens.masked_scatter(asked, draw(log_p, uniform[asked])))
-            yield State(x.tokens, canvas.row_times(self.times[index]), torch.zeros_like(canvas.example))
+    def start(self, context, canvas, seed):
+        return start_grid(context, canvas, seed)
+
+    def query(self, state):
+        return query_grid(state)
+
+    def update(self, state, answer):
+        if answer is None:
+            return after_step(state, state.tokens)
+        log_p = state.process.reverse(state.x, answer, *state.interval)
+        log_p = (log_p / self.temperature).log_softmax(-1)
+        drawn = draw(log_p, state.noise.per_place(state.x, Purpose.WRITE)[state.targets])
+        return after_step(state, state.tokens.masked_scatter(state.targets, drawn))
 
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
@@ -145,11 +148,10 @@ def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken)
     process = Absorbing(schedule, MASK, information)
     tokens = torch.full((6, 18), NUM_SPECIAL)
     canvas = Batch.of(tokens, torch.arange(18).expand(6, -1) > 1)
-    grid = uniform_grid(48)
     sampler = (
-        TemperatureOnThePosterior(process, grid, 0.1)
+        drawing(TemperatureOnThePosterior(0.1), process, steps=48)
         if is_broken
-        else Ancestral(process, grid, Shaping(temperature=0.1))
+        else drawing(Ancestral(), process, steps=48, shaping=Shaping(temperature=0.1))
     )
     states = list(sampler.sample(network, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
@@ -171,10 +173,10 @@ def test_unmasking_all_at_once_is_diagnosed(healthy):
 
 
 def test_few_steps_have_no_tenths_but_are_too_few(healthy):
-    in_one = replace(healthy, reveals=((1.0,) * 20,) * 8, sampling=Sampling(steps=1))
+    in_one = replace(healthy, reveals=((1.0,) * 20,) * 8, sampling=requested(steps=1))
     assert codes(in_one) == ["too-few-steps"]
     length = measure(healthy).mean_length
-    assert codes(replace(healthy, sampling=Sampling(steps=round(length / 2) + 1))) == []
+    assert codes(replace(healthy, sampling=requested(steps=round(length / 2) + 1))) == []
 
 
 # ---- tokens ---------------------------------------------------------------------------------------------------------
@@ -338,11 +340,11 @@ def test_random_tokens_are_not_diagnosed_as_a_wrong_tokenizer(healthy, vocabular
 @pytest.mark.parametrize(
     ("sampling", "flag"),
     [
-        (Sampling(top_k=1), "--top-k 30"),
-        (Sampling(temperature=0.2), "--temperature 1"),
-        (Sampling(top_p=0.2), "--top-p 0.95"),
-        (Sampling(Algorithm.CONFIDENCE), "--sampler exact"),
-        (Sampling(), "training"),
+        (requested(top_k=1), "--top-k 30"),
+        (requested(temperature=0.2), "--temperature 1"),
+        (requested(top_p=0.2), "--top-p 0.95"),
+        (requested("confidence"), "--sampler exact"),
+        (requested(), "training"),
         (None, "--temperature 1 --top-k 30 --sampler exact"),
     ],
 )
@@ -372,7 +374,7 @@ def bundled():
 
 
 def test_the_bundled_model_is_healthy(bundled):
-    case = examine(bundled, Task(8, 16), Sampling(steps=64, top_k=30))
+    case = examine(bundled, Task(8, 16), requested(steps=64, top_k=30))
     diagnosis = diagnose(case)
     assert diagnosis.findings == ()
     assert diagnosis.symptoms.network_nats < 0.85 * diagnosis.symptoms.unigram_nats
@@ -384,7 +386,7 @@ def test_the_bundled_model_is_healthy(bundled):
 
 
 def test_a_top_k_of_one_is_diagnosed(bundled):
-    found = diagnose(examine(bundled, Task(10, 16), Sampling(steps=64, top_k=1))).findings
+    found = diagnose(examine(bundled, Task(10, 16), requested(steps=64, top_k=1))).findings
     assert "low-entropy" in [finding.code for finding in found]
     assert all("--top-k 30" in finding.remedy for finding in found)
 
@@ -395,7 +397,7 @@ def test_an_untrained_network_is_diagnosed(sentences):
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)
     for corpus in ([], sorted(sentences, key=len)[:8]):
-        found = diagnose(examine(model, Task(1, 12), Sampling(steps=12, top_k=1), corpus=corpus)).findings
+        found = diagnose(examine(model, Task(1, 12), requested(steps=12, top_k=1), corpus=corpus)).findings
         assert found[0].code == "untrained-network"
         texts = "8 sentences of the corpus" if corpus else "8 generated texts"
         assert f"nats per token ({texts}, 4 draws each), no fewer than" in found[0].what
@@ -420,7 +422,7 @@ def permuted_model(tmp_path_factory) -> Path:
 def test_a_wrong_tokenizer_is_diagnosed(permuted_model, sentences):
     model = load(permuted_model, "cpu")
     for corpus in ([], sentences[:200]):
-        found = diagnose(examine(model, Task(1, 12), Sampling(steps=12), corpus=corpus)).findings
+        found = diagnose(examine(model, Task(1, 12), requested(steps=12), corpus=corpus)).findings
         assert found[0].code == "wrong-tokenizer"
         assert "untrained-network" not in [finding.code for finding in found]
 
@@ -477,7 +479,7 @@ def test_the_command_prints_only_json_on_stdout(quick, capsys):
     [
         (["--samples=/nowhere"], "cannot be read"),
         (["--number=0"], "`number` must be between 1 and 100000, got 0"),
-        (["--sampler=magic"], "no sampler"),
+        (["--sampler=magic"], "unknown sampler"),
         (["--data=/nowhere"], "nowhere"),
     ],
 )
@@ -501,13 +503,13 @@ def test_codes_are_stable():
 def test_samples_of_a_byte_level_model_are_identified_by_their_ids():
     """Ids cannot be recovered from spellings: encoded again, `Ġking` would be unknown or special."""
     model = load(plain_roberta())
-    case = examine(model, Task(2, 6, seed=0), Sampling(steps=6))
-    own = next(iter(model.write(Task(1, 6, seed=0), Sampling(steps=6)))).text
+    case = examine(model, Task(2, 6, seed=0), requested(steps=6))
+    own = next(iter(model.write(Task(1, 6, seed=0), requested(steps=6)))).text
     assert model.vocabulary.decode(case.written[0]) == own
     assert measure(case).special_tokens == 0
 
 
 def test_the_default_sampler_of_a_method_is_resolved():
-    case = examine(load(run_of("mask-predict"), "cpu"), Task(2, 6), Sampling(steps=4))
+    case = examine(load(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
     assert case.sampling is not None
-    assert case.sampling.algorithm is Algorithm.MASK_PREDICT
+    assert case.sampling.sampler == MaskPredict()

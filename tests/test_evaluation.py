@@ -26,19 +26,20 @@ from diffusionbert.likelihood.evaluation import (
     surprise,
 )
 from diffusionbert.likelihood.intervals import student_quantile
-from diffusionbert.likelihood.protocol import Length, Limit, Protocol
-from diffusionbert.likelihood.scores import Scores, Unit, paired_bootstrap
-from diffusionbert.method import Likelihood, Method, Objective
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
+from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, Scores, Unit, paired_bootstrap
+from diffusionbert.method import Likelihood, LikelihoodDefinition, Objective, TimeGrid, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
 from diffusionbert.proposals import Early
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Linear, Spindle, uniform_grid
 from diffusionbert.shapes import Batch
+from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import from_json, to_json
 
 LANGUAGE = Language.random(3, 2, seed=6)
 GRID = uniform_grid(8)
@@ -47,13 +48,13 @@ OBJECTIVES = {
     "grid, linear": DiscreteTime(LINEAR, GRID),
     "grid, spindle": DiscreteTime(Absorbing(Spindle(0.3), LANGUAGE.mask_id, LANGUAGE.information()), GRID),
     "continuous time": ContinuousTime(LINEAR),
-    "any order": AnyOrder(LANGUAGE.mask_id),
+    "any order": OrderAgnostic(LANGUAGE.mask_id),
 }
 NETWORK = Table(LANGUAGE, seed=2)
 
 
-def method_of(objective: Objective, network: nn.Module = NETWORK) -> Method:
-    return Method(network, objective, Ancestral(LINEAR, GRID))
+def method_of(objective: Objective, network: nn.Module = NETWORK) -> TrainingModule:
+    return TrainingModule(network, objective)
 
 
 def corpus(num: int, seed: int) -> Batch:
@@ -274,13 +275,13 @@ class Held:
         return self.whole.rows(torch.tensor(indices))
 
 
-def bert_method(objective: Objective | None = None) -> tuple[Method, Batch]:
+def bert_method(objective: Objective | None = None) -> tuple[TrainingModule, Batch]:
     backbone = backbone_of("bert")
     network = Denoiser(backbone, TimeAgnostic(), writable())
     batch = sentences(backbone, (5, 9, 4, 12, 7, 9, 3, 20))
     batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 11), example=batch.example * 7 + 3)
     process = Absorbing(Linear(), MASK)
-    return Method(network, objective or DiscreteTime(process, uniform_grid(16)), Ancestral(process, GRID)), batch
+    return TrainingModule(network, objective or DiscreteTime(process, uniform_grid(16))), batch
 
 
 def test_the_size_of_batches_changes_nothing():
@@ -302,7 +303,7 @@ def test_the_size_of_batches_changes_nothing():
     assert len(asked[2]) == 2  # one batch in each of two rounds
     again = estimate(method, Held(batch, []), effort, batch_tokens=40)
     assert torch.equal(again.scores.nats, found[1].scores.nats)
-    assert again.to_json() == found[1].to_json()
+    assert again.summary() == found[1].summary()
     other_seed = estimate(method, Held(batch, []), replace(effort, seed=6))
     assert not torch.allclose(other_seed.scores.nats, found[0].scores.nats, rtol=0.01)
 
@@ -383,7 +384,7 @@ class Costs(Objective):
         return (self.of(x0, noise) / x0.editable.sum(dim=1))[:, None] * x0.editable
 
 
-def bound_of(of) -> Method:
+def bound_of(of) -> TrainingModule:
     return method_of(Costs(Likelihood.BOUND, of))
 
 
@@ -409,7 +410,7 @@ def test_pseudo_likelihoods_carry_their_kind():
     printed = Absorbing(Spindle(0.3), LANGUAGE.mask_id, LANGUAGE.information(), reweighted=False)
     found = estimate(method_of(DiscreteTime(printed, GRID, Quantity.PAPER)), [corpus(20, 0)], Effort(None, 4, 2))
     assert found.kind is Likelihood.PSEUDO
-    assert found.to_json()["likelihood"] == "pseudo"
+    assert found.summary().kind is Likelihood.PSEUDO
 
 
 def test_a_method_without_a_likelihood_is_refused():
@@ -433,19 +434,19 @@ def test_infinite_nats_are_counted_and_never_averaged_away():
         assert found.scores.draw_variance.isinf().tolist() == [True] + [False] * 29
         assert found.nats_per_token == found.perplexity_per_token == found.half_width == math.inf
         assert found.limited_by is Limit.INFINITE
-        plain = found.to_json()
-        assert plain["num_infinite"] == 1
-        assert plain["nats_per_token"] is None
-        assert plain["standard_error_nats_per_token"] == {"sentences": None, "draws": None, "total": None}
+        summary = found.summary()
+        assert summary.num_infinite == 1
+        assert summary.rates.nats_per_token.value == math.inf
+        assert summary.standard_error.total == math.inf
+        assert from_json(json.loads(json.dumps(to_json(summary), allow_nan=False)), LikelihoodSummary) == summary
         # The others are as well known as if it were not there.
         alone = estimate(
             bound_of(nats), [batch.rows(torch.arange(1, 30))], Effort(0.05, max_draws=64, strata=4), given=given
         )
         torch.testing.assert_close(found.scores.finite.nats, alone.scores.nats)
         assert alone.limited_by is None
-    lines = found.scores.to_json()
-    assert lines[0]["nats"] is None
-    assert lines[1]["nats"] > 2
+    assert found.scores.rows(torch.tensor([0])).given_rates()[Unit.SENTENCE].nats == math.inf
+    assert found.scores.rows(torch.tensor([1])).given_rates()[Unit.SENTENCE].nats > 2
     # Resamples without the impossible sentence are finite: the lower end of the interval is.
     low = estimate(bound_of(nats), [batch], Effort(None, 8, 4)).rates[Unit.TOKEN].low
     assert 1 < low < 1.5
@@ -516,7 +517,7 @@ def test_a_modelled_length_is_paid_once_by_each_sentence():
     torch.testing.assert_close(modelled.scores.nats, given.scores.nats + paid)
     torch.testing.assert_close(modelled.scores.draw_variance, given.scores.draw_variance)
     assert (given.protocol.length, modelled.protocol.length) == (Length.GIVEN, Length.MODELLED)
-    assert modelled.to_json()["protocol"]["length"] == "modelled and added"
+    assert to_json(modelled.summary())["protocol"]["length"] == "modelled"
 
 
 def scores(nats: list[float], tokens: list[int], kind: Likelihood = Likelihood.BOUND, **units: list[int]) -> Scores:
@@ -548,29 +549,31 @@ def test_units_by_hand():
         words=torch.tensor([1, 1, 1]),
         bytes=torch.tensor([4, 5, 3]),
         given=True,
-    ).to_json()
-    assert found["nats_per_sentence"] == pytest.approx(8)
-    assert found["nats_per_token"] == pytest.approx(24 / 4)
-    assert found["nats_per_word"] == pytest.approx(24 / 3)
-    assert found["perplexity_per_token"] == pytest.approx(math.exp(6))
-    assert found["perplexity_per_word"] == pytest.approx(math.exp(8))
-    assert found["bits_per_byte"] == pytest.approx(2 / math.log(2))
-    assert [found[f"num_{unit}s"] for unit in ("sentence", "token", "word", "byte")] == [3, 4, 3, 12]
+    ).summary()
+    rates = found.rates
+    assert rates.nats_per_sentence.value == pytest.approx(8)
+    assert rates.nats_per_token.value == pytest.approx(24 / 4)
+    assert rates.nats_per_word.value == pytest.approx(24 / 3)
+    assert rates.perplexity_per_token.value == pytest.approx(math.exp(6))
+    assert rates.perplexity_per_word.value == pytest.approx(math.exp(8))
+    assert rates.bits_per_byte.value == pytest.approx(2 / math.log(2))
+    assert (found.num_sentences, found.num_tokens, found.num_words, found.num_bytes) == (3, 4, 3, 12)
 
 
 def test_intervals_by_hand():
     """Two rounds that lie 1 apart have s² = 1/2, their mean 1/4; one degree of freedom gives 12.7 standard errors."""
-    line = scores([6.0, 12.0], [3, 6], words=[2, 6], bytes=[10, 20]).to_json()[1]
+    both = scores([6.0, 12.0], [3, 6], words=[2, 6], bytes=[10, 20])
+    rates = LikelihoodRates.of(both.rows(torch.tensor([1])).given_rates())
     margin = 12.7062 * 0.5
-    assert line["nats"] == 12
-    assert line["perplexity_per_token"] == pytest.approx(math.exp(2))
-    assert line["bits_per_byte"] == pytest.approx(12 / 20 / math.log(2))
-    assert line["ci95"]["nats_per_token"] == pytest.approx([2 - margin / 6, 2 + margin / 6], rel=1e-4)
-    assert line["ci95"]["perplexity_per_word"] == pytest.approx(
-        [math.exp(2 - margin / 6), math.exp(2 + margin / 6)], rel=1e-3
+    assert rates.nats_per_sentence.value == 12
+    assert rates.perplexity_per_token.value == pytest.approx(math.exp(2))
+    assert rates.bits_per_byte.value == pytest.approx(12 / 20 / math.log(2))
+    assert rates.nats_per_token.ci95 == pytest.approx((2 - margin / 6, 2 + margin / 6), rel=1e-4)
+    assert rates.perplexity_per_word.ci95 == pytest.approx(
+        (math.exp(2 - margin / 6), math.exp(2 + margin / 6)), rel=1e-3
     )
-    assert line["ci95"]["bits_per_byte"] == pytest.approx(
-        [(12 - margin) / 20 / math.log(2), (12 + margin) / 20 / math.log(2)], rel=1e-3
+    assert rates.bits_per_byte.ci95 == pytest.approx(
+        ((12 - margin) / 20 / math.log(2), (12 + margin) / 20 / math.log(2)), rel=1e-3
     )
     together = scores([6.0, 12.0], [3, 6]).given_rates()[Unit.TOKEN]
     assert (together.high - together.low) / 2 == pytest.approx(student_quantile(2.0) * math.sqrt(0.5) / 9)
@@ -578,34 +581,34 @@ def test_intervals_by_hand():
 
 def test_the_card_is_complete_and_is_json():
     method, batch = bert_method()
-    protocol = Protocol(steps="16 steps", data="d" * 64, weights="e" * 64, unit="WordPiece")
+    definition = LikelihoodDefinition(time=TimeGrid(16), schedule=Component("linear"))
+    protocol = Protocol(definition, data="d" * 64, weights="e" * 64)
     found = estimate(method, [batch], Effort(0.01, 64, 4, seed=7), protocol=protocol)
-    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert {
-        "likelihood",
-        "nats_per_token",
-        "perplexity_per_token",
-        "perplexity_per_word",
-        "bits_per_byte",
-        "ci95",
-    } < set(plain)
-    assert plain["perplexity_per_word"] is plain["ci95"]["perplexity_per_word"] is None  # words were not counted
-    low, high = plain["ci95"]["perplexity_per_token"]
-    assert low < plain["perplexity_per_token"] < high
-    assert [math.log(low), math.log(high)] == pytest.approx(plain["ci95"]["nats_per_token"])
+    plain = json.loads(json.dumps(to_json(found.summary()), allow_nan=False))
+    assert from_json(plain, LikelihoodSummary) == found.summary()
+    rates = found.summary().rates
+    assert rates.perplexity_per_word is None  # words were not counted
+    low, high = rates.perplexity_per_token.ci95
+    assert low < rates.perplexity_per_token.value < high
+    assert (math.log(low), math.log(high)) == pytest.approx(rates.nats_per_token.ci95)
     card = plain["protocol"]
-    given = {"steps": "16 steps", "data": "d" * 64, "weights": "e" * 64, "unit": "WordPiece", "packed": False}
+    assert card["definition"] == {
+        "quantity": "strict",
+        "time": {"steps": 16},
+        "estimator": "unspecified",
+        "schedule": {"name": "linear", "settings": {}},
+    }
+    given = {"data": "d" * 64, "weights": "e" * 64, "packed": False, "source_given": False}
     filled = {"special_tokens": False, "seed": 7, "strata": 4, "precision": 0.01, "length": "given"}
-    assert given.items() | filled.items() <= card.items()
+    assert given.items() | filled.items() <= {**card, "definition": None}.items()
     assert card["num_draws"] == found.protocol.num_draws >= 8
-    assert "2000 resamples" in card["interval"]
-    assert "draws alone" in estimate(method, [batch], Effort(None, 4, 2), given=True).protocol.interval
-    errors = plain["standard_error_nats_per_token"]
-    assert errors["total"] ** 2 == pytest.approx(errors["sentences"] ** 2 + errors["draws"] ** 2)
+    assert "2000 resamples" in str(found.protocol.interval)
+    given_sentences = estimate(method, [batch], Effort(None, 4, 2), given=True)
+    assert given_sentences.protocol.interval is Interval.DRAWS
+    errors = found.summary().standard_error
+    assert errors.total**2 == pytest.approx(errors.sentences**2 + errors.draws**2)
     alone = estimate(method, [batch.rows(torch.tensor([1]))], Effort(None, 4, 2), given=True)
-    assert (
-        json.loads(json.dumps(alone.to_json(), allow_nan=False))["standard_error_nats_per_token"]["sentences"] is None
-    )
+    assert alone.summary().standard_error.sentences is None
 
 
 def test_huge_perplexities_do_not_overflow():

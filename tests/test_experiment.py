@@ -13,13 +13,12 @@ import torch
 from test_reproduction import SMALLER_THAN_TINY, STEPS
 from tiny_models import corpus, folder
 
-from diffusionbert.assessment.report import read_evaluation
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors
 from diffusionbert.model import load
 from diffusionbert.paper.reproduction import SCALES
 from diffusionbert.paper.request import Request
 from diffusionbert.paper.targets import BY_STEPS, MAIN, TRADED_OFF, Row
-from diffusionbert.runs import stored_experiment
+from diffusionbert.training.run import stored_config
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "docs" / "results"
@@ -48,19 +47,19 @@ def test_systems_of_table_3_and_figure_3_are_trained_with_every_seed():
 def request_(monkeypatch) -> Request:
     monkeypatch.setenv("DIFFUSIONBERT_CACHE", str(folder() / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setitem(SCALES, "tiny", SMALLER_THAN_TINY)
-    monkeypatch.setitem(SCALES, "medium", replace(SMALLER_THAN_TINY, samples=3))
+    monkeypatch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
+    monkeypatch.setitem(SCALES, "34m", replace(SMALLER_THAN_TINY, samples=3))
     return Request(data=str(corpus()), other_test=str(corpus()))
 
 
 def test_a_job_with_other_settings_is_trained_with_them(request_, tmp_path):
     job = Job("faster", Row("d3pm-tad"), training=(("learning_rate", 0.5),), objective=(("num_steps", 5),))
     experiment.do(job, tmp_path, request_, workers=2)
-    trained = stored_experiment(tmp_path / "faster" / "runs" / "d3pm-tad")
+    trained = stored_config(tmp_path / "faster" / "runs" / "d3pm-tad")
     assert (trained.training.learning_rate, trained.objective.num_steps) == (0.5, 5)
     assert read_json(job.record(tmp_path))["workers"] == 2
     report = read_json(tmp_path / "faster" / "evaluations" / "d3pm-tad" / "evaluation.json")
-    assert report["sampling"]["number"] == 2  # no samples for BLEU
+    assert report["generation"]["sampling"]["number"] == 2  # no samples for BLEU
 
 
 def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_others(request_, tmp_path):
@@ -68,9 +67,9 @@ def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_othe
     masked = str(tmp_path / "seed0" / "pretrained" / "masked")
     request = replace(request_, masked=masked, pretraining_data=str(corpus()))
     for name in ("diffusionbert", "decoder"):
-        experiment.do(Job("larger", Row(name), steps=STEPS + 1, preset="medium"), tmp_path, request, workers=1)
+        experiment.do(Job("larger", Row(name), steps=STEPS + 1, scale="34m"), tmp_path, request, workers=1)
     runs = tmp_path / "larger" / "runs"
-    assert stored_experiment(runs / "diffusionbert").training.steps == STEPS + 1
+    assert stored_config(runs / "diffusionbert").training.steps == STEPS + 1
     assert (tmp_path / "larger" / "pretrained" / "masked").is_dir()
     owner = load(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
     assert {load(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
@@ -106,11 +105,11 @@ def test_keeping_a_restored_evaluation_gives_the_committed_one(tmp_path):
 def test_weights_are_not_kept_and_logs_are(tmp_path):
     run = tmp_path / "experiment" / "seed0" / "runs" / "d3pm"
     (run / "model").mkdir(parents=True)
-    for name in ("experiment.json", "log.jsonl", "model/model.safetensors"):
+    for name in ("config.json", "log.jsonl", "model/model.safetensors"):
         (run / name).write_text("{}")
     keep(tmp_path / "experiment", tmp_path / "kept")
     found = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*") if path.is_file()}
-    assert found == {"seed0/trained/d3pm/experiment.json", "seed0/trained/d3pm/log.jsonl"}
+    assert found == {"seed0/trained/d3pm/config.json", "seed0/trained/d3pm/log.jsonl"}
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ def test_paired_differences_are_those_of_the_reports_with_interval_and_p(some, t
         assert one["perplexity_ratio"] == pytest.approx(math.exp(one["value"]))
         assert one["p_value"] < 0.01
         assert one["sentences"] == 2000
-    assert "steps" in found[2]["protocols_differ_in"]
+    assert "definition" in found[2]["protocols_differ_in"]
     lines = (tmp_path / "tables" / "paired.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 + len(found)
     assert len({line.count("|") for line in lines}) == 1
@@ -166,4 +165,4 @@ def test_rows_with_different_sentences_are_not_paired(some, tmp_path):
     save_tensors(tensors | {"example": tensors["example"] + 1}, path / "scores.safetensors")
     other = restore(some / "seed2" / "evaluations" / "decoder", some / "sentences", tmp_path / "decoder")
     with pytest.raises(ValueError, match="d3pm and decoder have different sentences"):
-        experiment.differences_of("seed2", read_evaluation(path), read_evaluation(other))
+        experiment.differences_of("seed2", path, other)

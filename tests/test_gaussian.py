@@ -6,15 +6,17 @@ import inspect
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from backbones import ARCHITECTURES, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, sentences, writable
+from drawing import Drawing, drawing
 from languages import SKEWED, Language
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods.gaussian import GaussianDiffusion
 from diffusionbert.networks.vectors import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
@@ -268,13 +270,19 @@ def test_the_loss_is_the_squared_error_of_a_step_and_the_cost_of_rounding():
 # ---- the sampler ----------------------------------------------------------------------------------------------------
 
 
+def on_vectors(
+    network: VectorNetwork, process: str, steps: int, clamp: float | None = None, **settings: Any
+) -> Drawing:
+    return drawing(GaussianAncestral(clamp), PROCESSES[process], steps=steps, word_vectors=network, **settings)
+
+
 @pytest.mark.parametrize("clamp", CLAMPED)
 def test_sampled_words_have_the_chains_own_frequencies(clamp):
     process, grid, rows = PROCESSES["linear"], torch.tensor([0.0, 0.1, 0.3, 0.6, 1.0]).double(), 20_000
     network = OnALine(COIN, process, error=0.5)
     network.table = network.table / 4  # so that rounding is a gamble, too
     canvas = COIN.batch(torch.full((rows, 1), 2))
-    sampler = GaussianAncestral(process, grid, Shaping(top_p=1.0), clamp)
+    sampler = drawing(GaussianAncestral(clamp), process, grid=grid, shaping=Shaping(top_p=1.0), word_vectors=network)
     *_, last = sampler.sample(network, canvas, seed=1)
     share, expected = float((last.tokens == 1).double().mean()), float(exact_chain(network, process, grid, clamp)[1])
     assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / rows) ** 0.5)
@@ -284,7 +292,7 @@ def test_fewer_steps_and_partial_grids_cost_one_call_a_step():
     network = denoiser()
     canvas = sentences(network.backbone)
     for steps in (1, 3):
-        states = list(GaussianAncestral(PROCESSES["sqrt"], uniform_grid(steps)).sample(network, canvas, seed=0))
+        states = list(on_vectors(network, "sqrt", steps).sample(network, canvas, seed=0))
         assert [float(state.time[0]) for state in states] == pytest.approx([1 - k / steps for k in range(steps + 1)])
         assert [state.calls.tolist() for state in states] == [[k] * 3 for k in range(steps + 1)]
 
@@ -292,19 +300,17 @@ def test_fewer_steps_and_partial_grids_cost_one_call_a_step():
 def test_a_grid_that_ends_before_one_goes_on_from_the_words_it_is_given():
     network = denoiser()
     canvas = batch(rows=6)
-    *_, near = GaussianAncestral(PROCESSES["cosine"], uniform_grid(1, end=0.001), clamped=0.0).sample(
-        network, canvas, 0
-    )
-    first, *_ = GaussianAncestral(PROCESSES["cosine"], uniform_grid(1, end=0.001)).sample(network, canvas, 0)
+    *_, near = on_vectors(network, "cosine", 1, 0.0, end=0.001).sample(network, canvas, 0)
+    first, *_ = on_vectors(network, "cosine", 1, end=0.001).sample(network, canvas, 0)
     assert torch.equal(first.tokens, canvas.tokens)  # hardly any noise
     assert near.tokens.shape == canvas.tokens.shape
-    with pytest.raises(ValueError, match="no word"):
-        next(GaussianAncestral(PROCESSES["cosine"], uniform_grid(1, end=0.5)).sample(network, hidden(canvas), 0))
+    with pytest.raises(ValueError, match="not allowed, such as"):
+        next(on_vectors(network, "cosine", 1, end=0.5).sample(network, hidden(canvas), 0))
 
 
 def test_at_time_one_nothing_is_left_of_the_canvas():
     network, canvas = denoiser(), batch(rows=4)
-    sampler = GaussianAncestral(PROCESSES["sqrt"], uniform_grid(4))
+    sampler = on_vectors(network, "sqrt", 4)
     for one, other in zip(
         sampler.sample(network, canvas, seed=3), sampler.sample(network, hidden(canvas), seed=3), strict=True
     ):
@@ -316,7 +322,7 @@ def test_rows_are_what_they_are_one_by_one_and_only_words_are_written(shaping):
     network = denoiser()
     canvas = sentences(network.backbone)
     canvas = replace(canvas, editable=canvas.editable & (torch.arange(3) != 1)[:, None])  # nothing to do in row 1
-    sampler = GaussianAncestral(PROCESSES["sqrt"], uniform_grid(5), shaping)
+    sampler = on_vectors(network, "sqrt", 5, shaping=shaping)
     states = list(sampler.sample(network, canvas, seed=7))
     assert states[-1].calls.tolist() == [5, 0, 5]
     for row in range(3):
@@ -338,9 +344,8 @@ def test_without_shaping_the_last_word_is_the_nearest_and_top_k_one_is_the_likel
     """They differ: the likeliest word may have a long vector, or a large bias."""
     network, canvas = denoiser(), batch(rows=8)
     network.bias.data[10] = 1e6
-    grid = uniform_grid(3)
-    *_, nearest = GaussianAncestral(PROCESSES["sqrt"], grid).sample(network, canvas, seed=0)
-    *_, likeliest = GaussianAncestral(PROCESSES["sqrt"], grid, Shaping(top_k=1)).sample(network, canvas, seed=0)
+    *_, nearest = on_vectors(network, "sqrt", 3).sample(network, canvas, seed=0)
+    *_, likeliest = on_vectors(network, "sqrt", 3, shaping=Shaping(top_k=1)).sample(network, canvas, seed=0)
     assert bool((likeliest.tokens[:, 1:] == 10).all())
     assert not bool((nearest.tokens[:, 1:] == 10).all())
 
@@ -375,7 +380,7 @@ def test_vectors_on_their_way_have_the_variance_of_their_time():
     """From a guess of 0 in every step, x_s is what noise makes of 0: its variance is 1 - ᾱ_s. What is frozen stays."""
     process, grid, network = PROCESSES["sqrt"], uniform_grid(4), Watched(denoiser(width=4))
     canvas = batch(rows=500)
-    list(GaussianAncestral(process, grid, clamped=0.0).sample(network, canvas, seed=0))
+    list(on_vectors(network, "sqrt", 4, 0.0).sample(network, canvas, seed=0))
     for x, t in zip(network.rounded, reversed(grid), strict=True):
         variance = float(1 - signal(process, t))
         assert float(x[canvas.editable].detach().square().mean()) == pytest.approx(variance, rel=0.05)
@@ -389,7 +394,7 @@ def test_clamping_steps_towards_vectors_of_words_that_may_be_written():
     canvas = batch(rows=8)
     for clamp, near in ((1.0, True), (0.0, False)):
         network = Watched(denoiser(), guess=0.2)
-        sampler = GaussianAncestral(PROCESSES["cosine"], uniform_grid(2), Shaping(forbidden=(7,)), clamp)
+        sampler = on_vectors(network, "cosine", 2, clamp, shaping=Shaping(forbidden=(7,)))
         *_, last = sampler.sample(network, canvas, seed=0)
         words = network.embed(last.tokens)[canvas.editable]
         distance = (network.rounded[-1][canvas.editable] - words).detach().square().mean()
@@ -418,10 +423,10 @@ def hidden(canvas: Batch) -> Batch:
     return replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
 
 
-def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> Method:
+def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> TrainingModule:
     process, grid = PROCESSES["sqrt"], uniform_grid(16)
     objective = GaussianDiffusion(process, grid, clamp)
-    return Method(denoiser(architecture, width), objective, GaussianAncestral(process, grid, clamped=clamp))
+    return TrainingModule(denoiser(architecture, width), objective)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -582,9 +587,10 @@ def test_bad_arguments_are_refused():
         network.nearest(torch.zeros(1, 2, 16), torch.ones(1, 2, dtype=torch.bool), tuple(range(VOCAB_SIZE)))
     with pytest.raises(ValueError, match="grid"):
         GaussianDiffusion(PROCESSES["sqrt"], uniform_grid(4, end=0.5))
-    for wrong in (GaussianDiffusion, GaussianAncestral):
-        with pytest.raises(ValueError, match="clamped"):
-            wrong(PROCESSES["sqrt"], uniform_grid(4), clamped=2.0)
+    with pytest.raises(ValueError, match="clamped"):
+        GaussianDiffusion(PROCESSES["sqrt"], uniform_grid(4), clamped=2.0)
+    with pytest.raises(ValueError, match="clamped"):
+        GaussianAncestral(2.0)
 
 
 def test_the_loss_averages_squares_over_the_width():
@@ -644,7 +650,7 @@ def test_it_learns_a_language_that_repeats_a_word():
         optimiser.step()
     assert before > 30
     assert math.log(4) < figure() < 8
-    *_, last = tested.sample(hidden(whole), seed=0)
+    *_, last = on_vectors(tested.network, "sqrt", 16, 0.3).sample(tested.network, hidden(whole), seed=0)
     assert float((last.tokens[:, 2:] == last.tokens[:, 1:2]).double().mean()) > 0.9
     assert bool((last.tokens[:, 1:] < 9).all())
 
@@ -663,9 +669,7 @@ def test_saved_and_loaded_weights_give_the_same_nats(tmp_path):
     unknown = again.load_state_dict(beside, strict=False)
     assert not unknown.unexpected_keys
     assert all(name.startswith("backbone.") for name in unknown.missing_keys)
-    assert torch.equal(
-        Method(again, tested.objective, tested.sampler).nats(whole, Noise(2)), tested.nats(whole, Noise(2))
-    )
+    assert torch.equal(TrainingModule(again, tested.objective).nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
 
 
 def test_half_precision_leaves_the_bound_nearly_as_it_is():

@@ -11,13 +11,11 @@ from languages import Language, Table, exact_nats
 from torch import Tensor
 
 from diffusionbert.likelihood.evaluation import Effort, estimate
-from diffusionbert.method import Likelihood, Method
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.methods.discrete import DiscreteTime
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Cosine, Linear, Spindle, uniform_grid
 from diffusionbert.shapes import Batch
 
@@ -58,10 +56,10 @@ def expected_nats(objective, network: Table, law: Tensor | None = None) -> Tenso
 def test_it_is_the_bound_over_the_steps(schedule, name):
     network, grid = Table(LANGUAGE, seed=4), GRIDS[name]
     by_steps = DiscreteTime(Absorbing(schedule, LANGUAGE.mask_id, LANGUAGE.information()), grid)
-    by_count = GridInAnyOrder(schedule, grid, LANGUAGE.mask_id)
+    by_count = OrderAgnosticGrid(schedule, grid, LANGUAGE.mask_id)
     with torch.no_grad():
         expected = exact_nats(by_steps, network, LANGUAGE.batch())
-        law = by_count.law(LANGUAGE.length)
+        law = by_count.distribution(LANGUAGE.length)
         torch.testing.assert_close(expected_nats(by_count, network, law), expected, rtol=1e-9, atol=1e-9)
     assert float(law.sum()) == pytest.approx(1)
     assert by_count.likelihood is Likelihood.BOUND
@@ -70,16 +68,16 @@ def test_it_is_the_bound_over_the_steps(schedule, name):
 def test_finer_grids_come_near_to_any_order():
     network, gaps = Table(LANGUAGE, seed=4), []
     with torch.no_grad():
-        limit = expected_nats(AnyOrder(LANGUAGE.mask_id), network)
+        limit = expected_nats(OrderAgnostic(LANGUAGE.mask_id), network)
         for steps in (4, 40, 4000):
-            objective = GridInAnyOrder(Linear(), uniform_grid(steps), LANGUAGE.mask_id)
-            gaps.append(float((expected_nats(objective, network, objective.law(3)) - limit).abs().max()))
+            objective = OrderAgnosticGrid(Linear(), uniform_grid(steps), LANGUAGE.mask_id)
+            gaps.append(float((expected_nats(objective, network, objective.distribution(3)) - limit).abs().max()))
     assert gaps[0] > gaps[1] > gaps[2]
     assert gaps[2] < 1e-3
 
 
 def test_with_the_same_noise_it_hides_the_same_places_as_any_order():
-    fine, limit = GridInAnyOrder(Linear(), uniform_grid(100_000), LANGUAGE.mask_id), AnyOrder(LANGUAGE.mask_id)
+    fine, limit = OrderAgnosticGrid(Linear(), uniform_grid(100_000), LANGUAGE.mask_id), OrderAgnostic(LANGUAGE.mask_id)
     network, noise = Table(LANGUAGE, seed=4), Noise(5, 2)
     drawn = [objective.nats(network, LANGUAGE.batch(), noise) for objective in (fine, limit)]
     torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-3, atol=1e-6)
@@ -89,8 +87,8 @@ def test_estimates_find_it():
     """Through `estimate`, with real noise: within its own interval."""
     network, grid = Table(LANGUAGE, seed=4), uniform_grid(3)
     process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
-    objective = GridInAnyOrder(Linear(), grid, LANGUAGE.mask_id)
-    method = Method(network, objective, Ancestral(process, grid))
+    objective = OrderAgnosticGrid(Linear(), grid, LANGUAGE.mask_id)
+    method = TrainingModule(network, objective)
     found = estimate(method, [LANGUAGE.batch()], Effort(None, 2048, strata=16), given=True)
     with torch.no_grad():
         exact = exact_nats(DiscreteTime(process, grid), network, LANGUAGE.batch())
@@ -100,8 +98,8 @@ def test_estimates_find_it():
 
 
 def test_one_step_hides_everything_and_leaves_nothing_to_chance():
-    objective = GridInAnyOrder(Cosine(), uniform_grid(1), LANGUAGE.mask_id)
-    assert objective.law(5).tolist() == pytest.approx([0, 0, 0, 0, 1])
+    objective = OrderAgnosticGrid(Cosine(), uniform_grid(1), LANGUAGE.mask_id)
+    assert objective.distribution(5).tolist() == pytest.approx([0, 0, 0, 0, 1])
     network = Table(LANGUAGE, seed=4)
     draws = [objective.nats(network, LANGUAGE.batch(), Noise(step)) for step in range(3)]
     for draw in draws[1:]:
@@ -110,7 +108,7 @@ def test_one_step_hides_everything_and_leaves_nothing_to_chance():
 
 def test_rows_of_different_lengths_follow_their_own_laws():
     """Short and long ones side by side."""
-    objective = GridInAnyOrder(Linear(), uniform_grid(4), LANGUAGE.mask_id)
+    objective = OrderAgnosticGrid(Linear(), uniform_grid(4), LANGUAGE.mask_id)
     tokens = torch.zeros(2001, 8, dtype=torch.long)
     editable = torch.arange(8) < torch.tensor([1, 8]).repeat(1000)[:, None]
     editable = torch.cat([editable, torch.zeros(1, 8, dtype=torch.bool)])  # and a row with nothing to write
@@ -124,9 +122,9 @@ def test_rows_of_different_lengths_follow_their_own_laws():
     assert int(asked[0][-1]) == 0
     assert set(asked[0][:-1:2].tolist()) == {1}
     found = asked[0][1::2].bincount(minlength=9)[1:] / 1000
-    assert float((found - objective.law(8)).abs().max()) < 0.05
+    assert float((found - objective.distribution(8)).abs().max()) < 0.05
 
 
 def test_a_schedule_by_token_is_refused():
     with pytest.raises(ValueError, match="use DiscreteTime"):
-        GridInAnyOrder(Spindle(0.3), uniform_grid(4), 9)
+        OrderAgnosticGrid(Spindle(0.3), uniform_grid(4), 9)

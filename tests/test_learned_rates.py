@@ -9,23 +9,25 @@ from dataclasses import replace
 import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, sentences, writable
+from drawing import drawing
 from languages import SKEWED, Bayes, Language, Table, exact_log_likelihood, exact_nats, quadrature
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.checkpoints import set_weights, weights_of
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods.continuous_time import ContinuousTime
-from diffusionbert.methods.learned_rates import LearnedRates
+from diffusionbert.methods.learned_rates import LearnedSchedule
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
 from diffusionbert.processes.absorbing import LearnedExponents
-from diffusionbert.proposals import Early, Even
+from diffusionbert.proposals import Early, UniformTimes
+from diffusionbert.samplers import last_state
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.skip_exact import SkipExact
-from diffusionbert.schedules import Linear, Power, Spindle, TokenInformation, uniform_grid
+from diffusionbert.schedules import Linear, Power, Spindle, TokenInformation
 from diffusionbert.shapes import Batch, per_place
 
 RANDOM = Language.random(3, 2, seed=5)
@@ -96,9 +98,8 @@ def test_exponents_out_of_range_are_refused(initial):
 def test_half_precision_moves_exponents_a_little_and_all_users_alike():
     process = learned(RANDOM, [0.8, 1.7, 6.0, 1.0])
     before = process.information.detach().clone()
-    objective, sampler = LearnedRates(process), Ancestral(process, uniform_grid(4))
-    nn.ModuleList([objective, sampler]).bfloat16()
-    assert sampler.process.information is not before
+    objective = LearnedSchedule(process).bfloat16()
+    assert objective.process is process
     torch.testing.assert_close(process.information.detach(), before, rtol=0.01, atol=0)
     nats = exact_bound(process, Table(RANDOM), RANDOM)
     assert float((-nats).exp().sum().detach()) <= 1 + 1e-9
@@ -131,7 +132,7 @@ def test_gradients_are_finite_at_both_ends_and_for_words_that_cannot_hide_yet(ve
     hidden = torch.tensor([[0, 0], [0, 0], [1, 0], [1, 0], [0, 1], [1, 1], [1, 1], [1, 1]]).bool()
     x_t = replace(x0, tokens=tokens.masked_fill(hidden, RANDOM.mask_id))
     if verb == "loss":
-        loss = LearnedRates(process).paired_nats(network, tokens, x_t, x_t, t)
+        loss = LearnedSchedule(process).paired_nats(network, tokens, x_t, x_t, t)
     else:
         log_f = network(x_t.tokens, x_t.attend, t, hidden)
         times = (t,) if verb == "rate" else (torch.zeros_like(t), t)
@@ -146,13 +147,13 @@ def test_gradients_are_finite_at_both_ends_and_for_words_that_cannot_hide_yet(ve
 def test_what_cannot_be_learned_is_refused():
     exponents = LearnedExponents(torch.ones(RANDOM.vocabulary))
     for schedule in (Spindle(0.3), Linear()):
-        with pytest.raises(ValueError, match="those of Power"):
+        with pytest.raises(ValueError, match="need the schedule Power"):
             Absorbing(schedule, RANDOM.mask_id, exponents)
     with pytest.raises(ValueError, match="nothing to learn"):
-        LearnedRates(Absorbing(Power(), RANDOM.mask_id, RANDOM.information()))
+        LearnedSchedule(Absorbing(Power(), RANDOM.mask_id, RANDOM.information()))
     with pytest.raises(ValueError, match="reweight"):
-        LearnedRates(Absorbing(Power(), RANDOM.mask_id, exponents, reweighted=False))
-    short = LearnedRates(Absorbing(Power(), RANDOM.mask_id, LearnedExponents(torch.ones(3))))
+        LearnedSchedule(Absorbing(Power(), RANDOM.mask_id, exponents, reweighted=False))
+    short = LearnedSchedule(Absorbing(Power(), RANDOM.mask_id, LearnedExponents(torch.ones(3))))
     with pytest.raises(ValueError, match="whole vocabulary"):
         short.loss(Table(RANDOM), RANDOM.batch(), Noise(0))
 
@@ -168,7 +169,7 @@ def expected_loss(process: Absorbing, network: nn.Module, language: Language) ->
     """The expectation of the loss's surrogate over all pairs of draws; their probability is not differentiated."""
     x0, (first, second), t, weight = every_noise(process, language, 2)
     powers = language.num_words ** torch.arange(language.length - 1, -1, -1)
-    value = LearnedRates(process).paired_nats(network, x0, first, second, t)
+    value = LearnedSchedule(process).paired_nats(network, x0, first, second, t)
     return (language.probabilities[x0 @ powers] * weight.detach() * value).sum()
 
 
@@ -226,7 +227,7 @@ def test_the_row_and_not_the_place_must_be_scored():
         assert torch.allclose(gradient, right, rtol=1e-5, atol=1e-8) == row_wise
 
 
-@pytest.mark.parametrize("proposal", [Early(), Even()], ids=str)
+@pytest.mark.parametrize("proposal", [Early(), UniformTimes()], ids=str)
 def test_drawn_gradients_average_to_the_exact_ones(proposal):
     """`loss` draws times and both states by itself: value and gradient of many rows, against the enumerated ones."""
     process, network = learned(SKEWED, [1.5, 2.5, 1.0]), Table(SKEWED, seed=2)
@@ -235,7 +236,7 @@ def test_drawn_gradients_average_to_the_exact_ones(proposal):
     exact_value = exact_bound(process, network, SKEWED)[1]
     exact = gradients(exact_value, process, network)
     many = SKEWED.batch(sentence.expand(rows * parts, -1))
-    objective, values, drawn = LearnedRates(process, proposal), [], []
+    objective, values, drawn = LearnedSchedule(process, proposal), [], []
     for part in range(parts):
         loss = objective.loss(network, many.rows(torch.arange(part * rows, (part + 1) * rows)), Noise(3)).mean()
         values.append(loss.detach())
@@ -268,9 +269,9 @@ def test_the_baseline_lowers_the_variance_of_long_sentences():
         x0 = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
         t = Noise(0, step).position(x0)
         draws = [process.corrupt(x0, t, Noise(seed, step)) for seed in (1, 2)]
-        paired = LearnedRates(process).paired_nats(network, tokens, draws[0], draws[1], t)
+        paired = LearnedSchedule(process).paired_nats(network, tokens, draws[0], draws[1], t)
         scores = [process.log_corrupt(tokens, x_t, t) for x_t in draws]
-        rates = [LearnedRates(process).paired_nats(network, tokens, x_t, x_t, t) for x_t in draws]
+        rates = [LearnedSchedule(process).paired_nats(network, tokens, x_t, x_t, t) for x_t in draws]
         single = sum(rate + rate.detach() * score for rate, score in zip(rates, scores, strict=True)) / 2
         for baseline, loss in ((True, paired), (False, single)):
             found[baseline].append(gradients(loss.sum(), process, network)[0])
@@ -284,7 +285,7 @@ def test_the_baseline_lowers_the_variance_of_long_sentences():
 @pytest.mark.parametrize("exponents", [[1.0] * 4, [0.7, 1.0, 4.0, 1.0], [9.0, 0.7, 2.0, 1.0]], ids=str)
 def test_whatever_the_exponents_nats_belong_to_a_distribution(exponents):
     process = learned(RANDOM, exponents)
-    objective = LearnedRates(process)
+    objective = LearnedSchedule(process)
     assert objective.likelihood is Likelihood.BOUND
     for network in (Table(RANDOM, seed=3), Table(RANDOM, scale=0.1), Bayes(RANDOM, process)):
         nats = exact_bound(process, network, RANDOM).detach()
@@ -320,7 +321,7 @@ def test_drawn_nats_average_to_the_exact_ones_and_leave_the_exponents_alone():
     process, network, draws = learned(RANDOM, [0.8, 1.5, 3.0, 1.0]), Table(RANDOM, seed=3), 20000
     exact = float(exact_bound(process, network, RANDOM)[5].detach())
     many = RANDOM.batch(RANDOM.sentences[5].expand(draws, -1))
-    nats = LearnedRates(process).nats(network, many, Noise(1))
+    nats = LearnedSchedule(process).nats(network, many, Noise(1))
     nats.sum().backward()
     assert exponents_of(process).logits.grad is None
     assert network.logits.grad is not None
@@ -400,7 +401,7 @@ def test_a_network_that_can_be_perfect_has_nothing_to_gain():
 
 def test_training_by_drawn_losses_comes_near_the_exact_optimum():
     process, network = learned(AGREEMENT), Reader(AGREEMENT)
-    objective, steps = LearnedRates(process), 160
+    objective, steps = LearnedSchedule(process), 160
     rates = (0.2, 0.02)
     optimiser = torch.optim.Adam([{"params": network.parameters()}, {"params": process.parameters()}])
     for step in range(steps):
@@ -425,7 +426,7 @@ def test_samples_follow_the_exact_distribution(kind):
     probabilities = exact_log_likelihood(process, network, RANDOM, grid).exp().detach()
     assert float(probabilities.sum()) == pytest.approx(1)
     canvas = RANDOM.batch(torch.full((rows, 2), RANDOM.mask_id))
-    *_, last = kind(process, grid).sample(network, canvas, seed=11)
+    *_, last = drawing(kind(), process, grid=grid).sample(network, canvas, seed=11)
     counts = torch.bincount(last.tokens @ torch.tensor([3, 1]), minlength=9)
     assert stats.chisquare(counts.numpy(), (probabilities / probabilities.sum() * rows).numpy()).pvalue > 0.01
     linear = exact_log_likelihood(Absorbing(Linear(), RANDOM.mask_id), network, RANDOM, grid).exp().detach()
@@ -435,10 +436,15 @@ def test_samples_follow_the_exact_distribution(kind):
 # ---- the contract, on a real network ----------------------------------------------------------------------------
 
 
-def method() -> Method:
+def method() -> TrainingModule:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
     process = Absorbing(Power(), MASK, LearnedExponents(torch.ones(VOCAB_SIZE)))
-    return Method(network, LearnedRates(process), SkipExact(process, uniform_grid(16)))
+    return TrainingModule(network, LearnedSchedule(process))
+
+
+def sampled(method: TrainingModule, canvas: Batch) -> Tensor:
+    sampler = drawing(SkipExact(), method.objective.process, steps=16)
+    return last_state(sampler.sample(method.network, canvas, seed=0)).tokens
 
 
 def easy_batch(rows: int = 12, length: int = 10) -> Batch:
@@ -461,8 +467,7 @@ def test_exponents_are_one_weight_of_the_method_and_are_kept_with_it():
     set_weights(fresh, weights_of(tested))
     assert torch.equal(fresh.nats(x0, Noise(2)), tested.nats(x0, Noise(2)))
     canvas = easy_batch(4)
-    states = [list(one.sample(canvas, seed=0))[-1].tokens for one in (tested, fresh)]
-    assert torch.equal(states[0], states[1])
+    assert torch.equal(sampled(tested, canvas), sampled(fresh, canvas))
 
 
 def test_noise_belongs_to_the_example_and_parts_add_up():
@@ -498,7 +503,7 @@ def test_the_method_learns_with_one_learning_rate_and_writes_words():
     assert 0.01 < float(moved[NUM_SPECIAL:9].max()) < 1
     assert float(moved[:NUM_SPECIAL].max()) == 0  # never written
     canvas = sentences(tested.network.backbone)
-    *_, last = tested.sample(canvas, seed=0)
-    assert torch.equal(last.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
-    words = last.tokens[canvas.editable]
+    tokens = sampled(tested, canvas)
+    assert torch.equal(tokens[~canvas.editable], canvas.tokens[~canvas.editable])
+    words = tokens[canvas.editable]
     assert bool(((words >= NUM_SPECIAL) & (words < NUM_TOKENIZER_IDS)).all())

@@ -149,11 +149,11 @@ def test_its_likelihood_is_no_bound():
 def test_its_words_move_with_it_and_are_no_weights():
     objective = MaskedLM(MASK, writable())
     assert not objective.state_dict()
-    assert objective.to("meta").writable_ids.device.type == "meta"
-    assert objective.bfloat16().writable_ids.dtype == torch.int64
+    assert objective.to("meta").allowed_ids.device.type == "meta"
+    assert objective.bfloat16().allowed_ids.dtype == torch.int64
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 15.0, math.nan])
 def test_other_rates_are_refused(rate):
-    with pytest.raises(ValueError, match=rf"\(0, 1\), given {rate}; BERT's is 0.15"):
+    with pytest.raises(ValueError, match=rf"\(0, 1\), got {rate}; BERT's is 0.15"):
         MaskedLM(MASK, writable(), rate)

@@ -8,30 +8,31 @@ from dataclasses import replace
 import pytest
 import torch
 from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, VOCAB_SIZE, backbone_of, writable
+from drawing import Drawing, drawing
 from torch import nn
 
 from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.method import Likelihood, Method, Objective, Sampler
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, Objective, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.methods.autoregressive import Autoregressive
 from diffusionbert.methods.bert_mouth import BertMouth
-from diffusionbert.methods.cmlm import ConditionalMaskedLM
+from diffusionbert.methods.cmlm import CMLM
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime, Quantity
 from diffusionbert.methods.gaussian import GaussianDiffusion
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
-from diffusionbert.methods.learned_rates import LearnedRates
+from diffusionbert.methods.learned_rates import LearnedSchedule
 from diffusionbert.methods.masked_lm import MaskedLM
-from diffusionbert.methods.sundae import StepUnrolled
+from diffusionbert.methods.sundae import Sundae
 from diffusionbert.networks import CausalModel, Denoiser, EmbeddingDenoiser, new_decoder
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing, Gaussian, LearnedExponents, Process, Uniform
+from diffusionbert.samplers import last_state
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.gaussian import GaussianAncestral
 from diffusionbert.samplers.gibbs import Gibbs
 from diffusionbert.samplers.left_to_right import LeftToRight
 from diffusionbert.samplers.mask_predict import MaskPredict
-from diffusionbert.samplers.refining import Refining
+from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.schedules import (
     Cosine,
     Linear,
@@ -46,8 +47,6 @@ from diffusionbert.schedules import (
 from diffusionbert.shapes import Batch
 
 GRID = uniform_grid(16)
-WRITING = uniform_grid(5)
-"""The steps of samplers."""
 
 
 def network(time: str = "agnostic") -> Denoiser:
@@ -96,18 +95,19 @@ def decoder() -> CausalModel:
     return CausalModel(backbone, writable()).eval()
 
 
-Parts = tuple[Objective, nn.Module, Sampler]
+Parts = tuple[Objective, nn.Module, Drawing]
 
 
 def on_tokens(objective: Objective, process: Process | None = None, time: str = "agnostic") -> Parts:
     """A method on tokens that writes ancestrally, by its own process if it has one."""
     process = process or getattr(objective, "process", None) or absorbing(Linear())
-    return objective, network(time), Ancestral(process, WRITING)
+    return objective, network(time), drawing(Ancestral(), process, steps=4)
 
 
 def on_vectors(schedule: NoiseSchedule, floor: float) -> Parts:
-    process = Gaussian(schedule, floor)
-    return GaussianDiffusion(process, GRID), vectors(), GaussianAncestral(process, WRITING)
+    process, asked = Gaussian(schedule, floor), vectors()
+    sampler = drawing(GaussianAncestral(), process, steps=4, word_vectors=asked)
+    return GaussianDiffusion(process, GRID), asked, sampler
 
 
 def paper() -> Objective:
@@ -124,31 +124,47 @@ TIMED: dict[str, Callable[[], Objective]] = {
     "d3pm, uniform": lambda: DiscreteTime(uniform(), GRID, hybrid=0.01),
     "continuous time": lambda: ContinuousTime(absorbing(Linear())),
     "continuous time, spindle": lambda: ContinuousTime(absorbing(Spindle(0.3))),
-    "any order": lambda: AnyOrder(MASK),
+    "any order": lambda: OrderAgnostic(MASK),
 }
 """Methods whose network may be told the time."""
 
 METHODS: dict[str, Callable[[], Parts]] = {
     **{name: lambda make=make: on_tokens(make()) for name, make in TIMED.items()},
-    "grid in any order": lambda: on_tokens(GridInAnyOrder(Linear(), GRID, MASK)),
-    "learned rates": lambda: on_tokens(LearnedRates(learned())),
+    "grid in any order": lambda: on_tokens(OrderAgnosticGrid(Linear(), GRID, MASK)),
+    "learned rates": lambda: on_tokens(LearnedSchedule(learned())),
     "masked lm": lambda: on_tokens(MaskedLM(MASK, allowed())),
-    "bert-mouth": lambda: (BertMouth(MaskedLM(MASK, allowed()), MASK), network(), Gibbs(MASK, 6)),
-    "cmlm": lambda: (ConditionalMaskedLM(MASK), network(), MaskPredict(absorbing(Linear()), 4)),
-    "sundae": lambda: (StepUnrolled(allowed()), network(), Refining(allowed(), 4)),
+    "bert-mouth": lambda: (
+        BertMouth(MaskedLM(MASK, allowed()), MASK),
+        network(),
+        drawing(Gibbs(), absorbing(Linear()), steps=6),
+    ),
+    "cmlm": lambda: (
+        CMLM(MASK),
+        network(),
+        drawing(MaskPredict(), absorbing(Linear()), steps=4),
+    ),
+    "sundae": lambda: (
+        Sundae(allowed()),
+        network(),
+        drawing(Refinement(), steps=4, allowed_tokens=allowed()),
+    ),
     "diffusion-lm, cosine": lambda: on_vectors(Cosine(), 1e-4),
     "diffusion-lm, sqrt": lambda: on_vectors(Sqrt(), 0.01),
-    "decoder": lambda: (Autoregressive(), decoder(), LeftToRight(MASK)),
+    "decoder": lambda: (Autoregressive(), decoder(), drawing(LeftToRight(), causal=True)),
 }
 """Every method: its objective, a network that it can ask, and the way in which it writes."""
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
-def method(name: str, time: str = "agnostic") -> Method:
+def method(name: str, time: str = "agnostic") -> TrainingModule:
+    objective, asked, _ = parts(name, time)
+    return TrainingModule(asked, objective)
+
+
+def parts(name: str, time: str = "agnostic") -> Parts:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        objective, asked, sampler = METHODS[name]() if time == "agnostic" else on_tokens(TIMED[name](), time=time)
-    return Method(asked, objective, sampler)
+        return METHODS[name]() if time == "agnostic" else on_tokens(TIMED[name](), time=time)
 
 
 def batch(rows: int = 12, length: int = 10) -> Batch:
@@ -229,12 +245,13 @@ def test_every_weight_gets_a_gradient_also_from_rows_with_nothing_to_write(name)
 @every_method
 def test_every_tensor_is_made_on_the_device_of_the_batch(name):
     """While the default device is another one, a tensor made without a word about devices would not fit."""
-    tested, whole, canvas = method(name), batch(), ragged()
+    objective, asked, sampler = parts(name)
+    tested, whole, canvas = TrainingModule(asked, objective), batch(), ragged()
     with torch.device("meta"):
         assert bool(tested.loss(whole, Noise(1)).isfinite().all())
         if name != "sundae":
             assert bool(tested.nats(whole, Noise(1)).isfinite().all())
-        assert last_of(tested, canvas, seed=0).device.type == "cpu"
+        assert last_of(asked, sampler, canvas, seed=0).device.type == "cpu"
 
 
 def ragged(rows: int = 5) -> Batch:
@@ -248,15 +265,14 @@ def ragged(rows: int = 5) -> Batch:
     return replace(whole, tokens=tokens, attend=attend, editable=editable, example=torch.tensor([17, 5, 2**40, 3, 8]))
 
 
-def last_of(tested: Method, canvas: Batch, seed: int) -> torch.Tensor:
-    *_, last = tested.sample(canvas, seed)
-    return last.tokens
+def last_of(asked: nn.Module, sampler: Drawing, canvas: Batch, seed: int) -> torch.Tensor:
+    return last_state(sampler.sample(asked, canvas, seed)).tokens
 
 
 @every_method
 def test_every_method_samples_real_words_and_keeps_what_is_frozen(name):
-    tested, canvas = method(name), ragged()
-    states = list(tested.sample(canvas, seed=0))
+    (_, asked, sampler), canvas = parts(name), ragged()
+    states = list(sampler.sample(asked, canvas, seed=0))
     for state in states:
         assert torch.equal(state.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
     assert bool(writable()[states[-1].tokens[canvas.editable]].all())
@@ -267,20 +283,20 @@ def test_every_method_samples_real_words_and_keeps_what_is_frozen(name):
 
 @every_method
 def test_every_method_writes_a_batch_as_its_rows_and_the_same_again(name):
-    tested, canvas = method(name), ragged()
-    together = last_of(tested, canvas, seed=3)
-    assert torch.equal(last_of(tested, canvas, seed=3), together)
-    assert not torch.equal(last_of(tested, canvas, seed=4), together)
+    (_, asked, sampler), canvas = parts(name), ragged()
+    together = last_of(asked, sampler, canvas, seed=3)
+    assert torch.equal(last_of(asked, sampler, canvas, seed=3), together)
+    assert not torch.equal(last_of(asked, sampler, canvas, seed=4), together)
     for row in (0, 3, 4):
         alone = canvas.rows(torch.tensor([row]))
-        assert torch.equal(last_of(tested, alone, seed=3)[0], together[row, : alone.tokens.shape[1]])
+        assert torch.equal(last_of(asked, sampler, alone, seed=3)[0], together[row, : alone.tokens.shape[1]])
 
 
 @every_method
 def test_what_is_hidden_on_a_canvas_is_not_looked_at(name):
-    tested, canvas = method(name), ragged()
+    (_, asked, sampler), canvas = parts(name), ragged()
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
-    assert torch.equal(last_of(tested, other, seed=0), last_of(tested, canvas, seed=0))
+    assert torch.equal(last_of(asked, sampler, other, seed=0), last_of(asked, sampler, canvas, seed=0))
 
 
 @every_method
@@ -327,7 +343,7 @@ def test_any_order_tells_the_network_the_share_that_is_hidden():
         told["time"], told["share"] = t, asked.sum(dim=1) / (tokens.shape[1] - 1)
         return torch.zeros(int(asked.sum()), VOCAB_SIZE).log_softmax(dim=-1)
 
-    AnyOrder(MASK).nats(network, batch(), Noise(0))
+    OrderAgnostic(MASK).nats(network, batch(), Noise(0))
     torch.testing.assert_close(told["time"], told["share"].double(), atol=1e-6, rtol=0)
     assert len(told["time"].unique()) > 3
 
@@ -341,7 +357,7 @@ def test_casting_the_method_leaves_its_grid_exact():
 
 
 def test_the_whole_method_moves_between_devices():
-    moved = Method(network(), AnyOrder(MASK), Ancestral(absorbing(Spindle(0.3)), GRID)).to("meta")
+    moved = TrainingModule(network(), ContinuousTime(absorbing(Spindle(0.3)))).to("meta")
     assert {tensor.device.type for tensor in (*moved.parameters(), *moved.buffers())} == {"meta"}
 
 

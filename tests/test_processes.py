@@ -433,9 +433,13 @@ def test_the_reverse_step_has_no_argument_x0():
 def test_invalid_processes_are_rejected():
     with pytest.raises(ValueError, match=r"needs token information; give TokenInformation\.from_counts"):
         Absorbing(Spindle(0.3), mask_id=3)
-    with pytest.raises(ValueError, match=r"needs a token-independent schedule, got Spindle.*; use linear"):
+    with pytest.raises(
+        ValueError, match=r"needs a token-independent schedule, got spindle \(.*\); use linear, cosine or sqrt"
+    ):
         Uniform(Spindle(0.3), LANGUAGE.writable)
-    with pytest.raises(ValueError, match=r"needs a token-independent schedule, got Spindle.*; use linear"):
+    with pytest.raises(
+        ValueError, match=r"needs a token-independent schedule, got spindle \(.*\); use linear, cosine or sqrt"
+    ):
         Gaussian(Spindle(0.3))
     with pytest.raises(
         ValueError, match=r"`floor`, the variance at t = 0, must be in \(0, 1\), got 0\.0; 1e-4 is usual"

@@ -15,7 +15,7 @@ from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.noise import Noise
 from diffusionbert.processes import Absorbing
-from diffusionbert.proposals import Bell, Early, Even, TimeProposal
+from diffusionbert.proposals import Bell, Early, TimeSampling, UniformTimes
 from diffusionbert.schedules import Linear, Spindle, uniform_grid
 
 DEPTHS = [0.0, 0.3, 0.8, 0.99]
@@ -54,7 +54,7 @@ def test_a_bells_weights_are_one_over_its_density(depth):
 
 def test_even_is_the_bell_of_no_depth():
     position = positions(100)
-    for proposal in (Even(), Bell(0.0)):
+    for proposal in (UniformTimes(), Bell(0.0)):
         t, weight = proposal.times(position)
         torch.testing.assert_close(t, position, atol=1e-15, rtol=0)
         assert torch.equal(weight, torch.ones_like(weight))
@@ -88,15 +88,15 @@ def test_an_unweighted_bell_counts_every_draw_alike():
 
 @pytest.mark.parametrize("depth", [-0.1, 1.0, 2.0, math.nan])
 def test_other_depths_are_refused(depth):
-    with pytest.raises(ValueError, match=rf"\[0, 1\), given {depth}"):
+    with pytest.raises(ValueError, match=rf"\[0, 1\), got {depth}"):
         Bell(depth)
 
 
 OBJECTIVES = {
-    "discrete": lambda proposal: DiscreteTime(process(), uniform_grid(5), proposal=proposal),
-    "continuous": lambda proposal: ContinuousTime(process(), proposal=proposal),
-    "discrete, linear": lambda proposal: DiscreteTime(
-        Absorbing(Linear(), SKEWED.mask_id, SKEWED.information()), uniform_grid(5), proposal=proposal
+    "discrete": lambda sampling: DiscreteTime(process(), uniform_grid(5), time_sampling=sampling),
+    "continuous": lambda sampling: ContinuousTime(process(), time_sampling=sampling),
+    "discrete, linear": lambda sampling: DiscreteTime(
+        Absorbing(Linear(), SKEWED.mask_id, SKEWED.information()), uniform_grid(5), time_sampling=sampling
     ),
 }
 
@@ -118,8 +118,8 @@ def drawn(objective: Objective, network: Table, verb: str, count: int) -> tuple[
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("proposal", [Even(), Early(), Bell(0.8)], ids=str)
-def test_a_weighted_loss_is_unbiased(name, proposal: TimeProposal):
+@pytest.mark.parametrize("proposal", [UniformTimes(), Early(), Bell(0.8)], ids=str)
+def test_a_weighted_loss_is_unbiased(name, proposal: TimeSampling):
     """Against the sum (or integral) over every time and every corrupted state."""
     objective, network = OBJECTIVES[name](proposal), Table(SKEWED)
     expected = exact_nats(objective, network, SKEWED.batch()).detach()

@@ -15,22 +15,22 @@ from tiny_models import MAX_LENGTH, corpus, folder, run_of, toy_sentences
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, write_json
 from diffusionbert.cli import main
-from diffusionbert.experiments import Data, Diffusion, Experiment, NewBert, to_json
+from diffusionbert.methods.discrete import DiscreteTimeConfig
+from diffusionbert.networks.config import NewBert
 from diffusionbert.paper import figures
 from diffusionbert.paper import reproduction as reproduction_module
 from diffusionbert.paper.reproduction import SCALES, Reproduction, Scale, is_finished
 from diffusionbert.paper.request import Request
-from diffusionbert.paper.systems import SYSTEMS, Start
 from diffusionbert.paper.targets import MAIN, TARGETS
-from diffusionbert.presets import masked, next_word
-from diffusionbert.training.settings import Training
+from diffusionbert.recipes import SYSTEMS, Start, decoder_pretraining, masked_pretraining
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.trainer import Trainer
 
 STEPS = 3
 
 
-def smallest(data: str) -> Experiment:
-    training = Training(
+def smallest(data: str) -> RunConfig:
+    training = TrainingConfig(
         steps=STEPS,
         batching=TokenBudget(256),
         warmup=1,
@@ -39,17 +39,17 @@ def smallest(data: str) -> Experiment:
         validation_draws=2,
         save_every=2,
     )
-    return Experiment(
-        Data(data, vocabulary=512, max_length=MAX_LENGTH),
+    return RunConfig(
+        DataConfig(data, vocabulary=512, max_length=MAX_LENGTH),
         NewBert(layers=1, width=32, heads=2, dropout=0.0),
-        objective=Diffusion(num_steps=8),
+        objective=DiscreteTimeConfig(num_steps=8),
         training=training,
     )
 
 
 SMALLER_THAN_TINY = Scale(
     smallest,
-    lambda data, decoder: (next_word if decoder else masked)(smallest(data)),
+    lambda data, decoder: (decoder_pretraining if decoder else masked_pretraining)(smallest(data)),
     sentences=4,
     samples=4,
     length=6,
@@ -64,7 +64,7 @@ SMALLER_THAN_TINY = Scale(
 def _a_smaller_scale():
     """Everything here is reproduced at a scale of a few steps, by the name of the smallest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SCALES, "tiny", SMALLER_THAN_TINY)
+        patch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
         yield
 
 
@@ -224,9 +224,9 @@ def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
 def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
     """A signal ends a training in good order; no table may be made of what it left."""
 
-    def stopped(experiment, path, cache, resume=False):
+    def stopped(config, path, cache, resume=False):
         RunFolder(path).checkpoints.mkdir(parents=True)
-        write_json(RunFolder(path).experiment, to_json(experiment))
+        write_json(RunFolder(path).config, config.to_json())
         RunFolder(path).log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "valid', encoding="utf-8")
 
     monkeypatch.setattr(reproduction_module, "train", stopped)
@@ -273,8 +273,7 @@ def log_of(run: Path) -> list[dict]:
 
 
 def validations(run: Path) -> list[tuple[int, float]]:
-    lines = [line for line in log_of(run) if "validation_nats_per_token" in line]
-    return [(line["step"], line["validation_nats_per_token"]) for line in lines]
+    return [(line["step"], line["nats_per_token"]) for line in log_of(run) if line["event"] == "validation"]
 
 
 class KilledError(Exception):
@@ -318,9 +317,9 @@ def test_without_a_test_text_none_is_assessed_that_was_trained_on(tmp_path):
     validation = tmp_path / "validation.txt"
     validation.write_text("\n".join(toy_sentences(20, seed=7)))
     reproduction = asked(tmp_path / "own", validation=str(validation), masked=str(run_of("masking")))
-    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2).report
-    assert found["data"]["corpus"] == str(validation)
-    assert not [note for note in found["notes"] if "trained on" in note]
+    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2)
+    assert found.data.corpus == str(validation)
+    assert not [note for note in found.notes if "trained on" in note]
     assert asked(tmp_path / "test", validation="a", test="b").test == "b"
     assert asked(tmp_path / "neither").test == str(corpus())
 
@@ -336,7 +335,7 @@ def test_all_systems_have_one_vocabulary_and_the_same_number_of_steps(done, outp
 
 
 def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch):
-    monkeypatch.setitem(SCALES, "tiny", replace(SMALLER_THAN_TINY, new_decoder=3.0))
+    monkeypatch.setitem(SCALES, "smoke", replace(SMALLER_THAN_TINY, new_decoder=3.0))
     names = "mdlm", "mdlm-pretrained", "decoder", "decoder-pretrained"
     rates = [asked(output).planned(name).training.learning_rate for name in names]
     assert rates == pytest.approx([1e-3, 1e-3, 3e-3, 1e-3])

@@ -27,15 +27,16 @@ from tiny_models import corpus, plain_roberta
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from diffusionbert.cli import Command, main
-from diffusionbert.experiments import Bell, Data, Diffusion, Experiment, Pretrained, Time, from_json, to_json
-from diffusionbert.methods.discrete import Quantity
+from diffusionbert.methods.discrete import DiscreteTimeConfig, Quantity
 from diffusionbert.model_folder import push_model
 from diffusionbert.networks import load_legacy_checkpoint, new_decoder
-from diffusionbert.presets import PRESETS, masked
-from diffusionbert.runs import prepare
+from diffusionbert.networks.config import Pretrained, TimeEmbedding
+from diffusionbert.proposals import Bell
+from diffusionbert.recipes import PRESETS, masked_pretraining
 from diffusionbert.schedules import Mean, Spindle
 from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
-from diffusionbert.training.settings import Training
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.run import prepare
 from diffusionbert.training.trainer import Trainer
 
 QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
@@ -68,7 +69,7 @@ def test_pretraining_leaves_a_folder_that_transformers_opens(masked_run):
     assert logits.shape[-1] == len(tokenizer) == model.config.vocab_size
     assert (masked_run / "model" / "README.md").read_text().count("pseudo") == 1
     about = json.loads((masked_run / "model" / "diffusionbert.json").read_text())
-    assert about["experiment"]["objective"]["kind"] == "Masking"
+    assert about["config"]["objective"]["name"] == "masked-lm"
     assert set(load_file(masked_run / "model" / "token_counts.safetensors")) == {"counts", "length_histogram"}
 
 
@@ -76,11 +77,11 @@ def test_pretraining_leaves_a_folder_that_transformers_opens(masked_run):
     "options",
     [
         ["--schedule=spindle", "--time=layers"],
-        ["--schedule=spindle-sentence", "--time=prefix"],
-        ["--schedule=spindle-sentence", "--quantity=paper"],
+        ["--schedule=spindle:mean=sentence,floor=0.05", "--time=prefix"],
+        ["--schedule=spindle:mean=sentence", "--quantity=paper"],
         ["--noise=uniform", "--hybrid=0.01", "--time=layers-learned"],
-        ["--method=continuous", "--schedule=cosine", "--bell=0.8", "--averaging=0.9"],
-        ["--method=any-order", "--batch-rows=8"],
+        ["--objective=continuous-time", "--schedule=cosine", "--time-sampling=bell", "--ema=0.9"],
+        ["--objective=order-agnostic", "--batch-rows=8"],
     ],
     ids=" ".join,
 )
@@ -99,9 +100,9 @@ def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path,
             *options,
         ]
     )
-    validations = [event for event in log(output) if "validation_nats_per_token" in event]
+    validations = [event for event in log(output) if event["event"] == "validation"]
     assert [event["step"] for event in validations] == [0, 3, 6]
-    assert validations[0]["likelihood"] == ("pseudo" if "--quantity=paper" in options else "bound")
+    assert validations[0]["kind"] == ("pseudo" if "--quantity=paper" in options else "bound")
     assert (output / "model" / "beside.safetensors").exists() == any("--time" in option for option in options)
 
 
@@ -152,7 +153,7 @@ def test_a_start_from_the_hub_brings_all_that_a_folder_brings(
     before, after = (load_file(folder / f"{file}.safetensors") for folder in (first, again / "model"))
     for key in before if name is None else [name]:
         torch.testing.assert_close(after[key], before[key])
-    assert json.loads((again / "experiment.json").read_text())["network"]["name"] == "me/mine"
+    assert json.loads((again / "run.json").read_text())["backbone"]["name_or_path"] == "me/mine"
 
 
 def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
@@ -231,7 +232,7 @@ def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_pa
 
 def test_of_two_that_want_one_vocabulary_one_trains_it(tmp_path, monkeypatch):
     """As two commands do that are started at once on one text."""
-    trained, all_here, data = [], Barrier(4), Data(str(corpus()), vocabulary=512)
+    trained, all_here, data = [], Barrier(4), DataConfig(str(corpus()), vocabulary=512)
 
     def train(*arguments, **options):
         trained.append(arguments)
@@ -242,7 +243,7 @@ def test_of_two_that_want_one_vocabulary_one_trains_it(tmp_path, monkeypatch):
         all_here.wait()
         return prepare(data, tmp_path)
 
-    monkeypatch.setattr("diffusionbert.runs.train_wordpiece", train)
+    monkeypatch.setattr("diffusionbert.training.run.train_wordpiece", train)
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(prepared, range(4)))
     assert len(trained) == 1
@@ -324,38 +325,39 @@ def test_bad_original_checkpoints_are_refused(tmp_path, capsys, content, message
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_experiments_survive_json(preset):
-    experiment = preset("pydoc")
-    varied = Experiment(
-        experiment.data,
+def test_configurations_survive_json(preset):
+    config = preset("pydoc")
+    varied = RunConfig(
+        config.data,
         Pretrained("some/model"),
-        Time.LAYERS,
-        Diffusion(Spindle(0.2, Mean.SENTENCE, 0.1), 64, Quantity.PAPER, 0.01, Bell(0.5), uniform_noise=False),
-        Training(steps=3, patience=2, trackers=("tensorboard",)),
+        TimeEmbedding.LAYERS,
+        DiscreteTimeConfig(Spindle(0.2, Mean.SENTENCE, 0.1), 64, Quantity.PAPER, 0.01, Bell(0.5), uniform_noise=False),
+        TrainingConfig(steps=3, patience=2, trackers=("tensorboard",)),
     )
-    for each in (experiment, masked(experiment), varied):
-        assert from_json(json.loads(json.dumps(to_json(each)))) == each
+    for each in (config, masked_pretraining(config), varied):
+        assert RunConfig.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"kind": "Nonsense"},
+        {"format": 99},
         {"wrong_name": 1},
         {"time": "sometimes"},
-        {"data": {"kind": "Data", "corpus": 3}},
-        {"data": {"kind": "Linear"}},
-        {"objective": {"kind": "NewBert"}},
-        {"objective": {"kind": "Diffusion", "schedule": {"kind": "Even"}}},
-        {"objective": {"kind": "VectorDiffusion", "width": True}},
-        {"network": {"kind": "NewBert", "layers": [2]}},
+        {"data": {"corpus": 3}},
+        {"data": {"name": "linear"}},
+        {"objective": {"name": "bert"}},
+        {"objective": {"name": "discrete-time", "schedule": {"name": "uniform"}}},
+        {"objective": {"name": "gaussian", "width": True}},
+        {"backbone": {"name": "bert", "layers": [2]}},
         {"data": ["pydoc"]},
     ],
     ids=str,
 )
 def test_damaged_settings_are_refused(change):
-    with pytest.raises(ValueError, match=r"unknown kind|no setting|not a valid|must be"):
-        from_json(to_json(PRESETS["tiny"]("pydoc")) | change)
+    with pytest.raises(ValueError, match=r"^run\.json.*(unknown|has no field|must be)"):
+        RunConfig.from_json(PRESETS["tiny"]("pydoc").to_json() | change, "run.json")
 
 
 def wrong(capsys, *arguments: str) -> str:
@@ -376,9 +378,9 @@ def wrong(capsys, *arguments: str) -> str:
         (["--data=pydoc", "--batch-tokens=9", "--batch-rows=9"], "exclude"),
         (["--data=pydoc", "--steps=0"], "steps"),
         (["--data=pydoc", "--start=no/such/model"], "no/such/model"),
-        (["--data=pydoc", "--resume"], "experiment.json"),
-        (["--data=pydoc", "--schedule=spindle-sentence", "--floor=0"], "floor"),
-        (["--data=pydoc", "--bell=2"], "depth"),
+        (["--data=pydoc", "--resume"], "run.json"),
+        (["--data=pydoc", "--schedule=spindle:mean=sentence"], "floor"),
+        (["--data=pydoc", "--time-sampling=bell:depth=2"], "depth"),
         (["--data=pydoc", "--preset=paper", "--dropout=0.5"], "dropout"),
     ],
     ids=str,

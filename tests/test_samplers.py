@@ -1,4 +1,4 @@
-"""Samplers beyond the ancestral one: one contract for all, and for each what it alone promises."""
+"""Samplers other than the exact ones: one contract for all, and the properties of each."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from backbones import (
     timed_bert,
     writable,
 )
+from drawing import Drawing, drawing
 from languages import Bayes, Language, Table, exact_log_likelihood, log_forward
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Sampler, State
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.samplers import State
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
-from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
+from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.remasking import Remasking, Strategy
@@ -41,7 +42,6 @@ from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, TokenInformat
 from diffusionbert.shapes import Batch
 
 LINEAR = Absorbing(Linear(), MASK)
-GRID = uniform_grid(5)
 
 
 def by_token(mean: Mean = Mean.CORPUS, floor: float = 0.0) -> Absorbing:
@@ -49,24 +49,32 @@ def by_token(mean: Mean = Mean.CORPUS, floor: float = 0.0) -> Absorbing:
     return Absorbing(Spindle(0.4, mean, floor), MASK, TokenInformation.from_counts(counts))
 
 
-Factory = Callable[[Shaping | None], Sampler]
+Factory = Callable[[Shaping | None], Drawing]
 SAMPLERS: dict[str, Factory] = {
-    "probability": lambda shaping: ConfidenceOrder(LINEAR, 4, Criterion.PROBABILITY, shaping=shaping),
-    "margin": lambda shaping: ConfidenceOrder(LINEAR, 30, Criterion.MARGIN, shaping=shaping),
-    "entropy, threshold": lambda shaping: ConfidenceOrder(by_token(), 6, Criterion.ENTROPY, -1.0, shaping, end=0.7),
-    "mask-predict": lambda shaping: MaskPredict(LINEAR, 4, shaping),
-    "mask-predict, many rounds": lambda shaping: MaskPredict(by_token(), 12, shaping, end=0.7),
-    "remasking, cap": lambda shaping: Remasking(LINEAR, GRID, 0.3, Strategy.CAP, shaping=shaping),
-    "remasking, rescale": lambda shaping: Remasking(by_token(), GRID, 0.8, Strategy.RESCALE, shaping=shaping),
-    "renoising": lambda shaping: Renoising(LINEAR, GRID, shaping),
-    "renoising, by token": lambda shaping: Renoising(by_token(), uniform_grid(5, end=0.6), shaping),
-    "renoising, by sentence": lambda shaping: Renoising(by_token(Mean.SENTENCE, floor=0.05), GRID, shaping),
-    "gibbs": lambda shaping: Gibbs(MASK, 12, Order.RANDOM, shaping),
-    "gibbs, few calls": lambda shaping: Gibbs(MASK, 4, Order.RANDOM, shaping, end=0.7),
-    "gibbs, left to right": lambda shaping: Gibbs(MASK, 12, Order.LEFT_TO_RIGHT, shaping),
-    "blocks, gibbs": lambda shaping: Blocks(Gibbs(MASK, 4, Order.LEFT_TO_RIGHT, shaping), 3, MASK),
-    "blocks": lambda shaping: Blocks(Renoising(LINEAR, uniform_grid(3), shaping), 3, MASK),
-    "blocks, window": lambda shaping: Blocks(ConfidenceOrder(LINEAR, 2, Criterion.MARGIN, shaping=shaping), 3, MASK, 7),
+    "probability": lambda shaping: drawing(Confidence(), LINEAR, steps=4, shaping=shaping),
+    "margin": lambda shaping: drawing(Confidence(Criterion.MARGIN), LINEAR, steps=30, shaping=shaping),
+    "entropy, threshold": lambda shaping: drawing(
+        Confidence(Criterion.ENTROPY, -1.0), by_token(), steps=6, shaping=shaping, end=0.7
+    ),
+    "mask-predict": lambda shaping: drawing(MaskPredict(), LINEAR, steps=4, shaping=shaping),
+    "mask-predict, many rounds": lambda shaping: drawing(MaskPredict(), by_token(), steps=12, shaping=shaping, end=0.7),
+    "remasking, cap": lambda shaping: drawing(Remasking(0.3), LINEAR, steps=5, shaping=shaping),
+    "remasking, rescale": lambda shaping: drawing(
+        Remasking(0.8, Strategy.RESCALE), by_token(), steps=5, shaping=shaping
+    ),
+    "renoising": lambda shaping: drawing(Renoising(), LINEAR, steps=5, shaping=shaping),
+    "renoising, by token": lambda shaping: drawing(Renoising(), by_token(), steps=5, end=0.6, shaping=shaping),
+    "renoising, by sentence": lambda shaping: drawing(
+        Renoising(), by_token(Mean.SENTENCE, floor=0.05), steps=5, shaping=shaping
+    ),
+    "gibbs": lambda shaping: drawing(Gibbs(), LINEAR, steps=12, shaping=shaping),
+    "gibbs, few calls": lambda shaping: drawing(Gibbs(), LINEAR, steps=4, shaping=shaping, end=0.7),
+    "gibbs, left to right": lambda shaping: drawing(Gibbs(Order.LEFT_TO_RIGHT), LINEAR, steps=12, shaping=shaping),
+    "blocks, gibbs": lambda shaping: drawing(Blocks(3, Gibbs(Order.LEFT_TO_RIGHT)), LINEAR, steps=4, shaping=shaping),
+    "blocks": lambda shaping: drawing(Blocks(3, Renoising()), LINEAR, steps=3, shaping=shaping),
+    "blocks, window": lambda shaping: drawing(
+        Blocks(3, Confidence(Criterion.MARGIN)), LINEAR, steps=2, shaping=shaping, max_length=7
+    ),
 }
 parametrize_samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 
@@ -102,7 +110,7 @@ def test_time_falls_to_0(make, bert, canvas):
 
 
 @parametrize_samplers
-def test_calls_count_how_often_a_row_was_sent(make, bert, canvas):
+def test_calls_count_the_queries_per_sequence(make, bert, canvas):
     spy = Spy(bert)
     before = 0
     for state in make(None).sample(spy, canvas, seed=0):
@@ -118,7 +126,7 @@ def test_calls_count_how_often_a_row_was_sent(make, bert, canvas):
 
 
 @parametrize_samplers
-def test_nobody_is_asked_about_nothing_and_all_is_asked_at_a_time_it_knows(make, bert, canvas):
+def test_every_query_has_targets_and_a_time_in_range(make, bert, canvas):
     spy = Spy(bert)
     list(make(None).sample(spy, canvas, seed=0))
     for tokens, attend, t, asked in spy.questions:
@@ -129,13 +137,13 @@ def test_nobody_is_asked_about_nothing_and_all_is_asked_at_a_time_it_knows(make,
 
 
 def history(states: list[State], row: int) -> list[tuple[list[int], float, int]]:
-    """What happened to a row; a batch goes on as long as any of its rows, and the others repeat themselves."""
+    """The states of one sequence, repetitions left out: a batch goes on until its last sequence is finished."""
     events = [(state.tokens[row].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
     return [event for event, _ in itertools.groupby(events)]
 
 
 @parametrize_samplers
-def test_a_batch_equals_its_rows_one_by_one(make, bert, canvas):
+def test_a_batch_equals_its_sequences_one_by_one(make, bert, canvas):
     together = list(make(None).sample(bert, canvas, seed=3))
     for row in range(5):
         alone = canvas.rows(torch.tensor([row]))
@@ -145,7 +153,7 @@ def test_a_batch_equals_its_rows_one_by_one(make, bert, canvas):
 
 
 @parametrize_samplers
-def test_the_same_seed_gives_the_same_text_and_another_another(make, bert, canvas):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(make, bert, canvas):
     sampler = make(None)
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
     assert torch.equal(first, again)
@@ -153,21 +161,21 @@ def test_the_same_seed_gives_the_same_text_and_another_another(make, bert, canva
 
 
 @parametrize_samplers
-def test_what_stood_at_editable_places_does_not_matter(make, bert, canvas):
+def test_the_tokens_at_editable_positions_do_not_matter(make, bert, canvas):
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
     first, again = (list(make(None).sample(bert, batch, seed=0)) for batch in (canvas, other))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
 
 
 @parametrize_samplers
-def test_forbidden_words_are_never_written(make, bert, canvas):
+def test_forbidden_tokens_are_never_generated(make, bert, canvas):
     forbidden = tuple(token for token in range(50) if token not in (7, 8))
     *_, last = make(Shaping(0.8, top_k=10, top_p=0.9, forbidden=forbidden)).sample(bert, canvas, seed=0)
     assert set(last.tokens[canvas.editable].tolist()) <= {7, 8}
 
 
 @parametrize_samplers
-def test_gradients_stay_as_the_caller_has_them(make, bert, canvas):
+def test_gradients_stay_as_the_caller_set_them(make, bert, canvas):
     states = make(None).sample(bert, canvas, seed=0)
     for _ in range(3):
         state = next(states)
@@ -181,7 +189,7 @@ def test_gradients_stay_as_the_caller_has_them(make, bert, canvas):
 
 
 @parametrize_samplers
-def test_states_that_were_yielded_do_not_change(make, bert, canvas):
+def test_yielded_states_do_not_change(make, bert, canvas):
     kept = [
         (state, state.tokens.clone(), state.time.clone(), state.calls.clone())
         for state in make(None).sample(bert, canvas, seed=0)
@@ -193,7 +201,7 @@ def test_states_that_were_yielded_do_not_change(make, bert, canvas):
 
 
 @parametrize_samplers
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(make, bert, canvas):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(make, bert, canvas):
     frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
     spy = Spy(bert)
     *_, last = make(None).sample(spy, frozen, seed=0)
@@ -203,13 +211,13 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(make, bert, c
 
 
 LOW_TEMPERATURE = {
-    "remasking": Remasking(LINEAR, uniform_grid(8), 0.2, shaping=Shaping(0.1)),
-    "renoising": Renoising(LINEAR, uniform_grid(8), Shaping(0.1)),
+    "remasking": drawing(Remasking(0.2), LINEAR, steps=8, shaping=Shaping(0.1)),
+    "renoising": drawing(Renoising(), LINEAR, steps=8, shaping=Shaping(0.1)),
 }
 
 
 @pytest.mark.parametrize("sampler", LOW_TEMPERATURE.values(), ids=LOW_TEMPERATURE.keys())
-def test_low_temperature_still_reveals_throughout_the_steps(sampler):
+def test_low_temperature_still_unmasks_throughout_the_steps(sampler):
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
     tokens = torch.full((64, 16), MASK)
     canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
@@ -217,34 +225,34 @@ def test_low_temperature_still_reveals_throughout_the_steps(sampler):
     assert hidden == pytest.approx([i / 8 for i in range(8, -1, -1)], abs=0.05)
 
 
-# Networks that know nothing but how sure they are of each place.
+# Networks that differ only in their confidence at each position.
 
 
 class Certain(nn.Module):
-    """Believes in word 5 + i at place i, as strongly as the number of the call and the place say."""
+    """Gives token 5 + i at position i the probability that is listed for the call and the position."""
 
     def __init__(self, *certainties: list[float]):
         super().__init__()
         self.certainties = certainties
-        self.told: list[float] = []
+        self.times: list[float] = []
 
     def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
-        certainty = torch.tensor(self.certainties[min(len(self.told), len(self.certainties) - 1)]).double()
-        self.told.append(float(t[0]))
+        certainty = torch.tensor(self.certainties[min(len(self.times), len(self.certainties) - 1)]).double()
+        self.times.append(float(t[0]))
         p = ((1 - certainty) / (NUM_TOKENIZER_IDS - NUM_SPECIAL - 1))[:, None] * writable()
-        place = torch.arange(len(certainty))
-        p[place, NUM_SPECIAL + place] = certainty
+        position = torch.arange(len(certainty))
+        p[position, NUM_SPECIAL + position] = certainty
         return p.log().expand(len(tokens), *p.shape)[asked]
 
 
 class Fixed(nn.Module):
-    """Answers with one distribution for each place, whatever it is asked."""
+    """Gives each position a fixed distribution, whatever the tokens."""
 
     def __init__(self, *distributions: dict[int, float]):
         super().__init__()
         self.p = torch.zeros(len(distributions), 50, dtype=torch.float64)
-        for place, distribution in enumerate(distributions):
-            self.p[place, list(distribution)] = torch.tensor(list(distribution.values()), dtype=torch.float64)
+        for position, distribution in enumerate(distributions):
+            self.p[position, list(distribution)] = torch.tensor(list(distribution.values()), dtype=torch.float64)
 
     def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
         return self.p.log().expand(len(tokens), *self.p.shape)[asked]
@@ -255,22 +263,22 @@ def row_of(length: int) -> Batch:
     return Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
 
-def hidden_places(states: list[State]) -> list[list[int]]:
+def masked_positions(states: list[State]) -> list[list[int]]:
     return [(state.tokens[0] == MASK).nonzero()[:, 0].tolist() for state in states]
 
 
-LIKELIEST = Shaping(top_k=1)
+MOST_PROBABLE = Shaping(top_k=1)
 
 
 @pytest.mark.parametrize("criterion", Criterion)
-def test_the_surest_place_is_written_first(criterion):
+def test_the_most_confident_position_is_unmasked_first(criterion):
     network = Certain([0.5, 0.9, 0.3, 0.8, 0.6])
-    sampler = ConfidenceOrder(LINEAR, 5, criterion, shaping=LIKELIEST, end=0.5)
+    sampler = drawing(Confidence(criterion), LINEAR, steps=5, shaping=MOST_PROBABLE, end=0.5)
     states = list(sampler.sample(network, row_of(5), seed=0))
-    assert hidden_places(states) == [[0, 1, 2, 3, 4], [0, 2, 3, 4], [0, 2, 4], [0, 2], [2], []]
+    assert masked_positions(states) == [[0, 1, 2, 3, 4], [0, 2, 3, 4], [0, 2, 4], [0, 2], [2], []]
     assert states[-1].tokens.tolist() == [[5, 6, 7, 8, 9]]
     assert [float(state.time) for state in states] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
-    assert network.told == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+    assert network.times == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 ORDERS = {Criterion.PROBABILITY: [2, 0, 1], Criterion.MARGIN: [2, 1, 0], Criterion.ENTROPY: [0, 2, 1]}
@@ -283,12 +291,14 @@ def test_criteria_measure_what_they_say(criterion):
         {10: 0.45, **dict.fromkeys(range(11, 22), 0.05)},
         {10: 0.55, **dict.fromkeys(range(11, 20), 0.05)},
     )
-    states = list(ConfidenceOrder(LINEAR, 3, criterion, shaping=LIKELIEST).sample(network, row_of(3), seed=0))
-    order = [set(before) - set(after) for before, after in itertools.pairwise(hidden_places(states))]
-    assert order == [{place} for place in ORDERS[criterion]]
+    states = list(
+        drawing(Confidence(criterion), LINEAR, steps=3, shaping=MOST_PROBABLE).sample(network, row_of(3), seed=0)
+    )
+    order = [set(before) - set(after) for before, after in itertools.pairwise(masked_positions(states))]
+    assert order == [{position} for position in ORDERS[criterion]]
 
 
-# Word 6 is forbidden; of the others, the second place is surer in the first pair, and the first in the second pair.
+# Token 6 is forbidden; among the others, the second position is more confident in one pair, the first in the other.
 FORBIDDING = Shaping(top_k=1, forbidden=(6,))
 PAIRS = {
     "second": Fixed({6: 0.9, 7: 0.05, 8: 0.05}, {6: 0.1, 7: 0.6, 8: 0.3}),
@@ -296,29 +306,31 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(("surer", "network"), PAIRS.items(), ids=PAIRS.keys())
+@pytest.mark.parametrize(("confident", "network"), PAIRS.items(), ids=PAIRS.keys())
 @pytest.mark.parametrize("criterion", Criterion)
-def test_confidence_is_that_among_words_that_may_be_written(criterion, surer, network):
-    states = list(ConfidenceOrder(LINEAR, 2, criterion, shaping=FORBIDDING).sample(network, row_of(2), seed=0))
-    assert hidden_places(states) == [[0, 1], [0 if surer == "second" else 1], []]
+def test_confidence_is_measured_among_allowed_tokens(criterion, confident, network):
+    states = list(
+        drawing(Confidence(criterion), LINEAR, steps=2, shaping=FORBIDDING).sample(network, row_of(2), seed=0)
+    )
+    assert masked_positions(states) == [[0, 1], [0 if confident == "second" else 1], []]
 
 
-@pytest.mark.parametrize(("surer", "network"), PAIRS.items(), ids=PAIRS.keys())
-def test_mask_predict_ranks_among_words_that_may_be_written(surer, network):
-    states = list(MaskPredict(LINEAR, 2, FORBIDDING).sample(network, row_of(2), seed=0))
-    assert hidden_places(states) == [[0, 1], [0 if surer == "second" else 1], []]
+@pytest.mark.parametrize(("confident", "network"), PAIRS.items(), ids=PAIRS.keys())
+def test_mask_predict_ranks_among_allowed_tokens(confident, network):
+    states = list(drawing(MaskPredict(), LINEAR, steps=2, shaping=FORBIDDING).sample(network, row_of(2), seed=0))
+    assert masked_positions(states) == [[0, 1], [0 if confident == "second" else 1], []]
 
 
-RANKING: dict[str, Callable[[Absorbing], Sampler]] = {
-    "confidence": lambda process: ConfidenceOrder(process, 2, Criterion.PROBABILITY),
-    "mask-predict": lambda process: MaskPredict(process, 2),
+RANKING: dict[str, Callable[[Absorbing], Drawing]] = {
+    "confidence": lambda process: drawing(Confidence(), process, steps=2),
+    "mask-predict": lambda process: drawing(MaskPredict(), process, steps=2),
 }
 parametrize_ranking = pytest.mark.parametrize("make", RANKING.values(), ids=RANKING.keys())
 
 
 @parametrize_ranking
-def test_a_rare_draw_is_not_confident_and_is_drawn_anew(make):
-    """The probability is that of the word that was drawn, not of the likeliest, and each round has its own numbers."""
+def test_a_rare_draw_has_low_confidence_and_is_drawn_again(make):
+    """The probability is that of the drawn token, not the largest one, and each round has its own random numbers."""
     network = Fixed({6: 0.9, 7: 0.1}, {6: 0.55, 7: 0.45})
     canvas = Batch.of(torch.full((400, 2), MASK), torch.ones(400, 2, dtype=torch.bool))
     _, state, last = make(LINEAR).sample(network, canvas, seed=0)
@@ -329,27 +341,27 @@ def test_a_rare_draw_is_not_confident_and_is_drawn_anew(make):
 
 
 @parametrize_ranking
-def test_where_the_sampler_chooses_what_is_hidden_the_schedule_does_not_matter(make, bert, canvas):
+def test_the_schedule_does_not_matter_where_the_sampler_chooses_what_is_masked(make, bert, canvas):
     first, again = (list(make(process).sample(bert, canvas, seed=0)) for process in (LINEAR, by_token()))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
 
 
-def test_places_are_spread_evenly_over_the_rounds():
+def test_positions_are_spread_evenly_over_the_rounds():
     tokens = torch.full((3, 7), MASK)
     editable = torch.arange(7) < torch.tensor([7, 2, 3])[:, None]
-    sampler = ConfidenceOrder(LINEAR, 3, Criterion.PROBABILITY)
+    sampler = drawing(Confidence(), LINEAR, steps=3)
     states = list(sampler.sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0))
     hidden = [((state.tokens == MASK) & editable).sum(dim=1).tolist() for state in states]
     assert hidden == [[7, 2, 3], [5, 1, 2], [3, 0, 1], [0, 0, 0]]
     assert states[-1].calls.tolist() == [3, 2, 3]
 
 
-def test_a_threshold_writes_all_that_is_sure_and_at_least_what_is_due():
+def test_a_threshold_unmasks_all_that_reach_it_and_at_least_what_is_due():
     certainty = [0.95, 0.3, 0.91, 0.92, 0.2]
 
     def rounds(threshold: float | None, num_steps: int) -> list[int]:
-        sampler = ConfidenceOrder(LINEAR, num_steps, Criterion.PROBABILITY, threshold, LIKELIEST)
-        return [len(hidden) for hidden in hidden_places(list(sampler.sample(Certain(certainty), row_of(5), seed=0)))]
+        sampler = drawing(Confidence(threshold=threshold), LINEAR, steps=num_steps, shaping=MOST_PROBABLE)
+        return [len(hidden) for hidden in masked_positions(list(sampler.sample(Certain(certainty), row_of(5), seed=0)))]
 
     assert rounds(None, 5) == [5, 4, 3, 2, 1, 0]
     assert rounds(0.9, 5) == [5, 2, 1, 0]
@@ -367,46 +379,42 @@ def test_a_threshold_writes_all_that_is_sure_and_at_least_what_is_due():
         (Criterion.ENTROPY, float("nan")),
     ],
 )
-def test_a_threshold_out_of_reach_is_refused(criterion, threshold):
-    with pytest.raises(ValueError, match="out of reach"):
-        ConfidenceOrder(LINEAR, 3, criterion, threshold)
+def test_a_threshold_out_of_range_is_rejected(criterion, threshold):
+    with pytest.raises(ValueError, match="threshold must be between"):
+        Confidence(criterion, threshold)
 
 
-@pytest.mark.parametrize("make", [lambda n, end: ConfidenceOrder(LINEAR, n, Criterion.MARGIN, end=end), None])
-@pytest.mark.parametrize(("num_steps", "end"), [(0, 1.0), (3, 0.0), (3, 1.5)])
-def test_a_grid_that_is_none_is_refused(make, num_steps, end):
-    make = make or (lambda n, end: MaskPredict(LINEAR, n, end=end))
-    with pytest.raises(ValueError, match=r"at least 1 step from noise|must end in \(0, 1\]"):
-        make(num_steps, end)
-
-
-def test_mask_predict_hides_the_least_confident_again_also_of_those_written_before():
+def test_mask_predict_masks_the_least_probable_again_also_of_earlier_rounds():
     network = Certain([0.9, 0.8, 0.3, 0.2, 0.6, 0.5], [0.1, 0.1, 0.95, 0.97, 0.85, 0.99], [0.4] * 6)
-    states = list(MaskPredict(LINEAR, 3, LIKELIEST, end=0.6).sample(network, row_of(6), seed=0))
-    # After the first round 0 and 1 stay; after the second their old 0.9 and 0.8 stand beside the others' new ones.
-    assert hidden_places(states) == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [1, 4], []]
-    assert network.told == pytest.approx([0.6, 0.4, 0.2])
+    states = list(
+        drawing(MaskPredict(), LINEAR, steps=3, shaping=MOST_PROBABLE, end=0.6).sample(network, row_of(6), seed=0)
+    )
+    # After the first round 0 and 1 stay; in the second, their old 0.9 and 0.8 are compared with the others' new ones.
+    assert masked_positions(states) == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [1, 4], []]
+    assert network.times == pytest.approx([0.6, 0.4, 0.2])
     assert states[-1].calls.tolist() == [3]
     assert states[-1].tokens.tolist() == [[5, 6, 7, 8, 9, 10]]
 
 
-def test_mask_predict_hides_whole_places_and_ends_when_none_is_left():
+def test_mask_predict_masks_whole_positions_and_ends_when_none_is_left():
     tokens = torch.full((3, 7), MASK)
     editable = torch.arange(7) < torch.tensor([7, 2, 3])[:, None]
-    states = list(MaskPredict(LINEAR, 4).sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0))
+    states = list(
+        drawing(MaskPredict(), LINEAR, steps=4).sample(Certain([0.5] * 7), Batch.of(tokens, editable), seed=0)
+    )
     hidden = [((state.tokens == MASK) & editable).sum(dim=1).tolist() for state in states]
     assert hidden == [[7, 2, 3], [5, 1, 2], [3, 1, 1], [1, 0, 0], [0, 0, 0]]
     assert states[-1].calls.tolist() == [4, 3, 3]
 
 
-# Languages of which every probability is known.
+# Enumerable languages.
 
 LANGUAGE = Language.random(3, 2, seed=6)
 UNEVEN = torch.tensor([0.0, 0.1, 0.3, 0.7, 1.0], dtype=torch.float64)
 
 
 def processes(language: Language = LANGUAGE) -> list[Absorbing]:
-    schedules = (Linear(), Cosine(), Spindle(1.0))  # so strong that common words cannot be hidden at first
+    schedules = (Linear(), Cosine(), Spindle(1.0))  # so strong that common tokens cannot be masked at first
     return [Absorbing(schedule, language.mask_id, language.information()) for schedule in schedules]
 
 
@@ -428,11 +436,11 @@ def agrees(counts: Tensor, mass: Tensor) -> bool:
 
 @pytest.mark.parametrize("criterion", [Criterion.MARGIN, Criterion.ENTROPY])
 @parametrize_processes
-def test_one_place_a_round_in_order_of_certainty_is_exact(criterion, process):
-    """The order depends on what is visible alone, so it is a factorisation, under every schedule."""
+def test_one_position_per_round_in_order_of_confidence_is_exact(criterion, process):
+    """The order depends on unmasked tokens alone, so this is a factorisation, under every schedule."""
     conditionals = Bayes(LANGUAGE, Absorbing(Linear(), LANGUAGE.mask_id))
     canvas = LANGUAGE.batch(torch.full((20000, 2), LANGUAGE.mask_id))
-    *_, last = ConfidenceOrder(process, 2, criterion).sample(conditionals, canvas, seed=2)
+    *_, last = drawing(Confidence(criterion), process, steps=2).sample(conditionals, canvas, seed=2)
     mass = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
     mass[(LANGUAGE.states < 3).all(dim=1)] = LANGUAGE.probabilities
     assert agrees(frequencies(LANGUAGE, last.tokens), mass)
@@ -470,13 +478,13 @@ def transition(process: Absorbing, network: nn.Module, language: Language, s: fl
     kept = nn.functional.one_hot(states, vocabulary) * (1 - again)[states][..., None]
     kept[..., language.mask_id] = again[states]
     step = torch.where((states == language.mask_id)[..., None], written, kept)
-    return torch.stack([step[:, place, states[:, place]] for place in range(language.length)]).prod(dim=0)
+    return torch.stack([step[:, position, states[:, position]] for position in range(language.length)]).prod(dim=0)
 
 
 def chain(
     process: Absorbing, network: nn.Module, language: Language, steps: list[tuple[float, float]], sigma: Sigma
 ) -> list[Tensor]:
-    """The distribution over all states after each step, from everything hidden."""
+    """The distribution over all states after each step, from everything masked."""
     mass = [(language.states == language.mask_id).all(dim=1).double()]
     for s, t in steps:
         mass.append(mass[-1] @ transition(process, network, language, s, t, sigma))
@@ -495,12 +503,12 @@ def forward_mass(process: Absorbing, language: Language, t: float) -> Tensor:
     return language.probabilities @ log_forward(process, x0, x_t, times).exp().view(rows, columns)
 
 
-def of_places(language: Language, mass: Tensor) -> Tensor:
-    """The distribution of each place by itself, [L, V]."""
+def marginals(language: Language, mass: Tensor) -> Tensor:
+    """The marginal distribution at each position, [L, V]."""
     return torch.einsum("n,nlv->lv", mass, nn.functional.one_hot(language.states, language.vocabulary).double())
 
 
-def sampled(sampler: Sampler, network: nn.Module, language: Language, rows: int = 20000, seed: int = 5) -> list[Tensor]:
+def sampled(sampler: Drawing, network: nn.Module, language: Language, rows: int = 20000, seed: int = 5) -> list[Tensor]:
     canvas = language.batch(torch.full((rows, language.length), language.mask_id))
     return [frequencies(language, state.tokens) for state in sampler.sample(network, canvas, seed)]
 
@@ -508,30 +516,30 @@ def sampled(sampler: Sampler, network: nn.Module, language: Language, rows: int 
 @parametrize_sigmas
 @parametrize_processes
 def test_remasking_follows_its_chain_at_every_time(process, eta, strategy, sigma):
-    """Chi-square over all sixteen states after each step, for a network that is told the time."""
+    """Chi-square over all sixteen states after each step, for a time-conditioned network."""
     network = Table(LANGUAGE, num_steps=10, seed=2)
     expected = chain(process, network, LANGUAGE, downwards(UNEVEN), sigma)
-    counts = sampled(Remasking(process, UNEVEN, eta, strategy), network, LANGUAGE)
+    counts = sampled(drawing(Remasking(eta, strategy), process, grid=UNEVEN), network, LANGUAGE)
     assert all(agrees(*pair) for pair in zip(counts, expected, strict=True))
 
 
 @pytest.mark.parametrize("strategy", Strategy)
 @parametrize_processes
-def test_remasking_nothing_is_ancestral_sampling(process, strategy):
+def test_remasking_with_eta_0_is_ancestral_sampling(process, strategy):
     network = Table(LANGUAGE, num_steps=10, seed=2)
     expected = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
     words = (LANGUAGE.states < 3).all(dim=1)
     expected[words] = exact_log_likelihood(process, network, LANGUAGE, UNEVEN).exp().detach()
-    *_, counts = sampled(Remasking(process, UNEVEN, 0.0, strategy), network, LANGUAGE)
+    *_, counts = sampled(drawing(Remasking(0.0, strategy), process, grid=UNEVEN), network, LANGUAGE)
     assert agrees(counts, expected)
 
 
-def test_remasking_without_reweighting_reveals_at_once_what_cannot_be_hidden():
+def test_remasking_without_reweighting_unmasks_at_once_what_cannot_be_masked():
     process = Absorbing(Spindle(1.0), LANGUAGE.mask_id, LANGUAGE.information(), reweighted=False)
     relative = process.information / process.corpus_mean
     assert bool((process.schedule.survival(UNEVEN[1:2], relative) == 1).any())
     network = Table(LANGUAGE, num_steps=10, seed=2)
-    *_, counts = sampled(Remasking(process, UNEVEN, 0.0), network, LANGUAGE)
+    *_, counts = sampled(drawing(Remasking(0.0), process, grid=UNEVEN), network, LANGUAGE)
     expected = torch.zeros(len(LANGUAGE.states), dtype=torch.float64)
     expected[(LANGUAGE.states < 3).all(dim=1)] = exact_log_likelihood(process, network, LANGUAGE, UNEVEN).exp().detach()
     assert agrees(counts, expected)
@@ -540,27 +548,27 @@ def test_remasking_without_reweighting_reveals_at_once_what_cannot_be_hidden():
 @parametrize_sigmas
 @parametrize_processes
 def test_a_step_keeps_the_marginals_of_the_schedule(process, eta, strategy, sigma):
-    """From Σ p(x0) q(x_t | x0), the best network comes to Σ p(x0) q(x_s | x0) at every place, to the last digit."""
+    """From Σ p(x0) q(x_t | x0), the best network leads to Σ p(x0) q(x_s | x0) at every position, up to rounding."""
     network = Bayes(LANGUAGE, process)
     for s, t in [*downwards(UNEVEN), (0.3, 0.3)]:
         step = transition(process, network, LANGUAGE, s, t, sigma)
-        after = of_places(LANGUAGE, forward_mass(process, LANGUAGE, t) @ step)
-        torch.testing.assert_close(after, of_places(LANGUAGE, forward_mass(process, LANGUAGE, s)))
+        after = marginals(LANGUAGE, forward_mass(process, LANGUAGE, t) @ step)
+        torch.testing.assert_close(after, marginals(LANGUAGE, forward_mass(process, LANGUAGE, s)))
 
 
 @parametrize_sigmas
 @pytest.mark.parametrize("index", range(3), ids=["linear", "cosine", "spindle"])
-def test_one_word_keeps_its_marginals_all_the_way(index, eta, strategy, sigma):
+def test_one_position_keeps_its_marginals_at_every_time(index, eta, strategy, sigma):
     language = Language(3, 1, [0.6, 0.3, 0.1])
     process = processes(language)[index]
-    counts = sampled(Remasking(process, UNEVEN, eta, strategy), Bayes(language, process), language)
+    counts = sampled(drawing(Remasking(eta, strategy), process, grid=UNEVEN), Bayes(language, process), language)
     for count, t in zip(counts, UNEVEN.flip(0).tolist(), strict=True):
         assert agrees(count, forward_mass(process, language, t))
 
 
 @parametrize_processes
-def test_two_words_keep_their_marginals_in_the_limit(process):
-    """Words written in one step do not know of each other, so the error falls as steps are added."""
+def test_two_positions_keep_their_marginals_in_the_limit_of_many_steps(process):
+    """Tokens drawn in one step are independent, so the error falls as steps are added."""
     network, eta = Bayes(LANGUAGE, process), 0.3
 
     def error(num_steps: int) -> float:
@@ -570,51 +578,51 @@ def test_two_words_keep_their_marginals_in_the_limit(process):
         return max(float((mass - truth).abs().sum()) for mass, truth in zip(masses, wanted, strict=True))
 
     assert error(64) < 0.02 < error(4)
-    *_, counts = sampled(Remasking(process, uniform_grid(64), eta / 64), network, LANGUAGE, rows=4000)
+    *_, counts = sampled(drawing(Remasking(eta / 64), process, steps=64), network, LANGUAGE, rows=4000)
     assert agrees(counts, forward_mass(process, LANGUAGE, 0.0))
 
 
-def test_at_the_maximum_everything_hidden_is_written_as_soon_as_it_may():
-    """Where 1 - ᾱ_s ≤ ᾱ_t; renoising writes only ᾱ_s of it."""
+def test_at_the_maximum_everything_masked_is_unmasked_as_soon_as_possible():
+    """Where 1 - ᾱ_s ≤ ᾱ_t; renoising unmasks only the share ᾱ_s."""
     canvas = LANGUAGE.batch(torch.full((500, 2), LANGUAGE.mask_id))
     network, process = Table(LANGUAGE, seed=2), Absorbing(Linear(), LANGUAGE.mask_id)
     grid = torch.tensor([0.0, 0.3, 0.6, 1.0], dtype=torch.float64)
 
-    def still_hidden(sampler: Sampler) -> int:
+    def still_masked(sampler: Drawing) -> int:
         _, first, second, _ = sampler.sample(network, canvas, seed=0)
         return int(((first.tokens == 3) & (second.tokens == 3)).sum())
 
-    assert still_hidden(Remasking(process, grid, 1.0, Strategy.RESCALE)) == 0
-    assert still_hidden(Renoising(process, grid)) == pytest.approx(1000 * 0.6 * 0.3, rel=0.2)
+    assert still_masked(drawing(Remasking(1.0, Strategy.RESCALE), process, grid=grid)) == 0
+    assert still_masked(drawing(Renoising(), process, grid=grid)) == pytest.approx(1000 * 0.6 * 0.3, rel=0.2)
 
 
 @pytest.mark.parametrize("eta", [-0.1, 1.1, float("nan")])
-def test_an_eta_that_is_no_share_is_refused(eta):
-    with pytest.raises(ValueError, match="eta must lie in"):
-        Remasking(LINEAR, GRID, eta)
+def test_an_eta_out_of_range_is_rejected(eta):
+    with pytest.raises(ValueError, match="eta must be between 0 and 1, got"):
+        Remasking(eta)
 
 
-def test_remasking_refuses_a_sentence_mean():
+def test_remasking_rejects_a_sentence_mean():
     with pytest.raises(ValueError, match=r"use Mean\.CORPUS"):
-        Remasking(by_token(Mean.SENTENCE, floor=0.05), GRID, 0.5)
+        drawing(Remasking(0.5), by_token(Mean.SENTENCE, floor=0.05))
 
 
-@pytest.mark.parametrize("make", [lambda grid: Remasking(LINEAR, grid, 0.5), lambda grid: Renoising(LINEAR, grid)])
-def test_a_grid_that_does_not_begin_at_0_is_refused(make):
+@pytest.mark.parametrize("grid", [[0.1, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
+def test_a_time_grid_that_does_not_rise_from_0_is_rejected(grid):
     with pytest.raises(ValueError, match="rise from 0 to 1"):
-        make(torch.tensor([0.1, 1.0]))
+        drawing(Renoising(), LINEAR, grid=torch.tensor(grid))
 
 
 @parametrize_processes
 def test_renoising_is_remasking_with_the_complement_of_survival(process):
-    """σ = 1 - ᾱ_s: the chain of ReMDM with it is what renoising draws, at every time."""
+    """σ = 1 - ᾱ_s: renoising follows the chain of ReMDM with this σ, at every time."""
     network = Table(LANGUAGE, num_steps=10, seed=2)
     expected = chain(process, network, LANGUAGE, downwards(UNEVEN), lambda alpha_s, alpha_t: 1 - alpha_s)
-    counts = sampled(Renoising(process, UNEVEN), network, LANGUAGE)
+    counts = sampled(drawing(Renoising(), process, grid=UNEVEN), network, LANGUAGE)
     assert all(agrees(*pair) for pair in zip(counts, expected, strict=True))
 
 
-def test_what_renoising_takes_back_lies_below_the_maximum():
+def test_the_sigma_of_renoising_lies_below_the_maximum():
     alpha_s, alpha_t = torch.rand(2, 1000, dtype=torch.float64).sort(dim=0, descending=True).values
     most, ours = highest(alpha_s, alpha_t), 1 - alpha_s
     assert bool((ours <= most).all())
@@ -622,7 +630,7 @@ def test_what_renoising_takes_back_lies_below_the_maximum():
 
 
 def test_renoising_works_for_uniform_noise():
-    """With the best network for one word, every x_s is that of the forward process."""
+    """With the best network for one position, every x_s is distributed as in the forward process."""
     word = torch.tensor([0.6, 0.3, 0.1, 0.0], dtype=torch.float64)
     language = Language(3, 1, word[:3])
 
@@ -631,7 +639,9 @@ def test_renoising_works_for_uniform_noise():
             same = nn.functional.one_hot(tokens[asked], 4).double()
             return (word * ((1 - t)[:, None] * same + t[:, None] / 3)).log().log_softmax(dim=-1)
 
-    counts = sampled(Renoising(Uniform(Linear(), language.writable), UNEVEN), BestUnderUniform(), language)
+    counts = sampled(
+        drawing(Renoising(), Uniform(Linear(), language.writable), grid=UNEVEN), BestUnderUniform(), language
+    )
     for count, t in zip(counts, UNEVEN.flip(0).tolist(), strict=True):
         assert agrees(count, (1 - t) * word + t * language.writable / 3)
 
@@ -639,46 +649,46 @@ def test_renoising_works_for_uniform_noise():
 # Blocks.
 
 
-def test_one_block_is_the_inner_samplers_own_text(bert, canvas):
-    inner = Renoising(LINEAR, GRID)
-    together = list(Blocks(inner, 20, MASK, window=24).sample(bert, canvas, seed=4))
+def test_one_block_gives_the_text_of_the_inner_sampler(bert, canvas):
+    inner = drawing(Renoising(), LINEAR, steps=5)
+    together = list(drawing(Blocks(20, Renoising()), LINEAR, steps=5, max_length=24).sample(bert, canvas, seed=4))
     plain = list(inner.sample(bert, canvas, seed=4))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(together, plain, strict=True))
 
 
 def test_blocks_share_the_time_between_them(bert):
-    batch = sentences(bert.backbone, (9, 5))  # 7 and 3 words: 3 blocks and 1
-    sampler = Blocks(Ancestral(LINEAR, uniform_grid(2)), 3, MASK)
+    batch = sentences(bert.backbone, (9, 5))  # 7 and 3 editable positions: 3 blocks and 1
+    sampler = drawing(Blocks(3, Ancestral()), LINEAR, steps=2)
     times = torch.stack([state.time for state in sampler.sample(bert, batch, seed=0)], dim=1)
     assert times[0].tolist() == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
     assert times[1].tolist() == pytest.approx([1, 1 / 2, 0, 0, 0, 0, 0])
 
 
 class Words(nn.Module):
-    """Knows 200 words and believes in all alike."""
+    """Gives all of tokens 100 to 199 the same probability."""
 
     def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
         return torch.full((int(asked.sum()), 200), -torch.inf).index_fill(1, torch.arange(100, 200), 0.0).log_softmax(1)
 
 
 def long_canvas(length: int, editable: Callable[[int], bool]) -> Batch:
-    """`[CLS] 5 6 7 … [SEP]`: a frozen word says where it stands."""
-    marked = torch.tensor([[0 < place < length - 1 and editable(place) for place in range(length)]])
+    """`[CLS] 5 6 7 … [SEP]`: a frozen token is its position plus 4."""
+    marked = torch.tensor([[0 < position < length - 1 and editable(position) for position in range(length)]])
     tokens = torch.arange(4, length + 4)[None].clone()
     tokens[0, 0], tokens[0, -1] = CLS, SEP
     return Batch.of(tokens.masked_fill(marked, MASK), marked)
 
 
-def test_a_block_sees_what_is_written_before_it_and_masks_after_it():
-    canvas = long_canvas(30, lambda place: place % 5 != 0)
-    places = canvas.editable[0].nonzero()[:, 0]
+def test_a_block_sees_the_text_before_it_and_masks_after_it():
+    canvas = long_canvas(30, lambda position: position % 5 != 0)
+    positions = canvas.editable[0].nonzero()[:, 0]
     spy = Spy(Words())
-    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(3)), 3, MASK).sample(spy, canvas, seed=0)
-    blocks = [set(block.tolist()) for block in places.split(3)]
+    *_, last = drawing(Blocks(3, Ancestral()), LINEAR, steps=3).sample(spy, canvas, seed=0)
+    blocks = [set(block.tolist()) for block in positions.split(3)]
     written = []
     for tokens, *_, asked in spy.questions:
         (number,) = (i for i, block in enumerate(blocks) if set(asked[0].nonzero()[:, 0].tolist()) <= block)
-        before, after = places[: 3 * number], places[3 * number + 3 :]
+        before, after = positions[: 3 * number], positions[3 * number + 3 :]
         assert torch.equal(tokens[0, before], last.tokens[0, before])
         assert bool((tokens[0, after] == MASK).all())
         assert torch.equal(tokens[~canvas.editable], canvas.tokens[~canvas.editable])
@@ -688,18 +698,18 @@ def test_a_block_sees_what_is_written_before_it_and_masks_after_it():
 
 
 CANVASES = {
-    "every place": (long_canvas(60, lambda place: True), 4),
-    "every third": (long_canvas(60, lambda place: place % 3 == 0), 4),
-    "far apart": (long_canvas(60, lambda place: place in (2, 30, 31, 55, 58)), 4),
-    "single": (long_canvas(60, lambda place: place == 40), 1),
+    "every position": (long_canvas(60, lambda position: True), 4),
+    "every third": (long_canvas(60, lambda position: position % 3 == 0), 4),
+    "far apart": (long_canvas(60, lambda position: position in (2, 30, 31, 55, 58)), 4),
+    "single": (long_canvas(60, lambda position: position == 40), 1),
 }
 
 
 @pytest.mark.parametrize("window", [6, 7, 20, 59, 60, 100])
 @pytest.mark.parametrize(("canvas", "size"), CANVASES.values(), ids=CANVASES.keys())
-def test_a_window_shows_the_row_around_the_block_and_never_more(canvas, size, window):
+def test_a_window_shows_the_sequence_around_the_block_and_never_more(canvas, size, window):
     spy = Spy(Words())
-    states = list(Blocks(Ancestral(LINEAR, uniform_grid(2)), size, MASK, window).sample(spy, canvas, seed=0))
+    states = list(drawing(Blocks(size, Ancestral()), LINEAR, steps=2, max_length=window).sample(spy, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
     assert bool((states[-1].tokens[canvas.editable] >= 100).all())
     assert torch.equal(states[-1].tokens[~canvas.editable], canvas.tokens[~canvas.editable])
@@ -708,32 +718,32 @@ def test_a_window_shows_the_row_around_the_block_and_never_more(canvas, size, wi
         assert bool(attend.all())
         assert int(asked.sum()) <= size
         assert tokens[0, [0, -1]].tolist() == [CLS, SEP]
-        assert int((tokens[0] == MASK).nonzero().min()) == int(asked[0].nonzero().min())  # before it all is written
+        assert int((tokens[0] == MASK).nonzero().min()) == int(asked[0].nonzero().min())  # all before it is unmasked
         middle = tokens[0, 1:-1]
         standing = ((middle > 4) & (middle < 100)).nonzero()[:, 0]
-        assert len((middle[standing] - standing).unique()) <= 1  # frozen words stand as in the row: one run
+        assert len((middle[standing] - standing).unique()) <= 1  # frozen tokens as in the sequence: one run
 
 
 def test_most_of_the_room_is_given_to_what_comes_before():
     spy = Spy(Words())
-    canvas = long_canvas(90, lambda place: place in (5, 45, 87))
-    list(Blocks(Ancestral(LINEAR, uniform_grid(1)), 1, MASK, 15).sample(spy, canvas, seed=0))
-    # Thirteen places between the ends, one of them the block: nine before it and three after, where the row has them.
+    canvas = long_canvas(90, lambda position: position in (5, 45, 87))
+    list(drawing(Blocks(1, Ancestral()), LINEAR, steps=1, max_length=15).sample(spy, canvas, seed=0))
+    # Thirteen positions between the ends, one of them the block: nine before it and three after, where there are any.
     assert [int(asked[0].nonzero()) for *_, asked in spy.questions] == [5, 10, 12]
     runs = [tokens[0, 1:-1].tolist() for tokens, *_ in spy.questions]
     assert [(run[0], run[-1]) for run in runs] == [(5, 17), (40, 52), (80, 92)]
 
 
-def test_a_window_lets_a_network_write_longer_rows_than_it_reads(bert):
+def test_a_window_generates_longer_sequences_than_the_network_reads(bert):
     batch = sentences(bert.backbone, (70, 40, 20))
-    inner = ConfidenceOrder(LINEAR, 4, Criterion.PROBABILITY)
+    inner = drawing(Confidence(), LINEAR, steps=4)
     with pytest.raises(ValueError, match="reads at most"):
         list(inner.sample(bert, batch, seed=0))
     spy = Spy(bert)
-    sampler = Blocks(inner, 8, MASK, bert.max_length)
+    sampler = drawing(Blocks(8, Confidence()), LINEAR, steps=4, max_length=bert.max_length)
     *_, last = sampler.sample(spy, batch, seed=0)
     assert bool(writable()[last.tokens[batch.editable]].all())
-    assert last.calls.tolist() == [36, 20, 10]  # 9, 5 and 3 blocks; the last of each has 4, 6 and 2 places
+    assert last.calls.tolist() == [36, 20, 10]  # 9, 5 and 3 blocks; the last of each has 4, 6 and 2 positions
     for tokens, attend, *_ in spy.questions:
         assert tokens.shape[1] <= 24
         ends = tokens.gather(1, attend.sum(dim=1, keepdim=True) - 1)
@@ -744,29 +754,31 @@ def test_a_window_lets_a_network_write_longer_rows_than_it_reads(bert):
         assert torch.equal(alone.tokens[0], last.tokens[row, : alone.tokens.shape[1]])
 
 
-def test_blocks_at_the_same_places_of_the_window_draw_different_words():
-    canvas = long_canvas(90, lambda place: True)
+def test_blocks_at_the_same_positions_of_the_window_draw_different_tokens():
+    canvas = long_canvas(90, lambda position: True)
     spy = Spy(Words())
-    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(1)), 8, MASK, 20).sample(spy, canvas, seed=0)
-    places = [tuple(asked[0].nonzero()[:, 0].tolist()) for *_, asked in spy.questions]
-    assert len(places) - len(set(places)) >= 5  # in the middle of the row the window moves with the block
+    *_, last = drawing(Blocks(8, Ancestral()), LINEAR, steps=1, max_length=20).sample(spy, canvas, seed=0)
+    positions = [tuple(asked[0].nonzero()[:, 0].tolist()) for *_, asked in spy.questions]
+    assert len(positions) - len(set(positions)) >= 5  # in the middle of the sequence the window moves with the block
     texts = {tuple(block.tolist()) for block in last.tokens[0, 1:-1].split(8)}
-    assert len(texts) == len(places)
-    *_, next_seed = Blocks(Ancestral(LINEAR, uniform_grid(1)), 8, MASK, 20).sample(Words(), canvas, seed=1)
+    assert len(texts) == len(positions)
+    *_, next_seed = drawing(Blocks(8, Ancestral()), LINEAR, steps=1, max_length=20).sample(Words(), canvas, seed=1)
     assert not texts & {tuple(block.tolist()) for block in next_seed.tokens[0, 1:-1].split(8)}
 
 
-def test_rows_without_special_tokens_may_be_written_to_their_ends():
+def test_sequences_without_special_tokens_are_generated_to_their_ends():
     tokens = torch.full((2, 30), MASK)
     editable = torch.arange(30) < torch.tensor([30, 11])[:, None]
     canvas = Batch.of(tokens, editable, attend=editable)
     spy = Spy(Words())
-    *_, last = Blocks(Ancestral(LINEAR, uniform_grid(2)), 5, MASK, 8).sample(spy, canvas, seed=0)
+    *_, last = drawing(Blocks(5, Ancestral()), LINEAR, steps=2, max_length=8).sample(spy, canvas, seed=0)
     assert bool((last.tokens[editable] >= 100).all())
     assert max(tokens.shape[1] for tokens, *_ in spy.questions) == 8
 
 
-@pytest.mark.parametrize(("size", "window", "message"), [(0, None, "at least 1 place"), (4, 5, "cannot hold a block")])
-def test_blocks_that_do_not_fit_are_refused(size, window, message):
+@pytest.mark.parametrize(
+    ("size", "window", "message"), [(0, None, "at least 1 position"), (4, 5, "does not fit a window of 5")]
+)
+def test_blocks_that_do_not_fit_are_rejected(size, window, message):
     with pytest.raises(ValueError, match=message):
-        Blocks(Ancestral(LINEAR, GRID), size, MASK, window)
+        drawing(Blocks(size, Ancestral()), LINEAR, max_length=window)

@@ -1,40 +1,139 @@
-"""How to write, as data: every name becomes the right algorithm, and what makes no sense is refused at once."""
+"""Sampler settings: names become samplers, `exact` picks the right algorithm, and invalid settings are rejected."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import pytest
 import torch
+from drawing import drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusionbert.categorical import Shaping
-from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.processes import Absorbing, Gaussian, Process, Uniform
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingContext, format_sampler, parse_sampler
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
-from diffusionbert.samplers.confidence import ConfidenceOrder, Criterion
+from diffusionbert.samplers.confidence import Confidence, Criterion
+from diffusionbert.samplers.exact import Exact
 from diffusionbert.samplers.first_hitting import FirstHitting
+from diffusionbert.samplers.gaussian import GaussianAncestral
+from diffusionbert.samplers.gibbs import Gibbs, Order
+from diffusionbert.samplers.left_to_right import LeftToRight
 from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.samplers.remasking import Remasking, Strategy
 from diffusionbert.samplers.renoising import Renoising
+from diffusionbert.samplers.request import PRESETS
 from diffusionbert.samplers.skip_exact import SkipExact
-from diffusionbert.sampling import Algorithm, Sampling
 from diffusionbert.schedules import Cosine, Linear, Mean, Spindle, TokenInformation
+from diffusionbert.storage.schema import from_json, to_json
 
 MASK = 4
 INFORMATION = TokenInformation.from_counts(torch.arange(10.0))
 LINEAR, COSINE = Absorbing(Linear(), MASK), Absorbing(Cosine(), MASK)
 SPINDLE = Absorbing(Spindle(0.3, Mean.CORPUS), MASK, INFORMATION)
 UNIFORM = Uniform(Linear(), torch.arange(10) > MASK)
-ABSORBING_ONLY = [
-    Algorithm.CONFIDENCE,
-    Algorithm.MARGIN,
-    Algorithm.ENTROPY,
-    Algorithm.MASK_PREDICT,
-    Algorithm.REMASKING,
-    Algorithm.REMASKING_RESCALE,
-]
+GAUSSIAN = Gaussian(Cosine())
+
+NAMES: dict[str, Sampler] = {
+    "exact": Exact(),
+    "ancestral": Ancestral(),
+    "first-hitting": FirstHitting(),
+    "skip-exact": SkipExact(),
+    "confidence": Confidence(Criterion.PROBABILITY),
+    "margin": Confidence(Criterion.MARGIN),
+    "entropy": Confidence(Criterion.ENTROPY),
+    "mask-predict": MaskPredict(),
+    "remasking": Remasking(0.1, Strategy.CAP),
+    "remasking-rescale": Remasking(0.1, Strategy.RESCALE),
+    "renoising": Renoising(),
+    "gibbs": Gibbs(Order.RANDOM),
+    "gibbs-left-to-right": Gibbs(Order.LEFT_TO_RIGHT),
+    "refinement": Refinement(1.0),
+    "left-to-right": LeftToRight(),
+    "gaussian-ancestral": GaussianAncestral(None),
+    "blocks": Blocks(32, Exact()),
+}
+KNOBS: dict[str, Sampler] = {
+    "remasking:eta=0.2": Remasking(0.2),
+    "remasking:eta=1,strategy=rescale": Remasking(1.0, Strategy.RESCALE),
+    "remasking-rescale:eta=0.7": Remasking(0.7, Strategy.RESCALE),
+    "confidence:criterion=margin": Confidence(Criterion.MARGIN),
+    "margin:threshold=0.5": Confidence(Criterion.MARGIN, 0.5),
+    "entropy:threshold=-1e-2": Confidence(Criterion.ENTROPY, -0.01),
+    "confidence:threshold=none": Confidence(),
+    "gibbs:order=left-to-right": Gibbs(Order.LEFT_TO_RIGHT),
+    "refining:update_share=0.3": Refinement(0.3),
+    "gaussian-ancestral:clamped=true": GaussianAncestral(True),
+    "blocks:size=8,inner=margin": Blocks(8, Confidence(Criterion.MARGIN)),
+}
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_registered_sampler_has_an_entry_here():
+    ours = {name for name in Sampler.registry.names() if Sampler.registry.get(name).__module__.startswith("diffusion")}
+    assert ours | {*PRESETS} == {*NAMES}
+
+
+@pytest.mark.parametrize(("text", "sampler"), {**NAMES, **KNOBS}.items(), ids=[*NAMES, *KNOBS])
+def test_text_becomes_a_sampler_and_back(text, sampler):
+    assert parse_sampler(text) == sampler
+    assert parse_sampler(format_sampler(sampler)) == sampler
+    if text in NAMES:
+        assert format_sampler(sampler) == text
+
+
+@pytest.mark.parametrize("sampler", {**NAMES, **KNOBS}.values(), ids=str)
+def test_a_sampler_survives_json(sampler):
+    assert from_json(to_json(sampler), Sampler) == sampler
+
+
+@pytest.mark.parametrize("sampler", NAMES.values(), ids=str)
+def test_a_sampler_is_a_frozen_dataclass(sampler):
+    assert is_dataclass(sampler)
+    assert hash(sampler) == hash(
+        type(sampler)(**{field.name: getattr(sampler, field.name) for field in fields(sampler)})
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "telepathy",
+            "unknown sampler 'telepathy'; known: ancestral, blocks, confidence, entropy, exact, first-hitting",
+        ),
+        ("", "unknown sampler ''"),
+        ("remaskin", "did you mean 'remasking'"),
+        ("margn", "did you mean 'margin'"),
+        ("remasking:eat=0.1", "'remasking' has no knob 'eat'; did you mean 'eta'.*knobs: eta, strategy"),
+        ("ancestral:eta=0.1", "'ancestral' has no knob 'eta'; it has none"),
+        ("remasking:0.1", "must be a sampler's name or name:knob=value,knob=value; got '0.1'"),
+        ("remasking:eta=much", "eta must be a number, got 'much'"),
+        ("remasking:eta=5", "eta must be between 0 and 1, got 5.0; 0 never remasks"),
+        ("remasking:strategy=best", "strategy must be one of 'cap', 'rescale', got 'best'"),
+        ("confidence:threshold=5", "threshold must be between 0.0 and 1.0"),
+        ("refinement:update_share=0", "update_share must be above 0"),
+        ("blocks:size=0", "at least 1 position"),
+    ],
+)
+def test_errors_are_one_line_that_says_what_there_is(text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        parse_sampler(text)
+    assert "\n" not in str(error.value)
+
+
+# ---- contexts -------------------------------------------------------------------------------------------------------
+
+
+def context_of(process: Process | Gaussian | None, **settings: Any) -> SamplingContext:
+    return SamplingContext(mask_id=MASK, process=process, **settings)
 
 
 @pytest.mark.parametrize(
@@ -44,85 +143,78 @@ ABSORBING_ONLY = [
         (LINEAR, False, FirstHitting),
         (COSINE, False, FirstHitting),
         (SPINDLE, True, SkipExact),
-        (SPINDLE, False, Ancestral),  # only one call a step is exact
+        (SPINDLE, False, Ancestral),  # only one call per step is exact
         (UNIFORM, True, Ancestral),
     ],
 )
 def test_exact_takes_the_fewest_calls_that_are_right(process, time_agnostic, kind):
-    assert type(Sampling().sampler(process, time_agnostic=time_agnostic)) is kind
+    assert type(Exact().resolve(context_of(process, time_agnostic=time_agnostic))) is kind
 
 
-@pytest.mark.parametrize("process", [LINEAR, COSINE, SPINDLE], ids=["linear", "cosine", "spindle"])
-@pytest.mark.parametrize(
-    ("algorithm", "kind"),
-    [
-        (Algorithm.ANCESTRAL, Ancestral),
-        (Algorithm.CONFIDENCE, ConfidenceOrder),
-        (Algorithm.MARGIN, ConfidenceOrder),
-        (Algorithm.ENTROPY, ConfidenceOrder),
-        (Algorithm.MASK_PREDICT, MaskPredict),
-        (Algorithm.REMASKING, Remasking),
-        (Algorithm.REMASKING_RESCALE, Remasking),
-        (Algorithm.RENOISING, Renoising),
-    ],
-)
-def test_a_name_becomes_its_algorithm(process, algorithm, kind):
-    assert type(Sampling(algorithm).sampler(process, time_agnostic=True)) is kind
+ON_MASKS = [
+    "confidence", "margin", "entropy", "mask-predict", "remasking", "remasking-rescale", "gibbs", "gibbs-left-to-right",
+    "first-hitting", "skip-exact", "blocks",
+]  # fmt: skip
+ON_TOKENS = ["exact", "ancestral", "renoising"]
+OTHERS = {"refinement": "SUNDAE", "left-to-right": "decoder", "gaussian-ancestral": "Gaussian"}
 
 
-def test_both_strategies_of_remasking_have_a_name():
-    for algorithm, strategy in ((Algorithm.REMASKING, Strategy.CAP), (Algorithm.REMASKING_RESCALE, Strategy.RESCALE)):
-        sampler = Sampling(algorithm, remasking=0.7).sampler(LINEAR, time_agnostic=True)
-        assert isinstance(sampler, Remasking)
-        assert (sampler.strategy, sampler.eta) == (strategy, 0.7)
+@pytest.mark.parametrize("process", [UNIFORM, GAUSSIAN, None], ids=["uniform", "gaussian", "none"])
+@pytest.mark.parametrize("name", ON_MASKS)
+def test_samplers_of_masks_reject_other_noise(name, process):
+    with pytest.raises(ValueError, match=r"\[MASK\].*leave it out"):
+        NAMES[name].resolve(context_of(process))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "criterion"),
-    [
-        (Algorithm.CONFIDENCE, Criterion.PROBABILITY),
-        (Algorithm.MARGIN, Criterion.MARGIN),
-        (Algorithm.ENTROPY, Criterion.ENTROPY),
-    ],
-)
-def test_the_three_kinds_of_confidence_are_told_apart(algorithm, criterion):
-    sampler = Sampling(algorithm, steps=7, threshold=0.0).sampler(LINEAR, time_agnostic=True, end=0.5)
-    assert isinstance(sampler, ConfidenceOrder)
-    assert (sampler.criterion, sampler.num_steps, sampler.threshold, sampler.time.end) == (criterion, 7, 0.0, 0.5)
+@pytest.mark.parametrize("process", [GAUSSIAN, None], ids=["gaussian", "none"])
+@pytest.mark.parametrize("name", ON_TOKENS)
+def test_samplers_of_tokens_reject_other_models(name, process):
+    assert NAMES[name].resolve(context_of(UNIFORM))
+    with pytest.raises(ValueError, match=f"{name!r} needs a diffusion model on tokens.*leave it out"):
+        NAMES[name].resolve(context_of(process))
 
 
-def test_knobs_reach_the_sampler():
-    sampling = Sampling(Algorithm.ANCESTRAL, steps=4, temperature=0.5, top_k=3, top_p=0.9)
-    sampler = sampling.sampler(LINEAR, forbidden=(7,), time_agnostic=True, end=0.8)
-    assert isinstance(sampler, Ancestral)
-    assert sampler.shaping == Shaping(0.5, 3, 0.9, (7,))
-    assert sampler.times == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+@pytest.mark.parametrize(("name", "whose"), OTHERS.items())
+def test_samplers_of_one_kind_of_model_reject_all_others(name, whose):
+    contexts = {
+        "SUNDAE": context_of(None, allowed_tokens=torch.arange(10) > MASK),
+        "decoder": context_of(None, allowed_tokens=torch.arange(10) > MASK, causal=True),
+        "Gaussian": context_of(GAUSSIAN),
+        "masks": context_of(LINEAR, allowed_tokens=torch.arange(10) > MASK),
+    }
+    for kind, context in contexts.items():
+        if kind == whose:
+            assert NAMES[name].resolve(context) == NAMES[name]
+        else:
+            with pytest.raises(ValueError, match=f"{name!r} is for a model .*{whose}.*leave it out"):
+                NAMES[name].resolve(context)
 
 
-def test_blocks_go_around_any_algorithm():
-    sampler = Sampling(Algorithm.MARGIN, block=3).sampler(LINEAR, time_agnostic=True, window=9)
-    assert isinstance(sampler, Blocks)
-    assert (sampler.size, sampler.mask_id, sampler.window) == (3, MASK, 9)
-    assert isinstance(sampler.inner, ConfidenceOrder)
+def test_blocks_resolve_their_inner_sampler_and_must_fit_the_network():
+    assert Blocks(8, Exact()).resolve(context_of(LINEAR, max_length=10)) == Blocks(8, FirstHitting())
+    with pytest.raises(ValueError, match=r"a block of 9 positions does not fit a window of 10.*use at most 8"):
+        Blocks(9, Exact()).resolve(context_of(LINEAR, max_length=10))
 
 
-@pytest.mark.parametrize("algorithm", ABSORBING_ONLY)
-def test_what_needs_masks_refuses_other_noise(algorithm):
-    with pytest.raises(ValueError, match=rf"'{algorithm.value}'.*\[MASK\].*leave it out"):
-        Sampling(algorithm).sampler(UNIFORM, time_agnostic=True)
+def test_settings_reach_the_context():
+    context = context_of(LINEAR, config=SamplerConfig(4, 0.5, 3, 0.9), forbidden=(7,), start_time=0.8)
+    assert context.warper == Shaping(0.5, 3, 0.9, (7,))
+    assert context.exclusion == Shaping(forbidden=(7,))
+    assert context.grid.tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
 
 
-def test_blocks_refuse_other_noise():
-    with pytest.raises(ValueError, match=r"block.*\[MASK\]"):
-        Sampling(block=4).sampler(UNIFORM, time_agnostic=True)
+@pytest.mark.parametrize("start_time", [0.0, -1.0, 1.5, math.nan])
+def test_a_start_time_must_be_a_time(start_time):
+    with pytest.raises(ValueError, match="start_time must be above 0 and at most 1"):
+        drawing(Confidence(), LINEAR, end=start_time)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"steps": 0}, "step"),
-        ({"steps": -1}, "step"),
-        ({"steps": 10**10}, "step"),
+        ({"steps": 0}, "steps must be between 1 and 1000000, got 0; 128 is usual"),
+        ({"steps": -1}, "steps"),
+        ({"steps": 10**10}, "steps"),
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
@@ -133,33 +225,43 @@ def test_blocks_refuse_other_noise():
         ({"top_p": 2.0}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
         ({"top_k": 0}, "`top_k` must be >= 1, got 0; None keeps all tokens"),
-        ({"remasking": 1.5}, r"remasking must lie in \[0, 1\], given 1.5"),
-        ({"remasking": -0.1}, "remasking must .* given -0.1"),
-        ({"remasking": math.nan}, "remasking must"),
-        ({"threshold": 0.5}, "confidence"),
-        ({"threshold": 0.5, "algorithm": Algorithm.MASK_PREDICT}, "confidence"),
     ],
     ids=str,
 )
-def test_settings_that_make_no_sense_are_refused_when_they_are_made(wrong, message):
+def test_invalid_settings_are_rejected_when_they_are_made(wrong, message):
     with pytest.raises(ValueError, match=message):
-        Sampling(**wrong)
+        SamplerConfig(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "message"),
-    [
-        (Sampling(Algorithm.CONFIDENCE, threshold=5.0), "threshold"),
-        (Sampling(Algorithm.ENTROPY, threshold=0.1), "threshold"),
-        (Sampling(block=0), "block"),
-        (Sampling(block=-4), "block"),
-        (Sampling(block=8), "window"),
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_fit_are_refused_before_anything_is_written(sampling, message):
-    with pytest.raises(ValueError, match=message):
-        sampling.sampler(LINEAR, time_agnostic=True, window=9)
+@pytest.mark.parametrize("wrong", [{"steps": "8"}, {"steps": 2.5}, {"temperature": "hot"}, {"top_k": 1.5}], ids=str)
+def test_values_of_the_wrong_type_are_rejected(wrong):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        SamplerConfig(**wrong)
+
+
+# ---- samplers from outside ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unregistered(Sampler):
+    """Has no name."""
+
+    def start(self, context, canvas, seed):
+        raise NotImplementedError
+
+    def query(self, state):
+        raise NotImplementedError
+
+    def update(self, state, answer):
+        raise NotImplementedError
+
+
+def test_a_sampler_without_a_name_cannot_be_written_down():
+    with pytest.raises(ValueError, match="not a registered sampler"):
+        format_sampler(Unregistered())
+
+
+# ---- the logits warper ----------------------------------------------------------------------------------------------
 
 
 @given(
@@ -169,19 +271,19 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(samplin
     st.lists(st.floats(-200, 20), min_size=8, max_size=8),
 )
 @settings(deadline=None, max_examples=60)
-def test_shaping_gives_a_distribution_at_every_temperature(temperature, top_k, top_p, logits):
-    """Also at temperatures beyond what float32 holds: there the likeliest word, or all alike."""
+def test_warping_gives_a_distribution_at_every_temperature(temperature, top_k, top_p, logits):
+    """Also at temperatures beyond what float32 holds: there the most probable token, or all alike."""
     log_p = torch.tensor([logits, [0.0] * 8]).masked_fill(torch.arange(8) == 2, -torch.inf).log_softmax(-1)
-    shaped = Shaping(temperature, top_k, top_p, forbidden=(5,))(log_p)
-    assert torch.allclose(shaped.exp().sum(-1), torch.ones(2), atol=1e-4)
-    assert bool((shaped[:, [2, 5]] == -torch.inf).all())
+    warped = Shaping(temperature, top_k, top_p, forbidden=(5,))(log_p)
+    assert torch.allclose(warped.exp().sum(-1), torch.ones(2), atol=1e-4)
+    assert bool((warped[:, [2, 5]] == -torch.inf).all())
     if temperature <= 1:  # beyond, differences may be lost
         allowed = log_p.index_fill(-1, torch.tensor([5]), -torch.inf)
-        best = allowed.gather(-1, shaped.argmax(-1, keepdim=True))
+        best = allowed.gather(-1, warped.argmax(-1, keepdim=True))
         assert torch.allclose(best, allowed.amax(-1, keepdim=True), atol=1e-4)
 
 
-def test_a_tiny_temperature_takes_the_likeliest_word_and_a_huge_one_any():
+def test_a_tiny_temperature_takes_the_most_probable_token_and_a_huge_one_any():
     log_p = torch.tensor([[0.1, 0.2, 0.7]]).log()
     assert Shaping(1e-40)(log_p).exp().tolist() == [[0, 0, 1]]
     assert torch.allclose(Shaping(1e40)(log_p).exp(), torch.full((1, 3), 1 / 3))

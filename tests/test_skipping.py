@@ -1,4 +1,4 @@
-"""The samplers that skip calls: exact laws on enumerable languages, and how often they really ask."""
+"""Samplers that skip network calls: their distribution on enumerable languages, and the number of calls."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from backbones import CLS, MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, SEP, VOCAB_SIZE, backbone_of, writable
+from drawing import Drawing, drawing
 from languages import Language, Table, exact_log_likelihood
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.method import Sampler, State
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
+from diffusionbert.samplers import State
 from diffusionbert.samplers.first_hitting import FirstHitting
-from diffusionbert.samplers.skip_exact import SkipExact
+from diffusionbert.samplers.skip_exact import SkipExact, jumps
 from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch, rows_of
 
@@ -46,7 +48,7 @@ def process_of(schedule: NoiseSchedule, language: Language = LANGUAGE, **setting
 
 
 def exact_shaped(process: Absorbing, network: nn.Module, shaping: Shaping | None, grid: Tensor) -> Tensor:
-    """The probability of every sentence, by walking the reverse chain with shaping over all states."""
+    """The probability of every sentence, by the reverse chain with a logits warper over all states."""
     states = LANGUAGE.states
     batch = LANGUAGE.batch(states)
     mass = (states == process.mask_id).all(dim=1).double()
@@ -56,13 +58,13 @@ def exact_shaped(process: Absorbing, network: nn.Module, shaping: Shaping | None
         log_f = network(states, batch.attend, t.expand(rows), asked)
         steps = nn.functional.one_hot(states, LANGUAGE.vocabulary).double()
         steps[asked] = process.reverse(batch, log_f, s.expand(rows), t.expand(rows), shaping).exp()
-        mass = mass @ torch.stack([steps[:, place, states[:, place]] for place in range(3)]).prod(dim=0)
+        mass = mass @ torch.stack([steps[:, position, states[:, position]] for position in range(3)]).prod(dim=0)
     index = {tuple(state.tolist()): i for i, state in enumerate(states)}
     return mass[[index[tuple(sentence.tolist())] for sentence in LANGUAGE.sentences]]
 
 
 def require_agreement(counts: Tensor, probabilities: Tensor) -> None:
-    """Chi-square; what is impossible may not happen at all, and rare cells are pooled."""
+    """Chi-square; impossible cells must be empty, and rare cells are pooled."""
     counts, probabilities = counts.double(), probabilities.detach()
     expected = probabilities / probabilities.sum() * counts.sum()
     assert int(counts[expected < 1e-9].sum()) == 0
@@ -72,75 +74,75 @@ def require_agreement(counts: Tensor, probabilities: Tensor) -> None:
     assert stats.chisquare(counts[kept].numpy(), expected[kept].numpy()).pvalue > 0.01
 
 
-def sentence_counts(sampler: Sampler, network: nn.Module, rows: int = 20000, seed: int = 5) -> Tensor:
+def sentence_counts(sampler: Drawing, network: nn.Module, rows: int = 20000, seed: int = 5) -> Tensor:
     canvas = LANGUAGE.batch(torch.full((rows, 3), LANGUAGE.mask_id))
     *_, last = sampler.sample(network, canvas, seed)
     return torch.bincount(last.tokens @ torch.tensor([9, 3, 1]), minlength=27)
 
 
-# ---- the law of the texts ---------------------------------------------------------------------------------------
+# ---- the distribution of texts ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
 def test_first_hitting_follows_the_exact_distribution(schedule, grid):
-    """With a network that is told the time: each row must be told its own."""
+    """For a time-conditioned network: each sequence is given its own time."""
     process, network = process_of(schedule), Table(LANGUAGE, num_steps=6, seed=2)
     expected = exact_log_likelihood(process, network, LANGUAGE, grid).exp()
-    require_agreement(sentence_counts(FirstHitting(process, grid), network), expected)
+    require_agreement(sentence_counts(drawing(FirstHitting(), process, grid=grid), network), expected)
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("schedule", [Linear(), CLAMPED, SENTENCE], ids=str)
 def test_skipping_follows_the_exact_distribution(schedule, grid):
     process, network = process_of(schedule), Table(LANGUAGE, seed=2)
-    sampler = SkipExact(process, grid)
-    assert sampler.jumps
+    sampler = drawing(SkipExact(), process, grid=grid)
+    assert jumps(sampler.context)
     expected = exact_log_likelihood(process, network, LANGUAGE, grid).exp()
     require_agreement(sentence_counts(sampler, network), expected)
 
 
 @pytest.mark.parametrize("shaping", SHAPINGS.values(), ids=SHAPINGS)
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
-def test_shaped_first_hitting_follows_the_exact_distribution(schedule, shaping):
+def test_warped_first_hitting_follows_the_exact_distribution(schedule, shaping):
     process, network, grid = process_of(schedule), Table(LANGUAGE, num_steps=6, seed=2), GRIDS["uneven"]
     expected = exact_shaped(process, network, shaping, grid)
-    require_agreement(sentence_counts(FirstHitting(process, grid, shaping), network), expected)
+    require_agreement(sentence_counts(drawing(FirstHitting(), process, grid=grid, shaping=shaping), network), expected)
 
 
 @pytest.mark.parametrize("grid", [GRIDS["6 steps"], GRIDS["uneven to 0.8"]], ids=["6 steps", "uneven to 0.8"])
 @pytest.mark.parametrize("shaping", SHAPINGS.values(), ids=SHAPINGS)
 @pytest.mark.parametrize("schedule", [Linear(), CLAMPED, SENTENCE], ids=str)
-def test_shaped_skipping_follows_the_exact_distribution(schedule, shaping, grid):
+def test_warped_skipping_follows_the_exact_distribution(schedule, shaping, grid):
     process, network = process_of(schedule), Table(LANGUAGE, seed=2)
-    sampler = SkipExact(process, grid, shaping)
-    assert sampler.jumps == (not schedule.by_token or shaping is SHAPINGS["forbidden"])
+    sampler = drawing(SkipExact(), process, grid=grid, shaping=shaping)
+    assert jumps(sampler.context) == (not schedule.by_token or shaping is SHAPINGS["forbidden"])
     require_agreement(sentence_counts(sampler, network), exact_shaped(process, network, shaping, grid))
 
 
 @pytest.mark.parametrize("shaping", [None, SHAPINGS["top-k"]], ids=["unshaped", "top-k"])
 @pytest.mark.parametrize("schedule", [CLAMPED, SENTENCE], ids=str)
 def test_skipping_without_reweighting_follows_the_exact_distribution(schedule, shaping):
-    """The sums do not telescope then, so that it must walk."""
+    """The sums do not telescope then, so it steps over the time grid."""
     process, network, grid = process_of(schedule, reweighted=False), Table(LANGUAGE, seed=2), GRIDS["uneven"]
-    sampler = SkipExact(process, grid, shaping)
-    assert not sampler.jumps
+    sampler = drawing(SkipExact(), process, grid=grid, shaping=shaping)
+    assert not jumps(sampler.context)
     require_agreement(sentence_counts(sampler, network), exact_shaped(process, network, shaping, grid))
 
 
-# ---- the law of the times ---------------------------------------------------------------------------------------
+# ---- the distribution of times ---------------------------------------------------------------------------------------
 
 PAIR = Language.random(3, 2, seed=1)
 
 
 def first_event_law(process: Absorbing, log_f: Tensor, grid: Tensor, shaping: Shaping | None) -> Tensor:
-    """P(exactly this one of two places is revealed first, in this interval, as this word) [interval, place, word]."""
+    """P(this one of two positions is unmasked alone, in this interval, as this token) [interval, position, token]."""
     hidden = torch.full((1, 2), PAIR.mask_id)
     batch, law, reached = PAIR.batch(hidden), torch.zeros(len(grid) - 1, 2, 3, dtype=torch.float64), 1.0
     for k in reversed(range(len(grid) - 1)):
         p = process.reverse(batch, log_f, grid[k : k + 1], grid[k + 1 : k + 2], shaping).exp()
-        for place in (0, 1):
-            law[k, place] = reached * p[place, :3] * p[1 - place, PAIR.mask_id]
+        for position in (0, 1):
+            law[k, position] = reached * p[position, :3] * p[1 - position, PAIR.mask_id]
         reached *= float(p[:, PAIR.mask_id].prod())
     return law
 
@@ -154,13 +156,13 @@ TIMED = [
 
 @pytest.mark.parametrize("grid", [uniform_grid(8), GRIDS["uneven to 0.8"]], ids=["8 steps", "uneven to 0.8"])
 @pytest.mark.parametrize(("kind", "schedule", "shaping"), TIMED, ids=str)
-def test_when_where_and_what_is_written_first(kind, schedule, shaping, grid):
-    """The joint law of interval, place and word; a state's time is the lower end of the interval."""
+def test_the_first_unmasking_has_the_right_time_position_and_token(kind, schedule, shaping, grid):
+    """The joint distribution of interval, position and token; a state's time is the lower end of the interval."""
     process, network, rows = process_of(schedule, PAIR), Table(PAIR, seed=4), 20000
     canvas = PAIR.batch(torch.full((rows, 2), PAIR.mask_id))
     counts = torch.zeros(len(grid) - 1, 2, 3)
     before = torch.zeros(rows, dtype=torch.long)
-    for state in kind(process, grid, shaping).sample(network, canvas, seed=9):
+    for state in drawing(kind(), process, grid=grid, shaping=shaping).sample(network, canvas, seed=9):
         written = state.tokens != PAIR.mask_id
         new = (before == 0) & (written.sum(dim=1) == 1)
         index = torch.searchsorted(grid, state.time[new])
@@ -174,11 +176,11 @@ def test_when_where_and_what_is_written_first(kind, schedule, shaping, grid):
     require_agreement(torch.cat([counts.flatten(), together[None]]), torch.cat([law, 1 - law.sum()[None]]))
 
 
-# ---- the verbs of the process -----------------------------------------------------------------------------------
+# ---- methods of the process ------------------------------------------------------------------------------------------
 
 
 def large_process(strength: float, floor: float) -> tuple[Absorbing, Tensor]:
-    """A process on 3,000 words of Zipf's frequencies, and their H̃."""
+    """A process on 3,000 tokens with Zipf's frequencies, and their H̃."""
     counts = 1e7 / torch.arange(1, 3001, dtype=torch.float64)
     information = TokenInformation.from_counts(counts)
     return Absorbing(Spindle(strength, floor=floor), 0, information), 1 - information.mean / information.values
@@ -186,7 +188,7 @@ def large_process(strength: float, floor: float) -> tuple[Absorbing, Tensor]:
 
 @pytest.mark.parametrize("t", [1.0, 0.7, 0.2, 1 / 2048, 1e-6, 1e-8])
 @pytest.mark.parametrize("floor", [0.0, 0.05])
-def test_word_and_own_reveal_give_the_telescoped_sums(floor, t):
+def test_token_and_unmasking_probability_give_the_telescoped_sums(floor, t):
     """Σ_v p(v | x_t, t)·(1 - r_{s|t}(v)) = G_s/G_t, G summed without 1 - ᾱ, which cancels where t is small."""
     process, informativeness = large_process(0.5, floor)
     generator = torch.Generator().manual_seed(3)
@@ -213,8 +215,8 @@ def test_word_and_own_reveal_give_the_telescoped_sums(floor, t):
         torch.testing.assert_close(fastest, possible.max()[None], rtol=0, atol=1e2 * tolerance)
 
 
-def test_the_fastest_reveal_leaves_out_words_that_cannot_hide():
-    """Otherwise it were 1 wherever a clamp acts, and nothing would be skipped."""
+def test_the_fastest_unmasking_leaves_out_tokens_that_cannot_be_masked():
+    """Otherwise it would be 1 wherever the clamp acts, and nothing would be skipped."""
     process, informativeness = large_process(0.5, 0.0)
     s, t = (torch.tensor([time], dtype=torch.float64) for time in (0.3, 0.305))
     center = torch.full((1,), process.corpus_mean, dtype=torch.float64)
@@ -222,29 +224,29 @@ def test_the_fastest_reveal_leaves_out_words_that_cannot_hide():
     assert float(process.fastest_reveal(s, t, center)) < 0.5
 
 
-def test_without_reweighting_the_fastest_reveal_is_at_once():
+def test_without_reweighting_the_fastest_unmasking_is_at_once():
     process, _ = large_process(0.5, 0.0)
     process.reweighted = False
     s, t, center = (torch.tensor([x], dtype=torch.float64) for x in (0.3, 0.305, process.corpus_mean))
     assert float(process.fastest_reveal(s, t, center)) == 1
 
 
-# ---- how often the network is asked, and about what -------------------------------------------------------------
+# ---- queries of the network ------------------------------------------------------------------------------------------
 
 
 class Watched(nn.Module):
-    """A network that notes how many rows, places and which times it was asked for."""
+    """Records the number of sequences, the target positions and the times of its queries."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
-        self.network, self.rows, self.times, self.places = network, [], [], []
+        self.network, self.rows, self.times, self.positions = network, [], [], []
 
     def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
-        assert bool(asked.any(dim=1).all())  # no row is asked about in vain
+        assert bool(asked.any(dim=1).all())  # no sequence without a target
         assert bool((tokens[asked] == MASK).all())
         self.rows.append(len(tokens))
         self.times += t.tolist()
-        self.places += asked.sum(dim=1).tolist()
+        self.positions += asked.sum(dim=1).tolist()
         return self.network(tokens, attend, t, asked)
 
 
@@ -255,47 +257,49 @@ def tiny_bert(time_aware: bool = False) -> Denoiser:
 
 
 def canvas_of(rows: int, length: int = 9) -> Batch:
-    """Rows `[CLS] … [SEP]` of lengths 3, 4, …, padded; every fifth has nothing to write, some a word of a prompt."""
-    place, lengths = torch.arange(length), 3 + torch.arange(rows)[:, None] % (length - 2)
+    """`[CLS] … [SEP]` of lengths 3, 4, …, padded; every fifth without an editable position, some with a prompt."""
+    position, lengths = torch.arange(length), 3 + torch.arange(rows)[:, None] % (length - 2)
     tokens = torch.full((rows, length), 11)
-    tokens[:, 0], tokens[place == lengths - 1], tokens[place >= lengths] = CLS, SEP, 0
-    editable = (place > 0) & (place < lengths - 1)
+    tokens[:, 0], tokens[position == lengths - 1], tokens[position >= lengths] = CLS, SEP, 0
+    editable = (position > 0) & (position < lengths - 1)
     editable[4::5] = False
     editable[2::3, 2] = False
-    return Batch.of(tokens, editable, attend=place < lengths)
+    return Batch.of(tokens, editable, attend=position < lengths)
 
 
 INFORMATION = TokenInformation.from_counts(
     torch.cat([torch.zeros(NUM_SPECIAL), 1e4 / torch.arange(1, VOCAB_SIZE - NUM_SPECIAL + 1) ** 1.5]),
     writable=nn.functional.pad(writable(), (0, VOCAB_SIZE - NUM_TOKENIZER_IDS)),
 )
+
+
+def of(sampler: FirstHitting | SkipExact, schedule: NoiseSchedule, grid: Tensor, **shaping: Any) -> Drawing:
+    return drawing(sampler, Absorbing(schedule, MASK, INFORMATION), grid=grid, shaping=Shaping(**shaping))
+
+
 KINDS = {
-    "first hitting": lambda grid, **cut: FirstHitting(Absorbing(Linear(), MASK), grid, Shaping(**cut)),
-    "jumps": lambda grid, **cut: SkipExact(Absorbing(Spindle(0.3), MASK, INFORMATION), grid, Shaping(**cut)),
-    "jumps, sentence": lambda grid, **cut: SkipExact(Absorbing(SENTENCE, MASK, INFORMATION), grid, Shaping(**cut)),
-    "walks": lambda grid, **cut: SkipExact(
-        Absorbing(Spindle(0.3), MASK, INFORMATION), grid, Shaping(**{"top_k": 12, **cut})
-    ),
-    "walks, sentence": lambda grid, **cut: SkipExact(
-        Absorbing(SENTENCE, MASK, INFORMATION), grid, Shaping(**{"temperature": 0.9, **cut})
-    ),
+    "first hitting": lambda grid, **cut: of(FirstHitting(), Linear(), grid, **cut),
+    "jumps": lambda grid, **cut: of(SkipExact(), Spindle(0.3), grid, **cut),
+    "jumps, sentence": lambda grid, **cut: of(SkipExact(), SENTENCE, grid, **cut),
+    "steps": lambda grid, **cut: of(SkipExact(), Spindle(0.3), grid, **{"top_k": 12, **cut}),
+    "steps, sentence": lambda grid, **cut: of(SkipExact(), SENTENCE, grid, **{"temperature": 0.9, **cut}),
 }
 every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
 def test_the_kinds_are_what_they_are_called():
-    assert [KINDS[name](uniform_grid(2)).jumps for name in list(KINDS)[1:]] == [True, True, False, False]
+    assert [jumps(KINDS[name](uniform_grid(2)).context) for name in list(KINDS)[1:]] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("rows", [1, 64])
 @every_kind
-def test_a_row_is_asked_about_at_most_once_for_each_place_to_write(make, rows):
+def test_a_sequence_takes_at_most_one_call_per_editable_position(make, rows):
     canvas, network = canvas_of(rows), Watched(tiny_bert())
     *_, last = make(uniform_grid(512)).sample(network, canvas, seed=1)
-    places = canvas.editable.sum(dim=1)
-    assert bool((last.calls <= places).all())
-    assert bool((last.calls[places == 0] == 0).all())
-    assert bool((last.calls[places > 0] >= 1).all())
+    positions = canvas.editable.sum(dim=1)
+    assert bool((last.calls <= positions).all())
+    assert bool((last.calls[positions == 0] == 0).all())
+    assert bool((last.calls[positions > 0] >= 1).all())
     assert sum(network.rows) == int(last.calls.sum())
     assert not bool((last.tokens == MASK).any())
     assert bool(writable()[last.tokens[canvas.editable]].all())
@@ -305,9 +309,9 @@ def test_a_row_is_asked_about_at_most_once_for_each_place_to_write(make, rows):
 def test_a_million_steps_cost_no_more_than_eight(name):
     canvas, network = canvas_of(16), Watched(tiny_bert())
     states = list(KINDS[name](uniform_grid(1_000_000)).sample(network, canvas, seed=1))
-    places = canvas.editable.sum(dim=1)
-    assert torch.equal(states[-1].calls, places)  # no two places in one of so many intervals
-    assert len(states) == len(network.rows) + 1 == int(places.max()) + 1
+    positions = canvas.editable.sum(dim=1)
+    assert torch.equal(states[-1].calls, positions)  # no two positions in one of so many intervals
+    assert len(states) == len(network.rows) + 1 == int(positions.max()) + 1
 
 
 @every_kind
@@ -320,7 +324,7 @@ def test_a_single_step_is_a_single_call(make):
 
 
 @every_kind
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(make):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(make):
     canvas, network = replace(canvas_of(6), editable=torch.zeros(6, 9, dtype=torch.bool)), Watched(tiny_bert())
     states = list(make(uniform_grid(4)).sample(network, canvas, seed=0))
     assert torch.equal(states[-1].tokens, canvas.tokens)
@@ -328,9 +332,9 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(make):
     assert not network.rows
 
 
-def test_first_hitting_tells_each_row_its_own_time_and_asks_only_what_is_due():
+def test_first_hitting_gives_each_sequence_its_own_time_and_queries_only_what_is_due():
     canvas, network, grid = canvas_of(40), Watched(tiny_bert(time_aware=True)), uniform_grid(10, end=0.6)
-    states = list(FirstHitting(Absorbing(Linear(), MASK), grid).sample(network, canvas, seed=2))
+    states = list(drawing(FirstHitting(), Absorbing(Linear(), MASK), grid=grid).sample(network, canvas, seed=2))
     told = iter(network.times)
     for before, after in itertools.pairwise(states):
         for row in (after.calls > before.calls).nonzero()[:, 0].tolist():
@@ -340,7 +344,7 @@ def test_first_hitting_tells_each_row_its_own_time_and_asks_only_what_is_due():
             if float(after.time[row]):
                 assert float(after.time[row]) == float(grid[grid < t].max())
     assert next(told, None) is None
-    assert sum(network.places) == int(canvas.editable.sum())  # every place once
+    assert sum(network.positions) == int(canvas.editable.sum())  # every position once
     assert len(set(network.times)) == 10
 
 
@@ -356,7 +360,7 @@ def test_states_go_from_noise_to_text_and_keep_what_is_frozen(make, end):
     assert torch.equal(states[0].time, canvas.editable.any(dim=1) * grid[-1])
     for before, after in itertools.pairwise(states):
         written = before.tokens != MASK
-        assert torch.equal(after.tokens[written], before.tokens[written])  # frozen places, too
+        assert torch.equal(after.tokens[written], before.tokens[written])  # frozen positions, too
         assert bool((after.time <= before.time).all())
         assert bool((after.calls - before.calls <= 1).all())
         unfinished = (after.tokens == MASK).any(dim=1)
@@ -367,7 +371,7 @@ def test_states_go_from_noise_to_text_and_keep_what_is_frozen(make, end):
 
 
 @pytest.mark.parametrize("name", ["first hitting", "jumps", "jumps, sentence"])
-def test_a_round_is_one_event_in_each_unfinished_row(name):
+def test_an_update_unmasks_something_in_each_unfinished_sequence(name):
     states = list(KINDS[name](uniform_grid(50)).sample(tiny_bert(), canvas_of(20), seed=0))
     for before, after in itertools.pairwise(states):
         changed = (after.tokens != before.tokens).any(dim=1)
@@ -375,8 +379,8 @@ def test_a_round_is_one_event_in_each_unfinished_row(name):
 
 
 @every_kind
-def test_a_batch_equals_its_rows_one_by_one(make):
-    """In float64, so that no rounding of sub-batches can turn a draw; rows are cut to their length."""
+def test_a_batch_equals_its_sequences_one_by_one(make):
+    """In float64, so that rounding does not change a draw; sequences are cut to their length."""
     network, canvas, sampler = tiny_bert().double(), canvas_of(12), make(uniform_grid(20))
     together = list(sampler.sample(network, canvas, seed=3))
     for row in range(12):
@@ -390,7 +394,7 @@ def test_a_batch_equals_its_rows_one_by_one(make):
 
 
 @every_kind
-def test_the_same_seed_gives_the_same_text_and_another_another(make):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(make):
     sampler, network, canvas = make(uniform_grid(9)), tiny_bert(), canvas_of(8)
     first, again, other = (list(sampler.sample(network, canvas, seed))[-1].tokens for seed in (0, 0, 1))
     assert torch.equal(first, again)
@@ -398,15 +402,15 @@ def test_the_same_seed_gives_the_same_text_and_another_another(make):
 
 
 @every_kind
-def test_forbidden_words_are_never_written(make):
+def test_forbidden_tokens_are_never_generated(make):
     canvas, allowed = canvas_of(30), {7, 8}
     forbidden = tuple(token for token in range(VOCAB_SIZE) if token not in allowed)
     *_, last = make(uniform_grid(6), forbidden=forbidden).sample(tiny_bert(), canvas, seed=0)
     assert set(last.tokens[canvas.editable].tolist()) == allowed
 
 
-@pytest.mark.parametrize("name", ["walks", "walks, sentence"])
-def test_low_temperature_still_reveals_throughout_the_steps(name):
+@pytest.mark.parametrize("name", ["steps", "steps, sentence"])
+def test_low_temperature_still_unmasks_throughout_the_steps(name):
     tokens = torch.full((64, 16), MASK)
     canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
     states = KINDS[name](uniform_grid(8), temperature=0.1).sample(tiny_bert(), canvas, seed=0)
@@ -418,25 +422,25 @@ def test_low_temperature_still_reveals_throughout_the_steps(name):
 
 
 def test_low_temperature_does_not_touch_the_times_of_first_hitting():
-    """Neither do the words: the same intervals whatever the shaping."""
+    """Nor do the tokens: the intervals are the same for every warper."""
     tokens = torch.full((64, 16), MASK)
     canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
     told = []
     for temperature in (0.1, 1.0):
         network = Watched(tiny_bert())
         list(KINDS["first hitting"](uniform_grid(8), temperature=temperature).sample(network, canvas, seed=0))
-        told.append((network.times, network.places))
+        told.append((network.times, network.positions))
     assert told[0] == told[1]
     share = torch.zeros(9).index_add(0, (torch.tensor(told[0][0]) * 8).long(), torch.tensor(told[0][1]).float()) / 1024
     assert float(share[1:].min()) > 0.08
     assert float(share[1:].max()) < 0.17
 
 
-# ---- manners ----------------------------------------------------------------------------------------------------
+# ---- side effects and errors ----------------------------------------------------------------------------------------
 
 
 @every_kind
-def test_sampling_leaves_no_graph_and_needs_no_context(make):
+def test_sampling_records_no_gradients_and_needs_no_context_manager(make):
     network, recorded = tiny_bert(), []
     network.register_forward_hook(lambda _, inputs, log_f: recorded.append(log_f.requires_grad))
     states = make(uniform_grid(3)).sample(network, canvas_of(4), seed=0)
@@ -450,8 +454,8 @@ def test_sampling_leaves_no_graph_and_needs_no_context(make):
 
 
 @every_kind
-def test_nothing_is_made_on_another_device_than_the_canvas(make):
-    """Tensors that name no device would be made on `meta`, and could not be mixed with those of the canvas."""
+def test_all_tensors_are_made_on_the_device_of_the_canvas(make):
+    """Tensors without an explicit device would be on `meta`, and could not be combined with those of the canvas."""
     table = torch.randn(VOCAB_SIZE, VOCAB_SIZE).masked_fill(
         ~nn.functional.pad(writable(), (0, VOCAB_SIZE - NUM_TOKENIZER_IDS)), -torch.inf
     )
@@ -465,35 +469,32 @@ def test_nothing_is_made_on_another_device_than_the_canvas(make):
     assert not bool((last.tokens == MASK).any())
 
 
-@every_kind
-def test_half_precision_does_not_round_the_grid(make):
-    network, canvas, sampler = tiny_bert(), canvas_of(8), make(uniform_grid(60))
-    *_, before = sampler.sample(network, canvas, seed=0)
-    *_, after = sampler.bfloat16().sample(network, canvas, seed=0)
-    assert torch.equal(before.tokens, after.tokens)
-    assert not sampler.state_dict()  # a grid is a setting, no weight
-
-
 @pytest.mark.parametrize("schedule", [Spindle(0.3), SENTENCE], ids=str)
-def test_first_hitting_refuses_schedules_by_token_and_says_what_to_use(schedule):
-    with pytest.raises(ValueError, match="SkipExact"):
-        FirstHitting(Absorbing(schedule, MASK, INFORMATION), uniform_grid(4))
+def test_first_hitting_rejects_token_dependent_schedules_and_says_what_to_use(schedule):
+    with pytest.raises(ValueError, match="skip-exact"):
+        drawing(FirstHitting(), Absorbing(schedule, MASK, INFORMATION))
 
 
 @pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
 @every_kind
-def test_a_grid_that_does_not_rise_from_0_is_refused(make, grid):
+def test_a_time_grid_that_does_not_rise_from_0_is_rejected(make, grid):
     with pytest.raises(ValueError, match="rise from 0"):
         make(torch.tensor(grid, dtype=torch.float64))
 
 
-def test_information_of_another_vocabulary_is_refused():
+def test_skipping_rejects_a_time_conditioned_network():
+    with pytest.raises(ValueError, match="time-conditioned; use 'ancestral'"):
+        drawing(SkipExact(), Absorbing(Spindle(0.3), MASK, INFORMATION), time_agnostic=False)
+
+
+def test_information_of_another_vocabulary_is_rejected():
     process = Absorbing(Spindle(0.3), MASK, TokenInformation.from_counts(torch.ones(VOCAB_SIZE + 3)))
     with pytest.raises(ValueError, match="count tokens over the network's whole vocabulary"):
-        list(SkipExact(process, uniform_grid(3)).sample(tiny_bert(), canvas_of(2), seed=0))
+        list(drawing(SkipExact(), process, steps=3).sample(tiny_bert(), canvas_of(2), seed=0))
 
 
-def test_a_grid_so_short_that_rounding_hides_nothing_still_ends_in_text():
-    sampler = FirstHitting(Absorbing(Cosine(), MASK), torch.tensor([0.0, 1e-12, 1e-10], dtype=torch.float64))
+def test_a_time_grid_so_short_that_rounding_masks_nothing_still_ends_in_text():
+    grid = torch.tensor([0.0, 1e-12, 1e-10], dtype=torch.float64)
+    sampler = drawing(FirstHitting(), Absorbing(Cosine(), MASK), grid=grid)
     *_, last = sampler.sample(tiny_bert(), canvas_of(6), seed=0)
     assert not bool((last.tokens == MASK).any())

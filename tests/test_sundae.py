@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,18 +20,20 @@ from backbones import (
     repeated_words,
     writable,
 )
+from drawing import Drawing, drawing
 from languages import Language, Table
 from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.categorical import Shaping
 from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.method import Likelihood, Method, State
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.methods import sundae
-from diffusionbert.methods.sundae import StepUnrolled
+from diffusionbert.methods.sundae import Sundae
 from diffusionbert.networks import Denoiser
 from diffusionbert.noise import Noise
-from diffusionbert.samplers.refining import Refining
+from diffusionbert.samplers import State
+from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.shapes import Batch
 
 PAIRS = Language.random(2, 2, seed=3)
@@ -85,7 +88,7 @@ def test_the_loss_is_the_mean_over_noise_and_the_networks_own_answers(unrolls, s
     copies = 3000
     batch = at_share(TRIPLES.batch(TRIPLES.sentences.repeat(copies, 1)), share)
     with torch.no_grad():
-        losses = StepUnrolled(TRIPLES.writable, unrolls).loss(network, batch, Noise(0)).view(copies, -1)
+        losses = Sundae(TRIPLES.writable, unrolls).loss(network, batch, Noise(0)).view(copies, -1)
     error = losses.std(dim=0) / math.sqrt(copies)
     distance = (losses.mean(dim=0) - expected_loss(network, TRIPLES, share, unrolls)).abs() / error
     assert bool((distance < 4).all())
@@ -120,7 +123,7 @@ def texts(rows: int = 2000) -> Batch:
 @pytest.mark.parametrize("share", [0.1, 0.7])
 def test_a_share_of_words_is_replaced_by_uniform_ones(share):
     batch, network = at_share(texts(), share), Seen()
-    StepUnrolled(writable()).loss(network, batch, Noise(0))
+    Sundae(writable()).loss(network, batch, Noise(0))
     tokens, attend, t, asked = network.questions[0]
     assert torch.equal(asked, batch.editable)
     assert torch.equal(attend, batch.attend)
@@ -138,7 +141,7 @@ def test_a_share_of_words_is_replaced_by_uniform_ones(share):
 
 def test_the_share_is_even_between_0_and_1_and_of_the_whole_row():
     batch, network = texts(), Seen()
-    StepUnrolled(writable(), 1).loss(network, batch, Noise(0))
+    Sundae(writable(), 1).loss(network, batch, Noise(0))
     tokens = network.questions[0][0]
     share = ((tokens != batch.tokens) & batch.editable).sum(dim=1) / batch.editable.sum(dim=1)
     assert float(share.mean()) == pytest.approx(0.5, abs=0.03)
@@ -149,7 +152,7 @@ def test_the_share_is_even_between_0_and_1_and_of_the_whole_row():
 
 def test_each_unroll_draws_all_words_anew_and_pays_for_all():
     batch, network = texts(500), Seen()
-    losses = StepUnrolled(writable(), 3).loss(network, batch, Noise(0))
+    losses = Sundae(writable(), 3).loss(network, batch, Noise(0))
     assert len(network.questions) == 3
     first, second, third = (tokens[batch.editable] for tokens, *_ in network.questions)
     for a, b in ((first, second), (second, third), (first, third)):
@@ -162,21 +165,21 @@ def test_each_unroll_draws_all_words_anew_and_pays_for_all():
 
 def test_draws_in_pieces_are_the_same(monkeypatch):
     network, batch = Table(PAIRS), PAIRS.batch()
-    whole = StepUnrolled(PAIRS.writable).loss(network, batch, Noise(0))
-    monkeypatch.setattr(sundae, "_PLACES_AT_ONCE", 3)
-    assert torch.equal(StepUnrolled(PAIRS.writable).loss(network, batch, Noise(0)), whole)
+    whole = Sundae(PAIRS.writable).loss(network, batch, Noise(0))
+    monkeypatch.setattr(sundae, "_POSITIONS_AT_ONCE", 3)
+    assert torch.equal(Sundae(PAIRS.writable).loss(network, batch, Noise(0)), whole)
 
 
 def test_rows_with_nothing_to_write_cost_nothing():
     batch = texts(3)
     batch.editable[1] = False
-    assert (StepUnrolled(writable()).loss(Seen(), batch, Noise(0)) > 0).tolist() == [True, False, True]
+    assert (Sundae(writable()).loss(Seen(), batch, Noise(0)) > 0).tolist() == [True, False, True]
     batch.editable[:] = False
-    assert StepUnrolled(writable()).loss(Seen(), batch, Noise(0)).tolist() == [0, 0, 0]
+    assert Sundae(writable()).loss(Seen(), batch, Noise(0)).tolist() == [0, 0, 0]
 
 
 def test_it_has_no_likelihood_and_says_so():
-    objective = StepUnrolled(writable())
+    objective = Sundae(writable())
     assert objective.likelihood is Likelihood.NONE
     with pytest.raises(ValueError, match=r"no likelihood, nor a bound on one: .* judge it by its samples"):
         objective.nats(Seen(), texts(2), Noise(0))
@@ -184,16 +187,16 @@ def test_it_has_no_likelihood_and_says_so():
 
 @pytest.mark.parametrize("unrolls", [0, -1])
 def test_it_unrolls_at_least_once(unrolls):
-    with pytest.raises(ValueError, match=f"given {unrolls} unrolls; the paper's number is 2"):
-        StepUnrolled(writable(), unrolls)
+    with pytest.raises(ValueError, match=f"must be 1 or more, got {unrolls}; the paper's number is 2"):
+        Sundae(writable(), unrolls)
 
 
 # The contract.
 
 
-def method(unrolls: int = 2) -> Method:
+def method(unrolls: int = 2) -> TrainingModule:
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), writable()).eval()
-    return Method(network, StepUnrolled(writable(), unrolls), Refining(writable(), 6, Shaping(0.5)))
+    return TrainingModule(network, Sundae(writable(), unrolls))
 
 
 @pytest.mark.parametrize("unrolls", [2, 3])
@@ -216,7 +219,7 @@ def test_it_learns_a_language_and_writes_it():
         loss.backward()
         optimiser.step()
     assert float(loss.detach()) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    *_, last = tested.sample(whole, seed=0)
+    *_, last = refinement(6, shaping=Shaping(0.5)).sample(tested.network, whole, seed=0)
     known = (last.tokens >= NUM_SPECIAL) & (last.tokens < 9)
     assert float(known[whole.editable].double().mean()) > 0.9
     assert bool(((last.tokens == last.tokens[:, 1:2]) | ~whole.editable).all(dim=1).double().mean() > 0.6)
@@ -235,12 +238,17 @@ def canvas(bert) -> Batch:
     return mixed_canvas(bert.backbone)
 
 
+def refinement(steps: int, share: float = 1.0, allowed: Tensor | None = None, **settings: Any) -> Drawing:
+    allowed = writable() if allowed is None else allowed
+    return drawing(Refinement(share), None, steps=steps, allowed_tokens=allowed, **settings)
+
+
 SAMPLERS = {
-    "all": Refining(writable(), 4),
-    "a share": Refining(writable(), 4, Shaping(0.8), update=0.3),
-    "one step": Refining(writable(), 1, update=0.01),
-    "likeliest": Refining(writable(), 12, Shaping(top_k=1)),
-    "likeliest, a share": Refining(writable(), 6, Shaping(top_k=1), update=0.5),
+    "all": refinement(4),
+    "a share": refinement(4, 0.3, shaping=Shaping(0.8)),
+    "one step": refinement(1, 0.01),
+    "most probable": refinement(12, shaping=Shaping(top_k=1)),
+    "most probable, a share": refinement(6, 0.5, shaping=Shaping(top_k=1)),
 }
 parametrize_samplers = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 
@@ -259,7 +267,7 @@ def test_states_go_from_random_words_to_text_and_keep_what_is_frozen(sampler, be
 
 
 @parametrize_samplers
-def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, bert, canvas):
+def test_calls_count_the_queries_per_sequence_and_the_time_told_is_1(sampler, bert, canvas):
     spy = Spy(bert)
     states = sampler.sample(spy, canvas, seed=0)
     assert next(states).calls.tolist() == [0] * 5
@@ -267,10 +275,10 @@ def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, be
         assert int(state.calls.sum()) == sum(len(tokens) for tokens, *_ in spy.questions)
         assert state.calls[0] == 0
         assert state.time.dtype == torch.float64
-        if sampler.shaping.top_k is None or sampler.update < 1:
+        if sampler.context.config.top_k is None or sampler.sampler.update_share < 1:
             assert state.calls.tolist() == [0, *[number] * 4]
             torch.testing.assert_close(
-                state.time[1:], torch.full((4,), 1 - number / sampler.steps).double(), atol=1e-7, rtol=0
+                state.time[1:], torch.full((4,), 1 - number / sampler.context.config.steps).double(), atol=1e-7, rtol=0
             )
     for _, _, t, asked in spy.questions:
         assert bool((t == 1).all())
@@ -278,13 +286,13 @@ def test_calls_count_how_often_a_row_was_sent_and_the_time_told_is_1(sampler, be
 
 
 def history(states: list[State], row: int, length: int) -> list[tuple[list[int], float, int]]:
-    """What happened to a row; a batch goes on as long as any of its rows, and the others repeat themselves."""
+    """The states of one sequence, repetitions left out: a batch goes on until its last sequence is finished."""
     events = [(state.tokens[row, :length].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
     return [event for event, _ in itertools.groupby(events)]
 
 
 @parametrize_samplers
-def test_a_batch_equals_its_rows_one_by_one(sampler, bert, canvas):
+def test_a_batch_equals_its_sequences_one_by_one(sampler, bert, canvas):
     together = list(sampler.sample(bert, canvas, seed=3))
     for row in range(5):
         alone = canvas.rows(torch.tensor([row]))
@@ -293,26 +301,26 @@ def test_a_batch_equals_its_rows_one_by_one(sampler, bert, canvas):
 
 
 @parametrize_samplers
-def test_the_same_seed_gives_the_same_text_and_another_another(sampler, bert, canvas):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(sampler, bert, canvas):
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("update", [0.1, 1.0])
-def test_what_stood_at_editable_places_does_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
+def test_the_tokens_at_editable_positions_do_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
     shaping = Shaping(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50)))
-    sampler = Refining(writable(), 2, shaping, update)
+    sampler = refinement(2, update, shaping=shaping)
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
     first, again = (list(sampler.sample(bert, batch, seed=0))[-1].tokens for batch in (canvas, other))
     assert torch.equal(first, again)
     assert set(first[canvas.editable].tolist()) <= {7, 8}
 
 
-def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert, canvas):
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert, canvas):
     frozen = replace(canvas, editable=torch.zeros_like(canvas.editable))
     spy = Spy(bert)
-    (only,) = Refining(writable(), 3).sample(spy, frozen, seed=0)
+    (only,) = refinement(3).sample(spy, frozen, seed=0)
     assert torch.equal(only.tokens, canvas.tokens)
     assert only.calls.tolist() == only.time.tolist() == [0] * 5
     assert not spy.questions
@@ -320,7 +328,7 @@ def test_a_canvas_with_nothing_to_write_is_returned_without_a_call(bert, canvas)
 
 def test_a_step_after_the_first_asks_about_a_share_of_each_row_rounded_up(bert, canvas):
     spy = Spy(bert)
-    list(Refining(writable(), 4, update=0.3).sample(spy, canvas, seed=0))
+    list(refinement(4, 0.3).sample(spy, canvas, seed=0))
     asked = [question[3].sum(dim=1).tolist() for question in spy.questions]
     assert asked == [[5, 9, 2, 6], *[[2, 3, 1, 2]] * 3]
     places = [question[3].nonzero().tolist() for question in spy.questions]
@@ -343,7 +351,7 @@ def test_texts_are_distributed_as_the_chain_says_after_every_step(update):
     network, rows = Table(TRIPLES, scale=2.0), 20_000
     canvas = TRIPLES.batch(torch.zeros(rows, 3, dtype=torch.long))
     law = torch.full((8,), 1 / 8, dtype=torch.float64)
-    for number, state in enumerate(Refining(TRIPLES.writable, 4, update=update).sample(network, canvas, seed=1)):
+    for number, state in enumerate(refinement(4, update, TRIPLES.writable).sample(network, canvas, seed=1)):
         assert stats.chisquare(frequencies(state.tokens, TRIPLES), law * rows).pvalue > 1e-4
         places = [(0, 1, 2)] if number == 0 else SHARES[update]
         law = law @ torch.stack([transition(network, TRIPLES, chosen) for chosen in places]).mean(dim=0)
@@ -364,7 +372,7 @@ def likeliest_texts(network: nn.Module, canvas: Batch, start: Tensor, steps: int
 def test_rows_that_cannot_change_any_more_stop_early_and_lose_nothing(seed, cycles):
     """A row is asked until an answer is what it was already; one that goes round in a circle takes all steps."""
     network, canvas = Table(TRIPLES, scale=2.0, seed=seed), TRIPLES.batch()
-    states = list(Refining(TRIPLES.writable, 9, Shaping(top_k=1)).sample(network, canvas, seed=0))
+    states = list(refinement(9, allowed=TRIPLES.writable, shaping=Shaping(top_k=1)).sample(network, canvas, seed=0))
     texts = likeliest_texts(network, canvas, states[0].tokens, 9)
     expected = []
     for row in range(8):
@@ -379,22 +387,16 @@ def test_rows_that_cannot_change_any_more_stop_early_and_lose_nothing(seed, cycl
     assert torch.equal(states[-1].tokens, texts[-1])
 
 
-@pytest.mark.parametrize("steps", [0, -1])
-def test_too_few_steps_are_refused(steps):
-    with pytest.raises(ValueError, match=f"at least 1 step, given {steps}"):
-        Refining(writable(), steps)
-
-
 def test_a_share_of_places_is_rounded_up_and_not_by_rounding_errors():
     """Seven tenths of ten places are seven, though 0.7 · 10 is a little more in floating point."""
     number = torch.arange(1, 200)
     x = Batch.of(torch.zeros(199, 199, dtype=torch.long), torch.arange(199) < number[:, None])
     for percent in range(1, 101):
-        chosen = Refining(writable(), 2, update=percent / 100)._share(x, Noise(0)).sum(dim=1)
+        chosen = Refinement(percent / 100)._share(x, seed=0, number=2).sum(dim=1)
         assert torch.equal(chosen, -(-percent * number // 100))
 
 
 @pytest.mark.parametrize("update", [0.0, -0.1, 1.1, math.nan])
 def test_other_shares_are_refused(update):
-    with pytest.raises(ValueError, match=rf"\(0, 1\], given {update}"):
-        Refining(writable(), 3, update=update)
+    with pytest.raises(ValueError, match=rf"update_share must be above 0 and at most 1, got {update}"):
+        Refinement(update)

@@ -1,4 +1,4 @@
-"""Every system by its name, as `build` makes it: one toy language for all, whose entropy is known.
+"""Every system by its name, as its configuration makes it: one toy language for all, whose entropy is known.
 
 A sentence has a topic, one of six words, and each of its four words is the topic (4 times in 5) or the next word.
 Its 90 sentences can be listed, so that a figure is a sum over all of them and scatters with its draws alone. For pairs
@@ -15,42 +15,33 @@ from functools import cache
 import pytest
 import torch
 from backbones import CLS, MASK, SEP
+from drawing import requested
 from tiny_models import MAX_LENGTH, corpus, folder, pairs
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.building import Lexicon, build
 from diffusionbert.cli import main
-from diffusionbert.commands.start import _experiment
+from diffusionbert.commands.start import _configured
 from diffusionbert.commands.training import Train
-from diffusionbert.experiments import (
-    Data,
-    Diffusion,
-    Experiment,
-    NewBert,
-    NewDecoder,
-    Pretrained,
-    Time,
-    VectorDiffusion,
-    from_json,
-    to_json,
-)
-from diffusionbert.method import Likelihood, Method
-from diffusionbert.methods.any_order import AnyOrder
-from diffusionbert.methods.discrete import DiscreteTime
-from diffusionbert.methods.gaussian import GaussianDiffusion
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
+from diffusionbert.methods.discrete import DiscreteTime, DiscreteTimeConfig
+from diffusionbert.methods.gaussian import GaussianConfig, GaussianDiffusion
 from diffusionbert.model import load
 from diffusionbert.networks import Denoiser, EmbeddingDenoiser, new_decoder
+from diffusionbert.networks.config import NewBert, NewDecoder, Pretrained, TimeEmbedding
 from diffusionbert.noise import Noise
-from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.processes import Absorbing, Uniform
+from diffusionbert.processes import Absorbing, Gaussian, Uniform
+from diffusionbert.recipes import SYSTEMS, Start
+from diffusionbert.samplers import Sampler, SamplingContext, last_state, sample
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
-from diffusionbert.sampling import Sampling
 from diffusionbert.schedules import Sqrt
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Task
+from diffusionbert.training.config import DataConfig, RunConfig
 
 PAD, UNK, FIRST, NUM_WORDS, LENGTH, NEXT = 0, 1, 5, 6, 4, 0.2
 SIZE = FIRST + NUM_WORDS
@@ -105,16 +96,18 @@ def test_the_language_is_what_it_says():
     assert paired.entropy < alone.entropy < paired.entropy + UNIFORM
 
 
-def lexicon() -> Lexicon:
+def statistics() -> TokenStatistics:
     counts = torch.zeros(SIZE, dtype=torch.long)
     counts[FIRST:] = 1000 * torch.arange(1, NUM_WORDS + 1)  # not the language's own: schedules by token are to differ
-    return Lexicon(MASK, PAD, torch.arange(SIZE) >= FIRST, (UNK,), counts)
+    return TokenStatistics(MASK, PAD, torch.arange(SIZE) >= FIRST, (UNK,), counts)
 
 
 # ---- the systems ----------------------------------------------------------------------------------------------------
 
-BASE = Experiment(
-    Data("toy", max_length=8), NewBert(layers=1, width=32, heads=2, dropout=0.0), objective=Diffusion(num_steps=8)
+BASE = RunConfig(
+    DataConfig("toy", max_length=8),
+    NewBert(layers=1, width=32, heads=2, dropout=0.0),
+    objective=DiscreteTimeConfig(num_steps=8),
 )
 
 
@@ -138,27 +131,43 @@ def starts() -> dict[Start, str]:
     return {start: str(output / start.value) for start in (Start.MASKED, Start.DECODER)}
 
 
-def experiment_of(name: str) -> Experiment:
+def config_of(name: str) -> RunConfig:
     start = SYSTEMS[name].start
-    base = BASE if start is Start.SCRATCH else replace(BASE, network=Pretrained(starts()[start]))
-    experiment = SYSTEMS[name].experiment(base)
-    if isinstance(experiment.objective, VectorDiffusion):  # six words need no 128 axes
+    base = BASE if start is Start.SCRATCH else replace(BASE, backbone=Pretrained(starts()[start]))
+    experiment = SYSTEMS[name].configure(base)
+    if isinstance(experiment.objective, GaussianConfig):  # six words need no 128 axes
         return replace(experiment, objective=replace(experiment.objective, width=8))
     return experiment
 
 
-def built(name: str) -> Method:
-    sampling = replace(SYSTEMS[name].sampling, steps=16, top_k=None)
+def built(name: str) -> TrainingModule:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return build(experiment_of(name), lexicon(), sampling)
+        return config_of(name).make_module(statistics())
+
+
+def sampler_of(name: str, module: TrainingModule) -> tuple[Sampler, SamplingContext]:
+    config, request = config_of(name), SYSTEMS[name].sampling
+    objective = config.objective
+    process = module.objective.process if objective.learns_exponents else objective.process(statistics())
+    context = SamplingContext(
+        mask_id=MASK,
+        process=process,
+        config=replace(request.config, steps=16, top_k=None),
+        allowed_tokens=statistics().allowed,
+        forbidden=statistics().never_sampled,
+        time_agnostic=config.time is TimeEmbedding.NONE,
+        word_vectors=module.network if isinstance(process, Gaussian) else None,
+        causal=objective.is_causal,
+    )
+    return objective.choose_sampler(request.sampler).resolve(context), context
 
 
 def toy_of(name: str) -> Toy:
     return language(SYSTEMS[name].needs_pairs)
 
 
-def figure(method: Method, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
+def figure(method: TrainingModule, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
     """Nats a token over all sentences of the language, and their standard error over independent rounds of draws."""
     strata = torch.arange(9, dtype=torch.float64) / 8
     rows = toy.rows.rows(torch.arange(len(toy.probabilities)).repeat(8))
@@ -174,11 +183,11 @@ def figure(method: Method, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float
 
 
 @cache
-def trained(name: str) -> tuple[Method, float]:
+def trained(name: str) -> tuple[TrainingModule, float]:
     """The system after a short training, and its loss before."""
     method, toy = built(name), toy_of(name)
     before, _ = figure(method.eval(), toy, of="loss", rounds=2)
-    steps = 150 if isinstance(SYSTEMS[name].objective, VectorDiffusion) else 120
+    steps = 150 if isinstance(SYSTEMS[name].objective, GaussianConfig) else 120
     optimiser = torch.optim.AdamW(method.parameters(), lr=1e-2)
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
     method.train()
@@ -215,8 +224,9 @@ def test_every_system_writes_its_language(name):
     method, _ = trained(name)
     toy = toy_of(name)
     given = toy.drawn(100, seed=5)
-    *_, last = method.sample(replace(given, tokens=given.tokens.masked_fill(given.editable, MASK)), seed=0)
-    assert bool(lexicon().writable[last.tokens[given.editable]].all())
+    canvas = replace(given, tokens=given.tokens.masked_fill(given.editable, MASK))
+    last = last_state(sample(*sampler_of(name, method), method.network, canvas, seed=0))
+    assert bool(statistics().allowed[last.tokens[given.editable]].all())
     assert torch.equal(last.tokens[~given.editable], given.tokens[~given.editable])
     known = {tuple(row) for row in toy.rows.tokens.tolist()}
     assert sum(tuple(row) in known for row in last.tokens.tolist()) > 20
@@ -229,7 +239,7 @@ def test_diffuseq_sees_a_clean_source_at_every_step_of_training_and_writing():
     handle = method.network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     method.loss(given, Noise(0))
     method.nats(given, Noise(0))
-    list(method.sample(given, seed=0))
+    last_state(sample(*sampler_of("diffuseq", method), method.network, given, seed=0))
     handle.remove()
     assert len(seen) == 2 + 16
     for x_t in seen:
@@ -248,22 +258,22 @@ def test_kinds_of_likelihood():
     assert {name for name, kind in kinds.items() if kind is Likelihood.PSEUDO} == pseudo
 
 
-def classes(method: Method) -> tuple[type, ...]:
-    process = getattr(method.objective, "process", None)
-    return type(method.objective), type(process), type(method.network), type(method.sampler)
+def classes(name: str) -> tuple[type, ...]:
+    method = built(name)
+    process, (sampler, _) = getattr(method.objective, "process", None), sampler_of(name, method)
+    return type(method.objective), type(process), type(method.network), type(sampler)
 
 
 def test_three_systems_are_settings_alone():
     """Each is made of classes that other systems have, too."""
-    multinomial, any_order, pairs = (built(name) for name in ("multinomial", "oa-ardm", "diffuseq"))
-    assert classes(multinomial) == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes(built("d3pm-uniform"))
-    assert multinomial.objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
-    assert classes(any_order) == (AnyOrder, type(None), Denoiser, FirstHitting)
-    assert classes(any_order)[2:] == classes(built("mdlm"))[2:]
-    assert isinstance(any_order.sampler.process, Absorbing)
-    assert classes(pairs)[::2] == (GaussianDiffusion, EmbeddingDenoiser)
-    assert type(pairs.sampler) is GaussianAncestral
-    assert classes(pairs) == classes(built("diffusion-lm"))
+    assert classes("multinomial") == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes("d3pm-uniform")
+    assert built("multinomial").objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
+    assert classes("oa-ardm") == (OrderAgnostic, type(None), Denoiser, FirstHitting)
+    assert classes("oa-ardm")[2:] == classes("mdlm")[2:]
+    _, context = sampler_of("oa-ardm", built("oa-ardm"))
+    assert isinstance(context.process, Absorbing)
+    assert classes("diffuseq") == (GaussianDiffusion, Gaussian, EmbeddingDenoiser, GaussianAncestral)
+    assert classes("diffuseq") == classes("diffusion-lm")
     assert SYSTEMS["diffuseq"].objective == SYSTEMS["diffusion-lm-sqrt"].objective
     assert [name for name, system in SYSTEMS.items() if system.needs_pairs] == ["diffuseq"]
 
@@ -271,39 +281,39 @@ def test_three_systems_are_settings_alone():
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.start is not Start.SCRATCH])
 def test_a_system_that_starts_from_a_network_refuses_without_one(name):
     with pytest.raises(ValueError, match=r"starts from a (masked|causal) language model; give one by --start"):
-        SYSTEMS[name].experiment(BASE)
+        SYSTEMS[name].configure(BASE)
 
 
 @every_system
 def test_a_system_keeps_the_size_and_the_text_of_its_base(name):
-    experiment = experiment_of(name)
-    assert experiment.data == BASE.data
-    assert experiment.training == BASE.training
-    assert from_json(to_json(experiment)) == experiment
-    if isinstance(experiment.objective, Diffusion):
-        assert experiment.objective.num_steps == 8
+    config = config_of(name)
+    assert config.data == BASE.data
+    assert config.training == BASE.training
+    assert RunConfig.from_json(config.to_json()) == config
+    if isinstance(config.objective, DiscreteTimeConfig):
+        assert config.objective.num_steps == 8
     if SYSTEMS[name].start is Start.SCRATCH:
-        size = (experiment.network.layers, experiment.network.width, experiment.network.heads)
+        size = (config.backbone.layers, config.backbone.width, config.backbone.heads)
         assert size == (1, 32, 2)
-        assert type(experiment.network) is (NewDecoder if name == "decoder" else NewBert)
+        assert type(config.backbone) is (NewDecoder if name == "decoder" else NewBert)
 
 
 def test_a_decoder_and_an_encoder_are_not_taken_for_each_other():
-    with pytest.raises(ValueError, match="writing from left to right needs a decoder"):
-        build(replace(experiment_of("decoder"), network=NewBert()), lexicon())
-    with pytest.raises(ValueError, match="a decoder writes from left to right alone"):
-        build(replace(experiment_of("mdlm"), network=NewDecoder()), lexicon())
-    with pytest.raises(ValueError, match="is not for this method"):
-        build(replace(experiment_of("sundae"), time=Time.LAYERS), lexicon())
+    with pytest.raises(ValueError, match="needs a causal language model, got a new BERT"):
+        replace(config_of("decoder"), backbone=NewBert()).make_module(statistics())
+    with pytest.raises(ValueError, match="needs a masked language model, got a new GPT-2"):
+        replace(config_of("mdlm"), backbone=NewDecoder()).make_module(statistics())
+    with pytest.raises(ValueError, match="the objective sundae is time-agnostic"):
+        replace(config_of("sundae"), time=TimeEmbedding.LAYERS).make_module(statistics())
 
 
 WORDS = {
     "diffusionbert-lte": ("linear", "LTE"),
     "diffusionbert-pte": ("linear", "PTE"),
     "diffusionbert": ("linear", "TAD"),
-    "diffusionbert-spindle": ("spindle (corpus mean), strict", "TAD"),
-    "diffusionbert-spindle-sentence": ("spindle (sentence mean), strict", "TAD"),
-    "diffusionbert-spindle-paper": ("spindle (sentence mean), paper", "TAD"),
+    "diffusionbert-spindle": ("spindle (λ = 0.3, corpus mean), strict", "TAD"),
+    "diffusionbert-spindle-sentence": ("spindle (λ = 0.3, sentence mean, floor 0.05), strict", "TAD"),
+    "diffusionbert-spindle-paper": ("spindle (λ = 0.3, sentence mean), paper", "TAD"),
     "d3pm": ("linear", "LTE"),
     "d3pm-uniform": ("linear, uniform noise", "LTE"),
     "diffusion-lm": ("cosine", "input"),
@@ -318,7 +328,8 @@ WORDS = {
 
 @pytest.mark.parametrize(("name", "words"), WORDS.items())
 def test_tables_name_schedules_and_times_as_the_paper_does(name, words):
-    assert (schedule_of(experiment_of(name)), time_of(experiment_of(name))) == words
+    config = config_of(name)
+    assert (config.objective.schedule_label, config.objective.time_label(config.time)) == words
 
 
 # ---- from the command line ------------------------------------------------------------------------------------------
@@ -339,7 +350,7 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     assert not any("[" in text for text in written)
     model = load(output, "cpu")
     assert model.paired
-    task, sampling = Task(2, length=5, source=source), Sampling(steps=8)
+    task, sampling = Task(2, length=5, source=source), requested(steps=8)
     assert model.experiment.objective.num_steps == 20
     row = model.vocabulary.encode([source])[0]
     canvas = model._canvas(task, sampling)
@@ -362,13 +373,16 @@ def refused(capsys, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--system=nonsense"], "there is no system 'nonsense'; use one of diffusionbert-lte, "),
+        (["--system=nonsense"], "unknown system 'nonsense'; known: diffusionbert-lte, "),
         (["--system=diffusionbert"], "starts from a masked language model; give one by --start"),
-        (["--system=sundae", "--schedule=spindle"], "--schedule spindle is not for the system sundae"),
-        (["--system=decoder", "--diffusion-steps=4"], "--diffusion-steps 4 is not for the system decoder"),
-        (["--system=d3pm", "--diffusion-steps=0"], "there cannot be 0 steps of diffusion"),
-        (["--system=diffusion-lm", "--diffusion-steps=-3"], "there cannot be -3 steps of diffusion"),
-        (["--system=sundae", "--time=layers"], "is not for this method; leave it out"),
+        (["--system=sundae", "--schedule=spindle"], "--schedule spindle is not for the objective sundae"),
+        (["--system=decoder", "--diffusion-steps=4"], "--diffusion-steps 4 is not for the objective autoregressive"),
+        (["--system=d3pm", "--diffusion-steps=0"], "`num_steps` must be 1 or more (--diffusion-steps), got 0"),
+        (
+            ["--system=diffusion-lm", "--diffusion-steps=-3"],
+            "`num_steps` must be 1 or more (--diffusion-steps), got -3",
+        ),
+        (["--system=sundae", "--time=layers"], "is time-agnostic, got time 'layers'; leave out --time"),
         (["--system=diffuseq"], "pairs"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -378,17 +392,17 @@ def test_what_a_system_does_not_take_is_refused_in_one_line(options, message, tm
     data, output = f"--data={corpus()}", f"--output={tmp_path / 'run'}"
     said = refused(capsys, "train", data, output, cache, *SMALL, *QUICK, *options)
     assert message in said
-    assert not (tmp_path / "run" / "experiment.json").exists()
+    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_start_that_would_not_be_used_is_refused(tmp_path, capsys):
     """Else a network of another size, with random weights, would be trained in its place without a word."""
     run = ["train", f"--data={corpus()}", f"--output={tmp_path / 'run'}", "--system=d3pm", "--start=some/model"]
     said = refused(capsys, *run)
-    assert "d3pm starts from random weights; leave out --start some/model" in said
+    assert "d3pm starts from random parameters, got the start 'some/model'; leave it out" in said
 
 
 def test_word_vectors_take_a_schedule_and_its_floor(tmp_path):
-    options = Train(tmp_path, str(corpus()), system="diffusion-lm", schedule="sqrt", floor=0.01, diffusion_steps=50)
-    objective = _experiment(options).objective
-    assert objective == VectorDiffusion(Sqrt(), 50, 0.01)
+    named = {"objective": "gaussian:floor=0.01", "schedule": "sqrt", "diffusion_steps": 50}
+    objective = _configured(Train(tmp_path, str(corpus()), system="diffusion-lm", **named)).objective
+    assert objective == GaussianConfig(Sqrt(), 50, 0.01)

@@ -51,7 +51,7 @@ def test_a_resumed_run_takes_other_settings(short_run):
     """The error on a loss that is no number says: resume with a lower learning rate."""
     command(short_run, "--resume", "--steps=3", "--learning-rate=1e-5")
     assert last_of(short_run / "run") == "step-00000003"
-    stored = json.loads((short_run / "run" / "experiment.json").read_text())["training"]
+    stored = json.loads((short_run / "run" / "run.json").read_text())["training"]
     assert (stored["steps"], stored["learning_rate"]) == (3, 1e-5)
 
 
@@ -88,13 +88,13 @@ def finished(short_run, tmp_path) -> Path:
         (["--layers=5"], "has layers 1, not 5"),
         (["--data=nofile.txt"], "not 'nofile.txt'"),
         (["--preset=paper"], "has vocabulary 512, not 'bert-base-uncased'"),
-        (["--schedule=spindle"], "has schedule Linear(), not Spindle"),
+        (["--schedule=spindle"], "has schedule linear, not spindle (λ = 0.3, corpus mean)"),
         (["--time=layers"], "has time "),
         (["--max-length=9"], "has max_length 64, not 9"),
         (["--cased"], "has lower True, not False"),
-        (["--system=decoder"], "has network NewBert"),
+        (["--system=decoder"], "has backbone bert ("),
         (["--start=nosuch"], "not 'nosuch'"),
-        (["--system=bogus"], "there is no system 'bogus'"),
+        (["--system=bogus"], "unknown system 'bogus'"),
         (["--steps=1"], "--steps 1; give more"),
     ],
     ids=str,
@@ -149,7 +149,7 @@ def test_a_run_that_kept_nothing_of_its_beginning_goes_on(finished):
 def test_settings_by_which_nothing_is_trained_are_not_noted(finished, capsys):
     before = files(finished / "run")
     command(finished, "--resume", "--batch-tokens=2048", "--learning-rate=7")
-    assert "other settings change nothing" in capsys.readouterr().err
+    assert "other settings have no effect" in capsys.readouterr().err
     assert files(finished / "run") == before
 
 
@@ -164,10 +164,10 @@ def test_settings_that_fail_in_the_first_step_are_not_noted(finished, monkeypatc
         raise FloatingPointError("no numbers")
 
     monkeypatch.setattr(Trainer, "_step", fail)
-    before = (finished / "run" / "experiment.json").read_bytes()
+    before = (finished / "run" / "run.json").read_bytes()
     with pytest.raises(SystemExit):
         command(finished, "--resume", "--steps=50", "--learning-rate=7")
-    assert (finished / "run" / "experiment.json").read_bytes() == before
+    assert (finished / "run" / "run.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -199,20 +199,22 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(finished)
         (run / f"{name}.json").unlink()
     command(finished, "--resume")
     assert (run / "model").is_dir()
-    assert [event["step"] for event in log(run) if "likelihood" in event] == [0, log(run)[-1]["step"]]
+    assert [event["step"] for event in log(run) if event["event"] == "validation"] == [0, log(run)[-1]["step"]]
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}', "[]", '{"kind": "Experiment"}', '{"kind": "Data", "corpus": "x"}'])
+@pytest.mark.parametrize(
+    "text", ['{"a": 1}', "[]", '{"kind": "Experiment"}', '{"kind": "Data", "corpus": "x"}', '{"format": 1}']
+)
 def test_an_experiment_that_is_none_is_named(finished, refused, text):
-    (finished / "run" / "experiment.json").write_text(text)
+    (finished / "run" / "run.json").write_text(text)
     said = refused(f"--output={finished / 'run'}", "--resume")
-    assert f"{str(finished / 'run' / 'experiment.json')!r} does not describe a run (" in said
+    assert f"{str(finished / 'run' / 'run.json')!r} does not describe a run (" in said
     assert said.endswith("restore it, or choose another --output")
     assert len(said) < 300 + len(str(finished))
 
 
 def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
-    monkeypatch.setattr("diffusionbert.runs.prepare", None)  # the text is not read first
+    monkeypatch.setattr("diffusionbert.training.run.prepare", None)  # the text is not read first
     (tmp_path / "file").write_text("mine")
     for output in (tmp_path / "file", tmp_path / "file" / "inside"):
         said = refused(f"--output={output}", f"--data={short_run / 'text.txt'}", "--steps=1")
@@ -223,26 +225,32 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch-tokens=0"], "--batch-tokens); give 1 or more"),
-        (["--batch-rows=0"], "--batch-rows); give 1 or more"),
-        (["--layers=0"], "layers = 0; give 1 or more"),
+        (["--batch-tokens=0"], "--batch-tokens) must be >= 1, got 0"),
+        (["--batch-rows=0"], "--batch-rows) must be >= 1, got 0"),
+        (["--layers=0"], "`layers` of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
-        (["--dropout=1.5"], "dropout = 1.5; give 0 or more, but less than 1"),
-        (["--hybrid=-1"], "(--hybrid); give 0 or more"),
-        (["--diffusion-steps=0"], "(--diffusion-steps); give 1 or more"),
-        (["--warmup=-1"], "warmup = -1; give 0 or more"),
-        (["--averaging=2"], "averaging = 2.0; give between 0 and 1"),
-        (["--seed=-3"], "seed = -3; give 0 or more"),
-        (["--method=continuous", "--diffusion-steps=7"], "--diffusion-steps 7 is not for --method continuous"),
-        (["--method=continuous", "--hybrid=0.5"], "--hybrid 0.5 is not for --method continuous"),
-        (["--method=continuous", "--quantity=paper"], "--quantity paper is not for --method continuous"),
-        (["--method=any-order", "--schedule=cosine"], "--schedule cosine is not for --method any-order"),
-        (["--method=any-order", "--noise=uniform"], "--noise uniform is not for --method any-order"),
-        (["--method=any-order", "--bell=0.5"], "--bell 0.5 is not for --method any-order"),
-        (["--system=mdlm", "--method=continuous"], "--method continuous is not for the system mdlm"),
-        (["--schedule=cosine", "--strength=0.9"], "--strength 0.9 is the spindle's"),
-        (["--schedule=cosine", "--floor=0.3"], "--floor 0.3 is the spindle's"),
-        (["--bell-unweighted"], "add --bell 0.8"),
+        (["--dropout=1.5"], "`dropout` must lie in [0, 1), got 1.5"),
+        (["--hybrid=-1"], "(--hybrid), must be 0 or more, got -1.0"),
+        (["--diffusion-steps=0"], "must be 1 or more (--diffusion-steps), got 0"),
+        (["--warmup=-1"], "`warmup` of training must be 0 or more, got -1"),
+        (["--ema=2"], "`ema` of training must be between 0 and 1, such as 0.9999, got 2.0"),
+        (["--seed=-3"], "`seed` of training must be 0 or more, got -3"),
+        (
+            ["--objective=continuous-time", "--diffusion-steps=7"],
+            "--diffusion-steps 7 is not for the objective continuous",
+        ),
+        (["--objective=continuous-time", "--hybrid=0.5"], "--hybrid 0.5 is not for the objective continuous-time"),
+        (["--objective=continuous-time", "--quantity=paper"], "--quantity paper is not for the objective continuous"),
+        (["--objective=order-agnostic", "--schedule=cosine"], "--schedule cosine is not for the objective order-ag"),
+        (["--objective=order-agnostic", "--noise=uniform"], "--noise uniform is not for the objective order-agnostic"),
+        (["--objective=order-agnostic", "--time-sampling=bell"], "--time-sampling bell is not for the objective order"),
+        (
+            ["--objective=order-agnostc"],
+            "--objective: unknown objective 'order-agnostc'; did you mean 'order-agnostic'?",
+        ),
+        (["--schedule=cosine:strength=0.9"], "--schedule: Cosine has no field 'strength'; it has none"),
+        (["--schedule=spindle:strength"], "--schedule must be name or name:field=value,field=value"),
+        (["--time-sampling=bell:depth=2"], "--time-sampling: `depth` of a bell must lie in [0, 1), got 2.0"),
     ],
     ids=" ".join,
 )
@@ -278,7 +286,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     said = capsys.readouterr()
     assert "stopped at step 3; --resume goes on from there" in said.err
     assert said.out.strip().endswith(
-        f"step 3, not validated yet; its weights as they are in {tmp_path / 'run' / 'model'}"
+        f"step 3, not validated yet; its parameters as they are in {tmp_path / 'run' / 'model'}"
     )
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "| training | 3 of 9 steps" in card
@@ -287,7 +295,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert about["validation"] == {"nats_per_token": None, "step": 3, "likelihood": "bound"}
     main(["generate", "--model", str(tmp_path / "run"), "--length", "5"])
     assert capsys.readouterr().out.strip()
-    assert "stands at step 3, so it cannot end at --steps 3" in refused(
+    assert "is at step 3, so it cannot end at --steps 3" in refused(
         f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=3"
     )
 

@@ -28,18 +28,18 @@ import diffusionbert.training.saved as saving
 import diffusionbert.training.trainer as training
 from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.checkpoints import RunFolder, weights_of
-from diffusionbert.method import Likelihood, Method
-from diffusionbert.methods.any_order import AnyOrder
+from diffusionbert.method import Likelihood, TrainingModule
+from diffusionbert.methods.any_order import OrderAgnostic
 from diffusionbert.methods.continuous_time import ContinuousTime
 from diffusionbert.methods.masked_lm import MaskedLM
 from diffusionbert.noise import Noise
 from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.optimising import learning_rate
-from diffusionbert.training.settings import Training
 from diffusionbert.training.standing import Score, Standing, score_of
 from diffusionbert.training.trainer import Trainer
 
-QUICK = Training(
+QUICK = TrainingConfig(
     steps=8,
     batching=FixedRows(16),
     learning_rate=1e-2,
@@ -53,7 +53,7 @@ QUICK = Training(
 )
 
 
-def trainer_of(folder: Path, settings: Training = QUICK, dropout: float = 0.1) -> Trainer:
+def trainer_of(folder: Path, settings: TrainingConfig = QUICK, dropout: float = 0.1) -> Trainer:
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     return Trainer(
@@ -67,7 +67,7 @@ def trainer_of(folder: Path, settings: Training = QUICK, dropout: float = 0.1) -
     )
 
 
-def resumed(folder: Path, settings: Training = QUICK) -> Trainer:
+def resumed(folder: Path, settings: TrainingConfig = QUICK) -> Trainer:
     trainer = trainer_of(folder, settings)
     trainer.resume()
     return trainer
@@ -136,10 +136,10 @@ def test_an_ended_run_stays_ended_when_resumed(tmp_path):
     assert resumed(tmp_path, settings).train().step == 4
 
 
-@pytest.mark.parametrize("averaging", [None, 0.9])
-def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, averaging):
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):
     """With averaging, those are the averaged ones: the exported model has the figure that the log shows."""
-    settings = replace(QUICK, averaging=averaging, learning_rate=0.3, steps=12)
+    settings = replace(QUICK, ema=ema, learning_rate=0.3, steps=12)
     trainer = trainer_of(tmp_path, settings)
     true_validate, seen = trainer.validate, {}
 
@@ -153,9 +153,9 @@ def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, averagin
     assert standing.best_step == 4
     assert standing.best == min(seen.values()) == seen[4]
     exported = load_file(tmp_path / "model" / "weights.safetensors")
-    kind = "weights" if averaging is None else "averages"
+    kind = "weights" if ema is None else "averages"
     assert equal(exported, load_file(checkpoint(tmp_path, "best") / f"{kind}.safetensors"))
-    assert equal(exported, load_file(checkpoint(tmp_path, "best") / "weights.safetensors")) == (averaging is None)
+    assert equal(exported, load_file(checkpoint(tmp_path, "best") / "weights.safetensors")) == (ema is None)
     fresh = trainer_of(tmp_path / "fresh", QUICK)
     with torch.no_grad():
         for name, parameter in fresh.method.named_parameters():
@@ -189,7 +189,7 @@ def test_what_is_kept(tmp_path):
 
 
 def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
-    trainer_of(tmp_path, replace(QUICK, averaging=0.9)).train()
+    trainer_of(tmp_path, replace(QUICK, ema=0.9)).train()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10
     for path in files:
@@ -241,7 +241,7 @@ def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expect
     monkeypatch.setattr(recipe, "new_optimiser", new_optimiser)
     measured.register_forward_pre_hook(look)
     before = weights_of(measured)
-    settings = replace(QUICK, precision=precision, averaging=0.9)
+    settings = replace(QUICK, precision=precision, ema=0.9)
     recipe.measure(measured, MadeUpRows(40, seed=1), settings, torch.device("cpu"), 64)
     count = sum(parameter.requires_grad for parameter in measured.parameters())
     assert seen == [(expected, 0, 1), (expected, count, 1), (expected, count, 1)]
@@ -281,15 +281,15 @@ def test_a_run_goes_on_in_another_precision(tmp_path, before):
     assert again.train().step == QUICK.steps
 
 
-@pytest.mark.parametrize("averaging", [None, 0.9])
-def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_path, averaging):
-    settings = replace(QUICK, averaging=averaging)
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_path, ema):
+    settings = replace(QUICK, ema=ema)
     trainer_of(tmp_path / "straight", settings).train()
     trainer = trainer_of(tmp_path / "stopped", settings)
     stopped(trainer, at=3)
     standing = trainer.train()
     assert (standing.step, standing.best_step, standing.is_validated) == (3, 0, False)
-    kind = "weights" if averaging is None else "averages"
+    kind = "weights" if ema is None else "averages"
     exported = load_file(tmp_path / "stopped" / "model" / "weights.safetensors")
     first, last = (load_file(RunFolder(tmp_path / "stopped").checkpoint(at) / f"{kind}.safetensors") for at in (0, 3))
     assert equal(exported, last)
@@ -507,7 +507,7 @@ def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path):
 # ---- how it resumes ---------------------------------------------------------------------------------------------
 
 
-def interrupted(folder: Path, at: int, settings: Training = QUICK) -> None:
+def interrupted(folder: Path, at: int, settings: TrainingConfig = QUICK) -> None:
     """Ends a run as a kill would, before a step."""
     trainer = trainer_of(folder, settings)
     taken = trainer._step
@@ -539,7 +539,9 @@ def test_a_lost_log_does_not_keep_a_run_from_resuming(tmp_path, straight):
     interrupted(tmp_path, at=5)
     (tmp_path / "log.jsonl").unlink()
     assert resumed(tmp_path).train().step == 8
-    assert timeless(log(tmp_path)) == [event for event in timeless(log(straight)) if event["step"] > 4]
+    start, *rest = timeless(log(tmp_path))
+    assert (start["event"], start["step"]) == ("run", 4)
+    assert rest == [event for event in timeless(log(straight)) if event["step"] > 4]
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, straight):
@@ -568,14 +570,14 @@ def test_a_run_cut_short_ends_at_once(tmp_path):
 
 def test_resuming_with_averages_needs_averages(tmp_path):
     interrupted(tmp_path, at=5)
-    with pytest.raises(ValueError, match=r"was trained without averaged weights, .*; leave out --averaging"):
-        resumed(tmp_path, replace(QUICK, averaging=0.9))
+    with pytest.raises(ValueError, match=r"was trained without averaged weights, .*; leave out --ema"):
+        resumed(tmp_path, replace(QUICK, ema=0.9))
 
 
 def test_averages_that_are_lost_are_no_reason_to_go_on_without(tmp_path):
-    interrupted(tmp_path, at=7, settings=replace(QUICK, averaging=0.9))
+    interrupted(tmp_path, at=7, settings=replace(QUICK, ema=0.9))
     (checkpoint(tmp_path, "last") / "averages.safetensors").unlink()
-    assert resumed(tmp_path, replace(QUICK, averaging=0.9)).standing.step == 4
+    assert resumed(tmp_path, replace(QUICK, ema=0.9)).standing.step == 4
 
 
 def test_another_networks_checkpoint_is_refused(tmp_path):
@@ -604,7 +606,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 @pytest.mark.parametrize("decay", [*SHAPES, "inverse_sqrt"])
 def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
-    settings = Training(steps=100, warmup=20, learning_rate=0.5, decay=decay)
+    settings = TrainingConfig(steps=100, warmup=20, learning_rate=0.5, decay=decay)
     rates = [learning_rate(settings)(step) for step in range(100)]
     # The k-th step of the warm-up has k / 20 of the rate: the first is no wasted step at 0.
     torch.testing.assert_close(rates[:20], [0.5 * (step + 1) / 20 for step in range(20)])
@@ -617,12 +619,12 @@ def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
 
 
 def test_the_papers_warm_up_starts_at_almost_nothing():
-    assert learning_rate(Training(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
+    assert learning_rate(TrainingConfig(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_no_step_is_wasted(decay):
-    assert learning_rate(Training(steps=10, warmup=0, decay=decay))(9) > 0
+    assert learning_rate(TrainingConfig(steps=10, warmup=0, decay=decay))(9) > 0
 
 
 def test_the_optimiser_gets_the_rate_that_is_logged(tmp_path, straight):
@@ -696,7 +698,7 @@ def test_no_part_is_larger_than_it_may_be(tmp_path, rows):
 OBJECTIVES = {
     "discrete": lambda tested: tested.objective,
     "continuous": lambda tested: ContinuousTime(tested.objective.process),
-    "any order": lambda tested: AnyOrder(MASK),
+    "any order": lambda tested: OrderAgnostic(MASK),
     "masked": lambda tested: MaskedLM(MASK, torch.arange(30) > MASK, rate=0.5),
 }
 
@@ -705,7 +707,7 @@ OBJECTIVES = {
 def test_an_inert_part_adds_nothing_but_takes_part(tmp_path, name):
     """A process without rows: its loss is 0, its gradients are zeros, and every parameter has one."""
     whole = method(dropout=0.0)
-    tested = Method(whole.network, OBJECTIVES[name](whole), whole.sampler)
+    tested = TrainingModule(whole.network, OBJECTIVES[name](whole))
     batch = Noise(0).stratify(MadeUpRows(3, seed=1).batch([0, 1, 2]))
     loss = tested(training._inert(batch), Noise(0), 10.0)
     assert float(loss.detach()) == 0
@@ -756,18 +758,18 @@ def test_rows_fewer_than_a_batch_are_trained_on_again_and_again(tmp_path):
 )
 def test_impossible_settings_are_refused(name, value):
     with pytest.raises(
-        ValueError, match=f"training cannot have {name} = {value!r}; give (one of|a number|[012] or more)"
+        ValueError, match=f"`{name}` of training must be (one of|greater|[012] or more).*, got {value!r}"
     ):
-        Training(**{name: value})
+        TrainingConfig(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("patience", 0), ("micro_tokens", -5), ("micro_tokens", 0), ("averaging", 0.0), ("weight_decay", -1.0)],
+    [("patience", 0), ("micro_tokens", -5), ("micro_tokens", 0), ("ema", 0.0), ("weight_decay", -1.0)],
 )
 def test_more_impossible_settings_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"training cannot have {name} = {value!r}"):
-        Training(**{name: value})
+    with pytest.raises(ValueError, match=f"`{name}` of training must be .*, got {value!r}"):
+        TrainingConfig(**{name: value})
 
 
 def test_a_loss_is_scored_with_the_error_of_a_ratio():

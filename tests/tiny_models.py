@@ -14,29 +14,22 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from diffusionbert.batches import TokenBudget
-from diffusionbert.experiments import (
-    AnyOrderWriting,
-    ContinuousDiffusion,
-    Data,
-    Diffusion,
-    Experiment,
-    LearnedDiffusion,
-    Masking,
-    MaskPredicting,
-    MouthMasking,
-    NewBert,
-    NewDecoder,
-    NextWord,
-    StepUnrolling,
-    Time,
-    VectorDiffusion,
-)
-from diffusionbert.methods.discrete import Quantity
+from diffusionbert.methods.any_order import OrderAgnosticConfig
+from diffusionbert.methods.autoregressive import AutoregressiveConfig
+from diffusionbert.methods.bert_mouth import BertMouthConfig
+from diffusionbert.methods.cmlm import CMLMConfig
+from diffusionbert.methods.continuous_time import ContinuousTimeConfig
+from diffusionbert.methods.discrete import DiscreteTimeConfig, Quantity
+from diffusionbert.methods.gaussian import GaussianConfig
+from diffusionbert.methods.learned_rates import LearnedScheduleConfig
+from diffusionbert.methods.masked_lm import MaskedLMConfig
+from diffusionbert.methods.sundae import SundaeConfig
 from diffusionbert.model import Model, load
-from diffusionbert.runs import train
+from diffusionbert.networks.config import NewBert, NewDecoder, TimeEmbedding
 from diffusionbert.schedules import Cosine, Mean, Spindle
 from diffusionbert.text.vocabulary import train_wordpiece
-from diffusionbert.training.settings import Training
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.run import train
 
 MAX_LENGTH = 24
 """The places of a row, special tokens included, of every run here."""
@@ -62,26 +55,29 @@ def toy_sentences(number: int, seed: int = 0) -> list[str]:
     return [" ".join([*map(chance.choice, parts), "."]) for _ in range(number)]
 
 
-EXPERIMENTS: dict[str, tuple[Time, object]] = {
-    "linear": (Time.NONE, Diffusion(num_steps=16)),
-    "cosine": (Time.NONE, ContinuousDiffusion(Cosine())),
-    "any-order": (Time.NONE, AnyOrderWriting()),
-    "masking": (Time.NONE, Masking()),
-    "spindle": (Time.NONE, Diffusion(Spindle(0.3, Mean.CORPUS), num_steps=16)),
-    "spindle-sentence": (Time.NONE, Diffusion(Spindle(0.3, Mean.SENTENCE, 0.05), num_steps=16)),
-    "spindle-paper": (Time.NONE, Diffusion(Spindle(0.3, Mean.SENTENCE), num_steps=16, quantity=Quantity.PAPER)),
-    "spindle-layers": (Time.LAYERS, Diffusion(Spindle(0.3, Mean.CORPUS), num_steps=16)),
-    "prefix": (Time.PREFIX, Diffusion(num_steps=16)),
-    "layers": (Time.LAYERS, Diffusion(num_steps=16)),
-    "layers-learned": (Time.LAYERS_LEARNED, Diffusion(num_steps=16)),
-    "uniform": (Time.NONE, Diffusion(num_steps=16, uniform_noise=True)),
-    "uniform-layers": (Time.LAYERS, Diffusion(num_steps=16, uniform_noise=True)),
-    "learned": (Time.NONE, LearnedDiffusion()),
-    "mouth": (Time.NONE, MouthMasking()),
-    "mask-predict": (Time.NONE, MaskPredicting()),
-    "unrolled": (Time.NONE, StepUnrolling()),
-    "vectors": (Time.NONE, VectorDiffusion(num_steps=50, width=16)),
-    "decoder": (Time.NONE, NextWord()),
+EXPERIMENTS: dict[str, tuple[TimeEmbedding, object]] = {
+    "linear": (TimeEmbedding.NONE, DiscreteTimeConfig(num_steps=16)),
+    "cosine": (TimeEmbedding.NONE, ContinuousTimeConfig(Cosine())),
+    "any-order": (TimeEmbedding.NONE, OrderAgnosticConfig()),
+    "masking": (TimeEmbedding.NONE, MaskedLMConfig()),
+    "spindle": (TimeEmbedding.NONE, DiscreteTimeConfig(Spindle(0.3, Mean.CORPUS), num_steps=16)),
+    "spindle-sentence": (TimeEmbedding.NONE, DiscreteTimeConfig(Spindle(0.3, Mean.SENTENCE, 0.05), num_steps=16)),
+    "spindle-paper": (
+        TimeEmbedding.NONE,
+        DiscreteTimeConfig(Spindle(0.3, Mean.SENTENCE), num_steps=16, quantity=Quantity.PAPER),
+    ),
+    "spindle-layers": (TimeEmbedding.LAYERS, DiscreteTimeConfig(Spindle(0.3, Mean.CORPUS), num_steps=16)),
+    "prefix": (TimeEmbedding.PREFIX, DiscreteTimeConfig(num_steps=16)),
+    "layers": (TimeEmbedding.LAYERS, DiscreteTimeConfig(num_steps=16)),
+    "layers-learned": (TimeEmbedding.LAYERS_LEARNED, DiscreteTimeConfig(num_steps=16)),
+    "uniform": (TimeEmbedding.NONE, DiscreteTimeConfig(num_steps=16, uniform_noise=True)),
+    "uniform-layers": (TimeEmbedding.LAYERS, DiscreteTimeConfig(num_steps=16, uniform_noise=True)),
+    "learned": (TimeEmbedding.NONE, LearnedScheduleConfig()),
+    "mouth": (TimeEmbedding.NONE, BertMouthConfig()),
+    "mask-predict": (TimeEmbedding.NONE, CMLMConfig()),
+    "unrolled": (TimeEmbedding.NONE, SundaeConfig()),
+    "vectors": (TimeEmbedding.NONE, GaussianConfig(num_steps=50, width=16)),
+    "decoder": (TimeEmbedding.NONE, AutoregressiveConfig()),
 }
 """Runs by what is particular to them."""
 
@@ -114,14 +110,14 @@ def pairs() -> Path:
     return file
 
 
-def experiment_of(kind: str, *, steps: int, data: Path | None = None) -> Experiment:
+def config_of(kind: str, *, steps: int, data: Path | None = None) -> RunConfig:
     time, objective = EXPERIMENTS[kind]
-    return Experiment(
-        Data(str(data or corpus()), vocabulary=512, max_length=MAX_LENGTH),
+    return RunConfig(
+        DataConfig(str(data or corpus()), vocabulary=512, max_length=MAX_LENGTH),
         (NewDecoder if kind == "decoder" else NewBert)(layers=1, width=32, heads=2, dropout=0.0),
         time,
         objective,  # type: ignore[arg-type]
-        Training(
+        TrainingConfig(
             steps=steps,
             batching=TokenBudget(512),
             learning_rate=1e-2,
@@ -148,8 +144,8 @@ def model_of(kind: str, *, steps: int = 2) -> Model:
 def _run(kind: str, steps: int) -> Path:
     output = folder() / f"{kind}-{steps}"
     paired = kind == "pairs"
-    experiment = experiment_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
-    train(experiment, output, folder() / "cache")
+    experiment = config_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
+    train(experiment, output, cache=folder() / "cache")
     return output
 
 

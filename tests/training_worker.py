@@ -19,14 +19,13 @@ from transformers import AutoModelForMaskedLM, BertConfig
 from diffusionbert.batches import FixedRows
 from diffusionbert.checkpoints import RunFolder
 from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime
-from diffusionbert.method import Method
+from diffusionbert.method import TrainingModule
 from diffusionbert.methods.discrete import DiscreteTime
 from diffusionbert.networks import Denoiser
 from diffusionbert.processes import Absorbing
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.schedules import Spindle, TokenInformation, uniform_grid
 from diffusionbert.shapes import Batch
-from diffusionbert.training.settings import Training
+from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.trainer import Trainer
 
 VOCABULARY, MASK = 30, 4
@@ -50,7 +49,7 @@ class MadeUpRows:
         return Batch(batch.tokens, batch.attend, batch.editable, torch.as_tensor(indices), batch.strata)
 
 
-def method(dropout: float) -> Method:
+def method(dropout: float) -> TrainingModule:
     torch.manual_seed(7)
     config = BertConfig(
         vocab_size=VOCABULARY,
@@ -67,7 +66,7 @@ def method(dropout: float) -> Method:
     information = TokenInformation.from_counts(torch.arange(VOCABULARY), writable=writable)
     process = Absorbing(Spindle(0.3), MASK, information)
     network = Denoiser(backbone, LayerwiseTime(backbone, SinusoidalTime(16)), writable)
-    return Method(network, DiscreteTime(process, uniform_grid(16)), Ancestral(process, uniform_grid(16)))
+    return TrainingModule(network, DiscreteTime(process, uniform_grid(16)))
 
 
 def main() -> None:
@@ -84,13 +83,13 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Training(
+    settings = TrainingConfig(
         steps=options.steps,
         batching=FixedRows(16),
         micro_tokens=options.micro_tokens,
         learning_rate=1e-2,
         warmup=5,
-        averaging=0.9,
+        ema=0.9,
         log_every=1,
         validate_every=10,
         validation_sentences=70,

@@ -3,7 +3,7 @@
     run/
       experiment.json            the settings
       beginning/                 what the run began with: tokenizer, the network's config, which rows
-      log.jsonl                  one line an event
+      log.jsonl                  one event per line (`training.log`)
       checkpoints/step-00000200/ weights, averaged weights, optimiser, position
       last.json  best.json       which checkpoint is which
       model/                     the best weights as a Hugging Face folder
@@ -43,25 +43,22 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.log = path / "log.jsonl"
         self.model = path / "model"
-        self.experiment = path / "experiment.json"
         self.beginning = path / "beginning"
+
+    @property
+    def config(self) -> Path:
+        """The run's configuration; before registered names it was called experiment.json."""
+        earlier = self.path / "experiment.json"
+        return earlier if os.path.isfile(earlier) else self.path / "run.json"  # noqa: PTH113 - names may be too long
 
     def left_model(self) -> Path | None:
         """The folder of the model that the run has left; None if there is no run here."""
-        if not os.path.isfile(self.experiment):  # noqa: PTH113 - a name too long for a file is no error here
+        if not os.path.isfile(self.config):  # noqa: PTH113 - a name too long for a file is no error here
             return None
         for folder in (self.model, _replaced(self.model)):  # a kill between two renames leaves the latter alone
             if folder.exists():
                 return folder
         raise ValueError(f"{str(self.path)!r} is a run that has not left a model yet; let it finish, or --resume it")
-
-    def events(self) -> list[dict[str, Any]]:
-        """What the log says, line by line; a line that a kill has cut off is left out."""
-        found = []
-        for line in self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else ():
-            with suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-        return found
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
@@ -69,7 +66,7 @@ class RunFolder:
 
     def require_free(self) -> None:
         """Refuses a folder that holds a run, or what a run would overwrite."""
-        if self.experiment.exists():
+        if self.config.exists():
             raise ValueError(
                 f"{str(self.path)!r} holds a run already; go on with it by --resume, or choose another --output"
             )

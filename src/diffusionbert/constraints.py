@@ -89,10 +89,30 @@ class Constrained(nn.Module):
 
     def forward(self, tokens: Tokens, attend: Places, t: RowTimes, asked: Places) -> AskedLogProbs:
         """log f'(v | x_t) at the target positions, over the tokens that break no rule."""
-        log_f = self.forbid(tokens, asked, self.network(tokens, attend, t, asked))
+        return self.constrain(tokens, asked, self.innermost(tokens, attend, t, asked))
+
+    @property
+    def innermost(self) -> Network:
+        """The network inside all constraints."""
+        return self.network.innermost if isinstance(self.network, Constrained) else self.network
+
+    def constrain(self, tokens: Tokens, targets: Places, log_probs: AskedLogProbs) -> AskedLogProbs:
+        """Constrains a network's answer to a query, so that several requests can share one forward pass.
+
+        Args:
+            tokens: The tokens of the query.
+            targets: Its N target positions.
+            log_probs: The answer of the innermost network.
+
+        Returns:
+            The log-probabilities among the tokens that break no rule.
+        """
+        if isinstance(self.network, Constrained):
+            log_probs = self.network.constrain(tokens, targets, log_probs)
+        log_f = self.forbid(tokens, targets, log_probs)
         log_total = log_f.logsumexp(dim=-1, keepdim=True)
         if bool((log_total == -torch.inf).any()):
-            row, place = asked.nonzero()[(log_total == -torch.inf).nonzero()[0, 0]].tolist()
+            row, place = targets.nonzero()[(log_total == -torch.inf).nonzero()[0, 0]].tolist()
             raise ValueError(f"all tokens are forbidden at position {place} of sequence {row}; forbid fewer words")
         return log_f - log_total
 

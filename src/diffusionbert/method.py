@@ -1,13 +1,11 @@
-"""The contract between methods and everything that uses them.
+"""The contract of objectives, and the module that training wraps: a network with its objective.
 
-A method is a network, an objective (how it learns and what likelihood it has) and a sampler (how it writes).
-Training, evaluation and the command line know this module and no concrete method.
+Training and estimation use this contract and no concrete objective.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -15,10 +13,11 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowTimes, RowValues, Tokens
+from diffusionbert.shapes import Batch, PerPlace, RowValues
+from diffusionbert.storage.component import Component
 
 NetworkT = TypeVar("NetworkT")
-"""What an objective and a sampler ask for answers; for methods on tokens, a `networks.Network`."""
+"""The network that an objective calls; for diffusion on tokens, a `networks.Network`."""
 
 
 class Likelihood(Enum):
@@ -27,15 +26,57 @@ class Likelihood(Enum):
     EXACT = "exact"
     """-log p(x0) itself."""
     BOUND = "bound"
-    """At least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sentences is at most 1."""
+    """At least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sequences is at most 1."""
     PSEUDO = "pseudo"
-    """Looks like nats, but belongs to no distribution over sentences; may lie below the entropy."""
+    """In nats, but not of a distribution over sequences; may lie below the entropy."""
     NONE = "none"
-    """The method has no likelihood; asking for it is an error that says so."""
+    """There is no likelihood; asking for it is an error."""
+
+
+class Estimator(Enum):
+    """How the nats of a sentence are computed."""
+
+    STRATIFIED_TIMES = "stratified times"
+    """Times drawn from equal slices of (0, 1)."""
+    ORDER_AGNOSTIC = "order-agnostic"
+    """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
+    LEFT_TO_RIGHT = "left to right"
+    LEAVE_ONE_OUT = "each token given all others"
+    UNSPECIFIED = "unspecified"
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """The time steps that a bound is summed over."""
+
+    steps: int | None = None
+    """T; None in continuous time."""
+
+    def __str__(self) -> str:
+        return "continuous time" if self.steps is None else f"{self.steps} steps"
+
+
+@dataclass(frozen=True)
+class LikelihoodDefinition:
+    """Which number a likelihood is; numbers of different definitions never share a column."""
+
+    quantity: str = "strict"
+    """`strict` (a bound on -log p), `paper` (the spindle's published quantity), `nll` or `pseudo-likelihood`."""
+    time: TimeGrid | None = None
+    """None where no diffusion time is involved."""
+    estimator: Estimator = Estimator.UNSPECIFIED
+    schedule: Component | None = None
+    """None where the number does not depend on it."""
+
+    def __str__(self) -> str:
+        quantity = f"{self.quantity} quantity" if self.quantity not in ("strict", "nll", "pseudo-likelihood") else None
+        is_usual = self.time is not None and self.estimator in (Estimator.STRATIFIED_TIMES, Estimator.UNSPECIFIED)
+        estimator = None if is_usual else self.estimator.value
+        return ", ".join(str(part) for part in (self.time, estimator, self.schedule, quantity) if part is not None)
 
 
 class Objective(nn.Module, Generic[NetworkT], ABC):
-    """How a network learns. All randomness comes from `noise`, keyed by `x0.example`."""
+    """How a network is trained and scored. All randomness comes from `noise`, keyed by `x0.example`."""
 
     @property
     @abstractmethod
@@ -44,60 +85,33 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
 
     @abstractmethod
     def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> RowValues:
-        """What training lowers: for each row, one draw of its loss, summed over the row's tokens."""
+        """What training minimises: one draw of the loss per sequence, summed over its tokens."""
 
     @abstractmethod
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPlace:
-        """One draw of an unbiased estimate of each row's nats, told apart by place; a row's nats are their sum."""
+        """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
 
 
-@dataclass(frozen=True, eq=False)
-class State:
-    """What a sampler has written so far."""
+class TrainingModule(nn.Module):
+    """A network with its objective: what training wraps, so that parameters are used inside the root's forward only."""
 
-    tokens: Tokens
-    time: RowTimes
-    """Where each row is on its way from 1, or where it began, to 0; rows may be at different times."""
-    calls: RowCounts
-    """How often the network was asked about each row up to here."""
-
-
-class Sampler(nn.Module, Generic[NetworkT], ABC):
-    """How a network writes. Draws of a row depend on the seed and on `canvas.example`, not on other rows."""
-
-    @abstractmethod
-    def sample(self, network: NetworkT, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields every state from noise to text; places that are not editable never change."""
-
-
-class Method(nn.Module):
-    """A network with its objective and its sampler.
-
-    Training wraps this module, so that everything that touches parameters runs inside the root's forward.
-    """
-
-    def __init__(self, network: nn.Module, objective: Objective[Any], sampler: Sampler[Any]):
+    def __init__(self, network: nn.Module, objective: Objective[Any]):
         super().__init__()
         self.network = network
         self.objective = objective
-        self.sampler = sampler
 
     def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float) -> Tensor:
         """The loss of a part of a global batch of `num_tokens` editable tokens.
 
-        Losses of the parts add up to the loss of the whole, however it is split over steps and processes.
+        The losses of the parts add up to the loss of the whole, however it is split over steps and processes.
         (An engine that averages gradients over W processes needs `num_tokens / W`.)
         """
         return self.loss(x0, noise).sum() / num_tokens
 
     def loss(self, x0: Batch, noise: Noise) -> RowValues:
-        """One draw of each row's loss."""
+        """One draw of the loss per sequence."""
         return self.objective.loss(self.network, x0, noise)
 
     def nats(self, x0: Batch, noise: Noise) -> PerPlace:
-        """One estimate of each row's nats, told apart by place."""
+        """One estimate of the nats per position."""
         return self.objective.nats(self.network, x0, noise)
-
-    def sample(self, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields every state from noise to text."""
-        return self.sampler.sample(self.network, canvas, seed)

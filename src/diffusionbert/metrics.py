@@ -1,12 +1,12 @@
-"""BLEU-4 and self-BLEU as He et al. 2022, §4.3 report them (Papineni et al. 2002, §2), and other measures of texts.
+"""Metrics of generated text: BLEU-4 and self-BLEU as in He et al. 2022, §4.3, distinct-n, repetition, entropy.
 
-    BLEU-4 = min(1, exp(1 - r / c)) · (p_1 · p_2 · p_3 · p_4)^¼
+    BLEU-4 = min(1, exp(1 - r / c)) · (p_1 · p_2 · p_3 · p_4)^¼        (Papineni et al. 2002, §2)
 
-c is the length of the hypothesis and r the reference length nearest to it, the shorter of two equally near; p_n is
-the share of the hypothesis's n-grams found in the references, each counted at most as often as one reference has it.
-Quality is the mean over samples against *all* test sentences, self-BLEU that of each sample against all the others.
-The paper names no smoothing, and what its authors released uses none, so that is the default. Words are what
-whitespace separates; lower-casing and detokenising are the caller's. Knows nothing of models or tokenizers.
+c is the length of the hypothesis and r the reference length closest to it (the shorter one in a tie). p_n is the
+fraction of the hypothesis's n-grams that occur in the references, each counted at most as often as in a single
+reference. Quality is the mean over samples against *all* test sentences; self-BLEU compares each sample with all
+others. The paper mentions no smoothing and its released code uses none, so none is the default. Words are separated by
+whitespace; lower-casing and detokenising are left to the caller. This module does not depend on models or tokenizers.
 """
 
 from __future__ import annotations
@@ -26,83 +26,89 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 ORDER = 4
-"""The longest n-grams of BLEU-4."""
+"""The maximum n of BLEU-4."""
 ABSENT = -1
-"""The number of a word or n-gram that the references do not have."""
+"""The id of a word or n-gram that does not occur in the references."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class PerSample:
-    """A figure for every sample, in the order given: its mean is what tables report, the rest is for intervals."""
+    """One value per sample, in input order: tables report the mean, intervals need all."""
 
     values: Floats
 
     @property
     def mean(self) -> float:
-        """The mean over samples."""
         return float(self.values.mean())
 
 
 class Smoothing(Enum):
-    """What stands for a precision of 0, whose logarithm does not exist; no common word at all is BLEU 0 either way."""
+    """What replaces a precision of 0 in the logarithm; without any common word, BLEU is 0 either way."""
 
     NONE = "none"
     """The smallest normal number, so that BLEU is below 1e-76 (NLTK's method0, its default)."""
     EPSILON = "epsilon"
-    """A tenth of an n-gram (NLTK's method1; Chen and Cherry 2014)."""
+    """0.1 matching n-grams (NLTK's method1; Chen and Cherry 2014)."""
 
 
 def bleu4(samples: Sequence[str], references: Sequence[str], smoothing: Smoothing = Smoothing.NONE) -> PerSample:
-    """BLEU-4 of every sample against all references."""
+    """BLEU-4 of every sample against all references.
+
+    Example:
+        `bleu4(["the cat sat on it"], ["the cat sat on the mat", "a dog"]).mean`
+    """
     return Bleu(references, smoothing).scores(samples)
 
 
 @final
 class Bleu:
-    """BLEU-4 against fixed references, whose n-gram maxima are computed once."""
+    """BLEU-4 against fixed references, whose n-grams are indexed once."""
 
     def __init__(self, references: Sequence[str], smoothing: Smoothing = Smoothing.NONE) -> None:
         self._smoothing = smoothing
         self._vocabulary: dict[str, int] = {}
-        text = _Text.learning(_checked(references, "references"), self._vocabulary)
+        text = _Text.of(_checked(references, "references"), _new_id(self._vocabulary))
         self._tables, counts = _index(text, len(self._vocabulary))
         self._maxima = [own.largest() for own in counts]
         self._lengths = np.unique(text.lengths)
 
     def scores(self, samples: Sequence[str]) -> PerSample:
-        """BLEU-4 of every sample; an empty one has 0."""
-        text = _Text.knowing(_checked(samples, "samples"), self._vocabulary)
+        """BLEU-4 of every sample; 0 for an empty one."""
+        text = _Text.of(_checked(samples, "samples"), lambda word: self._vocabulary.get(word, ABSENT))
         counts = _look_up(text, len(self._vocabulary), self._tables)
         matches = [own.clipped(maxima) for own, maxima in zip(counts, self._maxima, strict=True)]
-        place = np.searchsorted(self._lengths, text.lengths)
-        below = self._lengths[np.maximum(place - 1, 0)]
-        above = self._lengths[np.minimum(place, len(self._lengths) - 1)]
-        return _bleu(matches, text.lengths, _nearer(text.lengths, below, above), self._smoothing)
+        index = np.searchsorted(self._lengths, text.lengths)
+        below = self._lengths[np.maximum(index - 1, 0)]
+        above = self._lengths[np.minimum(index, len(self._lengths) - 1)]
+        return _bleu(matches, text.lengths, _closer(text.lengths, below, above), self._smoothing)
 
 
 def self_bleu4(samples: Sequence[str], smoothing: Smoothing = Smoothing.NONE) -> PerSample:
-    """BLEU-4 of every sample against all the others; equal samples are references of each other.
+    """BLEU-4 of every sample against all others; identical samples are references of each other.
 
-    The figures of two samples share their references, so intervals that take them for independent are approximate.
+    The samples share references, so intervals that treat their values as independent are approximate.
     """
     vocabulary: dict[str, int] = {}
-    text = _Text.learning(_checked(samples, "samples", least=2), vocabulary)
+    text = _Text.of(_checked(samples, "samples", least=2), _new_id(vocabulary))
     _, counts = _index(text, len(vocabulary))
-    # The most that others have is the second most for the one that has the most. For the rest it is the most, but
-    # they have no more than the second most themselves, so that one limit serves all.
+    # For the sample with the largest count of an n-gram, the maximum over the others is the second largest count. For
+    # the rest it is the largest, but their own counts do not exceed the second largest, so one limit serves all.
     matches = [own.clipped(own.second_largest()) for own in counts]
-    # Among sorted lengths, the nearest to one of them, itself excepted, is its neighbour on one side.
+    # In the sorted lengths, the closest other length is a neighbour.
     order = np.argsort(text.lengths)
     ranked = text.lengths[order]
     below, above = np.append(ranked[1], ranked[:-1]), np.append(ranked[1:], ranked[-2])
     closest = np.empty_like(ranked)
-    closest[order] = _nearer(ranked, below, above)
+    closest[order] = _closer(ranked, below, above)
     return _bleu(matches, text.lengths, closest, smoothing)
 
 
 def most_agreed(candidates: Sequence[str]) -> int:
-    """Which candidate agrees best with the others, by mean BLEU-4: minimum Bayes risk (Kumar and Byrne 2004)."""
+    """The index of the candidate with the highest mean BLEU-4 against the others.
+
+    This is minimum Bayes risk decoding (Kumar and Byrne 2004).
+    """
     agreement = np.stack(
         [bleu4(candidates, [other], Smoothing.EPSILON).values for other in _checked(candidates, "candidates")], axis=1
     )
@@ -111,52 +117,47 @@ def most_agreed(candidates: Sequence[str]) -> int:
 
 
 def _bleu(matches: list[Integers], lengths: Integers, closest: Integers, smoothing: Smoothing) -> PerSample:
-    """The formula above by sample: matches by n, the length c, the closest reference length r."""
+    """BLEU-4 per sample from the matches by n, the lengths c and the closest reference lengths r."""
     found = np.stack(matches, axis=1)
     totals = np.maximum(lengths[:, None] - np.arange(ORDER), 1)
-    instead = 0.1 / totals if smoothing is Smoothing.EPSILON else sys.float_info.min
-    precisions = np.where(found > 0, found / totals, instead)
+    epsilon = 0.1 / totals if smoothing is Smoothing.EPSILON else sys.float_info.min
+    precisions = np.where(found > 0, found / totals, epsilon)
     brevity = np.exp(np.minimum(1 - closest / np.maximum(lengths, 1), 0))
     return PerSample(np.where(found[:, 0] > 0, brevity * np.exp(np.log(precisions).mean(axis=1)), 0.0))
 
 
-def _nearer(lengths: Integers, below: Integers, above: Integers) -> Integers:
-    """Of two candidates the nearer, of equally near ones the shorter, which must be `below`."""
+def _closer(lengths: Integers, below: Integers, above: Integers) -> Integers:
+    """The closer of two lengths; in a tie, `below`, which must be the shorter one."""
     return np.where(np.abs(lengths - below) <= np.abs(above - lengths), below, above)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Text:
-    """Sentences as numbers of words, one after another."""
+    """Concatenated sentences as word ids."""
 
     words: Integers
     sentence: Integers
-    """The sentence of each word."""
+    """The sentence index of each word."""
     lengths: Integers
 
     @classmethod
-    def learning(cls, sentences: Sequence[str], vocabulary: dict[str, int]) -> _Text:
-        """Gives a number to every word that has none yet."""
-        return cls._of(sentences, lambda word: vocabulary.setdefault(word, len(vocabulary)))
-
-    @classmethod
-    def knowing(cls, sentences: Sequence[str], vocabulary: dict[str, int]) -> _Text:
-        """Leaves words absent that the vocabulary does not have."""
-        return cls._of(sentences, lambda word: vocabulary.get(word, ABSENT))
-
-    @classmethod
-    def _of(cls, sentences: Sequence[str], number: Callable[[str], int]) -> _Text:
+    def of(cls, sentences: Sequence[str], word_id: Callable[[str], int]) -> _Text:
         split = [sentence.split() for sentence in sentences]
-        words = np.fromiter((number(word) for word in chain.from_iterable(split)), np.int64)
+        words = np.fromiter(map(word_id, chain.from_iterable(split)), np.int64)
         lengths = np.array([len(words) for words in split], np.int64)
         return cls(words, np.repeat(np.arange(len(lengths)), lengths), lengths)
+
+
+def _new_id(vocabulary: dict[str, int]) -> Callable[[str], int]:
+    """Maps words to ids; unknown words are added to the vocabulary."""
+    return lambda word: vocabulary.setdefault(word, len(vocabulary))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Counts:
-    """How often a sentence has an n-gram, for all pairs where it has: three aligned arrays."""
+    """Counts of n-grams per sentence, as three aligned arrays of the nonzero entries."""
 
     ngram: Integers
     sentence: Integers
@@ -165,102 +166,102 @@ class _Counts:
 
     @classmethod
     def of(cls, text: _Text, ngrams: Integers) -> _Counts:
-        present, rows = ngrams >= 0, len(text.lengths)
-        pairs, count = np.unique(ngrams[present] * rows + text.sentence[present], return_counts=True)
-        return cls(pairs // rows, pairs % rows, count, rows)
+        present, num_sentences = ngrams >= 0, len(text.lengths)
+        pairs, count = np.unique(ngrams[present] * num_sentences + text.sentence[present], return_counts=True)
+        return cls(pairs // num_sentences, pairs % num_sentences, count, num_sentences)
 
     @property
     def _num_ngrams(self) -> int:
         return int(self.ngram.max(initial=ABSENT)) + 1
 
     def clipped(self, limits: Integers) -> Integers:
-        """Matches by sentence, where each n-gram counts no more than its limit."""
+        """Matches per sentence, with the count of each n-gram clipped to its limit."""
         matches = np.zeros(self.num_sentences, np.int64)
         np.add.at(matches, self.sentence, np.minimum(self.count, limits[self.ngram]))
         return matches
 
     def largest(self) -> Integers:
-        """By n-gram, the most that any one sentence has of it."""
+        """The largest count of each n-gram in one sentence."""
         maxima = np.zeros(self._num_ngrams, np.int64)
         np.maximum.at(maxima, self.ngram, self.count)
         return maxima
 
     def second_largest(self) -> Integers:
-        """By n-gram, the second most that a sentence has of it: as many as the most if two have that."""
+        """The second largest count of each n-gram; equal to the largest if two sentences have it."""
         order = np.lexsort((self.count, self.ngram))
         ngram, count = self.ngram[order], self.count[order]
-        exceeded = ngram[:-1] == ngram[1:]  # all but the last of each n-gram
+        followed = ngram[:-1] == ngram[1:]  # all but the last entry of each n-gram
         seconds = np.zeros(self._num_ngrams, np.int64)
-        np.maximum.at(seconds, ngram[:-1][exceeded], count[:-1][exceeded])
+        np.maximum.at(seconds, ngram[:-1][followed], count[:-1][followed])
         return seconds
 
 
 def _index(text: _Text, size: int) -> tuple[list[Integers], list[_Counts]]:
-    """Sorted codes of a text's 2-, 3- and 4-grams, and the counts of its n-grams of all orders."""
+    """Sorted codes of the 2-, 3- and 4-grams of a text, and the counts of its n-grams for all n."""
     tables: list[Integers] = []
     ngrams, counts = text.words, [_Counts.of(text, text.words)]
     for _ in range(1, ORDER):
         codes = _codes(ngrams, text, size)
         present = codes >= 0
-        # Several times faster on millions of words than looking each up in the finished table.
-        table, places = np.unique(codes[present], return_inverse=True)
+        # On millions of words, several times faster than looking up each code in the finished table.
+        table, indices = np.unique(codes[present], return_inverse=True)
         ngrams = np.full_like(codes, ABSENT)
-        ngrams[present] = places
-        # Last comes what no code equals, so that looking up never leaves the table.
+        ngrams[present] = indices
+        # The last entry equals no code, so that lookups stay within the table.
         tables.append(np.append(table, np.iinfo(np.int64).max))
         counts.append(_Counts.of(text, ngrams))
     return tables, counts
 
 
 def _look_up(text: _Text, size: int, tables: list[Integers]) -> list[_Counts]:
-    """The counts of those n-grams of a text that the tables have."""
+    """The counts of the n-grams of a text that are in the tables."""
     ngrams, counts = text.words, [_Counts.of(text, text.words)]
     for table in tables:
         codes = _codes(ngrams, text, size)
-        places = np.searchsorted(table, codes)
-        ngrams = np.where(table[places] == codes, places, ABSENT)
+        indices = np.searchsorted(table, codes)
+        ngrams = np.where(table[indices] == codes, indices, ABSENT)
         counts.append(_Counts.of(text, ngrams))
     return counts
 
 
 def _codes(shorter: Integers, text: _Text, size: int) -> Integers:
-    """A code for the n-gram that ends at each word: the number of its first n - 1 words, times `size`, plus its last.
+    """The code of the n-gram that ends at each word: the id of its first n - 1 words, times `size`, plus its last word.
 
-    An n-gram's number is the place of its code among the references' sorted codes. Words are numbered below `size`,
-    so different n-grams have different codes. Numbers and `size` are at most the count W of the references' words,
-    so codes are below W², which an int64 holds up to three thousand million words.
+    The id of an n-gram is the index of its code in the sorted codes of the references. Word ids are below `size`, so
+    the codes of different n-grams differ. Ids and `size` are at most the number W of words in the references, so
+    codes are below W², which fits in an int64 for up to three billion words.
     """
     codes = np.full(len(text.words), ABSENT, np.int64)
     last = text.words[1:]
-    whole = (shorter[:-1] >= 0) & (last >= 0) & (text.sentence[:-1] == text.sentence[1:])
-    codes[1:][whole] = shorter[:-1][whole] * size + last[whole]
+    valid = (shorter[:-1] >= 0) & (last >= 0) & (text.sentence[:-1] == text.sentence[1:])
+    codes[1:][valid] = shorter[:-1][valid] * size + last[valid]
     return codes
 
 
 def distinct_n(samples: Sequence[str], n: int) -> float:
-    """Distinct n-grams of all samples together over all their n-grams (Li et al. 2016).
+    """The number of distinct n-grams over the number of n-grams, of all samples together (Li et al. 2016).
 
-    It falls as the text grows, so only equally many samples of equal lengths compare.
+    It decreases with the amount of text, so compare only equal numbers of samples of similar lengths.
     """
     ngrams = [ngram for words in _words(samples, "samples") for ngram in _ngrams(words, n)]
     if not ngrams:
-        raise ValueError(f"no sample has {n} words, so there are no {n}-grams; ask for a smaller n")
+        raise ValueError(f"no sample has {n} or more words; give a smaller `n`")
     return len(set(ngrams)) / len(ngrams)
 
 
 @final
 @dataclass(frozen=True)
 class Repetition:
-    """How much samples repeat themselves."""
+    """Repetition within samples."""
 
     share: PerSample
-    """n-grams that stood earlier in the same sample, over all of its n-grams; 0 where it is too short to have any."""
+    """The fraction of n-grams that occur earlier in the same sample; 0 for samples of less than n words."""
     longest_run: PerSample
-    """The longest run of one word: 1 where no word follows itself, 0 where there is none."""
+    """The longest run of one word: 1 if no word follows itself, 0 if the sample is empty."""
 
 
 def repetition(samples: Sequence[str], n: int = 4) -> Repetition:
-    """How much each sample repeats itself (the share is seq-rep-n of Welleck et al. 2020)."""
+    """Repetition within each sample; the share is seq-rep-n of Welleck et al. 2020."""
     shares, runs = [], []
     for words in _words(samples, "samples"):
         ngrams = list(_ngrams(words, n))
@@ -275,13 +276,13 @@ class TokenEntropy:
     """Entropies of word frequencies, in nats."""
 
     pooled: float
-    """Of all samples together: low if they are alike, or each is poor."""
+    """Of all samples together: low if samples are alike or each uses few words."""
     within: PerSample
-    """Of each sample alone, at most the log of its length; its mean is what stands beside generative perplexity."""
+    """Of each sample, at most the log of its length; its mean is usually reported with generative perplexity."""
 
 
 def token_entropy(samples: Sequence[str]) -> TokenEntropy:
-    """The entropy of all words and of each sample's words; give tokens apart by spaces to compare with tokens."""
+    """Entropies of word frequencies; for token entropies, join the tokens of each sample by spaces."""
     split = _words(samples, "samples")
     within = PerSample(np.array([_entropy(Counter(words)) for words in split]))
     return TokenEntropy(_entropy(Counter(chain.from_iterable(split))), within)
@@ -294,21 +295,21 @@ def _entropy(counts: Counter[str]) -> float:
 
 def _ngrams(words: list[str], n: int) -> Iterator[tuple[str, ...]]:
     if n < 1:
-        raise ValueError(f"n-grams have at least 1 word, given n = {n}")
+        raise ValueError(f"`n` must be >= 1, got {n}")
     return zip(*(words[start:] for start in range(n)), strict=False)
 
 
 def _words(sentences: Sequence[str], name: str) -> list[list[str]]:
-    """The words of each sentence, of which there must be at least one in all."""
+    """The words of each sentence; raises if there are none at all."""
     split = [sentence.split() for sentence in _checked(sentences, name)]
     if not any(split):
-        raise ValueError(f"none of the {len(split)} sentences of {name} has a word; at least one must")
+        raise ValueError(f"`{name}` must contain at least one word, got {len(split)} empty sentences; give text")
     return split
 
 
 def _checked(sentences: Sequence[str], name: str, least: int = 1) -> Sequence[str]:
     if isinstance(sentences, str):
-        raise ValueError(f"{name} must be a list of sentences, given one string {sentences[:40]!r}; put it into a list")
+        raise ValueError(f"`{name}` must be a list of sentences, got the string {sentences[:40]!r}; put it into a list")
     if len(sentences) < least:
-        raise ValueError(f"given {len(sentences)} {name}, at least {least} needed; pass one string a sentence")
+        raise ValueError(f"`{name}` must have length >= {least}, got {len(sentences)}; give one string per sentence")
     return sentences

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,9 @@ from torch.nn.functional import pad
 
 from diffusionbert import filling
 from diffusionbert.blanks import Gap, fill_gaps
-from diffusionbert.building import build, build_sampler, scoring, writes_on_masks
 from diffusionbert.categorical import Shaping
-from diffusionbert.checkpoints import RunFolder
 from diffusionbert.constraints import Constrained, place_words
 from diffusionbert.errors import require_kind
-from diffusionbert.experiments import Diffusion, VectorDiffusion
-from diffusionbert.hub import located
 from diffusionbert.likelihood.evaluation import (
     UNSAID,
     Effort,
@@ -38,17 +34,18 @@ from diffusionbert.likelihood.evaluation import (
 )
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate, Unit
-from diffusionbert.method import Method, Objective, State
+from diffusionbert.method import LikelihoodDefinition, Objective, TrainingModule
 from diffusionbert.metrics import most_agreed
-from diffusionbert.model_folder import Opened, read_model, restore_beside
+from diffusionbert.model_folder import ModelMetadata, find_model, read_model, restore_beside
 from diffusionbert.networks import Backed, Denoiser, Network
-from diffusionbert.sampling import Sampling
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.processes import Gaussian, Process
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingContext, SamplingRequest, State, last_state, sample
+from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.shapes import Batch
 from diffusionbert.tasks import Filled, Moment, SentenceScore, Task, Written, has_word, words_of
 from diffusionbert.text.canvas import BLANK, Blanks, Sentences, blank, drawn_lengths, num_tokens, rewriting
 
-BUNDLED = Path(__file__).parent / "bundled"
-"""The model inside the package."""
 FALLBACK_LENGTH = 24
 """Of a model that does not know the lengths of its corpus."""
 ATTEMPTS = 20
@@ -57,37 +54,35 @@ ROWS_AT_ONCE = {"cpu": 32, "cuda": 512}
 """Rows written side by side, at most; what is written does not depend on it."""
 WEIGHED_AT_ONCE = 750_000_000
 """Words times places, at most, that are weighed at once: 6 GB in double precision."""
-Way = tuple[Objective[Any], str]
-"""An objective by which sentences are scored, and what it is called."""
+Way = tuple[Objective[Any], LikelihoodDefinition]
+"""An objective by which sentences are scored, and which number that gives."""
 
 
 @final
 class Model:
     """A language model that writes: a masked one, or that of any other method."""
 
-    def __init__(self, opened: Opened, name: str, device: torch.device):
+    def __init__(self, metadata: ModelMetadata, folder: Path, name: str, device: torch.device):
         self.name, self.device = name, device
-        self.vocabulary, self.length_histogram = opened.vocabulary, opened.length_histogram
-        self.paired, self.training_text = opened.paired, opened.training_text
-        # What it reads may be short of what it was trained on: plain models do not say, and `max_places` does.
-        method = build(replace(opened.experiment, data=replace(opened.experiment.data, max_length=1)), opened.lexicon)
-        restore_beside(method, opened.folder, opened.experiment)
-        self.network: Backed = method.network.to(device).eval()  # type: ignore[assignment]
-        self.experiment = opened.experiment
-        self.lexicon = opened.lexicon.padded(len(self.network.writable))
+        self.vocabulary, self.length_histogram = metadata.vocabulary, metadata.length_histogram
+        self.paired, self.training_text = metadata.paired, metadata.training_text
+        self.trained, self.tokens_seen = metadata.trained, metadata.tokens_seen
+        network = metadata.config.make_network(metadata.statistics)
+        restore_beside(network, folder, metadata.config)
+        self.network = cast("Backed", network.to(device).eval())
+        self.experiment = metadata.config
+        self.lexicon = metadata.statistics.padded(len(self.network.writable))
 
     def rows_at_once(self, places: int) -> int:
         """How many texts of so many places are written side by side."""
         most = ROWS_AT_ONCE.get(self.device.type, ROWS_AT_ONCE["cpu"])
-        return max(1, min(most, WEIGHED_AT_ONCE // (max(1, places) * len(self.lexicon.writable))))
+        return max(1, min(most, WEIGHED_AT_ONCE // (max(1, places) * len(self.lexicon.allowed))))
 
     def over(self, num_steps: int) -> Model:
         """The same network with another number of steps T in its bound; for methods that have none, the same."""
         other = copy(self)
-        objective = self.experiment.objective
-        if isinstance(objective, Diffusion | VectorDiffusion):
-            other.experiment = replace(self.experiment, objective=replace(objective, num_steps=num_steps))
-            other.__dict__.pop("_scored_by", None)
+        other.experiment = replace(self.experiment, objective=self.experiment.objective.with_steps(num_steps))
+        other.__dict__.pop("_scored_by", None)
         return other
 
     @property
@@ -131,15 +126,15 @@ class Model:
     ) -> list[str]:
         """Writes texts. `write` has all the knobs, and says what each text cost."""
         task = Task(number, length, prompt, include=words_of(include), forbid=words_of(forbid), seed=seed)
-        sampling = Sampling(steps=steps, temperature=temperature, top_k=top_k, top_p=top_p)
-        return [written.text for written in self.write(task, sampling)]
+        config = SamplerConfig(steps, temperature, top_k, top_p)
+        return [written.text for written in self.write(task, SamplingRequest(config=config))]
 
     def rewrite(self, text: str, strength: float = 0.4, *, number: int = 1, seed: int = 0) -> list[str]:
         """Hides a share of a text and writes it anew."""
         task = Task(number, rewrite=text, strength=strength, seed=seed)
-        return [written.text for written in self.write(task, Sampling(top_k=30))]
+        return [written.text for written in self.write(task, SamplingRequest(config=SamplerConfig(top_k=30)))]
 
-    def write(self, task: Task, sampling: Sampling) -> Iterator[Written]:
+    def write(self, task: Task, sampling: SamplingRequest) -> Iterator[Written]:
         """Writes the texts of a task, some at a time."""
         canvas = self._canvas(task, sampling)
         number, at_once = len(canvas.tokens), self.rows_at_once(canvas.tokens.shape[1])
@@ -147,12 +142,12 @@ class Model:
             rows = torch.arange(start, min(start + at_once, number))
             yield from self._written(task, sampling, canvas.rows(rows))
 
-    def require(self, task: Task, sampling: Sampling) -> None:
+    def require(self, task: Task, sampling: SamplingRequest) -> None:
         """Refuses, before anything is written, lengths and samplers that this model has not."""
         self._canvas(replace(task, number=1), sampling)
-        build_sampler(self.experiment, self.lexicon, sampling, window=self.max_places)
+        self._sampler(sampling)
 
-    def _written(self, task: Task, sampling: Sampling, canvas: Batch) -> list[Written]:
+    def _written(self, task: Task, sampling: SamplingRequest, canvas: Batch) -> list[Written]:
         """Writes all rows of a canvas, and those again in which a forbidden word can be read all the same.
 
         Pieces are forbidden, but a weak or hot network may spell a word across punctuation: `& ##a` reads as `&a`.
@@ -161,19 +156,19 @@ class Model:
         for attempt in range(ATTEMPTS):
             missing = torch.tensor([row for row in range(len(canvas.tokens)) if row not in found])
             again = replace(task, seed=task.seed + (attempt << 36))
-            *_, last = self._states(again, sampling, canvas.rows(missing))
-            for number, row, calls in zip(missing.tolist(), last.tokens, last.calls.tolist(), strict=True):
+            end = last_state(self._states(again, sampling, canvas.rows(missing)))
+            for number, row, calls in zip(missing.tolist(), end.tokens, end.calls.tolist(), strict=True):
                 own = self._own(row)
                 text = self._text(own, task.prompt)
                 if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
-                    found[number] = Written(text, len(own), sampling.steps, int(calls), task.seed)
+                    found[number] = Written(text, len(own), sampling.config.steps, int(calls), task.seed)
             if len(found) == len(canvas.tokens):
                 return [found[row] for row in range(len(canvas.tokens))]
         raise RuntimeError(
             f"no text without {', '.join(task.forbid)} was found in {ATTEMPTS} attempts; forbid fewer words"
         )
 
-    def answer(self, task: Task, sampling: Sampling, candidates: int) -> list[Written]:
+    def answer(self, task: Task, sampling: SamplingRequest, candidates: int) -> list[Written]:
         """Answers a source: of so many candidates, the one with the least expected loss (Kumar & Byrne 2004).
 
         The loss is 1 - BLEU, and what the other candidates are stands for what the answer may be.
@@ -186,23 +181,24 @@ class Model:
         self, *, length: int | None = None, steps: int = 128, seed: int = 0, prompt: str = "", top_k: int | None = 30
     ) -> Iterator[Moment]:
         """Yields every state of one text; `watch` has all the knobs."""
-        return self.watch(Task(length=length, prompt=prompt, seed=seed), Sampling(steps=steps, top_k=top_k))
+        request = SamplingRequest(config=SamplerConfig(steps, top_k=top_k))
+        return self.watch(Task(length=length, prompt=prompt, seed=seed), request)
 
-    def watch(self, task: Task, sampling: Sampling) -> Iterator[Moment]:
+    def watch(self, task: Task, sampling: SamplingRequest) -> Iterator[Moment]:
         """Yields every state of a task's first text."""
         canvas = self._canvas(replace(task, number=1), sampling)
         for state in self._states(task, sampling, canvas):
             yield self._moment(state)
 
-    def _states(self, task: Task, sampling: Sampling, canvas: Batch) -> Iterator[State]:
+    def _states(self, task: Task, sampling: SamplingRequest, canvas: Batch) -> Iterator[State]:
         network, canvas = self._constrained(task, canvas.to(self.device))
         words = canvas.editable | (canvas.attend & ~self.vocabulary.special.to(self.device)[canvas.tokens])
         # A network that is told the time, or a schedule by token, must know how much is hidden at the start.
-        end = 1.0 if task.rewrite is None else int(canvas.editable.sum()) / int(words.sum())
-        sampler = build_sampler(self.experiment, self.lexicon, sampling, end, self.max_places)
-        return sampler.to(self.device).sample(network, canvas, task.seed)
+        start_time = 1.0 if task.rewrite is None else int(canvas.editable.sum()) / int(words.sum())
+        sampler, context = self._sampler(sampling, start_time)
+        return sample(sampler, context, network, canvas, task.seed)
 
-    def _canvas(self, task: Task, sampling: Sampling) -> Batch:
+    def _canvas(self, task: Task, sampling: SamplingRequest) -> Batch:
         if (task.source is not None) != self.paired:
             raise ValueError(
                 "this model was trained on pairs: it answers a source and does nothing else; give a source"
@@ -220,10 +216,12 @@ class Model:
         self._require_space(around + max(lengths), task, sampling)
         return blank(self.vocabulary, lengths, task.prompt, task.source)
 
-    def _require_space(self, places: int, task: Task, sampling: Sampling) -> None:
+    def _require_space(self, places: int, task: Task, sampling: SamplingRequest) -> None:
         """Raises ValueError if rows of so many places cannot be written: before they are made, and fill the memory."""
         if sampling.block is None:
-            blocks = ", or write in blocks (block=32, --block 32)" if writes_on_masks(self.experiment) else ""
+            blocks = (
+                ", or write in blocks (block=32, --block 32)" if self.experiment.objective.generates_on_masks else ""
+            )
             self._require_room(places, "the text would have", f"ask for less{blocks}")
         elif task.include:
             self._require_room(places, "with words to be included, the text would have", "ask for less")
@@ -314,14 +312,14 @@ class Model:
             raise ValueError(f"longest ({longest}) and alternatives ({alternatives}) must be at least 1")
         require_kind("what is filled", text, str, "a text; fill several one by one")
         self._require_single("fills")
-        if not writes_on_masks(self.experiment):
+        if not self.experiment.objective.generates_on_masks:
             raise ValueError("this model does not write on [MASK], so it fills no blanks; use another model")
         task, given = Task(forbid=words_of(forbid)), Blanks(self.vocabulary, text)
         num_blanks = given.marks.count(BLANK)
         self._require_room_for(given, num_blanks, longest)
         gaps = [self._gap(given.canvas(width)) for width in range(1, longest + 1 if num_blanks else 2)]
         network, _ = self._constrained(task, gaps[0].canvas)
-        shaping, mask_id = Shaping(forbidden=self.lexicon.forbidden), self.vocabulary.mask_id
+        shaping, mask_id = Shaping(forbidden=self.lexicon.never_sampled), self.vocabulary.mask_id
         special = pad(self.vocabulary.special, (0, len(self.network.writable) - self.vocabulary.size))
         if num_blanks:
             found = fill_gaps(network, gaps, mask_id, alternatives, seed, shaping, special=special)[0][:alternatives]
@@ -396,7 +394,7 @@ class Model:
         """The likelihood of sentences, each by itself: of these very ones if they are `given`, else of what they are a
         sample of. Unless another way is given it is the model's own; with a histogram, lengths are paid for, too.
         """
-        objective, steps = way or self._scored_by
+        objective, definition = way or self._scored_by
         return estimate(
             self.method(objective.to(self.device)),
             self._sentences(texts),
@@ -405,7 +403,7 @@ class Model:
             bytes=torch.tensor([count_bytes(text) for text in texts]),
             length_histogram=length_histogram,
             given=given,
-            protocol=replace(protocol, steps=steps),
+            protocol=replace(protocol, definition=definition),
             advance=advance,
         )
 
@@ -437,23 +435,47 @@ class Model:
 
     @cached_property
     def _scored_by(self) -> Way:
-        objective, name = scoring(self.experiment, self.lexicon)
-        return objective.to(self.device), name
+        own = self.experiment.objective.scoring_quantities(self.experiment.time).primary
+        return own.build(self.lexicon).to(self.device), own.definition
 
-    def method(self, objective: Objective[Any]) -> Method:
+    @cached_property
+    def _process(self) -> Process | Gaussian | None:
+        return self.experiment.objective.process(self.lexicon)
+
+    def _sampler(self, request: SamplingRequest, start_time: float = 1.0) -> tuple[Sampler, SamplingContext]:
+        """The sampler of a request and its context; raises ValueError if the model cannot be sampled like this."""
+        objective, process = self.experiment.objective, self._process
+        sampler = objective.choose_sampler(request.sampler)
+        if start_time < 1 and not isinstance(process, Process):
+            raise ValueError("this model does not generate at [MASK], so it rewrites no text; use another model")
+        if request.block is not None:
+            sampler = Blocks(request.block, sampler)
+        context = SamplingContext(
+            mask_id=self.lexicon.mask_id,
+            process=process.to(self.device) if isinstance(process, Process) else process,
+            config=request.config,
+            allowed_tokens=self.lexicon.allowed.to(self.device),
+            forbidden=self.lexicon.never_sampled,
+            time_agnostic=self.experiment.time is TimeEmbedding.NONE,
+            start_time=start_time,
+            max_length=self.max_places,
+            word_vectors=cast("Any", self.network) if isinstance(process, Gaussian) else None,
+            causal=objective.is_causal,
+        )
+        return sampler.resolve(context), context
+
+    def method(self, objective: Objective[Any]) -> TrainingModule:
         """This model with another objective."""
         assert isinstance(self.network, nn.Module)
-        return Method(self.network, objective, build_sampler(self.experiment, self.lexicon, Sampling()))
+        return TrainingModule(self.network, objective)
 
 
 def load(name_or_folder: str | Path | None = None, device: str | torch.device | None = None) -> Model:
     """Opens a model: the bundled one, a run folder, a model folder, any masked language model's folder or Hub name."""
     require_kind("a model", name_or_folder, (str, Path, type(None)), "a folder or a name on the Hub")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if name_or_folder is None:
-        return Model(read_model(BUNDLED), "bundled", chosen)
-    name = str(name_or_folder)
+    name = "bundled" if name_or_folder is None else str(name_or_folder)
     if not name.strip():
         raise ValueError("the name of the model is empty; give a folder or a Hub name, or none for the model inside")
-    folder = RunFolder(Path(name)).left_model() or located("model", name, "a run folder, a model's folder")
-    return Model(read_model(folder), name, chosen)
+    folder = find_model(name)
+    return Model(read_model(folder), folder, name, chosen)

@@ -1,10 +1,10 @@
-"""The model that a run leaves behind: a Hugging Face folder with what diffusion needs beside it.
+"""The model folder: what a run exports, a Hugging Face folder with what diffusion needs beside it.
 
 config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM (a decoder: AutoModelForCausalLM)
                                                      and AutoTokenizer
-beside.safetensors                                   what the network has beside its backbone: time embeddings, word
-                                                     vectors; not there if it has nothing
-diffusionbert.json  token_counts.safetensors         the experiment, the lengths and frequencies of its corpus
+beside.safetensors                                   parameters beside the backbone's: time embeddings, word vectors;
+                                                     absent if there are none
+diffusionbert.json  token_counts.safetensors         the run's configuration, token counts and length histogram
 README.md                                            the model card
 """
 
@@ -13,78 +13,86 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from diffusionbert import __version__
-from diffusionbert.building import Lexicon, writes_on_masks
-from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
+from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.errors import reason_of
-from diffusionbert.experiments import (
-    AnyOrderWriting,
-    Data,
-    Experiment,
-    LearnedDiffusion,
-    NextWord,
-    Pretrained,
-    Time,
-    VectorDiffusion,
-    from_json,
-    to_json,
-)
-from diffusionbert.hub import quiet
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.hub import located, quiet
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.networks import is_causal
+from diffusionbert.networks.config import Pretrained, TimeEmbedding
+from diffusionbert.networks.loading import FILES
+from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.processes import LearnedExponents
 from diffusionbert.text.corpus import parse_source
 from diffusionbert.text.sources import Source
 from diffusionbert.text.vocabulary import Vocabulary
+from diffusionbert.training.config import DataConfig, RunConfig
 
+BUNDLED = Path(str(files("diffusionbert"))) / "bundled"
+"""The model inside the package, called "bundled"."""
 _NETWORK, _BACKBONE = "network.", "network.backbone."
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
-    """Where a model comes from: what its folder and its card tell."""
+class ModelMetadata:
+    """What a model folder holds beside the parameters."""
 
-    experiment: Experiment
+    config: RunConfig
     vocabulary: Vocabulary
-    lexicon: Lexicon
-    length_histogram: Tensor
-    data_fingerprint: str
+    statistics: TokenStatistics
+    length_histogram: Tensor | None = None
+    """How many sentences of the training corpus have n tokens; None if unknown."""
+    data_fingerprint: str | None = None
     paired: bool = False
-    """Whether the corpus gave pairs of source and target."""
+    """Whether the model was trained on pairs of source and target."""
+    training_text: frozenset[str] | None = None
+    """Hashes of the training text (`Source.contents`); None if unknown."""
+    trained: RunConfig | None = None
+    """The configuration as it was trained, its start included; None if unknown."""
+    tokens_seen: int | None = None
+    """Tokens of training up to these parameters; None if unknown."""
 
 
-def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], origin: Origin, standing: Any) -> None:
-    """Writes weights, which may be averaged ones, as a model folder."""
+def write_model(
+    folder: Path, module: TrainingModule, weights: Mapping[str, Tensor], metadata: ModelMetadata, standing: Any
+) -> None:
+    """Writes parameters, which may be their EMA, as a model folder."""
     with quiet():
-        backbone_of(method).save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
+        backbone_of(module).save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
     beside = _beside(weights)
     if beside:
         save_tensors(beside, folder / "beside.safetensors")
-    origin.vocabulary.save(folder)
-    frequencies = {"counts": origin.lexicon.counts, "length_histogram": origin.length_histogram}
-    exponents = _exponents(method, weights)
-    if exponents is not None:
-        frequencies["exponents"] = exponents
-    save_tensors(frequencies, folder / "token_counts.safetensors")
-    kind = method.objective.likelihood
+    metadata.vocabulary.save(folder)
+    exponents = _exponents(module, weights)
+    tensors = {
+        "counts": metadata.statistics.counts,
+        "length_histogram": metadata.length_histogram,
+        "exponents": exponents,
+    }
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_tensors(given, folder / "token_counts.safetensors")
+    kind = module.objective.likelihood
     best, step = (standing.best, standing.best_step) if standing.is_validated else (None, standing.step)
     write_json(
         folder / "diffusionbert.json",
         {
             "version": __version__,
-            "experiment": to_json(origin.experiment),
-            "data_fingerprint": origin.data_fingerprint,
-            "training_text": _known_contents(origin.experiment.data),
-            "paired": origin.paired,
+            "config": metadata.config.to_json(),
+            "data_fingerprint": metadata.data_fingerprint,
+            "training_text": _text_hashes(metadata.config.data),
+            "paired": metadata.paired,
+            "tokens_seen": standing.best_tokens if standing.is_validated else standing.tokens,
             "validation": {
                 # As in the log: a loss is not called nats.
                 "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": best,
@@ -93,104 +101,110 @@ def write_model(folder: Path, method: Method, weights: Mapping[str, Tensor], ori
             },
         },
     )
-    (folder / "README.md").write_text(_card(method, origin, standing), encoding="utf-8")
+    (folder / "README.md").write_text(_card(module, metadata, standing), encoding="utf-8")
 
 
-def training_source(data: Data) -> Source:
-    """Where the text of an experiment lies; raises ValueError if it is not to be found any more."""
+def training_source(data: DataConfig) -> Source:
+    """Where the training text is; raises ValueError if it no longer exists."""
     return parse_source(data.corpus, [field for field in (data.field, data.target_field) if field])
 
 
-def _known_contents(data: Data) -> list[str] | None:
-    """The hashes by which the training text is known again, also as a copy; None if it has no files."""
+def _text_hashes(data: DataConfig) -> list[str] | None:
+    """The hashes by which the training text, or a copy, is recognised; None if it has no files."""
     try:
         contents = training_source(data).contents()
-    except (OSError, ValueError):  # the text was removed in the meantime; the model is not lost for that
+    except (OSError, ValueError):  # the text was removed in the meantime, but the model is good
         return None
     return None if contents is None else sorted(contents)
 
 
-def backbone_of(method: Method) -> PreTrainedModel:
-    """The Hugging Face model inside a method's network; every network has one (`networks.Backed`)."""
-    backbone = method.network.backbone
+def backbone_of(module: TrainingModule) -> PreTrainedModel:
+    """The Hugging Face model inside a network; every network has one (`networks.Backed`)."""
+    backbone = module.network.backbone
     assert isinstance(backbone, PreTrainedModel)
     return backbone
 
 
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """What a model folder holds, but for the weights."""
-
-    folder: Path
-    experiment: Experiment
-    vocabulary: Vocabulary
-    lexicon: Lexicon
-    length_histogram: Tensor | None
-    """How many sentences of the training corpus had n tokens; None if the model does not say."""
-    paired: bool
-    """Whether it was trained on pairs of source and target."""
-    training_text: frozenset[str] | None
-    """Hashes of the text it was trained on (`Source.contents`); None if the model does not say."""
+def token_statistics(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor | None = None) -> TokenStatistics:
+    """The statistics of a tokenizer and a corpus."""
+    never_sampled = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
+    return TokenStatistics(vocabulary.mask_id, vocabulary.pad_id, vocabulary.writable, never_sampled, counts, exponents)
 
 
-def lexicon_of(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor | None = None) -> Lexicon:
-    """What a method must know of a vocabulary and a corpus."""
-    forbidden = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
-    return Lexicon(vocabulary.mask_id, vocabulary.pad_id, vocabulary.writable, forbidden, counts, exponents)
+def find_model(name: str) -> Path:
+    """The folder of a model: "bundled", a run directory, a model folder or a Hub name; downloads it if need be."""
+    if name == "bundled":
+        return BUNDLED
+    return RunFolder(Path(name)).left_model() or located("model", name, "a run folder, a model's folder")
 
 
-def read_model(folder: Path) -> Opened:
+def find_start(name: str) -> Path:
+    """The folder of a language model to start from, or the file of an original `.th` checkpoint."""
+    return Path(name) if name.endswith(".th") else located("language model", name, FILES)
+
+
+def is_diffusion_model(folder: Path) -> bool:
+    """Whether a folder holds a model that this package trained by an objective other than masked-language modelling."""
+    file = folder / "diffusionbert.json"
+    return file.exists() and not _description(file)[0].objective.is_pretraining
+
+
+def read_model(folder: Path) -> ModelMetadata:
     """Reads a folder that `write_model` wrote, or that of any masked or causal language model.
 
-    A plain masked one writes without having been trained for it: in any order, one token at a time.
+    A plain masked one generates without having been trained for it: order-agnostically, one token at a time.
     """
     vocabulary = Vocabulary.load(folder)
-    settings = folder / "diffusionbert.json"
-    network = Pretrained(str(folder))
-    if not settings.exists():
-        objective = NextWord() if is_causal(folder) else AnyOrderWriting()
+    file, backbone = folder / "diffusionbert.json", Pretrained(str(folder))
+    if not file.exists():
+        name = "autoregressive" if is_causal(folder) else "order-agnostic"
         # Texts are read as its tokenizer reads them: a cased model must see upper case.
-        data = Data("unknown", lower=vocabulary.lowers, max_length=sys.maxsize)
-        experiment = Experiment(data, network, objective=objective)
+        data = DataConfig("unknown", lower=vocabulary.lowers, max_length=sys.maxsize)
+        config = RunConfig(data, backbone, objective=ObjectiveConfig.registry.get(name)())
         counts = torch.zeros(vocabulary.size, dtype=torch.long)
-        return Opened(folder, experiment, vocabulary, lexicon_of(vocabulary, counts), None, False, None)
-    said = _described(settings)
-    experiment = replace(said["experiment"], network=network)
-    frequencies = load_tensors(folder / "token_counts.safetensors")
-    _require_frequencies(folder, frequencies, vocabulary.size, isinstance(experiment.objective, LearnedDiffusion))
-    has_vectors = isinstance(experiment.objective, VectorDiffusion)
-    if (has_vectors or experiment.time is not Time.NONE) and not (folder / "beside.safetensors").exists():
-        what = "has its own word vectors" if has_vectors else "is told the time"
-        raise ValueError(f"{str(folder)!r} {what}, but its beside.safetensors is missing; export it anew")
-    lexicon = lexicon_of(vocabulary, frequencies["counts"], frequencies.get("exponents"))
-    paired = bool(said.get("paired", False))
-    hashes = said.get("training_text")
-    training_text = None if hashes is None else frozenset(map(str, hashes))
-    return Opened(folder, experiment, vocabulary, lexicon, frequencies["length_histogram"], paired, training_text)
+        return ModelMetadata(config, vocabulary, token_statistics(vocabulary, counts))
+    config, plain = _description(file)
+    objective = config.objective
+    tensors = load_tensors(folder / "token_counts.safetensors")
+    _require_frequencies(folder, tensors, vocabulary.size, objective.learns_exponents)
+    is_conditioned = config.time is not TimeEmbedding.NONE
+    if (objective.has_word_vectors or is_conditioned) and not (folder / "beside.safetensors").exists():
+        what = "has its own word vectors" if objective.has_word_vectors else "is time-conditioned"
+        raise ValueError(f"{str(folder)!r} {what}, but its beside.safetensors is missing; export it again")
+    hashes = plain.get("training_text")
+    return ModelMetadata(
+        replace(config, backbone=backbone),
+        vocabulary,
+        token_statistics(vocabulary, tensors["counts"], tensors.get("exponents")),
+        tensors["length_histogram"],
+        plain.get("data_fingerprint"),
+        bool(plain.get("paired", False)),
+        None if hashes is None else frozenset(map(str, hashes)),
+        config,
+        plain.get("tokens_seen"),
+    )
 
 
 def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int, has_exponents: bool) -> None:
-    """Refuses what lacks a tensor, or has one for another vocabulary: the rates of a network may be more than its
-    tokenizer's ids.
+    """Refuses what lacks a tensor, or has one of another vocabulary; a network may have more exponents than its
+    tokenizer has ids.
     """
     needed = {"counts", "length_histogram"} | ({"exponents"} if has_exponents else set())
     is_fitting = needed <= found.keys() and len(found["counts"]) == num_ids
     if not is_fitting or (has_exponents and len(found["exponents"]) < num_ids):
         raise ValueError(
             f"{str(folder)!r} lacks {', '.join(sorted(needed))} of {num_ids} tokens in token_counts.safetensors; "
-            "export it anew"
+            "export it again"
         )
 
 
-def _described(settings: Path) -> dict[str, Any]:
-    """What diffusionbert.json says, its experiment read."""
+def _description(file: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration in diffusionbert.json, and everything that it says."""
     try:
-        said = dict(read_json(settings))
-        experiment = from_json(said["experiment"])
+        plain = dict(read_json(file))
+        return RunConfig.from_json(plain["config"] if "config" in plain else plain["experiment"], "config"), plain
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{str(settings)!r} does not describe a model ({reason}); export it anew") from error
-    return said | {"experiment": experiment}
+        raise ValueError(f"{str(file)!r} does not describe a model ({reason_of(error)}); export it again") from error
 
 
 def push_model(folder: Path, name: str) -> str:
@@ -206,40 +220,41 @@ def push_model(folder: Path, name: str) -> str:
     return str(address)
 
 
-def restore_beside(method: Method, folder: Path, experiment: Experiment) -> None:
-    """Gives a method what a model folder has beside the backbone, if it is there and of the same kind."""
-    file, settings = folder / "beside.safetensors", folder / "diffusionbert.json"
-    if not file.exists() or not settings.exists():
+def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
+    """Copies the parameters beside the backbone from a model folder, if it has some of the same kind."""
+    file, description = folder / "beside.safetensors", folder / "diffusionbert.json"
+    if not file.exists() or not description.exists():
         return
-    said: Experiment = _described(settings)["experiment"]
-    has_vectors = [isinstance(one.objective, VectorDiffusion) for one in (said, experiment)]
-    if said.time is not experiment.time or has_vectors[0] != has_vectors[1]:
+    stored_config, _ = _description(description)
+    if stored_config.time is not config.time:
+        return
+    if stored_config.objective.has_word_vectors != config.objective.has_word_vectors:
         return
     stored = load_tensors(file)
-    own = _beside(dict(method.named_parameters()))
+    own = {name: weight for name, weight in network.named_parameters() if not name.startswith("backbone.")}
     if {name: weight.shape for name, weight in own.items()} != {name: weight.shape for name, weight in stored.items()}:
-        raise ValueError(f"{str(file)!r} does not fit this network: take the settings it was trained with")
+        raise ValueError(f"{str(file)!r} does not fit this network; use the settings it was trained with")
     with torch.no_grad():
         for name, weight in stored.items():
             own[name].copy_(weight)
 
 
 def learned_exponents(folder: Path) -> Tensor | None:
-    """The rates of hiding that a model folder's method has learned; None if it has not."""
+    """The exponents of a model folder whose schedule was learned; None if it was not."""
     file = folder / "token_counts.safetensors"
     return load_tensors(file).get("exponents") if file.exists() else None
 
 
 def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a method's network that are not its backbone's."""
+    """The parameters of the network that are not its backbone's."""
     return {name: weight for name, weight in _below(_NETWORK, weights).items() if not name.startswith("backbone.")}
 
 
-def _exponents(method: Method, weights: Mapping[str, Tensor]) -> Tensor | None:
-    """The learned rate of each token, if the method learns any."""
-    for name, module in method.named_modules():
-        if isinstance(module, LearnedExponents):
-            found: Tensor = functional_call(module, {"logits": weights[f"{name}.logits"]}, ())
+def _exponents(module: TrainingModule, weights: Mapping[str, Tensor]) -> Tensor | None:
+    """The learned exponent of each token, if the objective learns any."""
+    for name, part in module.named_modules():
+        if isinstance(part, LearnedExponents):
+            found: Tensor = functional_call(part, {"logits": weights[f"{name}.logits"]}, ())
             return found
     return None
 
@@ -248,40 +263,42 @@ def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-def _card(method: Method, origin: Origin, standing: Any) -> str:
-    experiment = origin.experiment
-    weights = sum(parameter.numel() for parameter in method.network.parameters())
-    is_decoder = isinstance(experiment.objective, NextWord)
-    family = "causal" if is_decoder else "masked"
-    opening = f"opens with `AutoModelFor{'Causal' if is_decoder else 'Masked'}LM`"
-    if _beside(dict(method.named_parameters())):
-        opening = "has weights beside its backbone, and opens with diffusionbert alone"
-    kind = method.objective.likelihood
-    unit = "of loss a token; there is no likelihood" if kind is Likelihood.NONE else f"nats a token, kind: {kind.value}"
-    training = experiment.training
+def _card(module: TrainingModule, metadata: ModelMetadata, standing: Any) -> str:
+    config, objective = metadata.config, metadata.config.objective
+    num_parameters = sum(parameter.numel() for parameter in module.network.parameters())
+    family = "causal" if objective.is_causal else "masked"
+    opening = f"opens with `AutoModelFor{family.title()}LM`"
+    if _beside(dict(module.named_parameters())):
+        opening = "has parameters beside its backbone's, and opens with diffusionbert alone"
+    kind = module.objective.likelihood
+    is_none = kind is Likelihood.NONE
+    unit = "of loss per token; there is no likelihood" if is_none else f"nats per token, kind: {kind.value}"
+    training = config.training
     step = standing.best_step if standing.is_validated else standing.step
-    held_out = "not validated: training was stopped before"
+    validation = "not validated: training was stopped before"
     if standing.is_validated:
-        held_out = (
+        validation = (
             f"{standing.best:.4f} {unit}; at most {training.validation_sentences} sentences, "
             f"{training.validation_draws} stratified draws each, special tokens not counted, length given"
         )
     return f"""---
 library_name: diffusionbert
-pipeline_tag: {"fill-mask" if writes_on_masks(experiment) else "text-generation"}
+pipeline_tag: {"fill-mask" if objective.generates_on_masks else "text-generation"}
 tags: [diffusionbert, {family}-lm]
 ---
 # A DiffusionBERT model
 
-A {family} language model of {weights / 1e6:.1f}M weights, trained with diffusionbert {__version__}; it {opening}.
+A {family} language model of {num_parameters / 1e6:.1f}M parameters, trained with diffusionbert {__version__}. It
+{opening}.
 
 | | |
 |---|---|
-| objective | `{experiment.objective}` |
-| network | `{experiment.network}`, time: {experiment.time.value} |
-| data | `{experiment.data.corpus}` (fingerprint {origin.data_fingerprint[:16]}) |
+| objective | {objective} |
+| time embedding | {config.time.value} |
+| backbone | {config.backbone} |
+| data | `{config.data.corpus}` (fingerprint {(metadata.data_fingerprint or "unknown")[:16]}) |
 | training | {step} of {training.steps} steps, {standing.tokens:,} tokens seen in all |
-| held-out text | {held_out} |
+| validation text | {validation} |
 
-It writes what its corpus was like, with that corpus's errors and biases, and knows nothing of truth.
+It generates text like its training corpus, with that corpus's errors and biases, and has no notion of truth.
 """

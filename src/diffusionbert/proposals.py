@@ -1,8 +1,8 @@
-"""From where times are drawn: evenly, more often from the middle of the process, or more often early.
+"""The distribution from which training and estimation draw times, with the importance weights that keep them unbiased.
 
-A proposal turns evenly drawn positions in (0, 1) into times and the weights that keep the loss unbiased. Slices
-of (0, 1) stay slices, so stratified draws stay stratified. Which one training uses is a setting; an estimate of nats
-uses the one that suits its integrand.
+A time sampling maps uniform numbers in (0, 1) to times and weights by inverting its distribution function. Intervals of
+(0, 1) map to intervals, so that stratified draws stay stratified. Training uses the one in its configuration; an
+estimate uses the one that suits its integrand.
 """
 
 from __future__ import annotations
@@ -10,36 +10,48 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from diffusionbert.registry import Registry, describe, register
 from diffusionbert.shapes import RowTimes, RowValues
 
 
-class TimeProposal(ABC):
+class TimeSampling(ABC):
     """A density on (0, 1) with an invertible distribution function."""
+
+    registry: ClassVar[Registry[TimeSampling]] = Registry(
+        "time sampling", "diffusionbert.time_samplings", "diffusionbert.proposals"
+    )
 
     @abstractmethod
     def times(self, position: RowTimes) -> tuple[RowTimes, RowValues]:
-        """The times at which the distribution function takes these values, and the loss's weights there."""
+        """The times at which the distribution function takes these values, and the weights of the loss there."""
+
+    def __str__(self) -> str:
+        """The name and the settings."""
+        return describe(self)
 
 
+@register("uniform")
 @dataclass(frozen=True)
-class Even(TimeProposal):
-    """Every time alike."""
+class UniformTimes(TimeSampling):
+    """All times equally often."""
 
     def times(self, position: RowTimes) -> tuple[RowTimes, RowValues]:
-        """The positions themselves."""
+        """The positions themselves, with weight 1."""
         return position, torch.ones_like(position)
 
 
+@register("early")
 @dataclass(frozen=True)
-class Early(TimeProposal):
-    """Half evenly, half by the density 1/(2√t): for what grows like 1/t towards t = 0.
+class Early(TimeSampling):
+    """An equal mixture of the uniform density and 1/(2√t), for integrands that grow like 1/t towards t = 0.
 
-    In continuous time a token is hidden with probability t and then counts 1/t: drawn evenly, its square has no mean,
-    and intervals from a few draws are too narrow. So drawn it has. The even half keeps weights below 4/3, so that what
-    does not grow is drawn hardly worse than evenly.
+    In continuous time a token is masked with probability t and then has weight 1/t: under uniform times the square of
+    that has no mean, and intervals from a few draws are too narrow. Under this density it has one. The uniform half
+    keeps weights below 4/3, so that bounded integrands lose almost nothing.
     """
 
     def times(self, position: RowTimes) -> tuple[RowTimes, RowValues]:
@@ -48,13 +60,14 @@ class Early(TimeProposal):
         return root.square(), 4 * root / (2 * root + 1)
 
 
+@register("bell")
 @dataclass(frozen=True)
-class Bell(TimeProposal):
-    """The raised cosine 1 - depth·cos(2πt): most draws from the middle, yet never none from the ends.
+class Bell(TimeSampling):
+    """The raised cosine 1 - depth·cos(2πt): most draws from the middle, some from every time.
 
-    With `weighted`, draws are weighed by one over the density, so that the loss stays the bound and only its
-    variance changes. Without, the middle counts more: another loss, with the same best network where that is
-    free to be right at every time.
+    With `weighted`, draws are weighted by one over the density: the loss stays the bound and only its variance
+    changes. Without, the middle counts more: another loss, with the same optimum for a network that is free to be
+    right at every time.
     """
 
     depth: float = 0.8
@@ -62,7 +75,7 @@ class Bell(TimeProposal):
 
     def __post_init__(self) -> None:
         if not 0 <= self.depth < 1:
-            raise ValueError(f"a bell's depth must lie in [0, 1), given {self.depth}; 0 is even, 0.8 a good start")
+            raise ValueError(f"`depth` of a bell must lie in [0, 1), got {self.depth}; 0 is uniform, 0.8 a good start")
 
     def times(self, position: RowTimes) -> tuple[RowTimes, RowValues]:
         """Inverts t - depth·sin(2πt)/2π by bisection."""

@@ -13,10 +13,12 @@ are loaded when a name is looked up that is not known yet. This module imports n
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
+from enum import Enum
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -132,6 +134,25 @@ def register(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[ClassT], 
         return cls
 
     return decorate
+
+
+def describe(member: Any) -> str:
+    """A short text for tables and messages: the name of a registered dataclass, and its settings.
+
+    Example:
+        >>> from diffusionbert.proposals import Bell
+        >>> describe(Bell(0.5))
+        'bell (depth = 0.5, weighted = True)'
+    """
+    registry, shown = type(member).registry, []
+    for field in dataclasses.fields(member):
+        value = getattr(member, field.name)
+        shown.append(f"{field.name} = {value.value if isinstance(value, Enum) else value}")
+    try:
+        name = registry.name_of(member)
+    except ValueError:  # not registered yet
+        name = type(member).__name__
+    return f"{name} ({', '.join(shown)})" if shown else name
 
 
 def _origin(cls: type) -> str:

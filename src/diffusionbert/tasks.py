@@ -11,6 +11,7 @@ from typing import Any
 from diffusionbert.errors import require_kind
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.method import Likelihood
+from diffusionbert.storage.schema import to_json
 
 
 def words_of(words: Sequence[str]) -> tuple[str, ...]:
@@ -135,4 +136,4 @@ class SentenceScore:
     def to_json(self) -> dict[str, Any]:
         """Returns the score as plain data."""
         plain = {name: value for name, value in vars(self).items() if name not in ("likelihood", "protocol")}
-        return plain | {"likelihood": self.likelihood.value, "protocol": self.protocol.to_json()}
+        return plain | {"likelihood": self.likelihood.value, "protocol": to_json(self.protocol)}

@@ -1,15 +1,15 @@
-"""A model and sentences → everything that can be said of it: likelihoods, samples, judges, conventions.
+"""Evaluates a model on an evaluation set: likelihoods, samples, judges, conventions.
 
 BLEU-4 and self-BLEU are those of He et al. 2022, §4.3: samples of 64 tokens, top-k 30, 128 steps, a thousand of them
-against all test sentences, and another thousand each against the rest. All other figures of samples have those of as
-many real sentences beside them, because none means anything by itself. Every draw follows from one seed.
+against all test sentences, and another thousand each against the rest. Figures of samples are reported with those of as
+many real sentences, because none means anything by itself. All randomness follows from one seed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,70 +19,79 @@ import torch
 
 from diffusionbert.assessment.conventions import PLACES, Basis, Convention, conventions
 from diffusionbert.assessment.judges import Judge, Judgement, Mauve, Reading, compute_mauve
-from diffusionbert.assessment.likelihoods import GRID, PackedRows, Ways, score_rows, ways_to_score
+from diffusionbert.assessment.likelihoods import PackedRows, Ways, score_rows, ways_to_score
 from diffusionbert.assessment.material import Material
-from diffusionbert.assessment.report import Assessment, Figures, Samples, Speed, hashes_in
-from diffusionbert.building import resolved
-from diffusionbert.experiments import Pretrained
+from diffusionbert.assessment.report import (
+    EvaluationResult,
+    Generation,
+    SamplingRecord,
+    Speed,
+    TextMetrics,
+    Weights,
+    hashes_in,
+)
 from diffusionbert.likelihood.evaluation import Effort, length_nats
-from diffusionbert.likelihood.protocol import CONTINUOUS, Length, Protocol
+from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import Estimate
-from diffusionbert.metrics import ORDER, Bleu, PerSample, distinct_n, repetition, self_bleu4, token_entropy
+from diffusionbert.metrics import Bleu, PerSample, self_bleu4
 from diffusionbert.model import Model
-from diffusionbert.sampling import Sampling
+from diffusionbert.objectives.base import CONTINUOUS, GRID
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
+from diffusionbert.storage.code_version import code_version
+from diffusionbert.storage.component import Component
 from diffusionbert.tasks import MOST_TEXTS, Task
+from diffusionbert.training.description import ModelDescription, describe
 
 PAPER_LENGTH = 64
 """Tokens of a sample in the paper."""
 
-Watch = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is done, and how much there is."""
+ProgressCallback = Callable[[str, int, int], None]
+"""The kind of work, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked about a model."""
+    """What to measure."""
 
-    sampling: Sampling = Sampling(top_k=30)
+    sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
     samples: int = 1000
-    """Of each of the two sets."""
+    """In each of the two sets."""
     length: int | tuple[int, int] | None = PAPER_LENGTH
-    """Tokens of a sample; None draws as the training corpus does."""
+    """Tokens of a sample, or a range; None draws lengths from the training corpus."""
     effort: Effort = Effort()
     modelled_length: bool = False
-    """Whether lengths are paid for in the likelihood."""
+    """Whether -log p(length) is added to the nats."""
     conventions: bool = False
     seed: int = 0
     scored: bool = True
-    """Whether likelihoods are asked for; else samples alone are looked at."""
+    """Whether to compute likelihoods, or samples only."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.samples <= MOST_TEXTS // 2:
             raise ValueError(
-                f"self-BLEU compares samples with each other: ask for 2 to {MOST_TEXTS // 2}, not {self.samples}"
+                f"`samples` must be 2 to {MOST_TEXTS // 2}, not {self.samples}: self-BLEU compares them with each other"
             )
         if self.seed < 0:
-            raise ValueError(f"an evaluation's seed is 0 or more, given {self.seed}; 0 is usual")
+            raise ValueError(f"the seed must be 0 or more, got {self.seed}")
 
     def require(self, model: Model) -> None:
-        """Refuses, before anything is done, what this model cannot do."""
+        """Raises ValueError, before any work, if this model cannot do it."""
         if model.paired:
             raise ValueError(
-                f"{model.name!r} was trained on pairs, but single sentences are assessed; give another model"
+                f"{model.name!r} was trained on pairs, but evaluation needs single sentences; give another model"
             )
         longest = self.length[1] if isinstance(self.length, tuple) else self.length
         if longest is not None and self.sampling.block is None and not 1 <= longest <= model.max_length:
             raise ValueError(
-                f"samples of {longest} tokens are asked for, but this model writes 1 to {model.max_length}; give "
-                "another length, or corpus"
+                f"`length` must be 1 to {model.max_length} for this model, got {longest}; give less, or corpus"
             )
         if self.modelled_length and model.length_histogram is None:
-            raise ValueError("this model does not know the lengths of its corpus; let lengths be given")
+            raise ValueError("this model has no length histogram; leave out modelled_length (--modelled-length)")
         model.require(self.task, self.sampling)
 
     @property
     def task(self) -> Task:
-        """The samples of both sets."""
+        """Both sets of samples."""
         return Task(2 * self.samples, self.length, seed=self.seed)
 
 
@@ -92,54 +101,67 @@ def assess(
     plan: Plan,
     judge: Judge | None = None,
     featuriser: Judge | None = None,
-    watch: Watch = lambda what, done, total: None,
-) -> Assessment:
-    """Says of a model what the plan asks; with a featuriser, also MAUVE."""
+    progress: ProgressCallback = lambda what, done, total: None,
+) -> EvaluationResult:
+    """Evaluates a model.
+
+    Args:
+        model: The model.
+        material: The evaluation set.
+        plan: What to measure.
+        judge: A causal language model for generative perplexity.
+        featuriser: The model whose features MAUVE compares; None for no MAUVE.
+        progress: ProgressCallback callback.
+
+    Returns:
+        The result, with the scores of all sentences and samples.
+    """
     plan.require(model)
-    files = weight_hashes(model)
-    digest = _together(files)
-    protocol = Protocol(data=material.to_json()["sha256"], weights=digest)
+    weights = weight_hashes(model)
+    protocol = Protocol(data=material.record.sha256, weights=weights.sha256)
     ways = ways_to_score(model.experiment, model.lexicon)
     likelihoods: dict[str, Estimate] = {}
     for name in ways.by_name if plan.scored else ():
         effort = _at_most(plan.effort, likelihoods)
-        likelihoods[name] = _likelihood(model, material, replace(plan, effort=effort), ways, name, protocol, watch)
-    samples = write_samples(model, plan, watch)
+        likelihoods[name] = _likelihood(model, material, replace(plan, effort=effort), ways, name, protocol, progress)
+    samples = write_samples(model, plan, progress)
     real = material.some(plan.samples)
-    judgement, mauve = _judged(samples, [material.decoded[number] for number in real], judge, featuriser, plan, watch)
-    rows = _conventions(model, material, plan, ways, likelihoods, protocol, watch) if plan.conventions else None
-    figures, real_figures = compare_texts(samples, material, real)
-    return Assessment(
+    judgement, mauve = _judged(
+        samples, [material.decoded[number] for number in real], judge, featuriser, plan, progress
+    )
+    rows = _conventions(model, material, plan, ways, likelihoods, protocol, progress) if plan.conventions else None
+    bleu, self_bleu = sample_bleu(samples, material)
+    own, others = compare_texts(samples, bleu, self_bleu, material, real)
+    return EvaluationResult(
         model.name,
-        files,
-        digest,
-        material,
-        likelihoods,
-        samples,
-        figures,
-        real_figures,
-        judgement,
-        mauve,
+        described(model),
+        weights,
+        code_version(),
+        material.record,
+        plan.seed,
+        {name: estimate.summary() for name, estimate in likelihoods.items()},
+        Generation(samples.sampling, own, others, samples.speed, judgement, mauve),
         rows,
-        (
-            *material.provenance.notes,
-            *ways.notes,
-            *_cautions(material, plan, figures, real_figures, mauve),
-        ),
+        (*material.provenance.notes, *ways.notes, *_cautions(material, plan, own, others, mauve)),
+        {name: estimate.scores for name, estimate in likelihoods.items()},
+        bleu,
+        self_bleu,
+        _one_line_each(samples.first),
+        _one_line_each(samples.second),
     )
 
 
 # ---- likelihoods --------------------------------------------------------------------------------------------------
 
 
-def _at_most(effort: Effort, found: dict[str, Estimate]) -> Effort:
-    """The precision is asked of the model's own likelihood; the others get no more draws."""
+def _at_most(effort: Effort, found: Mapping[str, Estimate]) -> Effort:
+    """The precision applies to the model's own likelihood; the others get no more draws."""
     own = next(iter(found.values()), None)
     return effort if own is None else replace(effort, max_draws=max(own.protocol.num_draws, 2 * effort.strata))
 
 
 def _likelihood(
-    model: Model, material: Material, plan: Plan, ways: Ways, name: str, protocol: Protocol, watch: Watch
+    model: Model, material: Material, plan: Plan, ways: Ways, name: str, protocol: Protocol, progress: ProgressCallback
 ) -> Estimate:
     found = model.likelihood(
         material.scored,
@@ -147,7 +169,7 @@ def _likelihood(
         way=ways.by_name[name],
         length_histogram=model.length_histogram if plan.modelled_length else None,
         protocol=protocol,
-        advance=_counting(watch, f"likelihood, {name}", len(material.numbers) * plan.effort.max_rounds),
+        advance=_counter(progress, f"likelihood, {name}", len(material.numbers) * plan.effort.max_rounds),
     )
     return replace(found, scores=replace(found.scores, example=torch.tensor(material.numbers)))
 
@@ -157,9 +179,9 @@ def _conventions(
     material: Material,
     plan: Plan,
     ways: Ways,
-    likelihoods: dict[str, Estimate],
+    likelihoods: Mapping[str, Estimate],
     protocol: Protocol,
-    watch: Watch,
+    progress: ProgressCallback,
 ) -> tuple[Convention, ...]:
     if not likelihoods or ways.primary is None:
         return ()
@@ -167,7 +189,7 @@ def _conventions(
     own, limit = given[ways.primary], CONTINUOUS if CONTINUOUS in given else ways.primary
     packed = PackedRows(model.vocabulary, material.scored, min(PLACES, model.max_places))
     num_rows, effort, card = len(packed.rows), _at_most(plan.effort, likelihoods), replace(protocol, packed=True)
-    advance = _counting(watch, "likelihood, packed", num_rows * effort.max_rounds)
+    advance = _counter(progress, "likelihood, packed", num_rows * effort.max_rounds)
     return conventions(
         Basis(
             own,
@@ -185,7 +207,7 @@ def _conventions(
 
 
 def _length_given(model: Model, estimate: Estimate) -> Estimate:
-    """The same likelihood without what lengths cost."""
+    """The same likelihood without -log p(length)."""
     if estimate.protocol.length is Length.GIVEN:
         return estimate
     assert model.length_histogram is not None
@@ -197,9 +219,19 @@ def _length_given(model: Model, estimate: Estimate) -> Estimate:
 # ---- texts --------------------------------------------------------------------------------------------------------
 
 
-def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, total: None) -> Samples:
-    """Two sets of samples, all different draws of one seed, and what they cost."""
-    advance = _counting(watch, "samples", plan.task.number)
+@dataclass(frozen=True)
+class Samples:
+    """Two sets of generated texts, and what they cost."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    sampling: SamplingRecord
+    speed: Speed
+
+
+def write_samples(model: Model, plan: Plan, progress: ProgressCallback = lambda what, done, total: None) -> Samples:
+    """Generates two sets of samples, all different draws of one seed."""
+    advance = _counter(progress, "samples", plan.task.number)
     texts, num_tokens, longest, num_calls, start = [], 0, 0, 0, time.perf_counter()
     for written in model.write(plan.task, plan.sampling):
         texts.append(written.text)
@@ -214,40 +246,53 @@ def write_samples(model: Model, plan: Plan, watch: Watch = lambda what, done, to
         _device_name(model.device),
         min(model.rows_at_once(longest + model.vocabulary.num_special(paired=False)), len(texts)),
     )
-    first, second = tuple(texts[: plan.samples]), tuple(texts[plan.samples :])
-    sampling = resolved(plan.sampling, model.experiment)
-    return Samples(first, second, sampling, plan.length, plan.seed, speed)
+    return Samples(tuple(texts[: plan.samples]), tuple(texts[plan.samples :]), _sampling_record(model, plan), speed)
 
 
-def compare_texts(samples: Samples, material: Material, real: Sequence[int]) -> tuple[Figures, Figures]:
-    """The figures of samples, and those of real sentences, by their numbers."""
-    references, bleu, among_themselves = _references(material)
-    first, second = _lower(samples.first), _lower(samples.second)
+def _sampling_record(model: Model, plan: Plan) -> SamplingRecord:
+    request, config = plan.sampling, plan.sampling.config
+    return SamplingRecord(
+        Component.of(model.experiment.objective.choose_sampler(request.sampler)),
+        config.steps,
+        config.temperature,
+        config.top_k,
+        config.top_p,
+        request.block,
+        plan.length,
+        plan.samples,
+        plan.seed,
+    )
+
+
+def sample_bleu(samples: Samples, material: Material) -> tuple[PerSample, PerSample]:
+    """BLEU-4 of each sample against the corpus, and self-BLEU-4 of each sample of the second set."""
+    _, bleu, _ = _references(material)
+    return bleu.scores(_lower(samples.first)), self_bleu4(_lower(samples.second))
+
+
+def compare_texts(
+    samples: Samples, bleu: PerSample, self_bleu: PerSample, material: Material, real: Sequence[int]
+) -> tuple[TextMetrics, TextMetrics]:
+    """The metrics of samples, and those of real sentences, given by their numbers."""
+    references, _, among_themselves = _references(material)
     sentences = [references[number] for number in real]
     against_others = PerSample(among_themselves.values[np.asarray(real)])
     return (
-        _figures(first, bleu.scores(first), self_bleu4(second)),
-        _figures(sentences, against_others, self_bleu4(sentences)),
+        TextMetrics.of(_lower(samples.first), bleu, self_bleu),
+        TextMetrics.of(sentences, against_others, self_bleu4(sentences)),
     )
 
 
 @lru_cache(maxsize=4)
 def _references(material: Material) -> tuple[list[str], Bleu, PerSample]:
-    """The sentences of a corpus, their n-grams, and the BLEU of each against the others; for many models at once."""
+    """The sentences of a corpus, their n-grams, and the BLEU of each against the others; cached for many models."""
     references = _lower(material.decoded)
     return references, Bleu(references), self_bleu4(references)
 
 
-def _figures(texts: Sequence[str], bleu: PerSample, self_bleu: PerSample) -> Figures:
-    lengths = [len(text.split()) for text in texts]
-    return Figures(
-        bleu,
-        self_bleu,
-        tuple(distinct_n(texts, n) if max(lengths) >= n else None for n in range(1, ORDER + 1)),
-        repetition(texts),
-        token_entropy(texts),
-        sum(lengths) / len(lengths),
-    )
+def _one_line_each(texts: Sequence[str]) -> tuple[str, ...]:
+    """A tokenizer may decode line feeds; the words do not change by this."""
+    return tuple(" ".join(text.split()) for text in texts)
 
 
 def _lower(texts: Sequence[str]) -> list[str]:
@@ -255,12 +300,17 @@ def _lower(texts: Sequence[str]) -> list[str]:
 
 
 def _judged(
-    samples: Samples, real: Sequence[str], judge: Judge | None, featuriser: Judge | None, plan: Plan, watch: Watch
+    samples: Samples,
+    real: Sequence[str],
+    judge: Judge | None,
+    featuriser: Judge | None,
+    plan: Plan,
+    progress: ProgressCallback,
 ) -> tuple[Judgement | None, Mauve | None]:
     readings: dict[str, tuple[Reading, Reading]] = {}
     for reader in (judge, featuriser):
         if reader is not None and reader.name not in readings:
-            advance = _counting(watch, f"judge {reader.name}", len(samples.first) + len(real))
+            advance = _counter(progress, f"judge {reader.name}", len(samples.first) + len(real))
             readings[reader.name] = reader.read(samples.first, advance), reader.read(real, advance)
     judgement = mauve = None
     if judge is not None:
@@ -272,20 +322,19 @@ def _judged(
     return judgement, mauve
 
 
-def _cautions(material: Material, plan: Plan, figures: Figures, real: Figures, mauve: Mauve | None) -> list[str]:
+def _cautions(material: Material, plan: Plan, own: TextMetrics, real: TextMetrics, mauve: Mauve | None) -> list[str]:
     """What a reader of the figures must know."""
     found = []
-    num_real = len(real.bleu4.values)
     if material.num_overlong:
-        found.append(f"{material.num_overlong:,} sentences are longer than the model reads and were not scored")
-    if num_real < plan.samples:
-        found.append(f"only {num_real:,} real sentences stand beside {plan.samples:,} samples")
+        found.append(f"{material.num_overlong:,} sentences are too long for the model and were not scored")
+    if real.number < plan.samples:
+        found.append(f"only {real.number:,} real sentences are compared with {plan.samples:,} samples")
     if mauve is not None and min(mauve.num_samples, mauve.num_real) < 1000:
-        found.append("MAUVE is rough under a thousand texts, and differs from that of more")
-    if plan.length is not None and not 0.8 < figures.words_per_text / max(real.words_per_text, 1e-9) < 1.25:
+        found.append("MAUVE is inaccurate for fewer than a thousand texts, and differs from that of more")
+    if plan.length is not None and not 0.8 < own.words_per_text / max(real.words_per_text, 1e-9) < 1.25:
         found.append(
-            f"samples have {figures.words_per_text:.1f} words, real sentences {real.words_per_text:.1f}: BLEU, "
-            "distinct-n and entropies depend on length; --length corpus makes them alike"
+            f"samples have {own.words_per_text:.1f} words, real sentences {real.words_per_text:.1f}: BLEU, distinct-n "
+            "and entropies depend on length; --length corpus makes lengths alike"
         )
     return found
 
@@ -293,17 +342,23 @@ def _cautions(material: Material, plan: Plan, figures: Figures, real: Figures, m
 # ---- weights, devices, progress -----------------------------------------------------------------------------------
 
 
-def weight_hashes(model: Model) -> dict[str, str]:
-    """The SHA-256 of each file of weights of a model, as `sha256sum` gives it."""
-    network = model.experiment.network
-    return hashes_in(Path(network.name)) if isinstance(network, Pretrained) else {}
+def weight_hashes(model: Model) -> Weights:
+    """The SHA-256 of each file of weights of a model, as `sha256sum` gives it, and of all together."""
+    folder = model.experiment.backbone.pretrained
+    files = {} if folder is None else hashes_in(Path(folder))
+    if not files:
+        return Weights()
+    together = "".join(f"{digest}  {name}\n" for name, digest in files.items())
+    return Weights(hashlib.sha256(together.encode()).hexdigest(), files)
 
 
-def _together(hashes: dict[str, str]) -> str | None:
-    """One name for all files; None where there are none."""
-    if not hashes:
-        return None
-    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in hashes.items()).encode()).hexdigest()
+def described(model: Model) -> ModelDescription:
+    """What a result says of a model; the settings of training are unknown for a plain masked LM."""
+    assert isinstance(model.network, torch.nn.Module)
+    found = describe(model.trained or model.experiment, model.network)
+    if model.trained is None:
+        return replace(found, start=None, seed=None, training_steps=None)
+    return replace(found, tokens_seen=model.tokens_seen)
 
 
 def _device_name(device: torch.device) -> str:
@@ -312,13 +367,13 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
 
 
-def _counting(watch: Watch, what: str, total: int) -> Callable[[int], None]:
-    """Adds up what is done."""
+def _counter(progress: ProgressCallback, what: str, total: int) -> Callable[[int], None]:
+    """A callback that adds up what is done."""
     done = 0
 
     def advance(number: int) -> None:
         nonlocal done
         done += number
-        watch(what, done, total)
+        progress(what, done, total)
 
     return advance

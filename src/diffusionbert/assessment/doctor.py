@@ -18,7 +18,9 @@ from typing import Any, final
 import numpy as np
 
 from diffusionbert.assessment.symptoms import TENTHS, TOP, Case, Symptoms, measure
-from diffusionbert.sampling import Algorithm, Sampling
+from diffusionbert.samplers import SamplingRequest, format_sampler
+from diffusionbert.samplers.confidence import Confidence
+from diffusionbert.samplers.mask_predict import MaskPredict
 
 LEAST_TOKENS, LEAST_SAMPLES = 120, 8
 """With fewer, frequencies and lengths are not judged."""
@@ -134,7 +136,7 @@ def _special(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
 
 def _reveals(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
     histogram, sampling = symptoms.reveal_histogram, case.sampling
-    if histogram is None or (sampling is not None and sampling.steps < TENTHS):
+    if histogram is None or (sampling is not None and sampling.config.steps < TENTHS):
         return  # too few steps for a histogram
     # The bundled model: 9 to 13 % in each tenth; temperature 0.1 on the posterior: over 90 % in the last.
     if histogram[-1] > case.expected_late + 0.4:
@@ -154,14 +156,15 @@ def _reveals(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
             "reveals-at-once",
             Severity.POOR,
             f"{histogram[0]:.0%} of the positions are unmasked in the first tenth of the steps, independently",
-            "a --threshold so low that everything passes it, or a sampler that writes the whole text at first",
-            "raise --threshold or leave it out; --sampler exact",
+            "the threshold of --sampler confidence is so low that all positions pass it, or the sampler unmasks all "
+            "positions in its first steps",
+            "raise the threshold or leave it out; --sampler exact",
             {"first_tenth": histogram[0]},
         )
 
 
 def _steps(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
-    steps = None if case.sampling is None else case.sampling.steps
+    steps = None if case.sampling is None else case.sampling.config.steps
     # 4 steps for 22 tokens: "she was part of of was-on ' a-is-a '"; at half a step per token, pairs are independent.
     if steps is not None and 2 * steps < symptoms.mean_length:
         yield Finding(
@@ -309,20 +312,24 @@ def _enough(symptoms: Symptoms) -> bool:
     return symptoms.samples >= LEAST_SAMPLES and symptoms.tokens >= LEAST_TOKENS
 
 
-def _sharpened(sampling: Sampling | None) -> tuple[str, str]:
+def _sharpened(sampling: SamplingRequest | None) -> tuple[str, str]:
     """The likely cause of low diversity and its remedy, from the sampling settings if they are known."""
     if sampling is None:
         return "the most likely tokens are drawn too often: a low temperature, top-k or top-p, or confidence order", (
             "--temperature 1 --top-k 30 --sampler exact"
         )
-    if sampling.top_k is not None and sampling.top_k < 10:
-        return f"top-k {sampling.top_k} leaves the likeliest words alone", "--top-k 30, or 0 for all words"
-    if sampling.temperature < 0.7:
-        return f"temperature {sampling.temperature} all but takes the likeliest word", "--temperature 1"
-    if sampling.top_p is not None and sampling.top_p < 0.7:
-        return f"top-p {sampling.top_p} leaves few words", "--top-p 0.95"
-    if sampling.algorithm in (Algorithm.CONFIDENCE, Algorithm.MARGIN, Algorithm.ENTROPY, Algorithm.MASK_PREDICT):
-        return f"the sampler {sampling.algorithm.value} goes by what is likeliest, which is common", "--sampler exact"
-    return "the network has learned too little, or from text that is itself monotonous", (
+    config, sampler = sampling.config, sampling.sampler
+    if config.top_k is not None and config.top_k < 10:
+        return f"top-k {config.top_k} keeps only the most likely tokens", "--top-k 30, or 0 for all tokens"
+    if config.temperature < 0.7:
+        return f"at temperature {config.temperature} the most likely token is drawn almost always", "--temperature 1"
+    if config.top_p is not None and config.top_p < 0.7:
+        return f"top-p {config.top_p} keeps few tokens", "--top-p 0.95"
+    if isinstance(sampler, Confidence | MaskPredict):
+        return (
+            f"the sampler {format_sampler(sampler)} prefers high confidence, and so frequent tokens",
+            "--sampler exact",
+        )
+    return "the network is undertrained, or its training corpus has little variety", (
         "--top-k 0; then more training, or a larger and more varied corpus"
     )

@@ -1,11 +1,11 @@
-"""Texts before another model: generative perplexity, never without entropy, and MAUVE (Pillutla et al. 2021, eq. 4).
+"""Text judged by another model: generative perplexity, never without entropy, and MAUVE (Pillutla et al. 2021, eq. 4).
 
-    perplexity = exp( Σ_i -log q(text_i) / Σ_i tokens_i )        each text by itself, tokens as the judge cuts them
+    perplexity = exp( Σ_i -log q(text_i) / Σ_i tokens_i )        each text by itself, in the judge's tokens
 
-A causal language model q judges. Before each text stands the judge's own start token (or, as in GPT-2, its end token
-in that role), which is not counted, so that every token of the text is; no end is asked for. A low perplexity alone
-says little: "the the the" has one. So the mean entropy of each text's own tokens stands beside it, and the same
-figures of real sentences. Knows nothing of diffusion: texts come in as strings.
+The judge is a causal language model q. Each text is preceded by the judge's start token (or, as in GPT-2, its end token
+in that role), which is not counted, so that every token of the text is; no end token is scored. A low perplexity alone
+says little: "the the the" has one. It is therefore reported with the mean entropy of each text's own tokens, and with
+the same figures of real sentences. This module knows nothing of diffusion: texts are strings.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from diffusionbert.hub import MODEL, absent, brought, quiet
 from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
 
 USUAL_FEATURES = "gpt2-large"
-"""The model whose vectors MAUVE was published with."""
-_PLACES_AT_ONCE = 2048  # the logits of so many places are held at a time
+"""The model whose features MAUVE was published with."""
+_PLACES_AT_ONCE = 2048  # positions whose logits are held at a time
 
 Advance = Callable[[int], None]
-"""Is told of texts as they are done."""
+"""Progress callback: the number of texts just read."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a judge found in texts, one number for each."""
+    """What a judge computed for each text."""
 
     nats: Numbers
     tokens: Numbers
-    """Tokens that were predicted."""
+    """Predicted tokens."""
     entropy: Numbers
-    """Of the frequencies of each text's own tokens, in nats."""
+    """Entropy of the token frequencies of each text, in nats."""
     features: NDArray[np.float32]
-    """The last layer's vector at the last token."""
+    """The last layer's hidden state at the last token."""
     num_truncated: int
 
     def judged(self, seed: int = 0) -> Judged:
-        """The figures of all texts together; empty ones have no say."""
+        """Summarises all texts; empty ones are left out."""
         total = float(self.tokens.sum())
         if not total:
-            raise ValueError(f"the judge finds no token in any of the {len(self.tokens)} texts; judge other ones")
+            raise ValueError(f"all {len(self.tokens)} texts are empty to the judge; give other ones")
         nats = float(self.nats.sum())
         some = self.tokens > 0
         low, high = nats / total, nats / total
@@ -76,7 +76,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Judged:
-    """How texts look to a judge."""
+    """A judge's figures for a set of texts."""
 
     perplexity: float
     """Per token of the judge."""
@@ -87,12 +87,12 @@ class Judged:
     num_tokens: int
     num_empty: int
     num_truncated: int
-    """Texts longer than the judge reads, whose end was cut off."""
+    """Texts longer than the judge's maximum length, which were cut off."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Samples and real sentences before one judge."""
+    """One judge's figures for samples and for real sentences."""
 
     name: str
     convention: str
@@ -103,7 +103,7 @@ class Judgement:
 @final
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """A causal language model that reads texts."""
+    """A causal language model that scores texts."""
 
     name: str
     model: PreTrainedModel
@@ -111,7 +111,7 @@ class Judge:
 
     @property
     def start(self) -> int | None:
-        """The token before each text; None where the tokenizer has none, so that first tokens are given."""
+        """The token before each text; None if the tokenizer has none, so that the first token is given."""
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
@@ -119,7 +119,7 @@ class Judge:
 
     @property
     def is_gpt2(self) -> bool:
-        """Whether its vectors are of the family that MAUVE was published with."""
+        """Whether its features are of the family that MAUVE was published with."""
         return bool(self.model.config.model_type == "gpt2")
 
     @property
@@ -134,7 +134,7 @@ class Judge:
 
     @torch.no_grad()
     def read(self, texts: Sequence[str], advance: Advance = lambda num_texts: None) -> Reading:
-        """Reads texts, those of like length together; what they are beside does not matter to them."""
+        """Scores texts in batches of similar length; batching does not change the scores."""
         before = [] if self.start is None else [self.start]
         ids = [list(row) for row in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
         entropy = np.array([_entropy(row) for row in ids])
@@ -181,7 +181,7 @@ def load_judge(name: str, device: torch.device) -> Judge:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
             weights = options or {"use_safetensors": True}
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **weights)
-    except Exception as error:  # whatever the library stumbles over, the user gets one line
+    except Exception as error:  # whatever the library raises, the user gets one line
         hint = " (which needs the package gguf: pip install gguf)" if options else ""
         expected = f"a causal language model's folder with safetensors, a .gguf file{hint}"
         raise absent("judge", name, expected, error) from error
@@ -190,7 +190,7 @@ def load_judge(name: str, device: torch.device) -> Judge:
 
 
 def _located(name: str) -> tuple[str, dict[str, Any]]:
-    """A folder or name, and which GGUF file in it, if it is one."""
+    """A folder or name, and the GGUF file in it, if there is one."""
     path = Path(name).expanduser()
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
     if not files or (path / "config.json").exists():
@@ -202,7 +202,7 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Keeps away the Hub's words on each vain attempt, and from what is no terminal the bar of GGUF's conversion."""
+    """Silences the Hub's retry warnings and, outside a terminal, the progress bar of the GGUF conversion."""
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
     hub.setLevel(logging.ERROR)
@@ -223,34 +223,32 @@ def _entropy(tokens: list[int]) -> float:
 
 @dataclass(frozen=True)
 class Mauve:
-    """How alike the distributions of two sets of texts are: 1 is the same, towards 0 they part."""
+    """The similarity of two sets of texts: 1 for equal distributions, towards 0 for different ones."""
 
     value: float
     smoothed: float
-    """MAUVE* of Pillutla et al. 2023, which suffers less from few texts."""
+    """MAUVE* of Pillutla et al. 2023, which is less biased for few texts."""
     features: str
-    """The model whose vectors were compared; only equal ones compare."""
+    """The model whose features were compared; values of different features are not comparable."""
     num_buckets: int
     num_samples: int
     num_real: int
 
 
 def featuriser(judge: Judge | None, device: torch.device) -> Judge:
-    """GPT-2, of which MAUVE was published, where it can be had; else the judge."""
+    """GPT-2 large, with which MAUVE was published, where available; else the judge."""
     if judge is not None and judge.is_gpt2:
         return judge
     try:
         return load_judge(USUAL_FEATURES, device)
     except ValueError as error:
         if judge is None:
-            raise ValueError(
-                f"MAUVE needs a model for its features: name one by --judge, for there is {error}"
-            ) from None
+            raise ValueError(f"MAUVE needs a model for its features: give one as --judge ({error})") from None
         return judge
 
 
 def compute_mauve(samples: NDArray[np.float32], real: NDArray[np.float32], features: str, seed: int = 0) -> Mauve:
-    """MAUVE by the package of its authors, from the vectors of texts."""
+    """MAUVE by its authors' package, from the features of texts."""
     package = require_mauve()
     with _hushed():
         found = package.compute_mauve(p_features=real, q_features=samples, seed=seed, verbose=False)
@@ -258,7 +256,7 @@ def compute_mauve(samples: NDArray[np.float32], real: NDArray[np.float32], featu
 
 
 def require_mauve() -> Any:
-    """The package, or one line that says how to get it; asked before long work, not after."""
+    """Imports the package, or raises one line that says how to install it."""
     try:
         return importlib.import_module("mauve")
     except ImportError:

@@ -1,13 +1,13 @@
-"""Every likelihood that a trained model has: over its own grid of steps, and in the limit of ever finer ones.
+"""All likelihoods of a trained model: over its own time grid, and in continuous time.
 
-    grid          Σ over the T steps of training: what D3PM and DiffusionBERT report; it falls as T grows
-    continuous    T → ∞: what MDLM reports; the least of all grids where words cost no less the more is hidden
-    exact         a decoder's: one token after another
-    vectors       Diffusion-LM's: steps on vectors, and the rounding to words
-    pseudo        BERT-Mouth's: each token given all others, which belongs to no distribution
+    grid          the T-step bound of training, which D3PM and DiffusionBERT report; it falls as T grows
+    continuous    T → ∞, which MDLM reports; the lowest of all time grids where tokens cost no less the more is masked
+    exact         the NLL of a causal model, left to right
+    vectors       Diffusion-LM's bound: steps on embeddings, and rounding to tokens
+    pseudo        BERT-Mouth's pseudo-likelihood: each token given all others, which is not a distribution
 
-They are different numbers of one model and never share a column. Which one is its own, `building.scoring` says. Knows
-models and objectives by their contract; estimation itself is in `evaluation`.
+They are different numbers and never share a column. `ObjectiveConfig.scoring_quantities` says which ones a model has,
+its own first. The estimation itself is in `likelihood.evaluation`.
 """
 
 from __future__ import annotations
@@ -21,68 +21,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffusionbert.building import Lexicon, own_objective, scoring
-from diffusionbert.experiments import (
-    ContinuousDiffusion,
-    Diffusion,
-    Experiment,
-    MouthMasking,
-    NextWord,
-    VectorDiffusion,
-)
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.likelihood.evaluation import Effort, Rows, estimate
-from diffusionbert.likelihood.protocol import CONTINUOUS, Protocol
+from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate
-from diffusionbert.method import Likelihood
-from diffusionbert.methods.discrete import Quantity
-from diffusionbert.methods.grid_in_any_order import GridInAnyOrder
 from diffusionbert.model import Model, Way
-from diffusionbert.schedules import uniform_grid
 from diffusionbert.shapes import Batch
 from diffusionbert.text.canvas import batch_of
 from diffusionbert.text.vocabulary import Vocabulary
-
-GRID, EXACT, VECTORS, PSEUDO = "grid", "exact", "vectors", "pseudo"
+from diffusionbert.training.config import RunConfig
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """How a model's sentences can be scored; its own way first."""
+    """The likelihoods of a model by name; its own first."""
 
     by_name: dict[str, Way]
     notes: tuple[str, ...] = ()
-    """Why others are missing."""
+    """Why others do not exist."""
 
     @property
     def primary(self) -> str | None:
-        """The model's own way; None if it has no likelihood."""
+        """The name of the model's own likelihood; None if it has none."""
         return next(iter(self.by_name), None)
 
 
-def ways_to_score(experiment: Experiment, lexicon: Lexicon) -> Ways:
-    """All ways that are right for a model."""
-    own = scoring(experiment, lexicon)
-    settings = experiment.objective
-    if own[0].likelihood is Likelihood.NONE:
-        return Ways({}, ("this method has no likelihood, nor a bound on one: judge it by its samples",))
-    if isinstance(settings, NextWord):
-        return Ways({EXACT: own})
-    if isinstance(settings, VectorDiffusion):
-        return Ways({VECTORS: own})
-    if isinstance(settings, MouthMasking):
-        return Ways({CONTINUOUS: own, PSEUDO: (own_objective(experiment, lexicon), "each token given all others")})
-    if not isinstance(settings, Diffusion):
-        return Ways({CONTINUOUS: own})
-    if own[1].startswith(CONTINUOUS):  # all tokens alike, and a network that is not told the time
-        grid = GridInAnyOrder(settings.schedule, uniform_grid(settings.num_steps), lexicon.mask_id)
-        return Ways({CONTINUOUS: own, GRID: (grid, f"{settings.num_steps} steps, {settings.schedule}")})
-    if settings.uniform_noise:
-        return Ways({GRID: own}, ("there is no continuous limit: it is known for noise that is [MASK] alone",))
-    if settings.quantity is Quantity.PAPER and settings.schedule.by_token:
-        return Ways({GRID: own}, ("there is no bound: the network learnt by the paper's quantity, which is none",))
-    limit = scoring(replace(experiment, objective=ContinuousDiffusion(settings.schedule)), lexicon)
-    return Ways({GRID: own, CONTINUOUS: limit})
+def ways_to_score(config: RunConfig, statistics: TokenStatistics) -> Ways:
+    """All likelihoods that are valid for a model."""
+    found = config.objective.scoring_quantities(config.time)
+    by_name = {each.name: (each.build(statistics), each.definition) for each in found.available}
+    return Ways(by_name, found.notes)
 
 
 def score_rows(
@@ -94,13 +63,13 @@ def score_rows(
     protocol: Protocol,
     advance: Callable[[int], None] = lambda num_sentences: None,
 ) -> Estimate:
-    """The likelihood of rows, whatever they are made of; that of sentences is `Model.likelihood`."""
-    objective, steps = way
+    """The likelihood of any encoded sequences; `Model.likelihood` is that of sentences."""
+    objective, definition = way
     return estimate(
         model.method(objective.to(model.device)),
         rows,
         effort,
-        protocol=replace(protocol, steps=steps),
+        protocol=replace(protocol, definition=definition),
         advance=advance,
     )
 
@@ -108,19 +77,20 @@ def score_rows(
 @final
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Full rows of running text: sentences one after another, cut wherever a row is full; the rest is not used.
+    """Full sequences of running text: sentences are concatenated and cut wherever a sequence is full; the rest is
+    dropped.
 
-    Between sentences stands nothing, because a model of single sentences cannot write `[SEP]`.
+    Nothing separates the sentences, because a model of single sentences cannot generate `[SEP]`.
     """
 
     vocabulary: Vocabulary
     texts: Sequence[str]
     places: int
-    """Of a row, special tokens included."""
+    """Tokens of a sequence, special ones included."""
 
     @cached_property
     def rows(self) -> list[list[int]]:
-        """The tokens of each row, in the tokenizer's frame."""
+        """The tokens of each sequence, with the tokenizer's special tokens around them."""
         special = self.vocabulary.special
         framed = self.vocabulary.encode(self.texts)
         running = [token for row in framed for token in row if not special[token]]
@@ -132,11 +102,11 @@ class PackedRows:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """All the same."""
+        """All equal."""
         return np.full(len(self.rows), self.places, np.int64)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Rows side by side; all but the frame is editable."""
+        """A batch in which everything but the special tokens is editable."""
         picked = batch_of(self.vocabulary, [self.rows[index] for index in indices])
         editable = ~self.vocabulary.special[picked.tokens]
         return replace(picked, editable=editable, example=torch.tensor(indices))

@@ -1,8 +1,8 @@
-"""What a model is assessed on: the sentences of a corpus, which of them are scored, and names that make them pairs.
+"""The evaluation set: the sentences of a corpus, which of them are scored, and numbers that identify them.
 
-A sentence is named by its number in the corpus as read, whichever others a model had to leave out as too long, so that
-two models are compared on the same sentences. A part of a corpus is always the same part, for every model and seed,
-and a smaller part lies within a larger one. Knows a model's vocabulary and room, and nothing of likelihoods.
+A sentence is identified by its number in the corpus as read, whatever other sentences were too long for a model, so
+that two models are compared on the same sentences. A subset is the same for every model and seed, and a smaller one is
+contained in a larger one. This module knows a model's vocabulary and maximum length, and nothing of likelihoods.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
-from diffusionbert.experiments import Data
 from diffusionbert.model_folder import training_source
 from diffusionbert.text.cleaning import Cleaning
 from diffusionbert.text.corpus import Corpus, Report, parse_corpus, parse_source
 from diffusionbert.text.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.text.vocabulary import Vocabulary
+from diffusionbert.training.config import DataConfig
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where sentences were read, in words."""
+    """Where the sentences come from."""
 
     corpus: str
     split: Split
     report: str = ""
-    """What was kept and skipped."""
+    """What was kept and skipped while reading."""
     notes: tuple[str, ...] = ()
 
 
@@ -37,57 +37,77 @@ class Provenance:
 class Trained:
     """What a model was trained on."""
 
-    data: Data
+    data: DataConfig
     contents: frozenset[str] | None = None
-    """By which its text is known, also as a copy (`Source.contents`); None if the model does not say."""
+    """Hashes of its files (`Source.contents`), which identify copies, too; None if unknown."""
 
 
-_SEEN = "the model was trained on these sentences: none of these figures is about new text"
-_UNTOLD = "whether the model was trained on these sentences cannot be told: these figures may not be about new text"
+_SEEN = "the model was trained on these sentences: these figures are not about new text"
+_UNTOLD = "it is unknown whether the model was trained on these sentences: these figures may not be about new text"
+
+
+@dataclass(frozen=True)
+class EvaluationSetRecord:
+    """What a result says of its evaluation set; the hashes are those of `sha256sum` on one sentence per line."""
+
+    corpus: str
+    split: Split
+    sha256: str
+    """Of the scored sentences."""
+    num_sentences: int
+    """Scored sentences."""
+    corpus_sha256: str
+    """Of all sentences."""
+    num_in_corpus: int
+    num_overlong: int
+    """Sentences too long for the model, which are not scored."""
+    report: str = ""
+    """What was kept and skipped while reading."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Sentences as a model sees them."""
+    """An evaluation set as a model sees it."""
 
     provenance: Provenance
     texts: tuple[str, ...]
-    """All of them, as read."""
+    """All sentences, as read."""
     tokens: tuple[tuple[int, ...], ...]
-    """The rows of all of them, special tokens included."""
+    """The tokens of all sentences, special tokens included."""
     numbers: tuple[int, ...]
-    """Those that are scored, rising."""
+    """The numbers of the scored sentences, ascending."""
     num_overlong: int
-    """Sentences longer than the model reads, which are not scored."""
+    """Sentences too long for the model, which are not scored."""
     vocabulary: Vocabulary
 
     @property
     def scored(self) -> tuple[str, ...]:
-        """The sentences that are scored."""
+        """The scored sentences."""
         return tuple(self.texts[number] for number in self.numbers)
 
     @cached_property
     def decoded(self) -> tuple[str, ...]:
-        """All sentences, cut into tokens and put together again, as samples are: like beside like."""
+        """All sentences after a round trip through the tokenizer, as generated text is decoded from tokens, too."""
         return tuple(self.vocabulary.decode(row) for row in self.tokens)
 
     def some(self, number: int) -> list[int]:
-        """So many sentences, or all if there are fewer: always the same ones."""
+        """The numbers of a fixed random subset of sentences, or of all if there are fewer."""
         return sorted(sorted(range(len(self.texts)), key=_chance)[:number])
 
-    def to_json(self) -> dict[str, Any]:
-        """Where they come from, and hashes by which anyone can tell whether theirs are the same."""
-        return {
-            "corpus": self.provenance.corpus,
-            "split": self.provenance.split.value,
-            "sha256": sha256_of(self.scored),
-            "num_sentences": len(self.numbers),
-            "corpus_sha256": sha256_of(self.texts),
-            "num_in_corpus": len(self.texts),
-            "num_overlong": self.num_overlong,
-            "report": self.provenance.report,
-        }
+    @cached_property
+    def record(self) -> EvaluationSetRecord:
+        """What a result says of it."""
+        return EvaluationSetRecord(
+            self.provenance.corpus,
+            self.provenance.split,
+            sha256_of(self.scored),
+            len(self.numbers),
+            sha256_of(self.texts),
+            len(self.texts),
+            self.num_overlong,
+            self.provenance.report,
+        )
 
 
 def gather(
@@ -98,14 +118,25 @@ def gather(
     sentences: int | None = None,
     trained: Trained | None = None,
 ) -> Material:
-    """Reads a corpus; of the sentences of at most `max_length` tokens, so many are to be scored, else all.
+    """Reads a corpus as an evaluation set.
 
-    If the model was `trained` on them, or nobody can tell, a note says so.
+    Args:
+        corpus: The corpus.
+        name: What the corpus is called in results.
+        vocabulary: The model's.
+        max_length: The most tokens of a scored sentence.
+        sentences: How many sentences to score; None for all that fit.
+        trained: What the model was trained on; a note says if that is this corpus, or unknown.
+
+    Returns:
+        The evaluation set.
     """
     if sentences is not None and sentences < 2:
-        raise ValueError(f"an interval over sentences needs at least two of them, asked for {sentences}; 1000 is usual")
+        raise ValueError(f"`sentences` must be at least two for an interval, got {sentences}; 1000 is usual")
     if corpus.paired:
-        raise ValueError(f"{name!r} holds pairs, but single sentences are assessed; give their targets as a text file")
+        raise ValueError(
+            f"{name!r} holds pairs, but evaluation needs single sentences; give the targets as a text file"
+        )
     report = Report()
     texts = tuple(str(record.content) for record in corpus.records(report))
     num_special = vocabulary.num_special(paired=False)
@@ -115,8 +146,8 @@ def gather(
     num_overlong = sum(length > max_length for length in lengths)
     if len(fitting) < 2:
         raise ValueError(
-            f"{len(fitting)} of the {len(texts)} sentences of {name!r} fit into the {max_length} tokens that this "
-            "model reads, but an interval needs two; give a corpus with more sentences"
+            f"{len(fitting)} of {len(texts)} sentences of {name!r} fit into the model's {max_length} tokens, but an "
+            "interval needs two; give a corpus with more sentences"
         )
     chosen = fitting if sentences is None else sorted(sorted(fitting, key=_chance)[:sentences])
     notes = () if trained is None else _warnings(corpus, trained)
@@ -125,7 +156,7 @@ def gather(
 
 
 def held_out(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:
-    """The part of a corpus that a model may be tested on: its test split, else what training held out, else all."""
+    """The part of a corpus to evaluate on: its test split, else what training held out, else all."""
     source = parse_source(name, fields)
     if not isinstance(source, Files | PythonDocumentation):
         split = Split.TEST
@@ -135,7 +166,7 @@ def held_out(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[s
 
 
 def _warnings(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
-    """What must be said of a part that a model may know; with a validation corpus of its own, it held nothing out."""
+    """Notes on text that the model may have seen; a run with its own validation corpus held nothing out."""
     held_back = {Split.TEST} | ({Split.VALIDATION} if trained.data.validation is None else set())
     if corpus.split in held_back:
         return ()
@@ -146,9 +177,9 @@ def _warnings(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
 
 
 def _is_training(source: Source, trained: Trained) -> bool | None:
-    """Whether a model was trained on this source or a copy of one of its files; None where that cannot be told."""
+    """Whether a model was trained on this source or on a copy of one of its files; None if unknown."""
     own, known = None, trained.contents
-    with suppress(OSError, ValueError):  # its files lie elsewhere, or are damaged
+    with suppress(OSError, ValueError):  # its files are elsewhere, or damaged
         own = training_source(trained.data)
         known = own.contents() if known is None else known
     if isinstance(source, HuggingFace | PythonDocumentation) and str(source) == str(own):
@@ -158,7 +189,7 @@ def _is_training(source: Source, trained: Trained) -> bool | None:
 
 
 def sha256_of(texts: Sequence[str]) -> str:
-    """Names texts: each followed by a line feed, as UTF-8, so that `sha256sum` of such a file agrees."""
+    """The hash of texts, one per line in UTF-8, as `sha256sum` gives it for such a file."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(f"{text}\n".encode())
@@ -166,5 +197,5 @@ def sha256_of(texts: Sequence[str]) -> str:
 
 
 def _chance(number: int) -> bytes:
-    """Orders sentences at random, in the same way for ever."""
+    """A fixed random order of sentences."""
     return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8).digest()

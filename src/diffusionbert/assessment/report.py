@@ -1,19 +1,20 @@
-"""Everything that is said of a model on a corpus, as data; and the folder that keeps it.
+"""The result of an evaluation: one typed value from `evaluate` to JSON, to `compare` and to tables.
 
-    evaluation.json        what `evaluate --json` prints
-    scores.safetensors     nats, draw variances, tokens, words, bytes and names by sentence; BLEU by sample
-    samples.txt            the samples of BLEU-4, then as many of self-BLEU, one a line
+    evaluation.json        everything but arrays and texts (docs/formats.md); what `evaluate --json` prints
+    scores.safetensors     per sentence: number, tokens, words, bytes, nats and their variance over draws;
+                           per sample: BLEU-4 and self-BLEU-4
+    samples.txt            the samples of BLEU-4, then as many of self-BLEU-4, one per line
 
-`read_evaluation` gives back what paired comparisons need. How these figures are found is in `assessing`.
+`EvaluationResult.save` writes this folder and `EvaluationResult.load` reads it back without loss; folders of format 1
+open, too. How the figures are computed is in `assessing`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -21,278 +22,277 @@ from torch import Tensor
 
 from diffusionbert.assessment.conventions import Convention
 from diffusionbert.assessment.judges import Judgement, Mauve
-from diffusionbert.assessment.material import Material
+from diffusionbert.assessment.material import EvaluationSetRecord
 from diffusionbert.checkpoints import load_tensors, read_json, save_tensors, write_json
+from diffusionbert.evaluation.format_1 import from_format_1
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
-from diffusionbert.likelihood.scores import Estimate, Scores, rates_to_json
-from diffusionbert.method import Likelihood
-from diffusionbert.metrics import PerSample, Repetition, TokenEntropy
-from diffusionbert.sampling import Sampling
+from diffusionbert.likelihood.scores import LikelihoodSummary, PointEstimate, Scores
+from diffusionbert.metrics import ORDER, PerSample, distinct_n, repetition, token_entropy
+from diffusionbert.storage.code_version import CodeVersion
+from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import from_json, to_json
+from diffusionbert.training.description import ModelDescription
 
-FORMAT = 1
-"""Raised when the files or their meaning change."""
-_FILES = "evaluation.json", "scores.safetensors", "samples.txt"
-_READ = {
-    "data": ("corpus", "split", "corpus_sha256"),
-    "sampling": ("number", "length", "algorithm", "steps", "temperature", "top_k", "top_p"),
-    "speed": ("device", "batch", "seconds_per_sample", "calls_per_sample"),
-    "ci95": ("bleu4", "self_bleu4"),
-    "token_entropy": ("per_sample",),
-    "real": ("bleu4", "self_bleu4", "distinct_2", "token_entropy"),
-    "weights": ("files",),
-    **dict.fromkeys(("likelihoods", "bleu4", "self_bleu4", "distinct_2", "judge", "mauve", "notes"), ()),
-}
-"""What a comparison reads of a report: keys, and the keys within them."""
-_CARD = "steps", "length", "special_tokens", "packed", "arithmetic"
-"""What it reads of a likelihood's protocol."""
+FORMAT = 2
+"""Increased when the files or their meaning change."""
+REPORT, SCORES, SAMPLES = "evaluation.json", "scores.safetensors", "samples.txt"
 
 
-@dataclass(frozen=True, eq=False)
-class Figures:
-    """What can be said of texts by themselves and beside a corpus; words stand between white space."""
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a model by their hashes."""
 
-    bleu4: PerSample
-    """Of each against all sentences of the corpus; of a real sentence, against all others."""
-    self_bleu4: PerSample
-    """Of each of another set, as large, against the rest of that set; of real sentences, of the same set."""
+    sha256: str | None = None
+    """Of all files together."""
+    files: dict[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file."""
+
+
+@dataclass(frozen=True)
+class SamplingRecord:
+    """The settings from which the same samples follow again."""
+
+    sampler: Component
+    steps: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    block: int | None
+    length: int | tuple[int, int] | None
+    """Tokens of a sample, or a range; None draws lengths from the training corpus."""
+    number: int
+    """Samples of each of the two sets."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class TextMetrics:
+    """Figures of a set of texts; words are separated by whitespace."""
+
+    number: int
+    bleu4: PointEstimate
+    """Mean over texts, each against the whole corpus (a real sentence: against the rest of it)."""
+    self_bleu4: PointEstimate
+    """Mean over another set of as many samples (of real sentences, the same set), each against the rest of the set."""
     distinct: tuple[float | None, ...]
-    """Distinct 1-, 2-, 3- and 4-grams over all; None where no text is so long."""
-    repetition: Repetition
-    entropy: TokenEntropy
+    """Distinct 1-, 2-, 3- and 4-grams, as shares of all; None where no text is long enough."""
+    repeated_4grams: float
+    """Share of 4-grams that occur earlier in the same text."""
+    longest_run: float
+    """Mean length of the longest run of one word."""
+    entropy_pooled: float
+    """Entropy of word frequencies over all texts, in nats."""
+    entropy_per_text: float
+    """Mean entropy of the word frequencies of each text, in nats."""
     words_per_text: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Means as plain data."""
-        return {
-            "bleu4": self.bleu4.mean,
-            "self_bleu4": self.self_bleu4.mean,
-            **{f"distinct_{n}": share for n, share in enumerate(self.distinct, start=1)},
-            "repetition": {"share": self.repetition.share.mean, "longest_run": self.repetition.longest_run.mean},
-            "token_entropy": {"pooled": self.entropy.pooled, "per_sample": self.entropy.within.mean},
-            "words_per_text": self.words_per_text,
-        }
+    @classmethod
+    def of(cls, texts: list[str], bleu4: PerSample, self_bleu4: PerSample) -> TextMetrics:
+        """Computes the figures of texts."""
+        lengths = [len(text.split()) for text in texts]
+        repeated, entropy = repetition(texts), token_entropy(texts)
+        return cls(
+            len(texts),
+            mean_with_interval(bleu4),
+            mean_with_interval(self_bleu4),
+            tuple(distinct_n(texts, n) if max(lengths) >= n else None for n in range(1, ORDER + 1)),
+            repeated.share.mean,
+            repeated.longest_run.mean,
+            entropy.pooled,
+            entropy.within.mean,
+            sum(lengths) / len(lengths),
+        )
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What samples cost, the first call's warming up included."""
+    """The cost of sampling, warm-up of the first call included."""
 
     seconds_per_sample: float
     tokens_per_second: float
     calls_per_sample: float
-    """How often the network was asked about a sample."""
+    """Network calls."""
     device: str
     batch: int
-    """Samples that were written side by side."""
+    """Samples generated at once."""
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Texts that a model wrote."""
+class Generation:
+    """What was measured on generated text."""
 
-    first: tuple[str, ...]
-    """For BLEU-4 and everything but self-BLEU."""
-    second: tuple[str, ...]
-    """As many again, for self-BLEU."""
-    sampling: Sampling
-    length: int | tuple[int, int] | None
-    """Tokens of each; None draws as the training corpus does."""
-    seed: int
+    sampling: SamplingRecord
+    samples: TextMetrics
+    real: TextMetrics
+    """The same figures of real sentences."""
     speed: Speed
+    judge: Judgement | None = None
+    mauve: Mauve | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """All settings, by which the same texts come again."""
-        plain = {name: value.value if isinstance(value, Enum) else value for name, value in vars(self.sampling).items()}
-        length = "corpus" if self.length is None else self.length
-        return {**plain, "length": length, "number": len(self.first), "seed": self.seed}
+
+def _no_values() -> PerSample:
+    return PerSample(np.zeros(0))
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Assessment:
-    """A model on a corpus."""
+class EvaluationResult:
+    """Everything that was measured of a model on an evaluation set."""
 
-    model: str
-    weights: dict[str, str]
-    """The hash of each file of weights."""
-    weights_sha256: str | None
-    material: Material
-    likelihoods: dict[str, Estimate]
-    """By name, the model's own first; none if it has no likelihood."""
-    samples: Samples
-    figures: Figures
-    real: Figures
-    """The same of as many real sentences."""
-    judgement: Judgement | None
-    mauve: Mauve | None
-    conventions: tuple[Convention, ...] | None
-    notes: tuple[str, ...]
+    name: str
+    """What the model was loaded as."""
+    model: ModelDescription
+    weights: Weights
+    code: CodeVersion
+    data: EvaluationSetRecord
+    seed: int
+    """Of the evaluation."""
+    likelihoods: dict[str, LikelihoodSummary]
+    """By name, the model's own first; empty if it has none."""
+    generation: Generation | None
+    """None if nothing was generated."""
+    conventions: tuple[Convention, ...] | None = None
+    """The likelihood in the conventions of the literature; None if they were not requested."""
+    notes: tuple[str, ...] = ()
+
+    scores: dict[str, Scores] = field(default_factory=dict)
+    """The nats of each sentence, by the names of `likelihoods`."""
+    bleu4: PerSample = field(default_factory=_no_values)
+    """Of each sample."""
+    self_bleu4: PerSample = field(default_factory=_no_values)
+    """Of each sample of the second set."""
+    samples: tuple[str, ...] = ()
+    """For BLEU-4 and everything but self-BLEU-4; each is one line."""
+    more_samples: tuple[str, ...] = ()
+    """As many again, for self-BLEU-4."""
 
     @property
-    def own(self) -> Estimate | None:
+    def primary(self) -> LikelihoodSummary | None:
         """The model's own likelihood."""
         return next(iter(self.likelihoods.values()), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        own = {"likelihood": Likelihood.NONE.value, **rates_to_json({})} if self.own is None else self.own.to_json()
-        bleu = {"bleu4": self.figures.bleu4, "self_bleu4": self.figures.self_bleu4}
-        card = own.get("protocol", {}) | {"texts": self.texts_protocol}
-        return {
-            "format": FORMAT,
-            "model": self.model,
-            **own,
-            "ci95": own["ci95"] | {name: list(mean_interval(values)) for name, values in bleu.items()},
-            "protocol": card,
-            "primary": next(iter(self.likelihoods), None),
-            "likelihoods": {name: estimate.to_json() for name, estimate in self.likelihoods.items()},
-            **self.figures.to_json(),
-            "real": self.real.to_json() | {"number": len(self.real.bleu4.values)},
-            "judge": None if self.judgement is None else asdict(self.judgement),
-            "mauve": None if self.mauve is None else asdict(self.mauve),
-            "speed": asdict(self.samples.speed),
-            "sampling": self.samples.to_json(),
-            "data": self.material.to_json(),
-            "weights": {"sha256": self.weights_sha256, "files": self.weights},
-            "conventions": None if self.conventions is None else [row.to_json() for row in self.conventions],
-            "notes": list(self.notes),
-        }
-
     @property
-    def texts_protocol(self) -> str:
-        """How samples were compared, in words."""
-        number = len(self.samples.first)
-        return (
-            f"BLEU-4 without smoothing, mean over {number:,} samples against all {len(self.material.texts):,} "
-            f"sentences; self-BLEU-4 of {number:,} other samples, each against the rest; words between white space, "
-            "lower case; sentences went through the model's tokenizer and back, as samples do; 95 % by bootstrap over "
-            "samples"
-        )
+    def primary_scores(self) -> Scores | None:
+        """The scores of the model's own likelihood."""
+        return next(iter(self.scores.values()), None)
+
+    def table(self) -> str:
+        """The figures and how they were obtained, as text."""
+        from diffusionbert.evaluation.result_table import result_table
+
+        return result_table(self)
+
+    def to_json(self) -> dict[str, object]:
+        """Everything but arrays and texts, as plain JSON values."""
+        return {"format": FORMAT} | {name: to_json(getattr(self, name)) for name in _RECORDED}
+
+    def save(self, folder: Path) -> None:
+        """Writes the folder of the result; each file appears complete, and `evaluation.json` last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = [folder / f"{name}.unfinished" for name in (SCORES, SAMPLES)]
+        save_tensors(self._tensors(), unfinished[0])
+        texts = "".join(f"{text}\n" for text in (*self.samples, *self.more_samples))
+        unfinished[1].write_text(texts, encoding="utf-8")
+        for path in unfinished:
+            path.replace(path.with_suffix(""))
+        write_json(folder / REPORT, self.to_json())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {name: torch.tensor(getattr(self, name).values) for name in ("bleu4", "self_bleu4")}
+        for name, scores in self.scores.items():
+            tensors |= {"example": scores.example, "tokens": scores.tokens}
+            tensors |= {"words": scores.words} if scores.words is not None else {}
+            tensors |= {"bytes": scores.bytes} if scores.bytes is not None else {}
+            tensors |= {f"nats.{name}": scores.nats, f"draw_variance.{name}": scores.draw_variance}
+        return tensors
+
+    @classmethod
+    def load(cls, folder: str | Path) -> EvaluationResult:
+        """Reads the folder of a result, or a run folder with one in it."""
+        folder = located(Path(folder))
+        where, plain = str(folder / REPORT), read_json(folder / REPORT)
+        version = plain.get("format") if isinstance(plain, dict) else None
+        if version == 1:
+            plain = from_format_1(plain, where)
+        elif version != FORMAT:
+            raise ValueError(f"{where!r} has the format {version!r}, but {FORMAT} or 1 is expected; evaluate again")
+        record = {key: value for key, value in plain.items() if key != "format"}
+        try:
+            if unknown := sorted(record.keys() - _RECORDED):
+                raise ValueError(f"{where}: unknown field {unknown[0]!r}")
+            return from_json(record, cls, where)._with_arrays(folder)
+        except ValueError as error:
+            raise ValueError(f"the evaluation in {str(folder)!r} is damaged ({error}); evaluate again") from None
+
+    def _with_arrays(self, folder: Path) -> EvaluationResult:
+        tensors = load_tensors(folder / SCORES)
+        try:
+            scores = {name: _scores(name, summary, tensors) for name, summary in self.likelihoods.items()}
+            bleu = [PerSample(tensors[name].numpy().astype(np.float64)) for name in ("bleu4", "self_bleu4")]
+        except KeyError as error:
+            raise ValueError(f"{folder / SCORES}: no tensor {error}") from None
+        try:
+            lines = (folder / SAMPLES).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ValueError(f"{folder / SAMPLES}: {error.strerror}") from None
+        number = 0 if self.generation is None else self.generation.sampling.number
+        first, second = tuple(lines[:number]), tuple(lines[number : 2 * number])
+        return replace(self, scores=scores, bleu4=bleu[0], self_bleu4=bleu[1], samples=first, more_samples=second)
 
 
-def mean_interval(values: PerSample, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of a mean, by bootstrap over samples, as if they were independent."""
+_ARRAYS = {"scores", "bleu4", "self_bleu4", "samples", "more_samples"}
+_RECORDED = {each.name: None for each in fields(EvaluationResult) if each.name not in _ARRAYS}
+
+
+def _scores(name: str, summary: LikelihoodSummary, tensors: dict[str, Tensor]) -> Scores:
+    return Scores(
+        summary.kind,
+        tensors["example"],
+        tensors[f"nats.{name}"],
+        tensors[f"draw_variance.{name}"],
+        summary.protocol.num_draws // summary.protocol.strata,
+        tensors["tokens"],
+        tensors.get("words"),
+        tensors.get("bytes"),
+    )
+
+
+def mean_with_interval(values: PerSample, seed: int = 0) -> PointEstimate:
+    """A mean with its 95 % interval, by bootstrap over samples, as if they were independent."""
     [sums] = resampled_sums([values.values], seed)
-    return percentile_interval(sums / len(values.values))
+    return PointEstimate(values.mean, percentile_interval(sums / len(values.values)))
 
 
-# ---- weights ------------------------------------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def located(folder: Path) -> Path:
+    """The folder of an evaluation: this one, or that of a run folder."""
+    inner = folder / "evaluation"
+    folder = inner if (inner / REPORT).exists() else folder
+    if not (folder / REPORT).exists():
+        raise ValueError(
+            f"{str(folder)!r} contains no evaluation; create one: diffusionbert evaluate --output {folder} …"
+        )
+    return folder
+
+
+def require_free(folder: Path) -> None:
+    """Raises ValueError if a folder holds an evaluation, or a file that one would overwrite."""
+    taken = next((name for name in (REPORT, SCORES, SAMPLES) if (folder / name).exists()), None)
+    if taken is not None:
+        raise ValueError(f"{str(folder)!r} contains {taken!r}; give --overwrite, or choose another --output")
 
 
 def hashes_in(model: Path) -> dict[str, str]:
-    """The SHA-256 of each file of weights in a model's folder, as `sha256sum` gives it."""
+    """The SHA-256 of each file of weights in a model folder, as `sha256sum` gives it."""
     return {path.name: file_hash(path) for path in sorted(model.glob("*.safetensors"))}
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a file, however large."""
+    """The SHA-256 of a file of any size."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-# ---- the folder ---------------------------------------------------------------------------------------------------
-
-
-def require_free(folder: Path) -> None:
-    """Refuses a folder that holds an evaluation, or a file that one would overwrite."""
-    taken = next((name for name in _FILES if (folder / name).exists()), None)
-    if taken is not None:
-        raise ValueError(f"{str(folder)!r} holds {taken!r} already; give --overwrite, or choose another --output")
-
-
-def write_evaluation(folder: Path, assessment: Assessment) -> None:
-    """Writes the files of an assessment; each appears whole, and `evaluation.json` last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    report, scores, samples = (folder / name for name in _FILES)
-    tensors = {
-        "bleu4": torch.from_numpy(assessment.figures.bleu4.values),
-        "self_bleu4": torch.from_numpy(assessment.figures.self_bleu4.values),
-    }
-    for name, estimate in assessment.likelihoods.items():
-        found = estimate.scores
-        assert found.words is not None
-        assert found.bytes is not None
-        tensors |= {"example": found.example, "tokens": found.tokens, "words": found.words, "bytes": found.bytes}
-        tensors |= {f"nats.{name}": found.nats, f"draw_variance.{name}": found.draw_variance}
-    unfinished = [path.with_name(f"{path.name}.unfinished") for path in (scores, samples)]
-    save_tensors(tensors, unfinished[0])
-    texts = (*assessment.samples.first, *assessment.samples.second)
-    # A tokenizer may write line feeds; words, which everything here is counted in, do not change by this.
-    unfinished[1].write_text("".join(f"{' '.join(text.split())}\n" for text in texts), encoding="utf-8")
-    for path, final_path in zip(unfinished, (scores, samples), strict=True):
-        path.replace(final_path)
-    write_json(report, assessment.to_json())
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """An assessment as its folder keeps it: what comparisons need."""
-
-    folder: Path
-    report: dict[str, Any]
-    """`evaluation.json`."""
-    scores: dict[str, Scores]
-    """By name, the model's own first."""
-    bleu4: PerSample
-    self_bleu4: PerSample
-    samples: tuple[str, ...]
-    more_samples: tuple[str, ...]
-
-    @property
-    def primary(self) -> Scores | None:
-        """The model's own likelihood."""
-        return next(iter(self.scores.values()), None)
-
-
-def read_evaluation(folder: Path) -> Evaluation:
-    """Reads what `write_evaluation` wrote: an evaluation's folder, or a run folder with one in it."""
-    inner = folder / "evaluation"
-    folder = inner if (inner / _FILES[0]).exists() else folder
-    if not (folder / _FILES[0]).exists():
-        raise ValueError(f"{str(folder)!r} holds no evaluation; make one: diffusionbert evaluate --output {folder} …")
-    report = read_json(folder / _FILES[0])
-    if not isinstance(report, dict) or report.get("format") != FORMAT:
-        raise ValueError(f"{str(folder / _FILES[0])!r} is no evaluation of this version; evaluate anew")
-    try:
-        _require_keys(report)
-        tensors = load_tensors(folder / _FILES[1])
-        lines = (folder / _FILES[2]).read_text(encoding="utf-8").split("\n")
-        number = report["sampling"]["number"]
-        scores = {name: _scores(name, plain, tensors) for name, plain in report["likelihoods"].items()}
-        bleu = [PerSample(tensors[name].numpy().astype(np.float64)) for name in ("bleu4", "self_bleu4")]
-    except (KeyError, TypeError, OSError, ValueError) as error:
-        raise ValueError(f"the evaluation in {str(folder)!r} is damaged ({error}); evaluate anew") from None
-    return Evaluation(
-        folder, report, scores, bleu[0], bleu[1], tuple(lines[:number]), tuple(lines[number : 2 * number])
-    )
-
-
-def _require_keys(report: dict[str, Any]) -> None:
-    """Raises ValueError if a report lacks what is read of it."""
-    missing = [key for key in _READ if key not in report]
-    missing += [
-        f"{key}.{inner}" for key, every in _READ.items() if key in report for inner in every if inner not in report[key]
-    ]
-    for name, plain in report.get("likelihoods", {}).items():
-        missing += [f"likelihoods.{name}.{key}" for key in ("protocol", "ci95") if key not in plain]
-        missing += [f"likelihoods.{name}.protocol.{key}" for key in _CARD if key not in plain.get("protocol", _CARD)]
-    if missing:
-        raise ValueError(f"{missing[0]!r} is missing in {_FILES[0]}")
-
-
-def _scores(name: str, plain: dict[str, Any], tensors: dict[str, Tensor]) -> Scores:
-    card = plain["protocol"]
-    return Scores(
-        Likelihood(plain["likelihood"]),
-        tensors["example"],
-        tensors[f"nats.{name}"],
-        tensors[f"draw_variance.{name}"],
-        card["num_draws"] // card["strata"],
-        tensors["tokens"],
-        tensors["words"],
-        tensors["bytes"],
-    )

@@ -18,12 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.building import resolved, scoring
 from diffusionbert.likelihood.evaluation import Effort
-from diffusionbert.method import Likelihood
 from diffusionbert.metrics import distinct_n, repetition
 from diffusionbert.model import Model
-from diffusionbert.sampling import Sampling
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.tasks import Moment, Task
 from diffusionbert.text.vocabulary import Vocabulary
 
@@ -102,7 +100,7 @@ class Case:
     """The unmasking time of each position of each sample, as a fraction of the sampling; see `reveal_times`."""
     expected_late: float = 1 / TENTHS
     """The fraction of positions that the schedule unmasks in the last tenth of the sampling."""
-    sampling: Sampling | None = None
+    sampling: SamplingRequest | None = None
     """The sampling settings, if known."""
     length_asked: bool = False
     """Whether the user set the lengths of the samples."""
@@ -170,7 +168,7 @@ class Symptoms:
 def examine(
     model: Model,
     task: Task,
-    sampling: Sampling,
+    sampling: SamplingRequest,
     samples: Sequence[str] = (),
     corpus: Sequence[str] = (),
     advance: Callable[[], None] = lambda: None,
@@ -203,7 +201,7 @@ def examine(
             reveal_times((moment.time, [piece is None for piece in moment.pieces]) for moment in path) for path in paths
         ),
         1 / TENTHS if schedule is None else 1 - float(schedule.survival(time, torch.ones_like(time))),
-        None if samples else resolved(sampling, model.experiment),
+        None if samples else replace(sampling, sampler=model.experiment.objective.choose_sampler(sampling.sampler)),
         not samples and task.length is not None,
         network_nats,
         network_texts,
@@ -237,7 +235,7 @@ def reveal_times(states: Iterable[tuple[float, Sequence[bool]]]) -> tuple[float,
     return tuple(found[position] for position, is_masked in enumerate(before) if position in found and not is_masked)
 
 
-def _path(model: Model, task: Task, sampling: Sampling, index: int, advance: Callable[[], None]) -> list[Moment]:
+def _path(model: Model, task: Task, sampling: SamplingRequest, index: int, advance: Callable[[], None]) -> list[Moment]:
     # One sample at a time: on a CPU this is faster than a batch, in which all wait for the longest.
     path = list(model.watch(replace(task, number=1, seed=task.seed + index), sampling))
     advance()
@@ -252,11 +250,13 @@ def _network(
     Without a corpus, text that the network generates at temperature 1 is scored, on which an untrained network has high
     nats, too; the unigram nats are then the entropy of the stored token counts.
     """
-    if scoring(model.experiment, model.lexicon)[0].likelihood is Likelihood.NONE:
+    if not model.experiment.objective.scoring_quantities(model.experiment.time).available:
         return None, None, None
     texts = corpus or [
         written.text
-        for written in model.write(Task(OWN_TEXTS, min(12, model.max_length), seed=seed), Sampling(steps=32))
+        for written in model.write(
+            Task(OWN_TEXTS, min(12, model.max_length), seed=seed), SamplingRequest(config=SamplerConfig(steps=32))
+        )
     ]
     rows = read(model.vocabulary, texts)
     chosen = [index for index, row in enumerate(rows) if 0 < len(row) <= model.max_length][:MOST_SCORED]
@@ -267,7 +267,7 @@ def _network(
     nats = model.likelihood([texts[index] for index in chosen], effort).nats_per_token
     if stored is None or not corpus:
         return nats, described, None if stored is None else _entropy(stored.counts.numpy())
-    smoothed = _shares((stored.counts + 1).numpy() * model.lexicon.writable.numpy())
+    smoothed = _shares((stored.counts + 1).numpy() * model.lexicon.allowed.numpy())
     return nats, described, -float(np.log(smoothed[[token for index in chosen for token in rows[index]]]).mean())
 
 

@@ -1,7 +1,7 @@
-"""Tables of systems: numbers with intervals, the best in bold, the second underlined, footnotes below; in four formats.
+"""Tables of systems: numbers with intervals, the best in bold, the second underlined, footnotes; in four formats.
 
-One `Table` is shown on a terminal, in Markdown, as JSON or as LaTeX (with booktabs), each escaping what it must. Which
-numbers may be ranked is for whoever fills the table; this module knows nothing of what they mean.
+A `Table` is shown on a terminal, as Markdown, as JSON or as LaTeX (with booktabs). Its author decides which numbers may
+be ranked; this module does not know what they mean.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -21,66 +21,85 @@ DASH = "–"
 
 
 class Direction(Enum):
-    """Which numbers are good."""
+    """Which numbers are better."""
 
     LOWER = "lower"
     HIGHER = "higher"
     NEITHER = "neither"
-    """Not to be ranked."""
+    """Not ranked."""
 
     @property
     def arrow(self) -> str:
-        """For a heading."""
+        """The sign in a heading."""
         return {"lower": " ↓", "higher": " ↑", "neither": ""}[self.value]
 
 
 @final
 @dataclass(frozen=True)
 class Column:
-    """What a column shows."""
+    """A column."""
 
     key: str
     """A name for programs."""
     title: str
     better: Direction
     digits: int
+    difference_unit: str = ""
+    """What differences between systems are given in."""
 
 
 @final
 @dataclass(frozen=True)
 class Cell:
-    """A number; None if there is none."""
+    """A number, or None."""
 
     value: float | None = None
     interval: tuple[float, float] | None = None
     best: bool = False
     second: bool = False
     significant: bool = False
-    """Whether it differs from the best by more than chance."""
+    """Whether it differs significantly from the best."""
     notes: tuple[str, ...] = ()
     """Marks of footnotes."""
 
 
 @final
 @dataclass(frozen=True)
+class SystemDifference:
+    """How far a system is from the best of a column."""
+
+    column: Column
+    system: str
+    reference: str
+    """The best system."""
+    value: float
+    """The system minus the reference."""
+    ci95: tuple[float, float]
+    p_value: float
+    """Two-sided, not corrected for the number of comparisons."""
+
+
+@final
+@dataclass(frozen=True)
 class Table:
-    """Systems by columns, with what must be said below."""
+    """Systems by columns, with footnotes, warnings and differences."""
 
     columns: tuple[Column, ...]
     names: tuple[str, ...]
-    """Of the rows."""
+    """Of the systems."""
     cells: tuple[tuple[Cell, ...], ...]
-    """Rows of cells, one for each column."""
+    """One tuple per system, one cell per column."""
     footnotes: tuple[tuple[str, str], ...] = ()
     """A mark, which may be empty, and a text."""
     warnings: tuple[str, ...] = ()
+    differences: tuple[SystemDifference, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.cells)
         assert all(len(row) == len(self.columns) for row in self.cells)
 
-    def to_json(self) -> dict[str, Any]:
-        """Gives it as plain data; ∞ becomes null with `infinite` beside it."""
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values; ∞ is null with `infinite` beside it."""
         return {
             "columns": [
                 {"key": column.key, "title": column.title, "better": column.better.value} for column in self.columns
@@ -98,16 +117,28 @@ class Table:
             ],
             "footnotes": [{"mark": mark, "text": text} for mark, text in self.footnotes],
             "warnings": list(self.warnings),
+            "differences": [
+                {
+                    "column": apart.column.key,
+                    "unit": apart.column.difference_unit,
+                    "system": apart.system,
+                    "reference": apart.reference,
+                    "value": apart.value,
+                    "ci95": list(apart.ci95),
+                    "p_value": apart.p_value,
+                }
+                for apart in self.differences
+            ],
         }
 
 
 def ranked(cells: tuple[Cell, ...], column: Column) -> tuple[Cell, ...]:
-    """Marks the best and the second of a column; numbers that look equal share a place, and if all do there is none."""
+    """Marks the best and the second of a column; numbers that look equal share a rank, and if all do there is none."""
     shown = [None if cell.value is None else round(cell.value, column.digits) for cell in cells]
     different = sorted({value for value in shown if value is not None}, reverse=column.better is Direction.HIGHER)
     if column.better is Direction.NEITHER or len(different) < 2:
         return cells
-    # An infinity is nothing to be proud of, even if there is nothing worse.
+    # An infinite value is never the best.
     best, second = (value if math.isfinite(value) else None for value in different[:2])
     return tuple(
         replace(cell, best=value is not None and value == best, second=value is not None and value == second)
@@ -121,13 +152,13 @@ def ranked(cells: tuple[Cell, ...], column: Column) -> tuple[Cell, ...]:
 @final
 @dataclass(frozen=True)
 class _Markup:
-    """How a format writes what a table says."""
+    """The markup of a format."""
 
     escape: Callable[[str], str]
     bold: str
     underlined: str
     raised: str
-    """Of a mark."""
+    """A superscript."""
     interval: str
 
 
@@ -138,7 +169,7 @@ def to_markdown(table: Table) -> str:
     lines = [f"| {' | '.join(map(markup.escape, heading))} |", f"|---|{'---:|' * len(table.columns)}"]
     for name, row in zip(table.names, table.cells, strict=True):
         lines.append(f"| {' | '.join([markup.escape(name), *_shown(table, row, markup)])} |")
-    # A footnote's own line needs two blanks before the break, or Markdown joins it to the next.
+    # Two blanks before the break, or Markdown joins a footnote to the next.
     below = [f"{_raised(mark, markup)}{markup.escape(text)}  " for mark, text in table.footnotes]
     warnings = [f"**Warning:** {markup.escape(text)}  " for text in table.warnings]
     return "\n".join([*lines, "", *below, *warnings]).rstrip() + "\n"
@@ -170,9 +201,9 @@ def to_latex(table: Table) -> str:
 
 
 def to_terminal(table: Table, *, styled: bool) -> RichTable:
-    """A table for a console, a system a column, because figures are many and terminals narrow.
+    """A table for a console, one column per system, because figures are many and terminals narrow.
 
-    Where no styles are shown, * stands for the best and ° for the second.
+    Without styles, * marks the best and ° the second.
     """
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -194,9 +225,20 @@ def to_terminal(table: Table, *, styled: bool) -> RichTable:
 
 
 def below(table: Table) -> list[str]:
-    """Footnotes and warnings, one a line, as a terminal shows them."""
+    """Differences, footnotes and warnings, one per line, as a terminal shows them."""
     notes = [f"{mark} {one_line(text)}".strip() for mark, text in table.footnotes]
-    return notes + [f"warning: {one_line(text)}" for text in table.warnings]
+    return [*_differences(table), *notes, *(f"warning: {one_line(text)}" for text in table.warnings)]
+
+
+def _differences(table: Table) -> list[str]:
+    """One line for each difference, below a heading."""
+    lines = [
+        f"  {one_line(apart.column.title)}: {one_line(apart.system)} - {one_line(apart.reference)} = "
+        f"{apart.value:+.4f} "
+        f"[{apart.ci95[0]:+.4f}, {apart.ci95[1]:+.4f}] {apart.column.difference_unit}, p = {apart.p_value:.3g}"
+        for apart in table.differences
+    ]
+    return ["differences from the best, with 95 % intervals", *lines] if lines else []
 
 
 def as_json(table: Table) -> str:
@@ -229,7 +271,7 @@ def _parts(cell: Cell, column: Column, markup: _Markup) -> tuple[str, str, str]:
 def _raised(mark: str, markup: _Markup) -> str:
     if not mark:
         return ""
-    # A dagger is a symbol of mathematics in LaTeX; all other marks are letters.
+    # A dagger is a mathematical symbol in LaTeX; all other marks are letters.
     symbol = r"\dagger" if markup.escape is escaped_for_latex and mark == SIGNIFICANT else markup.escape(mark)
     return markup.raised.format(symbol)
 
@@ -240,7 +282,7 @@ def _number(value: float, digits: int) -> str:
     return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.1e}"
 
 
-def _plain(cell: Cell) -> dict[str, Any]:
+def _plain(cell: Cell) -> dict[str, object]:
     assert cell.value is not None
     return {
         "value": cell.value if math.isfinite(cell.value) else None,
@@ -276,15 +318,15 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, nor anything that could steer a terminal."""
+    """The text without line breaks and control characters."""
     return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
 
 
 def escaped_for_markdown(text: str) -> str:
-    """One line that Markdown shows as it is."""
+    """One line that Markdown shows literally."""
     return "".join(_MARKDOWN.get(character, character) for character in one_line(text))
 
 
 def escaped_for_latex(text: str) -> str:
-    """One line that LaTeX sets as it is."""
+    """One line that LaTeX sets literally."""
     return "".join(_LATEX.get(character, character) for character in one_line(text))

@@ -17,7 +17,7 @@ WIDTH = 240
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare systems that were evaluated: one table, with intervals, the best marked where numbers compare.
+    """Compare evaluated systems in one table, with intervals, differences and the best marked where it means something.
 
     Example: diffusionbert compare runs/one runs/two --unit word --format latex
     """
@@ -26,9 +26,9 @@ class Compare:
     """Run folders, or folders that `evaluate --output` wrote."""
     format: Literal["table", "markdown", "json", "latex"] = "table"
     unit: Literal["token", "word", "byte"] | None = None
-    """What likelihoods are divided by; else tokens where all vocabularies are the same, and words where not."""
+    """The unit of likelihoods; by default tokens if all vocabularies agree, else words."""
     output: Path | None = None
-    """Write it into this file and not to the standard output."""
+    """Write to this file instead of standard output."""
     json: bool = False
     """The same as --format json."""
 

@@ -40,13 +40,11 @@ class Doctor(WithModel):
     length: str = "corpus"
     """Tokens per sample: a number, a range such as 10-30, or corpus, which draws lengths from the training corpus."""
     steps: int = 128
-    sampler: str = "own"
+    sampler: str | None = None
     """As for generate, like all following options: give those whose samples you want to check."""
     temperature: float = 1.0
     top_k: int | None = 30
     top_p: float | None = None
-    threshold: float | None = None
-    remasking: float | None = None
     block: int | None = None
     seed: int = 0
 
@@ -73,8 +71,6 @@ class Doctor(WithModel):
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
-            threshold=self.threshold,
-            remasking=self.remasking,
             block=self.block,
             seed=self.seed,
         )

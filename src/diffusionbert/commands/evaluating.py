@@ -1,4 +1,4 @@
-"""`evaluate`: everything that can be said of a model on a corpus, with the protocol on it."""
+"""`evaluate`: a model on held-out text: likelihood, BLEU, diversity, judges, speed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from diffusionbert.commands.common import WithModel, print_json
 from diffusionbert.commands.writing import Generate
 
 if TYPE_CHECKING:
-    from diffusionbert.assessment.assessing import Plan, Watch
+    from diffusionbert.assessment.assessing import Plan, ProgressCallback
     from diffusionbert.assessment.material import Material
     from diffusionbert.model import Model
 
 
 @dataclass(frozen=True)
 class Evaluate(WithModel):
-    """Evaluate a model on a corpus: likelihood, BLEU, diversity, judges, speed, each with its protocol and interval.
+    """Evaluate a model on a corpus: likelihood, BLEU, diversity, judges, speed, each with protocol and interval.
 
     Example: diffusionbert evaluate --model runs/tiny --data test.txt --samples 100
     """
@@ -36,45 +36,45 @@ class Evaluate(WithModel):
     detokenise: bool = False
     """Undo tokenised text such as LM1B's, also if the model's training did not."""
     sentences: int | None = None
-    """Score so many sentences, always the same ones; else all. BLEU is against all in any case."""
+    """Number of sentences to score, always the same ones; all by default. BLEU is against all in any case."""
     samples: int = 1000
-    """Samples for BLEU and all else; as many again are written for self-BLEU."""
+    """Number of samples for BLEU and everything else; as many again are generated for self-BLEU."""
     length: str | None = None
-    """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has;
-    else 64, as in the paper, or as many as the model writes."""
+    """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths from the training text;
+    by default 64, as in the paper, or the model's maximum."""
     steps: int = 128
     """Steps from noise to text."""
     top_k: int | None = 30
-    """Choose among so many likeliest words; 0 is all."""
-    sampler: str = "own"
+    """Sample from this many likeliest tokens; 0 for all."""
+    sampler: str | None = None
     """As for generate."""
     precision: str = "0.5%"
-    """Draw until the 95 % interval of the model's own perplexity is this narrow on either side: 0.5% or 0.005 of it."""
+    """Draw until the half-width of the 95 % interval of the perplexity is this share of it: 0.5% or 0.005."""
     max_draws: int = 256
-    """The most draws for each sentence."""
+    """The maximum number of draws per sentence."""
     judge: str | None = None
     """A causal language model (folder, .gguf file or Hub name) for generative perplexity."""
     mauve: bool = False
-    """Compare samples with real sentences by MAUVE, on features of GPT-2 or, where that is not to be had, the judge."""
+    """Compare samples with real sentences by MAUVE, on features of GPT-2 or, if that is not available, the judge."""
     conventions: bool = False
-    """Give the likelihood in every convention of the LM1B literature."""
+    """Report the likelihood in every convention of the LM1B literature."""
     modelled_length: bool = False
-    """Add -log p(length) to each sentence's nats; else its length is given."""
+    """Add -log p(length) to each sentence's nats; by default the length is given."""
     seed: int = 0
     output: Path | None = None
-    """Write evaluation.json, scores.safetensors and samples.txt here; else into a run folder's evaluation/."""
+    """Folder for evaluation.json, scores.safetensors and samples.txt; by default a run folder's evaluation/."""
     overwrite: bool = False
-    """Replace an evaluation that is there already."""
+    """Replace an existing evaluation."""
 
     def run(self) -> None:
-        """Prints a table, or JSON."""
+        """Evaluates, and prints a table or JSON."""
         from diffusionbert.assessment.assessing import assess
         from diffusionbert.assessment.judges import featuriser, load_judge, require_mauve
-        from diffusionbert.assessment.report import require_free, write_evaluation
+        from diffusionbert.assessment.report import require_free
         from diffusionbert.checkpoints import require_writable
 
         if self.data is None:
-            raise ValueError("there is no --data; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
+            raise ValueError("--data is missing; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
         plan = self.plan()
         output = self._output()
         if output is not None:
@@ -89,21 +89,19 @@ class Evaluate(WithModel):
         material = self._material(model)
         judge = load_judge(self.judge, model.device) if self.judge else None
         features = featuriser(judge, model.device) if self.mauve else None
-        with _watching() as watch:
-            found = assess(model, material, plan, judge, features, watch)
+        with _progress_bars() as progress:
+            found = assess(model, material, plan, judge, features, progress)
         if output is not None:
-            write_evaluation(output, found)
+            found.save(output)
         if self.json:
             print_json(found.to_json())
             return
-        from diffusionbert.commands.evaluation_table import show
-
-        show(found)
+        print(found.table())
         if output is not None:
             print(f"written to {output}")
 
     def plan(self) -> Plan:
-        """What is asked."""
+        """What to measure."""
         from diffusionbert.assessment.assessing import PAPER_LENGTH, Plan
         from diffusionbert.likelihood.evaluation import Effort
 
@@ -111,9 +109,7 @@ class Evaluate(WithModel):
         writing = Generate(sampler=self.sampler, steps=self.steps, top_k=self.top_k, length=length)
         precision = _share(self.precision)
         if self.max_draws < 2:
-            raise ValueError(
-                f"--max-draws must be at least 2, given {self.max_draws}: one does not tell how far they scatter"
-            )
+            raise ValueError(f"--max-draws must be at least 2, given {self.max_draws}: one draw gives no variance")
         effort = Effort(precision, self.max_draws, strata=min(16, self.max_draws // 2), seed=self.seed)
         return Plan(
             writing.sampling(),
@@ -126,7 +122,7 @@ class Evaluate(WithModel):
         )
 
     def _fitted(self, plan: Plan, model: Model) -> Plan:
-        """The usual length, cut to what the model writes, unless one was asked for."""
+        """The default length, cut to the model's maximum."""
         if self.length is None and isinstance(plan.length, int):
             return replace(plan, length=min(plan.length, model.max_length))
         return plan
@@ -137,7 +133,7 @@ class Evaluate(WithModel):
         if self.output is not None or self.model is None:
             return self.output
         run = RunFolder(Path(self.model))
-        return run.path / "evaluation" if run.experiment.exists() else None
+        return run.path / "evaluation" if run.config.exists() else None
 
     def _material(self, model: Model) -> Material:
         from diffusionbert.assessment.material import Trained, gather, held_out
@@ -155,7 +151,7 @@ class Evaluate(WithModel):
         else:
             corpus = parse_corpus(self.data, Split(self.split), fields=fields, cleaning=cleaning)
         found = gather(corpus, self.data, model.vocabulary, model.max_length, self.sentences, trained)
-        for note in found.provenance.notes:  # before hours of work, and also where only JSON is printed
+        for note in found.provenance.notes:  # before hours of work, and also if only JSON is printed
             print(f"note: {note}", file=sys.stderr)
         return found
 
@@ -166,12 +162,12 @@ def _share(given: str) -> float:
     try:
         return float(number) / (100 if percent else 1)
     except ValueError:
-        raise ValueError(f"--precision {given!r} is no number; give a share such as 0.5% or 0.005") from None
+        raise ValueError(f"--precision must be a share such as 0.5% or 0.005, got {given!r}") from None
 
 
 @contextmanager
-def _watching() -> Iterator[Watch]:
-    """A bar for each kind of work, on a terminal alone."""
+def _progress_bars() -> Iterator[ProgressCallback]:
+    """A bar for each kind of work, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
@@ -183,12 +179,12 @@ def _watching() -> Iterator[Watch]:
     with Progress(*columns, console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def watch(what: str, done: int, total: int) -> None:
+        def update(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                for task in tasks.values():  # what stopped early is done, too
+                for task in tasks.values():  # work that stopped early is done, too
                     progress.remove_task(task)
                 tasks.clear()
                 tasks[what] = progress.add_task(what, total=total)
             progress.update(tasks[what], completed=done)
 
-        yield watch
+        yield update

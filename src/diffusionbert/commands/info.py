@@ -20,7 +20,7 @@ class Info(WithModel):
         import transformers
 
         from diffusionbert import __version__
-        from diffusionbert.experiments import to_json
+        from diffusionbert.storage.schema import to_json
 
         model = self.loaded()
         facts = {

@@ -16,7 +16,7 @@ from diffusionbert.paper.request import Request
 class Reproduce(Request):
     """Reproduce a table or a figure of the paper: train what is missing, evaluate it, write tables and pictures.
 
-    Example: diffusionbert reproduce table2 --preset tiny --output reproduction
+    Example: diffusionbert reproduce table2 --scale smoke --output reproduction
     """
 
     target: tyro.conf.Positional[Literal["table1", "table2", "table3", "figure2", "figure3", "figure4", "all"]]
@@ -36,7 +36,7 @@ class Reproduce(Request):
         from diffusionbert.paper.figures import require_matplotlib
         from diffusionbert.paper.reproduction import Reproduction
         from diffusionbert.paper.targets import TARGETS
-        from diffusionbert.runs import default_cache
+        from diffusionbert.training.run import default_cache
 
         require_device(self.device)
         request = Request(**{field.name: getattr(self, field.name) for field in fields(Request)})

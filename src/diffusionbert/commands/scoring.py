@@ -58,7 +58,7 @@ def _show(score: SentenceScore, surprise: list[tuple[str, float]] | None) -> Non
     console.print(
         f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.4g} a token, "
         f"{score.perplexity_per_word:.4g} a word, {score.bits_per_byte:.2f} bits a byte "
-        f"({score.likelihood.value}, {score.protocol.steps}, {score.protocol.num_draws} draws)"
+        f"({score.likelihood.value}, {score.protocol.definition}, {score.protocol.num_draws} draws)"
         + (f"; {score.num_unknown} unknown to the vocabulary" if score.num_unknown else ""),
         style="dim",
         soft_wrap=True,

@@ -1,4 +1,4 @@
-"""What `train` and `pretrain` do: words become an experiment, and the experiment a run."""
+"""Runs `train` and `pretrain`: options become a configuration, and the configuration a run."""
 
 from __future__ import annotations
 
@@ -8,33 +8,71 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from diffusionbert.batches import Batching, FixedRows, TokenBudget
-from diffusionbert.checkpoints import RunFolder
+from diffusionbert.batches import FixedRows, TokenBudget
+from diffusionbert.checkpoints import RunFolder, read_json
 from diffusionbert.commands.training import Pretrain, Run, Train
-from diffusionbert.experiments import (
-    AnyOrderWriting,
-    ContinuousDiffusion,
-    Data,
-    Diffusion,
-    Experiment,
-    NewBert,
-    NewDecoder,
-    Objectives,
-    Pretrained,
-    Time,
-    VectorDiffusion,
-)
 from diffusionbert.methods.discrete import Quantity
 from diffusionbert.model_folder import push_model
-from diffusionbert.paper.systems import SYSTEMS, Start
-from diffusionbert.presets import by_name, pretraining
-from diffusionbert.proposals import Bell
-from diffusionbert.runs import Ending, default_cache, open_corpus, started_from, stored_experiment, train
-from diffusionbert.schedules import Cosine, Linear, Mean, NoiseSchedule, Spindle, Sqrt
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.objectives.base import ObjectiveConfig
+from diffusionbert.proposals import TimeSampling
+from diffusionbert.recipes import SYSTEMS, pretraining, recipe
+from diffusionbert.schedules import NoiseSchedule
+from diffusionbert.storage.schema import from_json, from_text, to_json
 from diffusionbert.text.sources import Split
+from diffusionbert.training.config import RunConfig
+from diffusionbert.training.run import TrainingRun, open_corpus, stored_config, train
+
+_SIZES = "layers", "width", "heads", "dropout"
 
 
-def _given(options: Run, settings: Any) -> Any:
+def start(options: Run) -> None:
+    """Trains by the options, and reports where the model is."""
+    config = _resumed(options) if options.resume else _configured(options)
+    _require_pairs(options, config)
+    run = train(config, options.output, cache=options.cache, resume=options.resume, auto=options.auto)
+    if run.is_main_process:
+        _report(options, run)
+    if run.is_stopped:  # a script must not continue after half a training
+        raise KeyboardInterrupt
+
+
+# ---- a new run ------------------------------------------------------------------------------------------------------
+
+
+def _configured(options: Run) -> RunConfig:
+    """The configuration that the options ask for."""
+    config = _changed_training(options, _base(options))
+    data = _changed(options, config.data)
+    config = replace(config, data=replace(data, lower=False) if options.cased else data)
+    if any(getattr(options, name) is not None for name in _SIZES):
+        if config.backbone.pretrained is not None:
+            raise ValueError(
+                "a trained network has its own layers, width, heads and dropout; leave them out, or start from scratch"
+            )
+        config = replace(config, backbone=_changed(options, config.backbone))
+    return _changed_objective(options, config) if isinstance(options, Train) else config
+
+
+def _base(options: Run) -> RunConfig:
+    """The preset, system and start, or the configuration file, before other options change it."""
+    name = options.preset or "tiny"
+    if options.config is not None:
+        named = {"preset": options.preset, "system": getattr(options, "system", None)}
+        for option, value in {**named, "start": getattr(options, "start", None)}.items():
+            if value is not None:
+                raise ValueError(f"--config and --{option} exclude each other; give one of them")
+        config = RunConfig.from_json(read_json(options.config), options.config.name)
+        return config if options.data is None else replace(config, data=replace(config.data, corpus=options.data))
+    if options.data is None:
+        raise ValueError("there is no --data; give a text file, or pydoc for the English that ships with Python")
+    if isinstance(options, Pretrain):
+        return pretraining(name, options.data, decoder=options.decoder)
+    assert isinstance(options, Train)
+    return recipe(options.data, name, system_name=options.system, start=options.start)
+
+
+def _changed(options: Run, settings: Any) -> Any:
     """Settings with those replaced that the command line names."""
     names = {field.name for field in fields(settings)}
     values = {name: getattr(options, name) for name in vars(options) if name in names}
@@ -42,182 +80,128 @@ def _given(options: Run, settings: Any) -> Any:
     return replace(settings, **given)
 
 
-def _experiment(options: Run) -> Experiment:
-    if options.data is None:
-        raise ValueError("there is no --data; give a text file, or pydoc for the English that ships with Python")
-    if isinstance(options, Pretrain):
-        experiment = pretraining(options.preset, options.data, decoder=options.decoder)
-    else:
-        experiment = by_name(options.preset, options.data)
-    if isinstance(options, Train) and options.start:
-        experiment = started_from(experiment, options.start)
-    data: Data = _given(options, experiment.data)
-    if options.cased:
-        data = replace(data, lower=False)
-    experiment = _with_training(options, replace(experiment, data=data))
-    if isinstance(experiment.network, NewBert | NewDecoder):
-        experiment = replace(experiment, network=_given(options, experiment.network))
-    elif any(getattr(options, name) is not None for name in ("layers", "width", "heads", "dropout")):
-        raise ValueError(
-            "a trained network has its own layers, width, heads and dropout; leave them away, or start from scratch"
-        )
-    return _diffusion(options, experiment) if isinstance(options, Train) else experiment
-
-
-def _diffusion(options: Train, experiment: Experiment) -> Experiment:
-    """Adds what only `train` can say."""
-    if options.system is not None:
-        experiment = _system(options.system, options.start, experiment)
-    if options.time:
-        experiment = replace(experiment, time=Time(options.time))
-    objective: Objectives = experiment.objective
-    if options.method is not None and not isinstance(objective, Diffusion):
-        raise ValueError(f"--method {options.method} is not for the system {options.system}; leave it out")
-    if options.method == "continuous" and isinstance(objective, Diffusion):
-        objective = ContinuousDiffusion(objective.schedule, objective.proposal)
-    elif options.method == "any-order":
-        objective = AnyOrderWriting()
-    _require_company(options, objective)
-    return replace(experiment, objective=_with_settings(options, objective))
-
-
-def _with_settings(options: Train, objective: Objectives) -> Objectives:
-    """The objective with those settings replaced that the command line names; what it has not is refused."""
-    bell, quantity, noise = options.bell, options.quantity, options.noise
-    given: dict[str, tuple[str, Any]] = {
-        "schedule": ("schedule", _schedule(options)),
-        "bell": ("proposal", None if bell is None else Bell(bell, weighted=not options.bell_unweighted)),
-        "diffusion_steps": ("num_steps", options.diffusion_steps),
-        "quantity": ("quantity", None if quantity is None else Quantity(quantity)),
-        "hybrid": ("hybrid", options.hybrid),
-        "noise": ("uniform_noise", None if noise is None else noise == "uniform"),
-    }
-    names = {field.name for field in fields(objective)}
-    takes: dict[str, Any] = {"floor": options.floor} if "floor" in names and options.floor is not None else {}
-    for option, (name, value) in given.items():
-        if value is None:
-            continue
-        if name not in names:
-            whose = f"--method {options.method}" if options.method else f"the system {options.system}"
-            flag = option.replace("_", "-")
-            raise ValueError(f"--{flag} {getattr(options, option)} is not for {whose}; leave it out")
-        takes[name] = value
-    return replace(objective, **takes)
-
-
-def _require_company(options: Train, objective: Objectives) -> None:
-    """Refuses what says more of an option that is not there."""
-    is_spindle = options.schedule in ("spindle", "spindle-sentence")
-    if options.strength is not None and not is_spindle:
-        raise ValueError(f"--strength {options.strength} is the spindle's; add --schedule spindle, or leave it out")
-    if options.floor is not None and not is_spindle and not isinstance(objective, VectorDiffusion):
-        raise ValueError(f"--floor {options.floor} is the spindle's; add --schedule spindle, or leave it out")
-    if options.bell_unweighted and options.bell is None:
-        raise ValueError("--bell-unweighted is of a bell; add --bell 0.8, or leave it out")
-
-
-def _system(name: str, start: str | None, experiment: Experiment) -> Experiment:
-    if name not in SYSTEMS:
-        raise ValueError(f"there is no system {name!r}; use one of {', '.join(SYSTEMS)}")
-    if start is not None and SYSTEMS[name].start is Start.SCRATCH:
-        raise ValueError(f"{name} starts from random weights; leave out --start {start}, or take only its --vocabulary")
-    return SYSTEMS[name].experiment(experiment)
-
-
-def _require_pairs(options: Run, experiment: Experiment) -> None:
-    """Refuses single sentences for a system that answers a source."""
-    system = SYSTEMS.get(options.system or "") if isinstance(options, Train) else None
-    if system and system.needs_pairs and not open_corpus(experiment.data, Split.TRAIN).paired:
-        raise ValueError(
-            f"{system.title} learns from pairs, which {experiment.data.corpus!r} has not; give a .tsv file"
-        )
-
-
-def _schedule(options: Train) -> NoiseSchedule | None:
-    strength = 0.3 if options.strength is None else options.strength
-    match options.schedule:
-        case "linear":
-            return Linear()
-        case "cosine":
-            return Cosine()
-        case "sqrt":
-            return Sqrt()
-        case "spindle":
-            return Spindle(strength, Mean.CORPUS, options.floor or 0.0)
-        case "spindle-sentence":
-            floor = 0.05 if options.floor is None and options.quantity != "paper" else options.floor or 0.0
-            return Spindle(strength, Mean.SENTENCE, floor)
-        case _:
-            return None
-
-
-def _with_training(options: Run, experiment: Experiment) -> Experiment:
-    """The experiment with those settings of training replaced that the command line names."""
-    training = _given(options, experiment.training)
+def _changed_training(options: Run, config: RunConfig) -> RunConfig:
+    """The configuration with those settings of training replaced that the command line names."""
+    training = _changed(options, config.training)
     if options.batch_tokens is not None and options.batch_rows is not None:
         raise ValueError("--batch-tokens and --batch-rows exclude each other; give one of them")
-    batching: Batching = training.batching
     if options.batch_tokens is not None:
-        batching = TokenBudget(options.batch_tokens)
+        training = replace(training, batching=TokenBudget(options.batch_tokens))
     if options.batch_rows is not None:
-        batching = FixedRows(options.batch_rows)
-    return replace(experiment, training=replace(training, batching=batching))
+        training = replace(training, batching=FixedRows(options.batch_rows))
+    return replace(config, training=training)
 
 
-def _resumed(options: Run) -> Experiment:
-    """The experiment of the run, with those settings of training replaced that the command line names.
+def _changed_objective(options: Train, config: RunConfig) -> RunConfig:
+    """The configuration with the objective and the time embedding that the command line names."""
+    objective = config.objective
+    if options.objective is not None:
+        objective = _chosen_objective(options.objective, objective)
+    values: dict[str, tuple[str, Any]] = {
+        "schedule": ("schedule", _member(options.schedule, NoiseSchedule, "--schedule")),
+        "time_sampling": ("time_sampling", _member(options.time_sampling, TimeSampling, "--time-sampling")),
+        "diffusion_steps": ("num_steps", options.diffusion_steps),
+        "quantity": ("quantity", None if options.quantity is None else Quantity(options.quantity)),
+        "hybrid": ("hybrid", options.hybrid),
+        "noise": ("uniform_noise", None if options.noise is None else options.noise == "uniform"),
+    }
+    given = {option: (field, value) for option, (field, value) in values.items() if value is not None}
+    known = {field.name for field in fields(objective)}  # type: ignore[arg-type]
+    for option, (field, _) in given.items():
+        if field not in known:
+            name = objective.registry.name_of(objective)
+            raise ValueError(
+                f"--{option.replace('_', '-')} {getattr(options, option)} is not for the objective {name}; leave it out"
+            )
+    objective = replace(objective, **dict(given.values()))  # type: ignore[type-var]
+    time = config.time if options.time is None else TimeEmbedding(options.time)
+    return replace(config, objective=objective, time=time)
 
-    A line may be the one that began the run: what is not of training is refused only if the run has it otherwise.
+
+def _chosen_objective(text: str, current: ObjectiveConfig) -> ObjectiveConfig:
+    """The objective that a text names; if it is the current one, settings that the text leaves out stay."""
+    chosen: ObjectiveConfig = _member(text, ObjectiveConfig, "--objective")
+    if type(chosen) is not type(current):
+        return chosen
+    named = {setting.partition("=")[0] for setting in text.partition(":")[2].split(",")}
+    kept = {name: value for name, value in to_json(current).items() if name not in named}
+    merged: ObjectiveConfig = from_json(to_json(chosen) | kept, ObjectiveConfig, "--objective")
+    return merged
+
+
+def _member(text: str | None, family: Any, flag: str) -> Any:
+    return None if text is None else from_text(text, family, flag)
+
+
+def _require_pairs(options: Run, config: RunConfig) -> None:
+    """Refuses single sentences for a system that is trained on pairs."""
+    system = SYSTEMS.get(options.system or "") if isinstance(options, Train) else None
+    if system and system.needs_pairs and not open_corpus(config.data, Split.TRAIN).paired:
+        raise ValueError(f"{system.title} needs pairs, and {config.data.corpus!r} has none; give a .tsv file")
+
+
+# ---- a resumed run --------------------------------------------------------------------------------------------------
+
+
+def _resumed(options: Run) -> RunConfig:
+    """The configuration of the run, with those settings of training replaced that the command line names.
+
+    The command may be the one that began the run: an option that is not of training is refused only if the run has it
+    otherwise.
     """
-    stored = stored_experiment(options.output)
-    anew = {field.name for field in fields(stored.training)} | {"batch_tokens", "batch_rows"}
-    anew |= {"output", "auto", "resume", "push", "cache"}
-    given = {field.name for field in fields(options) if getattr(options, field.name) != field.default} - anew
+    stored = stored_config(options.output)
+    free = {field.name for field in fields(stored.training)} | {"batch_tokens", "batch_rows"}
+    free |= {"output", "auto", "resume", "push", "cache"}
+    given = {field.name for field in fields(options) if getattr(options, field.name) != field.default} - free
     if given:
-        asked = _experiment(_as_begun(options, stored))
+        asked = _configured(_as_begun(options, stored))
         different = next(_differences(given, asked, stored), None)
         if different is not None:
             name, mine, theirs = different
             raise ValueError(
-                f"the run in {str(options.output)!r} has {name} {_told(theirs)}, not {_told(mine)}, and that stays; "
-                "give --resume settings of training alone, or choose another --output"
+                f"the run in {str(options.output)!r} has {name} {_shown(theirs)}, not {_shown(mine)}, and that cannot "
+                "change; give --resume settings of training alone, or choose another --output"
             )
-    return _with_training(options, stored)
+    return _changed_training(options, stored)
 
 
-def _as_begun(options: Run, stored: Experiment) -> Run:
+def _as_begun(options: Run, stored: RunConfig) -> Run:
     """The options with the text of the run, unless they name one, and with the very model from which it started.
 
-    That may be gone, and a run folder then no longer says that its model was meant.
+    That may be gone, and a run directory then no longer says that its model was meant.
     """
-    options = replace(options, data=options.data or stored.data.corpus)
-    if isinstance(options, Train) and options.start and isinstance(stored.network, Pretrained):
-        left = str(RunFolder(Path(options.start)).model)
-        options = replace(options, start=left if left == stored.network.name else options.start)
+    if options.config is None:
+        options = replace(options, data=options.data or stored.data.corpus)
+    if isinstance(options, Train) and options.start and stored.backbone.pretrained is not None:
+        exported = str(RunFolder(Path(options.start)).model)
+        options = replace(options, start=exported if exported == stored.backbone.pretrained else options.start)
     return options
 
 
-def _told(value: Any) -> str:
-    return str(value.value) if isinstance(value, Enum) else repr(value)
+def _shown(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    return str(value) if hasattr(value, "registry") else repr(value)
 
 
-def _differences(given: set[str], asked: Experiment, stored: Experiment) -> Iterator[tuple[str, Any, Any]]:
-    """What of a run is not as these options ask for: name, asked, stored. What nobody asked for is not looked at."""
+def _differences(given: set[str], asked: RunConfig, stored: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """What a run has otherwise than these options ask for: name, asked, stored. Other settings are not compared."""
     named = given | {field for option, field in (("data", "corpus"), ("cased", "lower")) if option in given}
     if "start" in given:
-        named |= {"name", "vocabulary"}
-    if "preset" in given:
-        named |= {field.name for field in (*fields(asked.data), *fields(asked.network))}
-    if given - {field.name for field in fields(Run)} - {"start"} or "preset" in given:
+        named |= {"name_or_path", "vocabulary"}
+    if given & {"preset", "config"}:
+        named |= {field.name for part in (asked.data, asked.backbone) for field in fields(part)}  # type: ignore[arg-type]
+    if given - {field.name for field in fields(Run)} - {"start"} or given & {"preset", "config"}:
         named |= {"time", "objective"}
     parts: list[tuple[Any, Any]] = [(asked.data, stored.data)]
-    if type(asked.network) is type(stored.network):
-        parts.append((asked.network, stored.network))
-    elif given & {"preset", "start", "system", "decoder", "layers", "width", "heads", "dropout"}:
-        named.add("network")
+    if type(asked.backbone) is type(stored.backbone):
+        parts.append((asked.backbone, stored.backbone))
+    elif given & {"preset", "config", "start", "system", "decoder", *_SIZES}:
+        named.add("backbone")
     parts += [(asked, stored)]
     if "objective" in named and type(asked.objective) is type(stored.objective):
-        named = (named - {"objective"}) | {field.name for field in fields(asked.objective)}
+        named = (named - {"objective"}) | {field.name for field in fields(asked.objective)}  # type: ignore[arg-type]
         parts.append((asked.objective, stored.objective))
     for mine, theirs in parts:
         for field in fields(mine):
@@ -226,24 +210,16 @@ def _differences(given: set[str], asked: Experiment, stored: Experiment) -> Iter
                 yield field.name, one, other
 
 
-def start(options: Run) -> None:
-    """Trains by what the command line says, and says where the model is."""
-    experiment = _resumed(options) if options.resume else _experiment(options)
-    _require_pairs(options, experiment)
-    ending = train(experiment, options.output, options.cache or default_cache(), options.resume, options.auto)
-    if ending.speaks:
-        _report(options, ending)
-    if ending.is_stopped:  # whatever follows a training in a script must not go on with half of it
-        raise KeyboardInterrupt
+# ---- reports --------------------------------------------------------------------------------------------------------
 
 
-def _report(options: Run, ending: Ending) -> None:
-    """Says where the model is; pushes it if asked to, and if it is trained to its end."""
-    standing, model = ending.standing, RunFolder(options.output).model
-    if standing.is_validated:
-        best = "none" if standing.best is None else f"{standing.best:.4f} a token at step {standing.best_step}"
-        print(f"{options.output}: step {standing.step}, best validation {best}; model in {model}")
+def _report(options: Run, run: TrainingRun) -> None:
+    """Reports where the model is; pushes it if asked to, and if it was trained to its end."""
+    state, model = run.state, RunFolder(options.output).model
+    if state.is_validated:
+        best = "none" if state.best is None else f"{state.best:.4f} per token at step {state.best_step}"
+        print(f"{options.output}: step {state.step}, best validation {best}; model in {model}")
     else:
-        print(f"{options.output}: step {standing.step}, not validated yet; its weights as they are in {model}")
-    if options.push and not ending.is_stopped:
+        print(f"{options.output}: step {state.step}, not validated yet; its parameters as they are in {model}")
+    if options.push and not run.is_stopped:
         print(f"pushed to {push_model(model, options.push)}")

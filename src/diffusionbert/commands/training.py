@@ -1,4 +1,4 @@
-"""`train` and `pretrain`: their options; what they do is in `start`."""
+"""The options of `train` and `pretrain`; `start` runs them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Run:
-    """Options that `train` and `pretrain` share. What is left out, the preset decides."""
+    """Options that `train` and `pretrain` share. What is left out is the preset's."""
 
     output: Path
-    """The run folder: log, checkpoints, and in the end the model."""
+    """The run directory: configuration, log, checkpoints and, in the end, the model."""
     data: str | None = None
     """A text file (.gz, .xz, .zst), a folder or glob; .jsonl with --field; .tsv pairs; pydoc; lm1b:FOLDER; hf:NAME."""
-    preset: Literal["tiny", "small", "paper", "wiki-small", "wiki-medium"] = "tiny"
-    """tiny: two cores, about a minute. small, wiki-small (the bundled model's), wiki-medium: one GPU, minutes.
-    paper: BERT-base, 1.9M steps."""
+    preset: Literal["tiny", "small", "paper", "wiki-small", "wiki-medium"] | None = None
+    """tiny (the default): two cores, about a minute. small, wiki-small (the bundled model's), wiki-medium: one GPU,
+    minutes. paper: BERT-base, 1.9M steps."""
+    config: Path | None = None
+    """A run's configuration (run.json) in place of a preset; other options change it."""
     auto: bool = False
-    """Measure this machine first: choose the micro-batch that fits, and say how long the run will take."""
+    """Measure this machine first: choose the micro-batch that fits, and report how long the run will take."""
     resume: bool = False
-    """Go on with the run in the output folder, exactly where its last checkpoint was. Settings of training may be
-    given anew; data, network and method stay what they were, and may be left out."""
+    """Continue the run in the output directory exactly from its last checkpoint. Settings of training may be changed;
+    data, network and objective stay what they were, and may be left out."""
     validation: str | None = None
     """A corpus to validate on; else a share of the data is held out."""
     field: str | None = None
@@ -32,9 +34,9 @@ class Run:
     vocabulary: int | str | None = None
     """The size of a WordPiece to be trained on the data, or a tokenizer's folder or name."""
     max_length: int | None = None
-    """Sentences of more tokens are left out, and counted."""
+    """Sentences of more tokens are skipped, and counted."""
     cased: bool = False
-    """Keep upper case; else everything is put in lower case."""
+    """Keep upper case; else text is lower-cased."""
     detokenise: bool = False
     """Undo tokenised text such as LM1B's: "it 's" becomes "it's"."""
     layers: int | None = None
@@ -44,29 +46,31 @@ class Run:
     steps: int | None = None
     """Training steps."""
     batch_tokens: int | None = None
-    """Tokens of a global batch, padding counted."""
+    """Tokens per global batch, padding included."""
     batch_rows: int | None = None
-    """Or: sentences of a global batch."""
+    """Or: sentences per global batch."""
     micro_tokens: int | None = None
-    """At most so many at once on one device; the rest is accumulated."""
+    """The most tokens at once on one device; larger batches are accumulated."""
     learning_rate: float | None = None
+    """The preset's if left out; with --start at most 1e-4 if the start is a diffusion model, or the preset is tiny."""
     warmup: int | None = None
     decay: Literal["linear", "cosine", "inverse_sqrt", "constant_with_warmup"] | None = None
-    averaging: float | None = None
-    """Keep averaged weights with this decay, such as 0.9999, and validate and export them."""
+    ema: float | None = None
+    """Keep an exponential moving average of the parameters with this decay, such as 0.9999; it is validated and
+    exported."""
     precision: Literal["no", "bf16", "fp16"] | None = None
     compile: bool = False
     sharded: bool = False
     """Over several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: int | None = None
-    """End after so many validations without a better one."""
+    """Stop after so many validations without improvement."""
     validate_every: int | None = None
     save_every: int | None = None
     log_every: int | None = None
     seed: int | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     push: str | None = None
-    """In the end, push the model to the Hub under this name; a new repository is private."""
+    """Push the trained model to the Hub under this name; a new repository is private."""
     cache: Path | None = None
     """Where encoded corpora are kept."""
 
@@ -79,13 +83,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Pretrain(Run):
-    """Pretrain a masked language model by ordinary masking, or a decoder by next words.
+    """Pretrain a masked language model, or a decoder.
 
     Example: diffusionbert pretrain --data corpus.txt.gz --output runs/masked
     """
 
     decoder: bool = False
-    """A causal language model of the same size, trained to say the next word."""
+    """Pretrain a causal language model of the same size."""
 
 
 @dataclass(frozen=True)
@@ -96,31 +100,26 @@ class Train(Run):
     """
 
     start: str | None = None
-    """A masked language model's folder or Hub name, a run folder, or an original .th file; else from scratch.
-    For a decoder, a causal language model."""
+    """A masked language model's folder or Hub name, a run directory, an original .th file, or bundled; else from
+    scratch. For a decoder, a causal language model."""
     system: str | None = None
-    """A system of the paper or one of its peers, by name: method, network and time at once; docs/methods.md has all.
-    diffusionbert, d3pm, mdlm, genmd4, oa-ardm, multinomial, diffusion-lm, diffuseq, bert-mouth, cmlm, sundae,
+    """A system of the paper or one of its peers, by name: objective, start and time embedding at once; docs/methods.md
+    has all. diffusionbert, d3pm, mdlm, genmd4, oa-ardm, multinomial, diffusion-lm, diffuseq, bert-mouth, cmlm, sundae,
     decoder, …"""
-    method: Literal["diffusion", "continuous", "any-order"] | None = None
-    """Diffusion over a grid of steps or in continuous time, or one token at a time in any order; options below say
-    the rest."""
-    schedule: Literal["linear", "cosine", "sqrt", "spindle", "spindle-sentence"] | None = None
-    strength: float | None = None
-    """λ of the spindle; 0.3 if left out."""
-    floor: float | None = None
-    """Share of linear mixed into the spindle; 0.05 with the sentence mean, else 0. Of word vectors, the variance of
-    clean ones: 1e-4, or 0.01 with sqrt."""
+    objective: str | None = None
+    """An objective by name, with settings that differ from its defaults: discrete-time, continuous-time,
+    order-agnostic, gaussian:floor=0.01, …"""
+    schedule: str | None = None
+    """A noise schedule by name: linear, cosine, sqrt, spindle, spindle:strength=0.3,mean=sentence,floor=0.05."""
+    time_sampling: str | None = None
+    """How training draws times: uniform, early, bell, bell:depth=0.8,weighted=false. Without weights the middle counts
+    more: the loss is then no bound, and the model better."""
     diffusion_steps: int | None = None
-    """T, the number of steps of the bound."""
+    """T, the number of steps of the time grid."""
     quantity: Literal["strict", "paper"] | None = None
-    """strict is a bound; paper is what the published spindle figures rest on, and is not."""
+    """strict is a bound; paper is what the published spindle figures use, and is not."""
     hybrid: float | None = None
     """Weight of D3PM's auxiliary cross-entropy."""
     noise: Literal["absorbing", "uniform"] | None = None
     time: Literal["none", "prefix", "layers", "layers-learned"] | None = None
-    """How the network is told the time: TAD, PTE, LTE."""
-    bell: float | None = None
-    """Draw times from a bell of this depth (0.8; 0 is evenly)."""
-    bell_unweighted: bool = False
-    """Do not weigh the bell's draws back: times in the middle then count more. No bound while training, and better."""
+    """How the time reaches the network: TAD, PTE, LTE."""

@@ -12,7 +12,7 @@ import tyro
 from diffusionbert.commands.common import WithModel, lines_of, print_json, printable
 
 if TYPE_CHECKING:
-    from diffusionbert.sampling import Sampling
+    from diffusionbert.samplers import SamplingRequest
     from diffusionbert.tasks import Task
 
 
@@ -29,20 +29,16 @@ class Generate(WithModel):
     """Tokens of a text: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
     steps: int = 128
     """Steps from noise to text; more are slower only where the network must be asked more often."""
-    sampler: str = "own"
-    """own (that of the model's method), exact (the model's own distribution, fewest calls), ancestral, confidence,
-    margin, entropy, mask-predict, remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right; refining and
-    left-to-right belong to SUNDAE and decoders."""
+    sampler: str | None = None
+    """NAME or NAME:knob=value,… such as confidence:threshold=0.9 or remasking:eta=0.2. Names: exact (the model's own
+    distribution, fewest calls), ancestral, confidence, margin, entropy, mask-predict, remasking, remasking-rescale,
+    renoising, gibbs, gibbs-left-to-right; refinement and left-to-right are for SUNDAE and decoders. If it is left out,
+    the default of the model's objective."""
     temperature: float = 1.0
     top_k: int | None = 30
     """Choose among so many likeliest words; 0 is all."""
     top_p: float | None = None
     """Choose among the likeliest words that together reach this probability."""
-    threshold: float | None = None
-    """By confidence: write all places that reach it at once."""
-    remasking: float | None = None
-    """By remasking: the highest probability, in one step, that a written word is hidden again; by remasking-rescale,
-    the share of the highest that the schedule's law allows; 0.1 if it is not said."""
     block: int | None = None
     """Write so many tokens at a time, from left to right: for texts longer than the model reads at once."""
     prompt: str = ""
@@ -106,27 +102,15 @@ class Generate(WithModel):
             self.seed,
         )
 
-    def sampling(self) -> Sampling:
-        """How it is written."""
-        from diffusionbert.sampling import REMASKING, Algorithm, Sampling
+    def sampling(self) -> SamplingRequest:
+        """How it is generated."""
+        from diffusionbert.samplers import SamplerConfig, SamplingRequest, parse_sampler
 
-        known = [algorithm.value for algorithm in Algorithm]
-        if self.sampler not in known:
-            raise ValueError(f"there is no sampler {self.sampler!r}; use one of {', '.join(known)}")
-        if self.remasking is not None and Algorithm(self.sampler) not in REMASKING:
-            raise ValueError(f"--remasking {self.remasking} is for --sampler remasking, not for {self.sampler}")
         if self.top_k is not None and self.top_k < 0:
-            raise ValueError(f"--top-k must be at least 1, given {self.top_k}; 0 keeps all words")
-        return Sampling(
-            Algorithm(self.sampler),
-            self.steps,
-            self.temperature,
-            self.top_k or None,
-            self.top_p,
-            self.threshold,
-            0.1 if self.remasking is None else self.remasking,
-            self.block,
-        )
+            raise ValueError(f"--top-k must be at least 1, got {self.top_k}; 0 keeps all tokens")
+        sampler = None if self.sampler is None else parse_sampler(self.sampler)
+        config = SamplerConfig(self.steps, self.temperature, self.top_k or None, self.top_p)
+        return SamplingRequest(sampler, config, self.block)
 
 
 @dataclass(frozen=True)

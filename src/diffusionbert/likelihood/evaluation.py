@@ -33,9 +33,9 @@ from torch import Tensor
 
 from diffusionbert.batches import TokenBudget
 from diffusionbert.errors import require_kind
-from diffusionbert.likelihood.protocol import GIVEN_INTERVAL, SAMPLED_INTERVAL, Length, Limit, Protocol
+from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
-from diffusionbert.method import Likelihood, Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch, PerPlace, RowCounts, RowValues
 
@@ -96,7 +96,7 @@ UNSAID = Protocol()
 
 
 def estimate(
-    method: Method,
+    method: TrainingModule,
     rows: Rows | Iterable[Batch],
     effort: Effort = USUAL,
     *,
@@ -148,7 +148,7 @@ def estimate(
     complete = replace(
         protocol,
         length=Length.GIVEN if length_histogram is None else Length.MODELLED,
-        interval=GIVEN_INTERVAL if given else SAMPLED_INTERVAL,
+        interval=Interval.DRAWS if given else Interval.SENTENCES_AND_DRAWS,
         num_draws=strata * len(rounds),
         strata=strata,
         seed=effort.seed,
@@ -161,7 +161,7 @@ def estimate(
 
 @torch.no_grad()
 def round_nats(
-    method: Method,
+    method: TrainingModule,
     batch: Batch,
     *,
     number: int,
@@ -196,7 +196,7 @@ def draws_at_once(places: int) -> int:
 
 @torch.no_grad()
 def surprise(
-    method: Method, batch: Batch, draws: int = 16, seed: int = 0, *, autocast: torch.dtype | None = None
+    method: TrainingModule, batch: Batch, draws: int = 16, seed: int = 0, *, autocast: torch.dtype | None = None
 ) -> PerPlace:
     """The nats at each position, averaged over stratified draws."""
     if draws < 1:
@@ -283,7 +283,7 @@ def _round(
 
 
 def _mean_draw(
-    method: Method,
+    method: TrainingModule,
     draw: Callable[[Batch, Noise], Tensor],
     batch: Batch,
     draws: range,
@@ -339,7 +339,7 @@ def _rates(scores: Scores, effort: Effort, *, given: bool) -> dict[Unit, Rate]:
     return scores.given_rates() if given else scores.rates(effort.seed)
 
 
-def _require_likelihood(method: Method) -> Likelihood:
+def _require_likelihood(method: TrainingModule) -> Likelihood:
     kind = method.objective.likelihood
     if kind is Likelihood.NONE:
         raise ValueError("this method has no likelihood, nor a bound on one; judge it by its samples")
@@ -347,7 +347,7 @@ def _require_likelihood(method: Method) -> Likelihood:
 
 
 @contextmanager
-def _evaluating(method: Method) -> Iterator[None]:
+def _evaluating(method: TrainingModule) -> Iterator[None]:
     """Switches to evaluation mode and restores the mode of each submodule afterwards."""
     were_training = [module for module in method.modules() if module.training]
     method.eval()
@@ -358,12 +358,12 @@ def _evaluating(method: Method) -> Iterator[None]:
             module.training = True
 
 
-def _device(method: Method) -> torch.device:
+def _device(method: TrainingModule) -> torch.device:
     tensor = next(chain(method.parameters(), method.buffers()), None)
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def _arithmetic(method: Method, autocast: torch.dtype | None) -> str:
+def _arithmetic(method: TrainingModule, autocast: torch.dtype | None) -> str:
     weight = next(method.parameters(), None)
     dtype = autocast or (torch.float32 if weight is None else weight.dtype)
     rounded = dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"

@@ -1,69 +1,75 @@
-"""The protocol card: under what conventions a likelihood was found. Two numbers compare if their cards agree."""
+"""The protocol of a likelihood: which number it is and how it was estimated. Two numbers compare if these agree."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from diffusionbert import __version__
 from diffusionbert.likelihood.intervals import RESAMPLES
-
-CONTINUOUS = "continuous"
-"""What a likelihood in continuous time is called, however it is estimated."""
-SAMPLED_INTERVAL = f"95 %, over sentences and draws: percentile bootstrap of {RESAMPLES} resamples"
-GIVEN_INTERVAL = "95 %, over draws alone, the sentences being given: Student's t"
+from diffusionbert.method import LikelihoodDefinition
 
 
 class Length(Enum):
-    """Whether a sentence's nats contain what its length costs."""
+    """Whether the nats of a sentence include -log p(length)."""
 
     GIVEN = "given"
-    MODELLED = "modelled and added"
+    MODELLED = "modelled"
+
+
+class Interval(Enum):
+    """What a 95 % interval covers."""
+
+    SENTENCES_AND_DRAWS = "sentences and draws"
+    """The sentences are a sample of a language."""
+    DRAWS = "draws"
+    """The sentences are given."""
+
+    def __str__(self) -> str:
+        if self is Interval.DRAWS:
+            return "95 % interval over draws, the sentences being given: Student's t"
+        return f"95 % interval over sentences and draws: percentile bootstrap of {RESAMPLES} resamples"
 
 
 class Limit(Enum):
-    """Why the asked precision was not reached."""
+    """Why the requested precision was not reached."""
 
     SENTENCES = "sentences"
-    """Draws are under a tenth of the variance; only more sentences narrow the interval."""
+    """Draws contribute less than a tenth of the variance; only more sentences narrow the interval."""
     DRAWS = "draws"
-    """The allowed draws were used up, and more of them would narrow the interval."""
+    """The maximum number of draws was used; more would narrow the interval."""
     INFINITE = "infinite"
-    """Some sentence is impossible to the method, so that no draws make the estimate finite."""
+    """Some sentence has probability 0 under the model."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a number came about: what must be the same for two numbers to be compared.
+    """What must be known of a likelihood to compare it with another.
 
-    Whoever asks for an estimate says the upper half; `evaluation.estimate` fills in the lower one.
+    The caller of `evaluation.estimate` provides the fields up to `packed`; `estimate` fills in the rest.
     """
 
-    steps: str = "not said"
-    """For example "512 steps", "continuous time" or "any order"."""
+    definition: LikelihoodDefinition = LikelihoodDefinition()
     data: str | None = None
-    """A hash of the sentences."""
+    """SHA-256 of the sentences."""
     weights: str | None = None
-    """A hash of the weights."""
-    unit: str = "token of the model's vocabulary"
-    text: str = "words between white space and UTF-8 bytes of the text as read, cleaned and cased as for the model"
+    """SHA-256 of the weights."""
+    source_given: bool = False
+    """Whether the likelihood is conditional on a source sentence."""
     special_tokens: bool = False
-    """Whether `[CLS]`, `[SEP]` and padding are counted."""
+    """Whether `[CLS]`, `[SEP]` and padding are counted as tokens."""
     packed: bool = False
-    """Whether rows are pieces of running text, and not single sentences."""
+    """Whether sequences are pieces of running text rather than single sentences."""
 
     length: Length = Length.GIVEN
-    interval: str = "none"
+    interval: Interval | None = None
     num_draws: int = 0
-    """Draws for each sentence."""
+    """Draws per sentence."""
     strata: int = 1
-    """Slices of time, each of which has the same number of draws."""
+    """Slices of time, each with the same number of draws."""
     seed: int = 0
     precision: float | None = None
+    """The requested half-width of the interval, relative to the perplexity per token."""
     arithmetic: str = "float32"
     version: str = __version__
-
-    def to_json(self) -> dict[str, Any]:
-        """Gives the card as plain data."""
-        return asdict(self) | {"length": self.length.value}
+    """Of this package."""

@@ -1,18 +1,16 @@
-"""What a likelihood is reported as: nats by sentence, and rates with intervals.
+"""How a likelihood is reported: nats of each sentence, and rates with intervals.
 
     nats per unit = Σ_i nats_i / Σ_i units_i,   perplexity = exp(nats per unit),   bits per byte = nats per byte / log 2
 
-A rate of a corpus is a ratio of sums and not a mean of ratios: long sentences weigh more. A number never goes without
-its kind, its interval and its `Protocol`. Knows nothing of how nats are estimated; see `evaluation`.
+The rate of a corpus is a ratio of sums, not a mean of ratios: long sentences weigh more. Every number comes with its
+kind, its interval and its `Protocol`. This module does not know how nats are estimated; see `evaluation`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 
@@ -41,8 +39,16 @@ class Unit(Enum):
 
 
 @dataclass(frozen=True)
+class PointEstimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    ci95: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Rate:
-    """Nats a unit, with their 95 % interval."""
+    """Nats per unit, with their 95 % interval."""
 
     nats: float
     low: float
@@ -50,47 +56,97 @@ class Rate:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats a unit)."""
+        """exp(nats per unit)."""
         return _exp(self.nats)
 
     @property
     def bits(self) -> float:
-        """Bits a unit."""
+        """Bits per unit."""
         return _bits(self.nats)
 
-    def to_json(self, scale: Callable[[float], float]) -> tuple[float | None, list[float | None]]:
-        """The number and its interval on a scale, as plain data; ∞ becomes null."""
-        value, *ends = (scale(nats) for nats in (self.nats, self.low, self.high))
-        return _finite(value), [_finite(end) for end in ends]
+    @property
+    def nats_estimate(self) -> PointEstimate:
+        """Nats per unit."""
+        return PointEstimate(self.nats, (self.low, self.high))
+
+    @property
+    def perplexity_estimate(self) -> PointEstimate:
+        """exp(nats per unit)."""
+        return PointEstimate(_exp(self.nats), (_exp(self.low), _exp(self.high)))
+
+    @property
+    def bits_estimate(self) -> PointEstimate:
+        """Bits per unit."""
+        return PointEstimate(_bits(self.nats), (_bits(self.low), _bits(self.high)))
 
 
-def rates_to_json(rates: dict[Unit, Rate]) -> dict[str, Any]:
-    """The units people compare in, each with its interval under `ci95`; what was not counted is null."""
-    shown: dict[str, tuple[Unit, Callable[[float], float]]] = {
-        "nats_per_sentence": (Unit.SENTENCE, float),
-        "nats_per_token": (Unit.TOKEN, float),
-        "nats_per_word": (Unit.WORD, float),
-        "perplexity_per_token": (Unit.TOKEN, _exp),
-        "perplexity_per_word": (Unit.WORD, _exp),
-        "bits_per_byte": (Unit.BYTE, _bits),
-    }
-    plain = {
-        name: rates[unit].to_json(scale) if unit in rates else (None, None) for name, (unit, scale) in shown.items()
-    }
-    values = {name: value for name, (value, _) in plain.items()}
-    return values | {"ci95": {name: interval for name, (_, interval) in plain.items()}}
+@dataclass(frozen=True)
+class LikelihoodRates:
+    """A likelihood in the units that people compare; None for units that were not counted."""
+
+    nats_per_sentence: PointEstimate
+    nats_per_token: PointEstimate
+    perplexity_per_token: PointEstimate
+    nats_per_word: PointEstimate | None = None
+    perplexity_per_word: PointEstimate | None = None
+    bits_per_byte: PointEstimate | None = None
+
+    @classmethod
+    def of(cls, rates: dict[Unit, Rate]) -> LikelihoodRates:
+        """Converts rates per unit."""
+        sentence, token, word, byte = (
+            rates[Unit.SENTENCE],
+            rates[Unit.TOKEN],
+            rates.get(Unit.WORD),
+            rates.get(Unit.BYTE),
+        )
+        return cls(
+            sentence.nats_estimate,
+            token.nats_estimate,
+            token.perplexity_estimate,
+            None if word is None else word.nats_estimate,
+            None if word is None else word.perplexity_estimate,
+            None if byte is None else byte.bits_estimate,
+        )
+
+
+@dataclass(frozen=True)
+class StandardError:
+    """Standard errors of nats per token; None where one sentence does not tell."""
+
+    sentences: float | None
+    draws: float | None
+    total: float | None
+
+
+@dataclass(frozen=True)
+class LikelihoodSummary:
+    """A likelihood on an evaluation set, without the scores of single sentences."""
+
+    kind: Likelihood
+    rates: LikelihoodRates
+    protocol: Protocol
+    standard_error: StandardError
+    limited_by: Limit | None
+    """What kept the interval wider than requested; None if nothing did, or no precision was requested."""
+    num_sentences: int
+    num_tokens: int
+    num_words: int | None
+    num_bytes: int | None
+    num_infinite: int
+    """Sentences of probability 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The nats of sentences, each the mean over rounds of draws, with what the sentences are measured in."""
+    """The nats of sentences, each the mean over rounds of draws, and the sizes of the sentences."""
 
     kind: Likelihood
     example: RowKeys
-    """Names each sentence: two systems are compared on sentences of the same names."""
+    """Identifies each sentence: two systems are compared on sentences with the same identifiers."""
     nats: RowValues
     draw_variance: RowValues
-    """The variance of each sentence's nats over draws, as estimated from its rounds; 0 where nothing is drawn."""
+    """The variance of each sentence's nats over draws, estimated from its rounds; 0 where nothing is drawn."""
     num_rounds: int
     tokens: RowCounts
     words: RowCounts | None = None
@@ -100,14 +156,14 @@ class Scores:
         if bool(self.nats.isnan().any()) or bool((self.nats == -math.inf).any()):
             flawed = int((self.nats.isnan() | (self.nats == -math.inf)).sum())
             raise FloatingPointError(
-                f"the nats of {flawed} of {len(self.nats)} sentences are no numbers: the network's answer is NaN; "
-                "look at its weights, or evaluate in float32"
+                f"the nats of {flawed} of {len(self.nats)} sentences are not numbers: the network returns NaN; "
+                "check its weights, or evaluate in float32"
             )
         num_names = len(set(self.example.tolist()))
         if num_names < len(self.example):
             raise ValueError(
-                f"{len(self.example)} sentences have {num_names} names, but two of one name draw "
-                "the same noise: give each row of each batch its own `example`"
+                f"{len(self.example)} sentences have {num_names} different `example` values, but equal ones draw the "
+                "same noise: give each sequence its own"
             )
         for name, counts in (("token", self.tokens), ("word", self.words), ("byte", self.bytes)):
             if counts is not None and bool((counts < 1).any()):
@@ -123,9 +179,9 @@ class Scores:
         words: RowCounts | None = None,
         bytes: RowCounts | None = None,
     ) -> Scores:
-        """Takes independent, unbiased estimates of each sentence's nats, one for each round."""
+        """Averages independent, unbiased estimates of each sentence's nats, one per round."""
         if len(rounds) < 2 and kind is not Likelihood.EXACT:
-            raise ValueError(f"{len(rounds)} round of draws does not tell how far draws scatter: make at least two")
+            raise ValueError(f"{len(rounds)} round of draws gives no variance: at least two are needed")
         values = torch.stack(rounds).double().cpu()
         nats = values.mean(dim=0)
         variance = values.var(dim=0) / len(rounds) if kind is not Likelihood.EXACT else torch.zeros_like(nats)
@@ -137,12 +193,12 @@ class Scores:
 
     @property
     def num_infinite(self) -> int:
-        """The number of sentences that are impossible to the method."""
+        """The number of sentences of probability 0."""
         return int(self.nats.isinf().sum())
 
     @property
     def finite(self) -> Scores:
-        """The other sentences, for those who want to know them by themselves; the corpus's nats are infinite."""
+        """The sentences with finite nats."""
         return self.rows(self.nats.isfinite().nonzero()[:, 0])
 
     @property
@@ -152,19 +208,19 @@ class Scores:
 
     @property
     def degrees_of_freedom(self) -> float:
-        """How well the variance over draws is known."""
+        """Of the variance over draws."""
         return degrees_of_freedom(self.draw_variance.numpy(), self.num_rounds)
 
     def counts(self) -> dict[Unit, Numbers]:
-        """The units of each sentence, as far as they were counted."""
+        """The number of units in each sentence, for the units that were counted."""
         counted = {Unit.TOKEN: self.tokens, Unit.WORD: self.words, Unit.BYTE: self.bytes}
         known = {unit: _numbers(counts) for unit, counts in counted.items() if counts is not None}
         return {Unit.SENTENCE: _numbers(torch.ones_like(self.tokens)), **known}
 
     def rates(self, seed: int = 0) -> dict[Unit, Rate]:
-        """Rates of the language that these sentences were drawn from: the interval covers sentences and draws.
+        """Rates of the language that the sentences are a sample of: the interval covers sentences and draws.
 
-        A percentile bootstrap is a little too narrow where sentences are fewer than some thirty.
+        A percentile bootstrap is slightly too narrow for fewer than about thirty sentences.
         """
         counts = self.counts()
         intervals = ratio_intervals(self.nats.numpy(), list(counts.values()), seed)
@@ -175,7 +231,7 @@ class Scores:
         }
 
     def given_rates(self) -> dict[Unit, Rate]:
-        """Rates of these very sentences, drawn from nowhere: the interval covers draws alone, by Student's t."""
+        """Rates of the given sentences: the interval covers draws only, by Student's t."""
         total = float(self.nats.sum())
         margin = student_quantile(self.degrees_of_freedom) * math.sqrt(float(self.draw_variance.sum()))
         low, high = (total - margin, total + margin) if math.isfinite(total) else (total, total)
@@ -183,7 +239,7 @@ class Scores:
         return {unit: Rate(total / size, low / size, high / size) for unit, size in sizes.items()}
 
     def rows(self, index: RowKeys) -> Scores:
-        """Picks sentences."""
+        """Selects sentences by index."""
         words, bytes = (None if counts is None else counts[index] for counts in (self.words, self.bytes))
         return Scores(
             self.kind,
@@ -196,29 +252,20 @@ class Scores:
             bytes,
         )
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """Each sentence by itself, with an interval over its draws."""
-        sentences = [self.rows(torch.tensor([index])) for index in range(len(self))]
-        plain = [rates_to_json(sentence.given_rates()) for sentence in sentences]
-        return [
-            {"likelihood": self.kind.value, "nats": rates.pop("nats_per_sentence"), **rates, "num_tokens": tokens}
-            for rates, tokens in zip(plain, self.tokens.tolist(), strict=True)
-        ]
-
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A method's likelihood on a corpus."""
+    """A likelihood on a corpus, with the scores of all sentences."""
 
     scores: Scores
     rates: dict[Unit, Rate]
     limited_by: Limit | None
-    """What kept the interval wider than asked; None if it is as narrow, or if nothing was asked."""
+    """What kept the interval wider than requested; None if nothing did, or no precision was requested."""
     protocol: Protocol
 
     @property
     def kind(self) -> Likelihood:
-        """What kind of quantity this is; kinds never share a column."""
+        """Exact, bound or pseudo; kinds never share a column."""
         return self.scores.kind
 
     @property
@@ -237,31 +284,33 @@ class Estimate:
         rate = self.rates[Unit.TOKEN]
         return (rate.high - rate.low) / 2 if math.isfinite(rate.high) else math.inf
 
-    def to_json(self) -> dict[str, Any]:
-        """Gives everything but the single sentences, as plain data; ∞ becomes null and `num_infinite` tells it."""
+    def summary(self) -> LikelihoodSummary:
+        """Everything but the scores of single sentences."""
         scores, spread = self.scores, self.scores.spread
-        sizes = {f"num_{unit.value}s": int(counts.sum()) for unit, counts in scores.counts().items()}
-        errors = {"sentences": spread.sentences, "draws": spread.draws, "total": spread.total}
-        return {
-            "likelihood": self.kind.value,
-            **rates_to_json(self.rates),
-            "standard_error_nats_per_token": {name: _finite(math.sqrt(variance)) for name, variance in errors.items()},
-            "limited_by": None if self.limited_by is None else self.limited_by.value,
-            **sizes,
-            "num_infinite": scores.num_infinite,
-            "protocol": self.protocol.to_json(),
-        }
+        sizes = {unit: int(counts.sum()) for unit, counts in scores.counts().items()}
+        return LikelihoodSummary(
+            self.kind,
+            LikelihoodRates.of(self.rates),
+            self.protocol,
+            StandardError(*(_root(variance) for variance in (spread.sentences, spread.draws, spread.total))),
+            self.limited_by,
+            len(scores),
+            sizes[Unit.TOKEN],
+            sizes.get(Unit.WORD),
+            sizes.get(Unit.BYTE),
+            scores.num_infinite,
+        )
 
 
 def paired_bootstrap(first: Scores, second: Scores, unit: Unit = Unit.TOKEN, seed: int = 0) -> Difference:
-    """Tells whether one system's rate is lower than another's on the same sentences, by chance or not.
+    """The difference between the rates of two systems on the same sentences (first minus second), with its p-value.
 
     Systems with different vocabularies are compared by `Unit.WORD` or `Unit.BYTE`.
     """
     if not torch.equal(first.example, second.example):
         raise ValueError(
-            f"two systems are compared on the same sentences in the same order, given {len(first)} and {len(second)} "
-            "of different names: evaluate both on the same rows"
+            f"paired comparison needs the same sentences in the same order, got {len(first)} and {len(second)} "
+            "different ones: evaluate both systems on the same sentences"
         )
     if first.kind is not second.kind:
         raise ValueError(
@@ -270,10 +319,10 @@ def paired_bootstrap(first: Scores, second: Scores, unit: Unit = Unit.TOKEN, see
         )
     num_infinite = first.num_infinite + second.num_infinite
     if num_infinite:
-        raise ValueError(f"{num_infinite} sentences have infinite nats, so there is no difference: leave them out")
+        raise ValueError(f"{num_infinite} sentences have infinite nats, so the difference is undefined: leave them out")
     counts = first.counts(), second.counts()
     if not all(unit in counted for counted in counts):
-        raise ValueError(f"no {unit.value}s were counted: give their numbers to `estimate`, or compare by Unit.TOKEN")
+        raise ValueError(f"no {unit.value}s were counted: pass their numbers to `estimate`, or compare by Unit.TOKEN")
     return paired_difference((first.nats.numpy(), second.nats.numpy()), (counts[0][unit], counts[1][unit]), seed)
 
 
@@ -282,8 +331,8 @@ def _numbers(counts: RowCounts) -> Numbers:
     return numbers
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _root(variance: float) -> float | None:
+    return None if math.isnan(variance) else math.sqrt(variance)
 
 
 def _bits(nats: float) -> float:

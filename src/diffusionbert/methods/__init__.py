@@ -1,1 +1,1 @@
-"""One paper a file, all peers."""
+"""Objectives, one paper per file: configuration and objective."""

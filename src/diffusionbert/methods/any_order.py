@@ -1,25 +1,59 @@
 """Hoogeboom et al. 2022, "Autoregressive diffusion models" (OA-ARDM), eq. 7; Uria et al. 2014.
 
-    nats(x0) = Σ_{k=1..n} E_{k of n places hidden} [ 1/k · Σ_{hidden i} -log f(x0_i | visible) ]
+    nats(x0) = Σ_{k=1..n} E_{k of n positions masked} [ 1/k · Σ_{masked i} -log f(x0_i | unmasked) ]
 
-One token is written at a time, in random order. For a time-agnostic network this equals the continuous-time
-bound of every schedule that treats all tokens alike, and it has less variance, because the number of hidden
-places is given and not drawn. A network that wants a time is told k/n.
+One token is generated at a time, in random order. For a time-agnostic network this equals the continuous-time bound of
+every schedule that treats all tokens alike, with less variance, because the number of masked positions is stratified.
+A time-conditioned network is given k/n.
+
+`OrderAgnosticGrid` is the same estimator for a time grid (Austin et al. 2021, D3PM, eq. 1, its terms collected by the
+number of masked positions):
+
+    nats(x0) = E_{k ~ q} E_{k of n positions masked} [ n/k · Σ_{masked i} -log f(x0_i | unmasked) ]
+    q(k) = k/n · Σ over the grid's steps (s, t) of r_{s|t} · Binomial(k; n, 1 - ᾱ_t),       q(k) → 1/n on finer grids
+
+Under a schedule that treats all tokens alike every position is masked independently with probability 1 - ᾱ_t, so the
+number of masked positions is binomial and all sets of k positions are equally likely. A time-agnostic network depends
+on the set alone, so this is the bound of `DiscreteTime` over the same grid; q sums to 1, because Σ_k k·Binomial(k; n,
+p) = n·p. It has as little variance as `OrderAgnostic`, and with the same noise the two mask nearly the same positions,
+so that the difference between a grid and its limit is estimated well.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from diffusionbert.categorical import nats_of
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
 from diffusionbert.networks import Network
+from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, PerPlace, RowValues, Tokens
+from diffusionbert.objectives.base import CONTINUOUS, ObjectiveConfig, ScoringQuantities, ScoringQuantity
+from diffusionbert.registry import register
+from diffusionbert.schedules import NoiseSchedule, require_grid
+from diffusionbert.shapes import Batch, Grid, PerPlace, RowCounts, RowTimes, RowValues, Tokens, Values
 
 
-class AnyOrder(Objective[Network]):
-    """The bound over all orders of writing, one of them and one of its steps drawn for each row."""
+@register("order-agnostic")
+@dataclass(frozen=True)
+class OrderAgnosticConfig(ObjectiveConfig):
+    """OA-ARDM: one token at a time, in random order."""
+
+    def build(self, statistics: TokenStatistics) -> OrderAgnostic:
+        """Makes the objective."""
+        return OrderAgnostic(statistics.mask_id)
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """The continuous-time bound."""
+        return ScoringQuantities((ORDER_AGNOSTIC,))
+
+
+class OrderAgnostic(Objective[Network]):
+    """The bound averaged over all orders of generation; one order and one of its steps are drawn per sequence."""
 
     def __init__(self, mask_id: int):
         super().__init__()
@@ -31,20 +65,80 @@ class AnyOrder(Objective[Network]):
         return Likelihood.BOUND
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
-        """n/k times the cross-entropy of k hidden places, k and the places drawn."""
+        """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
         return self.nats(network, x0, noise).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
-        """n/k times the cross-entropy of k hidden places, k and the places drawn."""
+        """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
         length = x0.editable.sum(dim=1)
-        num_hidden = 1 + (noise.position(x0) * length).long()
-        hidden = noise.chosen(x0, num_hidden)
-        x_t = replace(x0, tokens=x0.tokens.masked_fill(hidden, self.mask_id))
+        num_masked = 1 + (noise.position(x0) * length).long()
+        masked = noise.chosen(x0, num_masked)
+        x_t = replace(x0, tokens=x0.tokens.masked_fill(masked, self.mask_id))
         return length[:, None] * self.next_nats(network, x0.tokens, x_t)
 
     def next_nats(self, network: Network, x0: Tokens, x_t: Batch) -> PerPlace:
-        """The nats to write the next token at each of the k hidden places of x_t, over k."""
-        asked = x_t.editable & (x_t.tokens == self.mask_id)
-        log_f = network(x_t.tokens, x_t.attend, x_t.share_of(asked), asked)
-        num_hidden = asked.sum(dim=1, keepdim=True)
-        return nats_of(log_f, x0, asked) / num_hidden.clamp(min=1)
+        """1/k times the cross-entropy at each of the k masked positions of x_t."""
+        targets = x_t.editable & (x_t.tokens == self.mask_id)
+        log_f = network(x_t.tokens, x_t.attend, x_t.share_of(targets), targets)
+        num_masked = targets.sum(dim=1, keepdim=True)
+        return nats_of(log_f, x0, targets) / num_masked.clamp(min=1)
+
+
+ORDER_AGNOSTIC = ScoringQuantity(
+    CONTINUOUS,
+    LikelihoodDefinition(time=TimeGrid(), estimator=Estimator.ORDER_AGNOSTIC),
+    lambda statistics: OrderAgnostic(statistics.mask_id),
+)
+"""The continuous-time bound of a time-agnostic network under a schedule that treats all tokens alike."""
+
+
+class OrderAgnosticGrid(Objective[Network]):
+    """The T-step bound of a time-agnostic network under a schedule that treats all tokens alike; for estimates."""
+
+    def __init__(self, schedule: NoiseSchedule, grid: Grid, mask_id: int):
+        super().__init__()
+        require_grid(grid)
+        if schedule.by_token:
+            raise ValueError(f"under {schedule} not all sets of positions are equally likely; use DiscreteTime")
+        self.mask_id = mask_id
+        self._survival = schedule.survival(grid.cpu().double(), torch.ones(1, dtype=torch.float64))
+        self._distributions: dict[int, Tensor] = {}
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """A bound."""
+        return Likelihood.BOUND
+
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
+        """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
+        return self.nats(network, x0, noise).sum(dim=1)
+
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
+        """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
+        length = x0.editable.sum(dim=1)
+        num_masked = self._num_masked(length, noise.position(x0))
+        masked = noise.chosen(x0, num_masked)
+        log_f = network(x0.tokens.masked_fill(masked, self.mask_id), x0.attend, x0.share_of(masked), masked)
+        weight = length / num_masked.clamp(min=1)
+        return weight[:, None] * nats_of(log_f, x0.tokens, masked)
+
+    def distribution(self, length: int) -> Values:
+        """q(1), …, q(n)."""
+        if length not in self._distributions:
+            before, after = self._survival[:-1], self._survival[1:]
+            unmasking = (before - after) / (1 - after)
+            n = before.new_tensor(length)
+            k = torch.arange(1, length + 1, dtype=before.dtype, device=before.device)[:, None]
+            log_sets = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+            log_probability = torch.xlogy(k, 1 - after) + torch.xlogy(n - k, after)
+            self._distributions[length] = (k / n * unmasking * (log_sets + log_probability).exp()).sum(dim=1)
+        return self._distributions[length]
+
+    def _num_masked(self, length: RowCounts, position: RowTimes) -> RowCounts:
+        """The k at which q, summed, reaches the position; every sequence has the q of its own length."""
+        num_masked = torch.zeros_like(length)
+        for n in {*length.tolist()}:
+            rows = length == n
+            cumulative = self.distribution(n).cumsum(dim=0).to(position.device)
+            num_masked[rows] = 1 + torch.searchsorted(cumulative, position[rows], right=True).clamp(max=n - 1)
+        return num_masked

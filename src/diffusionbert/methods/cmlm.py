@@ -1,35 +1,61 @@
 """Ghazvininejad et al. 2019, "Mask-Predict", section 2.2: conditional masked language modelling (CMLM).
 
-    k ~ uniform on 1 … n,  k of the n places hidden,  every set of them alike
-    loss(x0) = 2n/(n + 1) · Σ_{hidden i} -log f(x0_i | visible)
+    k ~ uniform on 1 … n,  k of the n positions masked, all sets equally likely
+    loss(x0) = 2n/(n + 1) · Σ_{masked i} -log f(x0_i | unmasked)
 
-As in the paper every hidden place counts the same, whatever k: it sums over the hidden places and divides by how many
-there are in the batch, (n + 1)/2 of a row on average; here by that average, so that parts of a batch add up and a
-uniform network pays log V for each of n tokens. From the bound over all orders of writing (Hoogeboom et al. 2022, the
-objective `AnyOrder`) it differs by the weight alone, 2n/(n + 1) instead of n/k, and so says more of nearly empty
-sentences and less of nearly full ones.
+As in the paper every masked position has the same weight, whatever k: it sums over the masked positions and divides by
+their number in the batch, (n + 1)/2 per sequence on average; here by that average, so that parts of a batch add up and
+a uniform network pays log V for each of n tokens. It differs from the order-agnostic bound (Hoogeboom et al. 2022,
+`OrderAgnostic`) by the weight alone, 2n/(n + 1) instead of n/k, and so puts more weight on sequences with many masks.
 
-The authors' own code never hides all places of a longer row (its k ends at n - 1), though decoding begins there, and
-smooths labels; here it is as the paper says, without smoothing.
+The authors' code never masks all positions of a longer sequence (its k ends at n - 1), although decoding starts there,
+and smooths labels; here it is as in the paper, without smoothing.
 
-The paper claims no likelihood. With c_k a hidden word's mean cost when k are hidden, this is Σ_k 2k/(n + 1)·c_k and the
-bound Σ_k c_k. Averaged over a language the best network's c_k do not fall with k, so that there this lies above the
-bound (and so above the entropy); but of a single sentence it may lie below -log p(x0), were the network perfect. So it
-is none, and `AnyOrder` of the same network is the figure to compare. Sampling is not in this module; nor is the paper's
-predicted length, since lengths are given.
+The paper claims no likelihood. With c_k the mean cost of a masked token when k are masked, this is Σ_k 2k/(n + 1)·c_k
+and the bound Σ_k c_k. Averaged over a language the c_k of the best network do not fall with k, so this lies above the
+bound (and so above the entropy); but for a single sequence it may lie below -log p(x0), even for a perfect network. So
+it is none, and the order-agnostic bound of the same network is the figure to compare. The paper's length prediction is
+left out, since lengths are given.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from diffusionbert.categorical import nats_of
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.method import Likelihood, Objective
+from diffusionbert.methods.any_order import ORDER_AGNOSTIC
 from diffusionbert.networks import Network
+from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
+from diffusionbert.objectives.base import ObjectiveConfig, ScoringQuantities
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.shapes import Batch, PerPlace, RowValues
 
 
-class ConditionalMaskedLM(Objective[Network]):
-    """Cross-entropy at a uniformly drawn number of hidden places, each counting alike; t is the share k/n."""
+@register("cmlm")
+@dataclass(frozen=True)
+class CMLMConfig(ObjectiveConfig):
+    """CMLM: any number of positions is masked in training, and mask-predict generates."""
+
+    def build(self, statistics: TokenStatistics) -> CMLM:
+        """Makes the objective."""
+        return CMLM(statistics.mask_id)
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """The continuous-time bound."""
+        return ScoringQuantities((ORDER_AGNOSTIC,))
+
+    def default_sampler(self) -> Sampler:
+        """Mask-predict."""
+        return MaskPredict()
+
+
+class CMLM(Objective[Network]):
+    """Cross-entropy at a uniformly drawn number of masked positions, all with the same weight; t is the share k/n."""
 
     def __init__(self, mask_id: int):
         super().__init__()
@@ -37,18 +63,18 @@ class ConditionalMaskedLM(Objective[Network]):
 
     @property
     def likelihood(self) -> Likelihood:
-        """Pseudo: the weights are not those of any way of writing a sentence."""
+        """Pseudo: the weights are not those of any order of generation."""
         return Likelihood.PSEUDO
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
-        """2n/(n + 1) times the cross-entropy of k hidden places, k and the places drawn."""
+        """2n/(n + 1) times the cross-entropy at k masked positions; k and the positions are drawn."""
         return self.nats(network, x0, noise).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
-        """2n/(n + 1) times the cross-entropy of k hidden places, k and the places drawn."""
+        """2n/(n + 1) times the cross-entropy at k masked positions; k and the positions are drawn."""
         length = x0.editable.sum(dim=1)
-        num_hidden = 1 + (noise.position(x0) * length).long()
-        hidden = noise.chosen(x0, num_hidden)
-        log_f = network(x0.tokens.masked_fill(hidden, self.mask_id), x0.attend, x0.share_of(hidden), hidden)
+        num_masked = 1 + (noise.position(x0) * length).long()
+        masked = noise.chosen(x0, num_masked)
+        log_f = network(x0.tokens.masked_fill(masked, self.mask_id), x0.attend, x0.share_of(masked), masked)
         weight = 2 * length.double() / (length + 1)
-        return weight[:, None] * nats_of(log_f, x0.tokens, hidden)
+        return weight[:, None] * nats_of(log_f, x0.tokens, masked)

@@ -1,32 +1,74 @@
 """Sahoo et al. 2024, "Simple and effective masked diffusion language models" (MDLM), eq. 10, and
-Shi et al. 2024, "Simplified and generalized masked diffusion" (MD4), generalised to schedules by token.
+Shi et al. 2024, "Simplified and generalized masked diffusion" (MD4), generalised to token-dependent schedules.
 
     nats(x0) = ∫₀¹ E_q(x_t | x0) [ rate(x0, x_t, t) ] dt
 
-the limit of the bound over ever finer grids. Under a schedule that treats all tokens alike the rate is
+the limit of the T-step bound for T → ∞. Under a schedule that treats all tokens alike the rate is
 -ᾱ'/(1-ᾱ) · cross-entropy; for the general form see `Absorbing.rate`.
 """
 
 from __future__ import annotations
 
-from diffusionbert.method import Likelihood, Objective
+from dataclasses import dataclass
+
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
+from diffusionbert.methods.any_order import ORDER_AGNOSTIC
 from diffusionbert.networks import Network
+from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise
+from diffusionbert.objectives.base import CONTINUOUS, ObjectiveConfig, ScoringQuantities, ScoringQuantity
 from diffusionbert.processes import Absorbing
-from diffusionbert.proposals import Early, Even, TimeProposal
+from diffusionbert.proposals import Early, TimeSampling, UniformTimes
+from diffusionbert.registry import register
+from diffusionbert.schedules import Linear, NoiseSchedule
 from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
+from diffusionbert.storage.component import Component
+
+
+@register("continuous-time")
+@dataclass(frozen=True)
+class ContinuousTimeConfig(ObjectiveConfig):
+    """MDLM: the continuous-time bound."""
+
+    schedule: NoiseSchedule = Linear()
+    time_sampling: TimeSampling = UniformTimes()
+
+    takes_time = True
+
+    def build(self, statistics: TokenStatistics) -> ContinuousTime:
+        """Makes the objective."""
+        return ContinuousTime(self.process(statistics), self.time_sampling)
+
+    def process(self, statistics: TokenStatistics) -> Absorbing:
+        """Absorbing noise with the configured schedule."""
+        return Absorbing(self.schedule, statistics.mask_id, statistics.information)
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """The continuous-time bound, by the estimator of least variance."""
+        if time is TimeEmbedding.NONE and not self.schedule.by_token:
+            return ScoringQuantities((ORDER_AGNOSTIC,))
+        definition = LikelihoodDefinition(
+            time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES, schedule=Component.of(self.schedule)
+        )
+        return ScoringQuantities((ScoringQuantity(CONTINUOUS, definition, self.build),))
+
+    @property
+    def schedule_label(self) -> str:
+        """The schedule."""
+        return str(self.schedule)
 
 
 class ContinuousTime(Objective[Network]):
-    """The bound in continuous time, for absorbing noise."""
+    """The continuous-time bound under absorbing noise."""
 
-    def __init__(self, process: Absorbing, proposal: TimeProposal | None = None):
-        """From `proposal`, `loss` draws its times."""
+    def __init__(self, process: Absorbing, time_sampling: TimeSampling | None = None):
+        """`loss` draws its times from `time_sampling`."""
         super().__init__()
         process.require_finite_divergence()
         process.require_finite_rate()
         self.process = process
-        self.proposal = proposal or Even()
+        self.time_sampling = time_sampling or UniformTimes()
 
     @property
     def likelihood(self) -> Likelihood:
@@ -34,19 +76,19 @@ class ContinuousTime(Objective[Network]):
         return Likelihood.BOUND
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
-        """The bound's integrand at one drawn time."""
-        return self._estimate(network, x0, noise, self.proposal).sum(dim=1)
+        """The integrand of the bound at one drawn time."""
+        return self._estimate(network, x0, noise, self.time_sampling).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
-        """The bound's integrand at one drawn time."""
+        """The integrand of the bound at one drawn time."""
         return self._estimate(network, x0, noise, Early())
 
     def rate_nats(self, network: Network, x0: Tokens, x_t: Batch, t: RowTimes) -> PerPlace:
         """The integrand at time t for a given x_t."""
-        asked = self.process.asked(x_t)
-        log_f = network(x_t.tokens, x_t.attend, t, asked)
-        return per_place(self.process.rate(x0, x_t, log_f, t), asked)
+        targets = self.process.asked(x_t)
+        log_f = network(x_t.tokens, x_t.attend, t, targets)
+        return per_place(self.process.rate(x0, x_t, log_f, t), targets)
 
-    def _estimate(self, network: Network, x0: Batch, noise: Noise, proposal: TimeProposal) -> PerPlace:
-        t, weight = proposal.times(noise.position(x0))
+    def _estimate(self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> PerPlace:
+        t, weight = time_sampling.times(noise.position(x0))
         return weight[:, None] * self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)

@@ -2,37 +2,57 @@
 
     nats(w) = KL(q(x_1 | w) ‖ N(0, 1)) + Σ over the grid's steps (s, t) of 𝔼 KL(q(x_s | x_t, w) ‖ p(x_s | x_t))
               + 𝔼[ -log p(w | x_0) ],      each KL = ½(SNR_s - SNR_t)·‖E(w) - x̂0(x_t, t)‖²
-    loss(w) = (‖E(w) - x̂0(x_t, t)‖² + ‖mean of q(x_1 | w)‖²) / D - log p(w | x_0)      at one step, evenly drawn
+    loss(w) = (‖E(w) - x̂0(x_t, t)‖² + ‖mean of q(x_1 | w)‖²) / D - log p(w | x_0)      at one uniformly drawn step
 
-x_0 is the vector at time 0, which is not quite E(w). The word vectors E learn, too; the rounding term keeps them apart.
-The terms of x_1 are 0 for every schedule that ends at 0. Places that are not editable keep E(w) and cost nothing.
+x_0 is the vector at time 0, which still has a little noise. The word vectors E are trained, too; the rounding term
+keeps them apart. The terms of x_1 are 0 for every schedule that ends at 0. Positions that are not editable keep E(w)
+and cost nothing.
 
-`nats` weighs errors by SNR, up to (1 - floor) / floor at t → 0, where the network's vectors are never quite right, and
-of rare words not even its words: by far most of the bound. It is a bound whatever x̂0 is, so steps from times at which
-x_t by itself tells the word, but for a few, take what it tells: the mean of E(w) given x_t alone, all words alike. The
-network's guess does not count there. That is the bound of the chain that so goes; the sampler, which has no true words
-to start from, moves the network's guess to the nearest word as soon as words are certain, as the paper does. Up to a
-given time `clamped`, the guess is moved here as there. In the end words are drawn from p(w | x_0), where the sampler
-takes the nearest ones unless it is told to draw. The step is drawn half evenly and half in proportion to log(1 +
-D·SNR_s) - log(1 + D·SNR_t): what it would tell if the D axes of a vector were one Gaussian number.
+`nats` weights errors by the SNR, up to (1 - floor) / floor at t → 0, where the network's vectors are never exact and
+for rare tokens not even the nearest token is right: this is by far the largest part of the bound. It is a bound for any
+x̂0. So at times at which x_t alone nearly identifies the token, x̂0 is the mean of E(w) given x_t alone, under a
+uniform prior over tokens, and the network's prediction is not used. That is the bound of the chain with these steps.
+The sampler, which has no true tokens to start from, moves the network's prediction to the nearest token as soon as
+tokens are certain, as the paper does. Up to a given time `clamped`, the prediction is moved here, too. Finally tokens
+are drawn from p(w | x_0), where the sampler takes the nearest ones unless it is asked to draw. The step is drawn half
+uniformly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t), the information of the step if the D axes of a
+vector were one Gaussian number.
 
-Where the original departs: its equations sum squares over axes and steps, its code takes means over both, so that
-rounding counts for more. So do we: summed over axes, the vectors shrink until rounding fails. Its code wants x_0, with
-its noise, back at all steps but the first, which wants E(w); we want E(w) at all. It counts padding as words.
+Where the original differs: its equations sum squares over axes and steps, its code takes means over both, so that
+rounding has a higher weight. So do we: summed over axes, the vectors shrink until rounding fails. Its code predicts the
+noisy x_0 at all steps but the first, which predicts E(w); we predict E(w) at all steps. It counts padding as tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from diffusionbert.categorical import nats_of
-from diffusionbert.method import Likelihood, Objective
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
+from diffusionbert.networks import EmbeddingDenoiser
+from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise
+from diffusionbert.objectives.base import (
+    VECTORS,
+    ObjectiveConfig,
+    ScoringQuantities,
+    ScoringQuantity,
+    require_num_steps,
+)
 from diffusionbert.processes import Gaussian
 from diffusionbert.processes.gaussian import require_clamping
-from diffusionbert.schedules import require_grid
+from diffusionbert.registry import register
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.exact import Exact
+from diffusionbert.samplers.gaussian import GaussianAncestral
+from diffusionbert.schedules import Cosine, NoiseSchedule, require_grid, uniform_grid
 from diffusionbert.shapes import (
     Batch,
     Grid,
@@ -40,20 +60,86 @@ from diffusionbert.shapes import (
     RowCounts,
     RowTimes,
     RowValues,
+    TokenSet,
     Vectors,
     exact_bits,
     from_bits,
 )
+from diffusionbert.storage.component import Component
+
+
+@register("gaussian")
+@dataclass(frozen=True)
+class GaussianConfig(ObjectiveConfig):
+    """Diffusion-LM: Gaussian noise on learned word vectors. On pairs, with the source not editable, it is DiffuSeq."""
+
+    schedule: NoiseSchedule = Cosine()
+    num_steps: int = 2000
+    """T."""
+    floor: float = 1e-4
+    """The variance of the noise at t = 0: 1e-4 with the cosine schedule, 0.01 with the square root."""
+    width: int | None = 128
+    """The width of a word vector; None takes the backbone's, whose own word vectors are then the initial ones."""
+    clamped: float | None = None
+    """Up to this time each predicted vector is moved to the nearest token, in the bound and in sampling; 0 is never.
+    None: in sampling, as long as tokens are certain; in the bound, x_t itself is used there."""
+
+    has_word_vectors = True
+    sampler_aliases = (Exact, Ancestral)
+
+    def __post_init__(self) -> None:
+        require_num_steps(self.num_steps)
+
+    def build(self, statistics: TokenStatistics) -> GaussianDiffusion:
+        """Makes the objective."""
+        return GaussianDiffusion(self.process(statistics), uniform_grid(self.num_steps), self.clamped)
+
+    def process(self, statistics: TokenStatistics) -> Gaussian:
+        """Gaussian noise."""
+        return Gaussian(self.schedule, self.floor)
+
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
+        """An encoder between word vectors; it always has the time as an input."""
+        return EmbeddingDenoiser(backbone, allowed, self.width)
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """The bound over the time grid, rounding included."""
+        definition = LikelihoodDefinition(
+            time=TimeGrid(self.num_steps), estimator=Estimator.STRATIFIED_TIMES, schedule=Component.of(self.schedule)
+        )
+        return ScoringQuantities((ScoringQuantity(VECTORS, definition, self.build),))
+
+    def default_sampler(self) -> Sampler:
+        """Ancestral sampling on vectors."""
+        return GaussianAncestral(self.clamped)
+
+    def with_steps(self, num_steps: int) -> GaussianConfig:
+        """The same with another T."""
+        return replace(self, num_steps=num_steps)
+
+    @property
+    def generates_on_masks(self) -> bool:
+        """No: generation starts from Gaussian noise."""
+        return False
+
+    @property
+    def schedule_label(self) -> str:
+        """The schedule."""
+        return str(self.schedule)
+
+    def time_label(self, time: TimeEmbedding) -> str:
+        """The time is an input of the network."""
+        return "input"
 
 
 class GaussianDiffusion(Objective[VectorNetwork]):
-    """The bound over a grid of steps, and the simplified loss that Diffusion-LM is trained by."""
+    """The T-step bound, and the simplified loss by which Diffusion-LM is trained."""
 
     _grid: Tensor
 
     def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float | None = None):
         """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them. None is
-        none of them, but where x_t tells words, it is believed.
+        none of them, but x_t itself is used where it identifies the token.
         """
         super().__init__()
         require_grid(grid)
@@ -64,7 +150,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
 
     @property
     def grid(self) -> Grid:
-        """The times between which steps are made."""
+        """The time grid."""
         return from_bits(self._grid)
 
     @property
@@ -73,7 +159,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         return Likelihood.BOUND
 
     def loss(self, network: VectorNetwork, x0: Batch, noise: Noise) -> RowValues:
-        """The squared error at one step, every step alike, and the cost of rounding."""
+        """The squared error at one uniformly drawn step, and the rounding term."""
         clean = network.embed(x0.tokens)
         num_steps = len(self.grid) - 1
         t = self.grid[1 + (noise.position(x0) * num_steps).long()]
@@ -83,7 +169,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         return (torch.where(x0.editable, squares, 0.0) + self.rounding_nats(network, x0, clean, noise)).sum(dim=1)
 
     def nats(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerPlace:
-        """The bound, its sum over the steps estimated from one of them."""
+        """The bound, its sum over steps estimated from one of them."""
         clean = network.embed(x0.tokens)
         index, probability = self._drawn_step(noise.position(x0), clean.shape[-1])
         s, t = self.grid[index], self.grid[index + 1]
@@ -112,12 +198,12 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         return nats_of(log_p, x0.tokens, x0.editable)
 
     def step_probabilities(self, width: int) -> Grid:
-        """With what probability `nats` draws each step of the grid."""
+        """The probability with which `nats` draws each step of the grid."""
         told = torch.log1p(width * self.process.signal_to_noise(self.grid))
         return 0.5 / len(told.diff()) - 0.5 * told.diff() / (told[0] - told[-1])
 
     def _drawn_step(self, position: RowTimes, width: int) -> tuple[RowCounts, RowValues]:
-        """The step up to which the probabilities sum to the position, and its probability."""
+        """The step at which the probabilities, summed, reach the position, and its probability."""
         probabilities = self.step_probabilities(width)
         index = torch.searchsorted(probabilities.cumsum(dim=0), position, right=True).clamp(max=len(probabilities) - 1)
         return index, probabilities[index]

@@ -1,35 +1,80 @@
-"""Shi et al. 2024, "Simplified and generalized masked diffusion for discrete data" (GenMD4), §6: every token's rate of
-hiding is learned together with the network, ᾱ_t(v) = 1 - t^w(v).
+"""Shi et al. 2024, "Simplified and generalized masked diffusion for discrete data" (GenMD4), §6: the schedule of
+every token is learned together with the network, ᾱ_t(v) = 1 - t^w(v).
 
-    nats(x0) = ∫₀¹ E_q(x_t | x0) [ R(x_t) ] dt,    R the sum of `Absorbing.rate` over the row's hidden places
+    nats(x0) = ∫₀¹ E_q(x_t | x0) [ R(x_t) ] dt,    R the sum of `Absorbing.rate` over the masked positions
 
-The noise itself depends on w, so its gradient has a part that no path leads through. As in the paper it is estimated by
-REINFORCE with a leave-one-out baseline (Kool et al. 2019), from two independent draws x_t, x_t' at one time:
+The noise itself depends on w, so part of its gradient does not pass through the integrand. As in the paper it is
+estimated by REINFORCE with a leave-one-out baseline (Kool et al. 2019), from two independent draws x_t, x_t' at one
+time:
 
     ∇E[R] = E[ ½∇(R + R') + ½(R - R')·∇(log q(x_t | x0) - log q(x_t' | x0)) ]
 
-R and q are those of the whole row: what the network says at one place depends on what is hidden at others.
+R and q are those of the whole sequence: the network's prediction at one position depends on the masks at others.
 
-Where the original departs: there f is p(v | x_t, t) itself and the network is told the time. Here the process makes
-p(v | x_t, t) of a time-agnostic f by its reweighting, so that exponents and network can be right independently.
-This module does not know how exponents are kept within their range; see `LearnedExponents`.
+Where the original differs: there f is p(v | x_t, t) itself and the network is time-conditioned. Here the process
+reweights a time-agnostic f to p(v | x_t, t), so that exponents and network can be right independently.
+`LearnedExponents` keeps the exponents within their range.
 """
 
 from __future__ import annotations
 
-from diffusionbert.method import Likelihood, Objective
+from dataclasses import dataclass
+
+import torch
+
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.method import Estimator, Likelihood, LikelihoodDefinition, Objective, TimeGrid
 from diffusionbert.networks import Network
+from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Absorbing
-from diffusionbert.proposals import Early, TimeProposal
+from diffusionbert.objectives.base import CONTINUOUS, ObjectiveConfig, ScoringQuantities, ScoringQuantity
+from diffusionbert.processes import Absorbing, LearnedExponents
+from diffusionbert.proposals import Early, TimeSampling
+from diffusionbert.registry import register
+from diffusionbert.schedules import Power
 from diffusionbert.shapes import Batch, PerPlace, RowTimes, RowValues, Tokens, per_place
+from diffusionbert.storage.component import Component
 
 
-class LearnedRates(Objective[Network]):
-    """The bound in continuous time, and a loss whose gradient is the bound's for the network and for the exponents."""
+@register("learned-schedule")
+@dataclass(frozen=True)
+class LearnedScheduleConfig(ObjectiveConfig):
+    """GenMD4: the continuous-time bound, with an exponent of each token's schedule learned with the network."""
 
-    def __init__(self, process: Absorbing, proposal: TimeProposal | None = None):
-        """From `proposal`, `loss` draws its times; unless given, from `Early`, since exponents may fall below 1."""
+    learns_exponents = True
+
+    def build(self, statistics: TokenStatistics) -> LearnedSchedule:
+        """Makes the objective."""
+        return LearnedSchedule(self.process(statistics))
+
+    def process(self, statistics: TokenStatistics) -> Absorbing:
+        """Absorbing noise with the exponents learned so far; a new model starts from the linear schedule."""
+        size = len(statistics.allowed)
+        exponents = torch.ones(size) if statistics.exponents is None else statistics.exponents
+        return Absorbing(Power(), statistics.mask_id, LearnedExponents(exponents))
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """The continuous-time bound."""
+        definition = LikelihoodDefinition(
+            time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES, schedule=Component("learned")
+        )
+        return ScoringQuantities((ScoringQuantity(CONTINUOUS, definition, self.build),))
+
+    @property
+    def schedule_label(self) -> str:
+        """Learned."""
+        return "learned"
+
+    def time_label(self, time: TimeEmbedding) -> str:
+        """Time-agnostic."""
+        return time.abbreviation
+
+
+class LearnedSchedule(Objective[Network]):
+    """The continuous-time bound, and a loss whose gradient is the bound's for the network and for the exponents."""
+
+    def __init__(self, process: Absorbing, time_sampling: TimeSampling | None = None):
+        """`loss` draws its times from `time_sampling`; by default from `Early`, since exponents may fall below 1."""
         super().__init__()
         if process.learned is None:
             raise ValueError(
@@ -38,7 +83,7 @@ class LearnedRates(Objective[Network]):
             )
         process.require_finite_rate()
         self.process = process
-        self.proposal = proposal or Early()
+        self.time_sampling = time_sampling or Early()
 
     @property
     def likelihood(self) -> Likelihood:
@@ -46,13 +91,13 @@ class LearnedRates(Objective[Network]):
         return Likelihood.BOUND
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
-        """The bound's integrand at one drawn time, the mean of two draws of x_t."""
-        t, weight = self.proposal.times(noise.position(x0))
+        """The integrand of the bound at one drawn time, the mean of two draws of x_t."""
+        t, weight = self.time_sampling.times(noise.position(x0))
         first, second = (self.process.corrupt(x0, t, noise, purpose) for purpose in (Purpose.CORRUPT, Purpose.PAIR))
         return weight * self.paired_nats(network, x0.tokens, first, second, t)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
-        """The bound's integrand at one drawn time; exponents get no gradient from it."""
+        """The integrand of the bound at one drawn time; exponents get no gradient from it."""
         process = self.process.fixed()
         t, weight = Early().times(noise.position(x0))
         return weight[:, None] * _rate_nats(process, network, x0.tokens, process.corrupt(x0, t, noise), t)
@@ -66,6 +111,6 @@ class LearnedRates(Objective[Network]):
 
 
 def _rate_nats(process: Absorbing, network: Network, x0: Tokens, x_t: Batch, t: RowTimes) -> PerPlace:
-    asked = process.asked(x_t)
-    log_f = network(x_t.tokens, x_t.attend, t, asked)
-    return per_place(process.rate(x0, x_t, log_f, t), asked)
+    targets = process.asked(x_t)
+    log_f = network(x_t.tokens, x_t.attend, t, targets)
+    return per_place(process.rate(x0, x_t, log_f, t), targets)

@@ -1,43 +1,79 @@
 """Savinov et al. 2022, "Step-unrolled denoising autoencoders for text generation" (SUNDAE), section 2.1.
 
-    α ~ uniform on (0, 1) a row;  x_0: each editable word of x0 replaced with probability α by a uniform one
-    x_u ~ f(· | x_{u-1}) at all editable places, each on its own, without gradient
+    α ~ uniform on (0, 1) per sequence;  x_0: each editable token of x0 replaced with probability α by a uniform one
+    x_u ~ f(· | x_{u-1}) at all editable positions, independently, without gradient
     loss(x0) = 1/U · Σ_{u=0..U-1} Σ_{editable i} -log f(x0_i | x_u)
 
-The network learns to mend its own first guesses and not only the noise: U = 2 in the paper. All editable places are
-paid for, since nobody says which of them are wrong. Likelihood: none, nor a bound on one; the sampler is a Markov chain
-whose law after some steps is not to be had, and the loss tells only how well one step mends. Judge it by its samples.
+The network learns to correct its own predictions and not only the noise: U = 2 in the paper. All editable positions
+count, since it is not known which of them are wrong. Likelihood: none, nor a bound on one; the sampler is a Markov
+chain whose distribution after some steps is intractable, and the loss measures one step of correction alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from diffusionbert.categorical import draw, nats_of
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.method import Likelihood, Objective
 from diffusionbert.networks import Network
+from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.noise import Noise, Purpose
+from diffusionbert.objectives.base import NO_LIKELIHOOD, ObjectiveConfig, ScoringQuantities
 from diffusionbert.processes import Uniform
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.schedules import Linear
 from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, PerPlace, RowValues, TokenSet
 
-_PLACES_AT_ONCE = 1024
+_POSITIONS_AT_ONCE = 1024
 
 
-class StepUnrolled(Objective[Network]):
-    """Cross-entropy to the clean text after noise, and again after the network's own corrections.
+@register("sundae")
+@dataclass(frozen=True)
+class SundaeConfig(ObjectiveConfig):
+    """SUNDAE: learns to correct uniform noise and its own predictions."""
 
-    A network that wants a time is always told 1: when writing, nobody knows what share is wrong.
+    unrolls: int = 2
+    """How often the network is called in training, each time on its own predictions but the first."""
+
+    def build(self, statistics: TokenStatistics) -> Sundae:
+        """Makes the objective."""
+        return Sundae(statistics.allowed, self.unrolls)
+
+    def process(self, statistics: TokenStatistics) -> None:
+        """No process that a sampler could reverse."""
+        return
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """None."""
+        return ScoringQuantities((), (NO_LIKELIHOOD,))
+
+    def default_sampler(self) -> Sampler:
+        """Iterative refinement."""
+        return Refinement()
+
+    @property
+    def generates_on_masks(self) -> bool:
+        """No: generation starts from uniform noise."""
+        return False
+
+
+class Sundae(Objective[Network]):
+    """Cross-entropy of the clean text after noise, and again after the network's own corrections.
+
+    A time-conditioned network is always given 1: in sampling the wrong share is not known.
     """
 
-    def __init__(self, writable: TokenSet, unrolls: int = 2):
+    def __init__(self, allowed: TokenSet, unrolls: int = 2):
         super().__init__()
         if unrolls < 1:
-            raise ValueError(f"the network is asked at least once, given {unrolls} unrolls; the paper's number is 2")
+            raise ValueError(f"`unrolls` must be 1 or more, got {unrolls}; the paper's number is 2")
         self.unrolls = unrolls
-        self.process = Uniform(Linear(), writable)  # by time α, a share α of the words is replaced
+        self.process = Uniform(Linear(), allowed)  # at time α, a share α of the tokens is replaced
 
     @property
     def likelihood(self) -> Likelihood:
@@ -45,34 +81,34 @@ class StepUnrolled(Objective[Network]):
         return Likelihood.NONE
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> RowValues:
-        """The mean over unrolls of the cross-entropy at all editable places."""
-        # By place first, so that a row's numbers do not depend on how far it is padded.
+        """The mean over unrolls of the cross-entropy at all editable positions."""
+        # By position first, so that the numbers of a sequence do not depend on its padding.
         uniform = noise.uniform(x0.example, Purpose.UNROLL, x0.tokens.shape[1], self.unrolls - 1)
         x = self.process.corrupt(x0, noise.position(x0), noise)
-        total, log_f = _mended(network, x0, x)
+        total, log_f = _corrected(network, x0, x)
         for number in range(self.unrolls - 1):
-            words = _drawn(log_f.detach(), uniform[..., number][x0.editable])
-            x = replace(x0, tokens=x0.tokens.masked_scatter(x0.editable, words))
-            cost, log_f = _mended(network, x0, x)
+            tokens = _sampled(log_f.detach(), uniform[..., number][x0.editable])
+            x = replace(x0, tokens=x0.tokens.masked_scatter(x0.editable, tokens))
+            cost, log_f = _corrected(network, x0, x)
             total = total + cost
         return total / self.unrolls
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPlace:
-        """Refuses: there are none."""
+        """Raises ValueError: there is no likelihood."""
         raise ValueError(
-            "StepUnrolled (SUNDAE) has no likelihood, nor a bound on one: what its chain writes after some steps has "
-            "no known probability; judge it by its samples"
+            "SUNDAE has no likelihood, nor a bound on one: the distribution of its Markov chain after some steps is "
+            "intractable; judge it by its samples"
         )
 
 
-def _mended(network: Network, x0: Batch, x: Batch) -> tuple[RowValues, AskedLogProbs]:
-    """What the clean text costs each row when x is seen, and the whole answer."""
+def _corrected(network: Network, x0: Batch, x: Batch) -> tuple[RowValues, AskedLogProbs]:
+    """The cross-entropy of the clean text per sequence when x is given, and the network's log-probabilities."""
     log_f = network(x.tokens, x.attend, x.row_times(1.0), x0.editable)
     return nats_of(log_f, x0.tokens, x0.editable).sum(dim=1), log_f
 
 
-def _drawn(log_f: AskedLogProbs, uniform: PerAsked) -> AskedTokens:
-    """One word for each place; in pieces, since a draw holds a few copies of its piece in float64."""
-    num_pieces = 1 + len(log_f) // _PLACES_AT_ONCE
+def _sampled(log_f: AskedLogProbs, uniform: PerAsked) -> AskedTokens:
+    """One token per position; in pieces, since a draw holds a few copies of its piece in float64."""
+    num_pieces = 1 + len(log_f) // _POSITIONS_AT_ONCE
     pieces = zip(log_f.chunk(num_pieces), uniform.chunk(num_pieces), strict=True)
     return torch.cat([draw(log_p, numbers) for log_p, numbers in pieces])

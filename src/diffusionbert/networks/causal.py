@@ -10,6 +10,8 @@ Token ids come in and log-probabilities go out: this module knows nothing about 
 from __future__ import annotations
 
 import sys
+from copy import copy
+from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -23,14 +25,11 @@ from diffusionbert.shapes import AskedLogProbs, AskedRows, Places, Tokens, Token
 
 
 @runtime_checkable
-class Reader(Protocol):
-    """Sequences that are read from left to right, part by part, and the distribution of what comes next."""
+class KeyValues(Protocol):
+    """The keys and values of the positions that a decoder has read. It never changes: reading on gives another one."""
 
-    def read(self, tokens: Tokens) -> AskedLogProbs:
-        """Reads the next tokens of every sequence; returns the distribution of the token that follows each."""
-
-    def keep(self, rows: AskedRows) -> None:
-        """Continues with these sequences alone."""
+    def select(self, sequences: AskedRows) -> KeyValues:
+        """Those of these sequences alone."""
 
 
 @runtime_checkable
@@ -40,8 +39,8 @@ class CausalNetwork(Protocol):
     def __call__(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
         """Returns log p(v | x_<i) at the N target positions i: a distribution over allowed tokens, −∞ at all others."""
 
-    def begin(self) -> Reader:
-        """Starts new sequences, of which nothing is read yet."""
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+        """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
 
 
 @final
@@ -80,9 +79,18 @@ class CausalModel(nn.Module):
         positions = functional.pad(asked[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
         return self.log_probs(tokens, positions, use_cache=False)
 
-    def begin(self) -> Reader:
-        """Starts sequences whose keys and values are cached, so that each token is read once."""
-        return _CachedReader(self)
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+        """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
+        num_sequences, length = tokens.shape
+        if not length:
+            raise ValueError("there is nothing to read: give at least one token per sequence")
+        assert isinstance(cache, _DynamicKeyValues | None)
+        new = DynamicCache(config=self.backbone.config) if cache is None else _copied(cache.cache)
+        num_read = length + (0 if cache is None else cache.num_read)
+        require_length(num_read, self.max_length)
+        last = torch.arange(1, num_sequences + 1, device=tokens.device) * length - 1
+        log_p = self.log_probs(tokens, last, past_key_values=new, use_cache=True)
+        return log_p, _DynamicKeyValues(new, num_read)
 
     def log_probs(self, tokens: Tokens, positions: AskedRows, **options: Any) -> AskedLogProbs:
         """Returns the distribution of what follows these positions, numbered through all sequences."""
@@ -99,27 +107,25 @@ class CausalModel(nn.Module):
 
 
 @final
-class _CachedReader:
-    """Reads with a cache of keys and values (`DynamicCache`)."""
+@dataclass(frozen=True, eq=False)
+class _DynamicKeyValues:
+    """Keys and values in a `DynamicCache` that nobody changes any more."""
 
-    def __init__(self, network: CausalModel) -> None:
-        self._network = network
-        self._cache = DynamicCache(config=network.backbone.config)
-        self._num_read = 0
+    cache: DynamicCache
+    num_read: int
 
-    def read(self, tokens: Tokens) -> AskedLogProbs:
-        """Reads the next tokens of every sequence; returns the distribution of the token that follows each."""
-        num_sequences, length = tokens.shape
-        if not length:
-            raise ValueError("there is nothing to read: give at least one token per sequence")
-        self._num_read += length
-        require_length(self._num_read, self._network.max_length)
-        last = torch.arange(1, num_sequences + 1, device=tokens.device) * length - 1
-        return self._network.log_probs(tokens, last, past_key_values=self._cache, use_cache=True)
+    def select(self, sequences: AskedRows) -> KeyValues:
+        """Those of these sequences alone."""
+        selected = _copied(self.cache)
+        selected.batch_select_indices(sequences)
+        return _DynamicKeyValues(selected, self.num_read)
 
-    def keep(self, rows: AskedRows) -> None:
-        """Drops all other sequences."""
-        self._cache.batch_select_indices(rows)
+
+def _copied(cache: DynamicCache) -> DynamicCache:
+    """A cache that can grow without changing the first; layers replace tensors and never write them."""
+    new = copy(cache)
+    new.layers = [copy(layer) for layer in cache.layers]
+    return new
 
 
 def new_decoder(

@@ -18,32 +18,42 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from diffusionbert.assessment.assessing import Plan, assess
 from diffusionbert.assessment.material import Material, Trained, gather, held_out
-from diffusionbert.assessment.report import Evaluation, read_evaluation, write_evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.batches import TokenBudget
 from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json
-from diffusionbert.experiments import Diffusion, Experiment, NewBert, NewDecoder, VectorDiffusion
 from diffusionbert.likelihood.evaluation import Effort, fast_products
+from diffusionbert.methods.discrete import DiscreteTimeConfig
 from diffusionbert.model import Model, load
+from diffusionbert.networks.config import NewBert
 from diffusionbert.paper.request import Request
-from diffusionbert.paper.systems import SYSTEMS, Start
-from diffusionbert.presets import by_name, masked, next_word, pretraining, tiny
-from diffusionbert.runs import started_from, stored_experiment, train
-from diffusionbert.sampling import Sampling
+from diffusionbert.recipes import (
+    SYSTEMS,
+    Start,
+    decoder_pretraining,
+    masked_pretraining,
+    preset,
+    pretraining,
+    started_from,
+    tiny,
+)
+from diffusionbert.samplers import SamplingRequest
 from diffusionbert.text.cleaning import Cleaning
-from diffusionbert.training.settings import Training
+from diffusionbert.training.config import RunConfig, TrainingConfig
+from diffusionbert.training.log import ValidationEvent, events_of
+from diffusionbert.training.run import stored_config, train
 
 
 @dataclass(frozen=True)
 class Scale:
     """How large and how long everything is."""
 
-    preset: Callable[[str], Experiment]
+    preset: Callable[[str], RunConfig]
     """Size, text and training of every system."""
-    pretrained: Callable[[str, bool], Experiment]
+    pretrained: Callable[[str, bool], RunConfig]
     """Of the networks that some systems start from; for a decoder, if it is True."""
     sentences: int
     """Held-out sentences whose likelihood is found."""
@@ -62,7 +72,7 @@ class Scale:
     """How many times higher the learning rate of a decoder is that starts from random weights: it bears more."""
 
 
-def _smallest(data: str) -> Experiment:
+def _smallest(data: str) -> RunConfig:
     experiment = tiny(data)
     training = replace(
         experiment.training,
@@ -77,19 +87,19 @@ def _smallest(data: str) -> Experiment:
     return replace(
         experiment,
         data=replace(experiment.data, vocabulary=1000, max_length=48),
-        network=NewBert(layers=2, width=64, heads=2, dropout=0.0),
-        objective=Diffusion(num_steps=64),
+        backbone=NewBert(layers=2, width=64, heads=2, dropout=0.0),
+        objective=DiscreteTimeConfig(num_steps=64),
         training=training,
     )
 
 
-def _smallest_pretraining(data: str, decoder: bool) -> Experiment:
+def _smallest_pretraining(data: str, decoder: bool) -> RunConfig:
     """The same network and text, by masking or by next words."""
-    experiment = (next_word if decoder else masked)(_smallest(data))
+    experiment = (decoder_pretraining if decoder else masked_pretraining)(_smallest(data))
     return replace(experiment, training=replace(experiment.training, steps=150, validate_every=150, save_every=150))
 
 
-def _briefly(experiment: Experiment) -> Experiment:
+def _briefly(experiment: RunConfig) -> RunConfig:
     """Trained for 2,000 steps of 16k tokens; docs/results.md says what they take and why so many.
 
     From random weights a BERT rests at the unigram's entropy for hundreds of steps, however large they are.
@@ -108,11 +118,11 @@ def _briefly(experiment: Experiment) -> Experiment:
     return replace(experiment, training=training)
 
 
-def _scale(preset: str) -> Scale:
+def _scale(preset_name: str) -> Scale:
     """The size and the pretraining of a preset."""
     return Scale(
-        lambda data: _briefly(by_name(preset, data)),
-        lambda data, decoder: pretraining(preset, data, decoder=decoder),
+        lambda data: _briefly(preset(preset_name, data)),
+        lambda data, decoder: pretraining(preset_name, data, decoder=decoder),
         sentences=2000,
         samples=1000,
         length=64,
@@ -125,7 +135,7 @@ def _scale(preset: str) -> Scale:
 
 
 SCALES: dict[str, Scale] = {
-    "tiny": Scale(
+    "smoke": Scale(
         _smallest,
         _smallest_pretraining,
         sentences=48,
@@ -136,8 +146,8 @@ SCALES: dict[str, Scale] = {
         budgets=(2, 8, 16, 64),
         timed_samples=40,
     ),
-    "small": _scale("wiki-small"),
-    "medium": _scale("wiki-medium"),
+    "19m": _scale("wiki-small"),
+    "34m": _scale("wiki-medium"),
 }
 
 
@@ -152,7 +162,7 @@ class Reproduction:
                 "--vocabulary, or --masked and --decoder"
             )
         self.output, self.request, self.cache, self.device = output, request, cache, device
-        self.scale = SCALES[request.preset]
+        self.scale = SCALES[request.scale]
         self._models: dict[str, Model] = {}
         self._materials: dict[tuple[str, str, int], Material] = {}
         _ = self._base  # refuses wrong settings before any file is written
@@ -163,7 +173,7 @@ class Reproduction:
         settings, asked = self.output / "settings.json", asdict(self.request)
         # Settings alone are those of a call that failed before anything was trained: they bind nobody.
         is_begun = settings.exists() and any(path.name != settings.name for path in self.output.iterdir())
-        stored = read_json(settings) if is_begun else asked
+        stored = _upgraded(read_json(settings)) if is_begun else asked
         different = [name for name in asked if stored.get(name) != asked[name]]
         if different:
             name = different[0]
@@ -182,9 +192,9 @@ class Reproduction:
         self._ensure(output, lambda: self.planned(name))
         return output
 
-    def experiment(self, name: str) -> Experiment:
+    def experiment(self, name: str) -> RunConfig:
         """What a system's run is, once it has begun."""
-        return stored_experiment(self.output / "runs" / name)
+        return stored_config(self.output / "runs" / name)
 
     def start(self, kind: Start) -> str:
         """The folder or name of the network that systems start from; it is pretrained first, unless it has been."""
@@ -196,32 +206,32 @@ class Reproduction:
         self._ensure_model(output)
         return str(output)
 
-    def _pretraining(self, kind: Start) -> Experiment:
+    def _pretraining(self, kind: Start) -> RunConfig:
         data = self.request.pretraining_data or self.request.data
         experiment = self._seeded(self.scale.pretrained(data, kind is Start.DECODER))
         if kind is Start.MASKED and self.request.vocabulary is None:
             return experiment  # its vocabulary becomes everybody's
         return self._with_vocabulary(experiment)
 
-    def _with_vocabulary(self, experiment: Experiment) -> Experiment:
+    def _with_vocabulary(self, experiment: RunConfig) -> RunConfig:
         """Every system has that of the masked network, or the one asked for, so that a token is a token."""
         owner = self.request.vocabulary or self.start(Start.MASKED)
         vocabulary = started_from(experiment, owner).data.vocabulary
         return replace(experiment, data=replace(experiment.data, vocabulary=vocabulary))
 
-    def planned(self, name: str) -> Experiment:
+    def planned(self, name: str) -> RunConfig:
         """What a system's run will be; the network it starts from is pretrained first, unless it has been."""
         system, base = SYSTEMS[name], self._base
         if system.start is not Start.SCRATCH:
-            return system.experiment(started_from(base, self.start(system.start)))
-        experiment = system.experiment(self._with_vocabulary(base))
-        if isinstance(experiment.network, NewDecoder):
+            return system.configure(started_from(base, self.start(system.start)))
+        experiment = system.configure(self._with_vocabulary(base))
+        if experiment.objective.is_causal:
             rate = self.scale.new_decoder * base.training.learning_rate
             experiment = replace(experiment, training=replace(experiment.training, learning_rate=rate))
         return experiment
 
     @cached_property
-    def _base(self) -> Experiment:
+    def _base(self) -> RunConfig:
         experiment = self._seeded(self.scale.preset(self.request.data))
         data = replace(experiment.data, validation=self.request.validation)
         training = experiment.training
@@ -229,19 +239,19 @@ class Reproduction:
             training = _shortened(training, self.request.steps)
         return replace(experiment, data=data, training=training)
 
-    def _seeded(self, experiment: Experiment) -> Experiment:
+    def _seeded(self, experiment: RunConfig) -> RunConfig:
         return replace(experiment, training=replace(experiment.training, seed=self.request.seed))
 
-    def _ensure(self, output: Path, make: Callable[[], Experiment]) -> None:
+    def _ensure(self, output: Path, make: Callable[[], RunConfig]) -> None:
         if is_finished(output):
             return
-        if RunFolder(output).experiment.exists():
+        if RunFolder(output).config.exists():
             say(f"{output}: goes on")
-            train(None, output, self.cache, resume=True)
+            train(None, output, cache=self.cache, resume=True)
         else:
             experiment = make()
             say(f"{output}: {experiment.training.steps:,} steps")
-            train(experiment, output, self.cache)
+            train(experiment, output, cache=self.cache)
         if not is_finished(output):  # a signal ends a training in good order; what needs it must not go on
             say(f"{output}: stopped; the same command goes on from there")
             raise KeyboardInterrupt
@@ -257,7 +267,7 @@ class Reproduction:
     def _ensure_model(self, output: Path) -> None:
         run = RunFolder(output)
         if not run.model.exists() and run.named("last") is not None:  # it was stopped before the model was written
-            train(None, output, self.cache, resume=True)
+            train(None, output, cache=self.cache, resume=True)
 
     # ---- evaluations ------------------------------------------------------------------------------------------------
 
@@ -265,12 +275,12 @@ class Reproduction:
         self,
         key: str,
         name: str,
-        sampling: Sampling | None = None,
+        sampling: SamplingRequest | None = None,
         *,
         steps: int | None = None,
         scored: bool = True,
         samples: int | None = None,
-    ) -> Evaluation:
+    ) -> EvaluationResult:
         """How a system does: by its own way of writing or another, over its own grid of steps or another.
 
         `key` names its folder; not `scored`, samples alone are looked at; `samples` is how many, else the scale's.
@@ -284,29 +294,30 @@ class Reproduction:
         """The text that is assessed; of the training text itself, what was held out."""
         return self.request.test or self.request.validation or self.request.data
 
-    def other_evaluation(self, name: str) -> Evaluation:
+    def other_evaluation(self, name: str) -> EvaluationResult:
         """How likely a system finds the text of another kind; a few samples are written all the same."""
         assert self.request.other_test is not None
         plan = replace(self._plan(self.sampling(name), scored=True), samples=2)
         return self._evaluation(f"{name}-other-text", name, plan, self.request.other_test)
 
-    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> Evaluation:
+    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> EvaluationResult:
         folder = self.output / "evaluations" / key
         if not (folder / "evaluation.json").exists():
             model = self.model(name)
             model = model if steps is None else model.over(steps)
             say(f"{folder}: evaluates")
             with fast_products():
-                write_evaluation(folder, assess(model, self._material(model, text), plan))
-        return read_evaluation(folder)
+                assess(model, self._material(model, text), plan).save(folder)
+        return EvaluationResult.load(folder)
 
-    def sampling(self, name: str) -> Sampling:
+    def sampling(self, name: str) -> SamplingRequest:
         """How a system writes for the main table."""
         system = SYSTEMS[name]
-        is_slow = isinstance(system.objective, VectorDiffusion)
-        return replace(system.sampling, steps=self.scale.vector_steps) if is_slow else system.sampling
+        if not system.objective.has_word_vectors:
+            return system.sampling
+        return replace(system.sampling, config=replace(system.sampling.config, steps=self.scale.vector_steps))
 
-    def _plan(self, sampling: Sampling, scored: bool) -> Plan:
+    def _plan(self, sampling: SamplingRequest, scored: bool) -> Plan:
         effort = Effort(0.005, self.scale.max_draws, strata=min(16, self.scale.max_draws // 2), seed=self.request.seed)
         return Plan(sampling, self.scale.samples, self.scale.length, effort, scored=scored, seed=self.request.seed)
 
@@ -321,16 +332,22 @@ class Reproduction:
         return self._materials[key]
 
 
+def _upgraded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of before scales had names of their own."""
+    scale = {"tiny": "smoke", "small": "19m", "medium": "34m"}.get(settings.get("preset", ""))
+    return settings if scale is None else settings | {"scale": scale}
+
+
 def is_finished(run: Path) -> bool:
     """Whether there is a run here that was trained and validated to its last step."""
     folder = RunFolder(run)
-    if not folder.experiment.exists():
+    if not folder.config.exists():
         return False
-    last = stored_experiment(run).training.steps
-    return any("validation_standard_error" in event for event in folder.events() if event["step"] >= last)
+    last = stored_config(run).training.steps
+    return any(event.step >= last for event in events_of(folder.log, ValidationEvent))
 
 
-def _shortened(training: Training, steps: int) -> Training:
+def _shortened(training: TrainingConfig, steps: int) -> TrainingConfig:
     """The same in fewer (or more) steps: warm-up and validations keep their share."""
     share = steps / training.steps
     return replace(

@@ -10,9 +10,9 @@ from typing import Literal
 class Request:
     """Kept in the folder: another call must ask for the same."""
 
-    preset: Literal["tiny", "small", "medium"] = "tiny"
-    """tiny: two cores, minutes, small numbers. small: the size of the bundled model, one GPU, two minutes a system.
-    medium: twice as large."""
+    scale: Literal["smoke", "19m", "34m"] = "smoke"
+    """smoke: two cores, minutes, small numbers. 19m: 18.8M parameters, as the bundled model, one GPU, two minutes per
+    system. 34m: 33.8M parameters."""
     data: str = "pydoc"
     """The text of training, as for train."""
     validation: str | None = None
@@ -30,5 +30,5 @@ class Request:
     vocabulary: str | None = None
     """A model folder or a name whose vocabulary all systems have; else that of the masked language model."""
     steps: int | None = None
-    """Training steps of every system; else the preset's."""
+    """Training steps of every system; else those of the scale."""
     seed: int = 0

@@ -22,19 +22,21 @@ import numpy as np
 import torch
 
 from diffusionbert.assessment.comparison import compare
-from diffusionbert.assessment.report import Evaluation
+from diffusionbert.assessment.report import EvaluationResult
 from diffusionbert.assessment.tables import Table, as_json, to_latex, to_markdown
 from diffusionbert.checkpoints import RunFolder, read_json, write_json
-from diffusionbert.experiments import Experiment
 from diffusionbert.metrics import PerSample
 from diffusionbert.model import Model
 from diffusionbert.paper import denoising, figures
 from diffusionbert.paper.reproduction import Reproduction
-from diffusionbert.paper.systems import SYSTEMS, Start, schedule_of, time_of
-from diffusionbert.runs import stored_experiment
-from diffusionbert.sampling import Algorithm, Sampling
-from diffusionbert.schedules import Mean, Spindle, TokenInformation
+from diffusionbert.recipes import SYSTEMS, Start
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.gibbs import Gibbs, Order
+from diffusionbert.schedules import Mean, Spindle
 from diffusionbert.tasks import Moment, Task
+from diffusionbert.training.config import RunConfig
+from diffusionbert.training.log import RunEvent, ValidationEvent, events_of
 
 SENTENCE = "bella is sitting over there ."
 """The paper's, of figure 2."""
@@ -45,7 +47,7 @@ class Row:
     """A system and a way in which it is looked at."""
 
     system: str
-    sampling: Sampling | None = None
+    sampling: SamplingRequest | None = None
     note: str = ""
     """What sets it apart from the other rows of the same system."""
 
@@ -59,7 +61,7 @@ MAIN: tuple[Row, ...] = (
     *(Row(name) for name in ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-spindle-paper")),
     *(Row(name) for name in ("d3pm-uniform", "multinomial")),
     *(Row(name) for name in ("diffusion-lm", "diffusion-lm-sqrt", "diffusion-lm-bert", "bert-mouth")),
-    Row("bert-mouth", Sampling(Algorithm.GIBBS_LEFT_TO_RIGHT, steps=64, top_k=30), "left to right"),
+    Row("bert-mouth", SamplingRequest(Gibbs(Order.LEFT_TO_RIGHT), SamplerConfig(64, top_k=30)), "left to right"),
     *(Row(name) for name in ("diffusionbert-lte", "diffusionbert-pte", "diffusionbert", "diffusionbert-spindle")),
     *(Row(name) for name in ("diffusionbert-spindle-sentence", "diffusionbert-spindle-paper", "diffusionbert-bell")),
     *(Row(name) for name in ("genmd4", "mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae")),
@@ -70,24 +72,30 @@ MAIN: tuple[Row, ...] = (
 
 def table2(reproduction: Reproduction) -> list[Path]:
     """Main results."""
-    folders, names = [], []
+    results, names = [], []
     for row in MAIN:
-        folders.append(reproduction.evaluation(row.key, row.system, row.sampling).folder)
+        results.append(reproduction.evaluation(row.key, row.system, row.sampling))
         names.append(title(row, reproduction.experiment(row.system)))
-    paths = write_table(reproduction.output / "table2", compare(folders, names=names))
+    paths = write_table(reproduction.output / "table2", compare(results, names=names))
     if reproduction.request.other_test is None:
         return paths
     rows = [row for row in MAIN if not row.note]
-    folders = [reproduction.other_evaluation(row.system).folder for row in rows]
+    results = [reproduction.other_evaluation(row.system) for row in rows]
     names = [title(row, reproduction.experiment(row.system)) for row in rows]
-    return paths + write_table(reproduction.output / "table2-other-text", compare(folders, names=names))
+    return paths + write_table(reproduction.output / "table2-other-text", compare(results, names=names))
 
 
-def title(row: Row, experiment: Experiment) -> str:
+def title(row: Row, experiment: RunConfig) -> str:
     """Method, start, schedule and time, as the columns of the paper's table."""
     system = SYSTEMS[row.system]
     start = "from scratch" if system.start is Start.SCRATCH else "pretrained"
-    words = (system.title, start, schedule_of(experiment), time_of(experiment), row.note)
+    words = (
+        system.title,
+        start,
+        experiment.objective.schedule_label,
+        experiment.objective.time_label(experiment.time),
+        row.note,
+    )
     return ", ".join(word for word in words if word and word != "–")
 
 
@@ -99,24 +107,24 @@ CONVERGING = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusio
 """Of figure 4."""
 
 
-def short_title(system: str, experiment: Experiment) -> str:
+def short_title(system: str, experiment: RunConfig) -> str:
     """Method and schedule, as in the paper's table of speeds."""
-    schedule = schedule_of(experiment)
+    schedule = experiment.objective.schedule_label
     return SYSTEMS[system].title + ("" if schedule == "–" else f", {schedule}")
 
 
 def table3(reproduction: Reproduction) -> list[Path]:
     """Steps, seconds, perplexity: a bound over as many steps as are written in."""
-    folders, names = [], []
+    results, names = [], []
     for system in BY_STEPS:
         for steps in _budgets(reproduction, system):
-            sampling = replace(reproduction.sampling(system), steps=steps)
+            sampling = _with(reproduction.sampling(system), steps=steps)
             found = reproduction.evaluation(
                 f"{system}-{steps}-steps", system, sampling, steps=steps, samples=reproduction.scale.timed_samples
             )
-            folders.append(found.folder)
+            results.append(found)
             names.append(f"{short_title(system, reproduction.experiment(system))}, {steps} steps")
-    return write_table(reproduction.output / "table3", compare(folders, names=names))
+    return write_table(reproduction.output / "table3", compare(results, names=names))
 
 
 def _budgets(reproduction: Reproduction, system: str) -> tuple[int, ...]:
@@ -144,13 +152,14 @@ def table1(reproduction: Reproduction) -> list[Path]:
 
 def _trajectories(reproduction: Reproduction) -> dict[str, tuple[Moment, ...]]:
     found = {}
-    for system, algorithm in (
-        ("bert-mouth", Algorithm.GIBBS),
-        ("d3pm", Algorithm.ANCESTRAL),
-        ("diffusionbert-spindle", Algorithm.ANCESTRAL),
-    ):
+    samplers: dict[str, Sampler] = {
+        "bert-mouth": Gibbs(),
+        "d3pm": Ancestral(),
+        "diffusionbert-spindle": Ancestral(),
+    }
+    for system, sampler in samplers.items():
         task = Task(length=10, seed=reproduction.request.seed)
-        sampling = Sampling(algorithm, steps=32, top_k=30)
+        sampling = SamplingRequest(sampler, SamplerConfig(32, top_k=30))
         found[SYSTEMS[system].title] = tuple(reproduction.model(system).watch(task, sampling))
     return found
 
@@ -173,7 +182,7 @@ def survival(reproduction: Reproduction) -> Path:
 
 def _survival(model: Model) -> list[figures.Survival]:
     """The paper's curves, with the mean of the sentence itself."""
-    information = TokenInformation.from_counts(model.lexicon.counts, writable=model.lexicon.writable)
+    information = model.lexicon.information
     [own] = model.vocabulary.own([SENTENCE])
     relative = information.values[own] / information.values[own].mean()
     t = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -192,7 +201,7 @@ def figure3(reproduction: Reproduction) -> list[Path]:
     return [picture, _numbers(picture, [asdict(one) for one in series])]
 
 
-def tradeoff(reproduction: Reproduction, system: str) -> dict[str, Evaluation]:
+def tradeoff(reproduction: Reproduction, system: str) -> dict[str, EvaluationResult]:
     """A system's samples at each setting of figure 3, without likelihoods."""
     settings = _knobs(reproduction.sampling(system), by_temperature=system.startswith("decoder"))
     return {
@@ -201,7 +210,7 @@ def tradeoff(reproduction: Reproduction, system: str) -> dict[str, Evaluation]:
     }
 
 
-def draw_tradeoffs(points: Mapping[str, Mapping[str, Evaluation]], picture: Path) -> list[figures.Tradeoff]:
+def draw_tradeoffs(points: Mapping[str, Mapping[str, EvaluationResult]], picture: Path) -> list[figures.Tradeoff]:
     """Figure 3 from each system's samples at each setting."""
     series = []
     for system, found in points.items():
@@ -212,13 +221,17 @@ def draw_tradeoffs(points: Mapping[str, Mapping[str, Evaluation]], picture: Path
     return series
 
 
-def _knobs(own: Sampling, *, by_temperature: bool) -> list[tuple[str, Sampling]]:
+def _knobs(own: SamplingRequest, *, by_temperature: bool) -> list[tuple[str, SamplingRequest]]:
     if by_temperature:
-        return [(f"T={value}", replace(own, temperature=value, top_k=None)) for value in (0.6, 0.7, 0.8, 0.9, 1.0)]
-    return [(f"k={value}", replace(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
+        return [(f"T={value}", _with(own, temperature=value, top_k=None)) for value in (0.6, 0.7, 0.8, 0.9, 1.0)]
+    return [(f"k={value}", _with(own, top_k=value)) for value in (5, 10, 30, 100, 300)]
 
 
-def _tradeoff(name: str, points: Mapping[str, Evaluation]) -> figures.Tradeoff:
+def _with(request: SamplingRequest, **changes: Any) -> SamplingRequest:
+    return replace(request, config=replace(request.config, **changes))
+
+
+def _tradeoff(name: str, points: Mapping[str, EvaluationResult]) -> figures.Tradeoff:
     return figures.Tradeoff(
         name,
         tuple(found.self_bleu4.mean for found in points.values()),
@@ -233,9 +246,10 @@ def _standard_error(values: PerSample) -> float:
     return float(np.std(values.values, ddof=1) / np.sqrt(len(values.values)))
 
 
-def _real(found: Evaluation) -> figures.Tradeoff:
-    real = found.report["real"]
-    return figures.Tradeoff("real sentences", (real["self_bleu4"],), (real["bleu4"],))
+def _real(found: EvaluationResult) -> figures.Tradeoff:
+    assert found.generation is not None
+    real = found.generation.real
+    return figures.Tradeoff("real sentences", (real.self_bleu4.value,), (real.bleu4.value,))
 
 
 def figure4(reproduction: Reproduction) -> list[Path]:
@@ -247,36 +261,33 @@ def figure4(reproduction: Reproduction) -> list[Path]:
     return [path, _numbers(path, [asdict(one) for one in curves])]
 
 
-def _system_and_time(system: str, experiment: Experiment) -> str:
+def _system_and_time(system: str, config: RunConfig) -> str:
     """Method, start and time conditioning; a curve says its schedule itself."""
     start = "from scratch" if SYSTEMS[system].start is Start.SCRATCH else "pretrained"
-    return ", ".join(word for word in (SYSTEMS[system].title, start, time_of(experiment)) if word != "–")
+    return ", ".join(
+        word for word in (SYSTEMS[system].title, start, config.objective.time_label(config.time)) if word != "–"
+    )
 
 
 def curve(run: Path, name: str) -> figures.Curve:
     """The validations of a run, with the schedule, the quantity and T of its objective."""
     folder = RunFolder(run)
     if not folder.log.is_file():
-        raise ValueError(f"{str(run)!r} is not a run folder: it has no {folder.log.name}; give the folder of a run")
-    found = [event for event in folder.events() if "validation_nats_per_token" in event]
+        raise ValueError(f"{str(run)!r} is not a run: it has no {folder.log.name}; give a run folder")
+    found = [event for event in events_of(folder.log, ValidationEvent) if event.nats_per_token is not None]
     if not found:
-        raise ValueError(f"the run {str(run)!r} has no likelihood in its validations; give another run")
-    curve = figures.Curve(
+        raise ValueError(f"the run {str(run)!r} has no validated likelihood to plot; give another run")
+    described = next(iter(events_of(folder.log, RunEvent)), None)
+    return figures.Curve(
         name,
-        tuple(float(line["step"]) for line in found),
-        tuple(float(line["validation_nats_per_token"]) for line in found),
-        found[0]["likelihood"],
-        tuple(float(line["validation_standard_error"]) for line in found),
+        tuple(float(event.step) for event in found),
+        tuple(event.nats_per_token for event in found if event.nats_per_token is not None),
+        found[0].kind.value,
+        tuple(event.standard_error for event in found),
+        None if described is None else described.diffusion_steps,
+        None if described is None else described.schedule,
+        None if described is None else described.quantity,
     )
-    if not folder.experiment.exists():
-        return curve
-    experiment = stored_experiment(run)
-    num_steps, quantity = (getattr(experiment.objective, name, None) for name in ("num_steps", "quantity"))
-    schedule = schedule_of(experiment)
-    if quantity is None:
-        return replace(curve, num_steps=num_steps, schedule=None if schedule == "–" else schedule)
-    schedule = schedule.removesuffix(f", {quantity.value}")
-    return replace(curve, num_steps=num_steps, schedule=schedule, quantity=quantity.value)
 
 
 def write_table(stem: Path, table: Table) -> list[Path]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diffusionbert.categorical import log_prob_of
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes.base import Process, Shape
-from diffusionbert.schedules import Mean, NoiseSchedule, Power, Spindle, TokenInformation
+from diffusionbert.schedules import Mean, NoiseSchedule, TokenInformation
 from diffusionbert.shapes import (
     AskedLogProbs,
     AskedRows,
@@ -74,8 +74,8 @@ class Absorbing(Process):
         p(v | x_t, t) ∝ f(v | x_t) · (1 - ᾱ_t(v))                 so f can be time-agnostic
         p(x_s = v | x_t = M) = p(v | x_t, t) · r_{s|t}(v)         M otherwise
 
-    Under the sentence-mean spindle ᾱ depends on the mean information c of the whole sentence. The forward
-    process knows it; the reverse guesses it from x_t and the network alone.
+    Under a schedule with the sentence mean, ᾱ depends on the mean information c of the whole sequence. The forward
+    process knows it; the reverse process estimates it from x_t and the network alone.
     """
 
     _information: Tensor
@@ -92,8 +92,10 @@ class Absorbing(Process):
         if schedule.by_token and information is None:
             raise ValueError(f"{schedule} needs token information; give TokenInformation.from_counts(counts)")
         self.learned = information if isinstance(information, LearnedExponents) else None
-        if self.learned is not None and not isinstance(schedule, Power):
-            raise ValueError(f"learned exponents are those of Power(), given {schedule}; use TokenInformation with it")
+        if self.learned is not None and not schedule.takes_exponents:
+            raise ValueError(
+                f"learned exponents need the schedule Power(), got {schedule}; use TokenInformation with it"
+            )
         self.schedule = schedule
         self.mask_id = mask_id
         self.reweighted = reweighted
@@ -237,11 +239,11 @@ class Absorbing(Process):
         return torch.where(self._hiding(alpha_t) > 0, reveal, 0.0).amax(dim=1)
 
     def require_finite_divergence(self) -> None:
-        """Refuses a guessed sentence mean without a floor."""
-        if self._guesses_center and isinstance(self.schedule, Spindle) and self.schedule.floor == 0:
+        """Refuses a schedule whose strict bound can be infinite."""
+        if not self.schedule.has_finite_divergence:
             raise ValueError(
-                f"{self.schedule} has an infinite strict bound: where the guessed sentence mean is off, a word may be "
-                "due that the reverse process cannot reveal; give it a floor such as 0.05, or use Mean.CORPUS"
+                f"{self.schedule} has an infinite strict bound: where the guessed sentence mean is off, a token may be "
+                "due that the reverse process cannot unmask; give it a floor such as 0.05, or use the corpus mean"
             )
 
     def require_finite_rate(self) -> None:
@@ -283,7 +285,7 @@ class Absorbing(Process):
 
     @property
     def _guesses_center(self) -> bool:
-        return isinstance(self.schedule, Spindle) and self.schedule.mean is Mean.SENTENCE
+        return self.schedule.by_token and self.schedule.mean is Mean.SENTENCE
 
     def _center(self, x0: Batch) -> RowValues:
         """The c of the forward process."""

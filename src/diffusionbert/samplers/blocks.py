@@ -1,113 +1,178 @@
-"""Nie et al. 2025, "Large language diffusion models" (LLaDA), section 2.4: block by block, from left to right.
+"""Semi-autoregressive sampling (Nie et al. 2025, "Large language diffusion models" (LLaDA), section 2.4).
 
-The editable places of a row are cut into consecutive blocks. Another sampler writes one block after the other, with
-only that block editable: what comes before is frozen, what comes after is `[MASK]`. For text longer than the network
-reads, a window of the row is shown. It knows nothing of how a block is written.
+The editable positions of a sequence are cut into consecutive blocks. Another sampler generates one block after the
+other, with only that block editable: what comes before is frozen, what comes after is `[MASK]`. Of sequences longer
+than the network reads, it is shown a window.
 
-The window of a row longer than it: the row's first place (`[CLS]`), the row's last (`[SEP]`) and, between them, one
-run of places around the block. Of the room that the block leaves, three quarters lie before it, where text is, and
-one quarter after it, where mostly masks are; at either end of the row the run is pushed inside. A row that fits is
-shown whole.
+The window of such a sequence: its first position (`[CLS]`), its last (`[SEP]`) and, between them, one run of positions
+around the block. Of the room that the block leaves, three quarters lie before it, where text is, and one quarter after
+it, where mostly masks are; at either end of the sequence the run is moved inside. A sequence that fits is shown whole.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network
-from diffusionbert.shapes import Batch
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import AnyQuery, Sampler, SamplingContext, State
+from diffusionbert.samplers.exact import Exact
+from diffusionbert.shapes import AskedRows, Batch, RowCounts, RowTimes, Tokens
 
 
-class Blocks(Sampler[Network]):
-    """Lets another sampler write block after block.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlockState(State):
+    """The inner sampler's state on the current block."""
 
-    A network that wants a time is told the inner sampler's, that of the block. A row's own time is that of its
-    blocks together: with b of them left and the next at time t, (b - 1 + t) out of all.
+    block: Tensor
+    """[B, L]: the number of each position's block, -1 where it is not editable."""
+    number: int
+    """The number of the current block."""
+    sequences: AskedRows
+    """The sequences that have this block."""
+    positions: Tensor
+    """The positions of the window of each of them."""
+    before: tuple[Tokens, RowTimes, RowCounts]
+    """Tokens, time and calls before this block."""
+    inner: State | None
+    """None once all is done."""
+
+    @property
+    def num_blocks(self) -> RowCounts:
+        """The number of blocks of each sequence."""
+        return self.block.amax(dim=1) + 1
+
+
+@final
+@register("blocks")
+@dataclass(frozen=True)
+class Blocks(Sampler):
+    """Lets another sampler generate block after block.
+
+    A time-conditioned network is given the inner sampler's time, that of the block. The time of a sequence is that of
+    its blocks together: with b of them left and the current one at time t, (b - 1 + t) out of all. The window is as
+    long as the network reads, `context.max_length`.
+
+    Args:
+        size: The largest number of editable positions per block.
+        inner: The sampler of each block.
     """
 
-    def __init__(self, inner: Sampler[Network], size: int, mask_id: int, window: int | None = None):
-        """`size` is the most editable places a block has, `window` the most places that the network sees."""
-        super().__init__()
-        if size < 1:
-            raise ValueError(f"a block must have at least 1 place, given {size}; 32 is usual")
-        if window is not None and window < size + 2:
+    size: int = 32
+    inner: Sampler = Exact()
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"a block must have at least 1 position, got {self.size}; 32 is usual")
+
+    def resolve(self, context: SamplingContext) -> Blocks:
+        """Rejects noise other than [MASK], and blocks that are too large for the network."""
+        context.absorbing(self)
+        if context.max_length is not None and context.max_length < self.size + 2:
             raise ValueError(
-                f"a window of {window} places cannot hold a block of {size} with the row's first place and its last; "
-                f"use at least {size + 2}, or smaller blocks"
+                f"a block of {self.size} positions does not fit a window of {context.max_length} with the first and "
+                f"the last position of the sequence; use at most {context.max_length - 2}"
             )
-        self.inner = inner
-        self.size = size
-        self.mask_id = mask_id
-        self.window = window
+        return replace(self, inner=self.inner.resolve(context))
 
-    def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields the canvas with everything hidden, and then every state of every block."""
-        block = self._blocked(canvas)
-        num_blocks = block.amax(dim=1) + 1
-        tokens = canvas.tokens.masked_fill(canvas.editable, self.mask_id)
-        time, calls = (num_blocks > 0).double(), torch.zeros_like(canvas.example)
-        yield State(tokens, time, calls)
-        for number in range(max(num_blocks.tolist(), default=0)):
-            rows = (num_blocks > number).nonzero()[:, 0]  # the others are done
-            x = replace(canvas, tokens=tokens, editable=block == number)
-            places = self._shown(x)[rows]
-            left = num_blocks[rows] - number - 1
-            before = tokens, time, calls
-            # Blocks differ by seed: in a window two of them may stand at the same places, which would then draw the
-            # same numbers, and the examples' names are not ours to change. Seeds below 2³² stay apart; the first
-            # block keeps the seed, so that a text of one block is the inner sampler's own.
-            states = self.inner.sample(network, _view(x, rows, places), seed + (number << 32))
-            for state in itertools.islice(states, 1, None):  # its first is where we are
-                tokens, time, calls = (values.clone() for values in before)
-                tokens[rows] = tokens[rows].scatter(1, places, state.tokens)
-                time[rows] = (left + state.time.double()) / num_blocks[rows]
-                calls[rows] += state.calls
-                yield State(tokens, time, calls)
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> BlockState:
+        """All editable positions masked."""
+        block = _blocks(canvas, self.size, context.max_length)
+        tokens = canvas.tokens.masked_fill(canvas.editable, context.mask_id)
+        time, calls = (block.amax(dim=1) >= 0).double(), torch.zeros_like(canvas.example)
+        nothing = block.new_zeros(0)
+        state = BlockState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=tokens,
+            time=time,
+            calls=calls,
+            done=False,
+            block=block,
+            number=-1,
+            sequences=nothing,
+            positions=nothing,
+            before=(tokens, time, calls),
+            inner=None,
+        )
+        return self._next_block(state)
 
-    def _blocked(self, canvas: Batch) -> Tensor:
-        """The number of each place's block, -1 where it is not editable.
+    def query(self, state: BlockState) -> AnyQuery | None:
+        """The inner sampler's query."""
+        return self.inner.query(state.inner)
 
-        Blocks have `size` places, or fewer where frozen places between them would make them too wide for the window.
-        """
-        editable, place = canvas.editable, torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
-        block = ((editable.cumsum(dim=1) - 1) // self.size).masked_fill(~editable, -1)
-        if self.window is not None:
-            # A block's own places, counted from its first one, must fit between the row's first place and its last.
-            opens = editable & (block != _before(block))
-            first = torch.where(opens, place, 0).cummax(dim=1).values
-            part = (block * len(place) + (place - first) // (self.window - 2)).masked_fill(~editable, -1)
-            block = ((editable & (part != _before(part))).cumsum(dim=1) - 1).masked_fill(~editable, -1)
-        return block
+    def update(self, state: BlockState, answer: Any) -> BlockState:
+        """The inner sampler's next state, put into the sequences."""
+        inner = self.inner.update(state.inner, answer)
+        tokens, time, calls = (values.clone() for values in state.before)
+        sequences, num_blocks = state.sequences, state.num_blocks[state.sequences]
+        tokens[sequences] = tokens[sequences].scatter(1, state.positions, inner.tokens)
+        time[sequences] = (num_blocks - state.number - 1 + inner.time.double()) / num_blocks
+        calls[sequences] += inner.calls
+        state = replace(state, tokens=tokens, time=time, calls=calls, inner=inner)
+        return self._next_block(state) if inner.done else state
 
-    def _shown(self, x: Batch) -> Tensor:
-        """The places that the network sees of each row, from left to right; rows that fit are shown whole."""
-        width, length = x.tokens.shape[1], x.attend.sum(dim=1)
-        window = width if self.window is None else self.window
-        room = window - 2
-        place = torch.arange(width, device=length.device).expand_as(x.tokens)
-        first = torch.where(x.editable, place, width).amin(dim=1)
-        last = torch.where(x.editable, place, 0).amax(dim=1)
-        start = first - 3 * (room - (last - first + 1)) // 4
-        start = start.clamp(min=1).minimum(length - 1 - room)
-        column = place[:, :window]
-        run = torch.where(column == 0, 0, start[:, None] + column - 1)
-        run = torch.where(column == window - 1, length[:, None] - 1, run)
-        return torch.where((length > window)[:, None], run, column)
+    def _next_block(self, state: BlockState) -> BlockState:
+        """Starts the inner sampler on the next block."""
+        number, num_blocks, before = state.number + 1, state.num_blocks, (state.tokens, state.time, state.calls)
+        sequences = (num_blocks > number).nonzero()[:, 0]
+        if not len(sequences):
+            return replace(state, done=True, before=before, inner=None)
+        x = replace(state.x, editable=state.block == number)
+        positions = _window(x, state.context.max_length)[sequences]
+        # Blocks differ by seed: in a window two of them may have the same positions, which would then draw the same
+        # numbers, and the names of examples are the caller's. Seeds below 2³² stay apart; the first block keeps the
+        # seed, so that a text of one block is the inner sampler's own.
+        view = _view(x, sequences, positions)
+        inner = self.inner.start(state.context, view, state.seed + (number << 32))
+        return replace(
+            state, number=number, sequences=sequences, positions=positions, before=before, inner=inner, done=False
+        )
 
 
-def _view(x: Batch, rows: Tensor, places: Tensor) -> Batch:
-    """Some rows, and of each some places."""
-    tokens, attend, editable = (values[rows].gather(1, places) for values in (x.tokens, x.attend, x.editable))
-    return Batch(tokens, attend, editable, x.example[rows], x.strata[rows])
+def _blocks(canvas: Batch, size: int, window: int | None) -> Tensor:
+    """The number of each position's block, -1 where it is not editable.
+
+    Blocks have `size` positions, or fewer where frozen positions between them would make them wider than the window.
+    """
+    editable, position = canvas.editable, torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
+    block = ((editable.cumsum(dim=1) - 1) // size).masked_fill(~editable, -1)
+    if window is not None:
+        # A block, from its first position to its last, must fit between the ends of the sequence.
+        opens = editable & (block != _before(block))
+        first = torch.where(opens, position, 0).cummax(dim=1).values
+        part = (block * len(position) + (position - first) // (window - 2)).masked_fill(~editable, -1)
+        block = ((editable & (part != _before(part))).cumsum(dim=1) - 1).masked_fill(~editable, -1)
+    return block
 
 
 def _before(block: Tensor) -> Tensor:
-    """The block of the last editable place before each place; -1 where there is none."""
+    """The block of the last editable position before each position; -1 where there is none."""
     latest = block.cummax(dim=1).values
     return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], dim=1)
+
+
+def _window(x: Batch, max_length: int | None) -> Tensor:
+    """The positions of each sequence that the network is shown, from left to right; all if the sequence fits."""
+    width, length = x.tokens.shape[1], x.attend.sum(dim=1)
+    window = width if max_length is None else max_length
+    room = window - 2
+    position = torch.arange(width, device=length.device).expand_as(x.tokens)
+    first = torch.where(x.editable, position, width).amin(dim=1)
+    last = torch.where(x.editable, position, 0).amax(dim=1)
+    start = first - 3 * (room - (last - first + 1)) // 4
+    start = start.clamp(min=1).minimum(length - 1 - room)
+    column = position[:, :window]
+    run = torch.where(column == 0, 0, start[:, None] + column - 1)
+    run = torch.where(column == window - 1, length[:, None] - 1, run)
+    return torch.where((length > window)[:, None], run, column)
+
+
+def _view(x: Batch, sequences: AskedRows, positions: Tensor) -> Batch:
+    """Some sequences, and of each some positions."""
+    tokens, attend, editable = (values[sequences].gather(1, positions) for values in (x.tokens, x.attend, x.editable))
+    return Batch(tokens, attend, editable, x.example[sequences], x.strata[sequences])

@@ -1,104 +1,130 @@
-"""Chang et al. 2022, "MaskGIT", section 3.2, and Kim et al. 2025, "Train for the worst, plan for the best", section 4:
-easy-first writing.
+"""Confidence-ordered sampling (Chang et al. 2022, MaskGIT, section 3.2; Kim et al. 2025, "Train for the worst, plan for
+the best", section 4).
 
-Each round asks for a word at every hidden place of a row and keeps the words at its surest places. Of a row's n
-places, ⌊(k + 1)·n / m⌋ are written after round k = 0, 1, …, m - 1, where m is n or the number of steps, whichever is
-less. With a threshold, all words that reach it are kept besides (Wu et al. 2025, "Fast-dLLM"), so that easy rows
+Each round draws a token at every masked position of a sequence and keeps the most confident ones. Of the n editable
+positions, ⌊(k + 1)·n / m⌋ are unmasked after round k = 0, 1, …, m - 1, where m is n or the number of steps, whichever
+is less. With a threshold, all tokens that reach it are kept as well (Wu et al. 2025, Fast-dLLM), so that easy sequences
 need fewer rounds.
 
-Words come from f and not from f·(1 - ᾱ_t): that factor says which words the noise has hidden by time t, but here the
-sampler and not the noise chooses what is hidden. So the last word of a row may be a common one under every schedule.
+Tokens come from f and not from f·(1 - ᾱ_t): that factor says which tokens the noise has masked by time t, but here the
+sampler and not the noise chooses what is masked. So the schedule plays no part.
 
-One place a round and with a criterion that does not look at the drawn word (margin, entropy), this is an
-autoregressive factorisation in an order that depends on what is written: exact, if f is. Several places a round,
-threshold or the probability of the drawn word make it a heuristic. It knows nothing of schedules.
+With one position per round and a criterion that does not depend on the drawn token (margin, entropy), this is an
+autoregressive factorisation in an order that depends on the tokens so far: exact if f is. Several positions per round,
+a threshold or the probability of the drawn token make it a heuristic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import final
 
 import torch
 
-from diffusionbert.categorical import Shaping, draw, log_prob_of
-from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network, ask
+from diffusionbert.categorical import draw, log_prob_of
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Absorbing
-from diffusionbert.schedules import uniform_grid
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
+from diffusionbert.samplers.rounds import due_after, masked_share
 from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, Places
-from diffusionbert.walking import HiddenShare, due_after
 
 
 class Criterion(Enum):
-    """What makes a place sure; more is surer."""
+    """How confident the network is at a position; more is more confident."""
 
     PROBABILITY = "probability"
-    """That of the drawn word."""
+    """The probability of the drawn token."""
     MARGIN = "margin"
-    """The likeliest word's probability less the second's."""
+    """The probability of the most probable token less that of the second."""
     ENTROPY = "entropy"
-    """Minus the entropy, in nats: 0 is certain."""
+    """Minus the entropy in nats: 0 is certain."""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the largest value."""
+        return (-torch.inf, 0.0) if self is Criterion.ENTROPY else (0.0, 1.0)
 
 
-class ConfidenceOrder(Sampler[Network]):
-    """Writes the surest places first.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ConfidenceState(State):
+    """The masked positions, and how many rounds there were."""
 
-    A network that wants a time is told the share of the row's editable places that are hidden, times `end`.
+    masked: Places
+    num_rounds: int
+
+
+@final
+@register("confidence")
+@dataclass(frozen=True)
+class Confidence(Sampler):
+    """Unmasks the most confident positions first.
+
+    A time-conditioned network is given the masked share of the editable positions, times the start time.
+
+    Args:
+        criterion: How confidence is measured.
+        threshold: Unmask all positions whose confidence, on the criterion's own scale, reaches this value.
     """
 
-    def __init__(
-        self,
-        process: Absorbing,
-        num_steps: int,
-        criterion: Criterion,
-        threshold: float | None = None,
-        shaping: Shaping | None = None,
-        end: float = 1.0,
-    ):
-        """`threshold` is on the criterion's own scale; with it, `num_steps` is the most rounds a row may take."""
-        super().__init__()
-        uniform_grid(num_steps, end)  # refuses what makes no grid
-        low, high = (-torch.inf, 0.0) if criterion is Criterion.ENTROPY else (0.0, 1.0)
-        if threshold is not None and not low <= threshold <= high:
+    criterion: Criterion = Criterion.PROBABILITY
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        low, high = self.criterion.range
+        if self.threshold is not None and not low <= self.threshold <= high:
             raise ValueError(
-                f"threshold {threshold} is out of reach: the {criterion.value} lies in [{low}, {high}]; give one in "
-                "between, or none"
+                f"threshold must be between {low} and {high} for the criterion {self.criterion.value!r}, "
+                f"got {self.threshold}; None sets none"
             )
-        self.process = process
-        self.num_steps = num_steps
-        self.criterion = criterion
-        self.threshold = threshold
-        self.shaping = shaping or Shaping()
-        self.time = HiddenShare(process.mask_id, end)
 
-    def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields the prior and then the state after every round, until no row has anything hidden."""
-        x = self.process.prior(canvas, Noise(seed))
-        calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, self.time(x), calls)
-        for number in range(self.num_steps):
-            hidden = self.process.asked(x)
-            if not bool(hidden.any()):
-                return
-            x, calls = self._round(network, x, hidden, seed, number), calls + hidden.any(dim=1)
-            yield State(x.tokens, self.time(x), calls)
+    def resolve(self, context: SamplingContext) -> Confidence:
+        """Rejects noise other than [MASK]."""
+        context.absorbing(self)
+        return self
 
-    @torch.no_grad()
-    def _round(self, network: Network, x: Batch, hidden: Places, seed: int, number: int) -> Batch:
-        log_f = ask(network, x, self.time(x), hidden)
-        # Confidence is that of the network among the words that may be written: after top_k=1 every place were certain.
-        log_p = Shaping(forbidden=self.shaping.forbidden)(log_f)
-        uniform = Noise(seed, step=number).per_place(x, Purpose.WRITE)
-        words = draw(self.shaping(log_p), uniform[hidden])
-        kept = self._kept(x, hidden, self._confidence(log_p, words), number)
-        return replace(x, tokens=torch.where(kept, x.tokens.masked_scatter(hidden, words), x.tokens))
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> ConfidenceState:
+        """All editable positions masked."""
+        x = context.absorbing(self).prior(canvas, Noise(seed))
+        return ConfidenceState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=x.tokens,
+            time=masked_share(context, x),
+            calls=torch.zeros_like(canvas.example),
+            done=not bool(canvas.editable.any()),
+            masked=canvas.editable,
+            num_rounds=0,
+        )
 
-    def _confidence(self, log_p: AskedLogProbs, words: AskedTokens) -> PerAsked:
+    def query(self, state: ConfidenceState) -> Query | None:
+        """All masked positions."""
+        return Query.of(state.x, state.time, state.masked)
+
+    def update(self, state: ConfidenceState, answer: AskedLogProbs) -> ConfidenceState:
+        """Keeps the most confident tokens."""
+        context, masked = state.context, state.masked
+        # Confidence is measured before top-k and temperature: after top_k=1 every position would be certain.
+        log_p = context.exclusion(answer)
+        uniform = Noise(state.seed, step=state.num_rounds).per_place(state.x, Purpose.WRITE)
+        tokens = draw(context.warper(log_p), uniform[masked])
+        kept = self._kept(state, self._confidence(log_p, tokens))
+        x = replace(state.x, tokens=torch.where(kept, state.tokens.masked_scatter(masked, tokens), state.tokens))
+        still_masked, num_rounds = masked & ~kept, state.num_rounds + 1
+        return replace(
+            state,
+            tokens=x.tokens,
+            time=masked_share(context, x),
+            calls=state.calls + masked.any(dim=1),
+            done=num_rounds == context.config.steps or not bool(still_masked.any()),
+            masked=still_masked,
+            num_rounds=num_rounds,
+        )
+
+    def _confidence(self, log_p: AskedLogProbs, tokens: AskedTokens) -> PerAsked:
         if self.criterion is Criterion.PROBABILITY:
-            return log_prob_of(log_p, words).exp()
+            return log_prob_of(log_p, tokens).exp()
         p = log_p.exp()
         if self.criterion is Criterion.MARGIN:
             best = p.topk(2, dim=-1).values.double()
@@ -106,14 +132,16 @@ class ConfidenceOrder(Sampler[Network]):
         entropy: PerAsked = torch.special.entr(p).sum(dim=-1).double()
         return -entropy
 
-    def _kept(self, x: Batch, hidden: Places, confidence: PerAsked, number: int) -> Places:
-        """The surest hidden places of each row, as many as are due after this round, and those over the threshold."""
-        length, num_hidden = x.editable.sum(dim=1), hidden.sum(dim=1)
-        # A row that a threshold has put ahead still writes one place a round.
-        quota = (due_after(number, length, self.num_steps) - (length - num_hidden)).clamp(min=1)
-        scores = confidence.new_full(hidden.shape, -torch.inf).masked_scatter(hidden, confidence)
+    def _kept(self, state: ConfidenceState, confidence: PerAsked) -> Places:
+        """The most confident positions of each sequence, as many as are due, and those over the threshold."""
+        masked = state.masked
+        length, num_masked = state.canvas.editable.sum(dim=1), masked.sum(dim=1)
+        due = due_after(state.num_rounds, length, state.context.config.steps)
+        # A sequence that a threshold has put ahead still unmasks one position per round.
+        quota = (due - (length - num_masked)).clamp(min=1)
+        scores = confidence.new_full(masked.shape, -torch.inf).masked_scatter(masked, confidence)
         rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         kept = rank < quota[:, None]
         if self.threshold is not None:
             kept = kept | (scores >= self.threshold)
-        return kept & hidden
+        return kept & masked

@@ -1,86 +1,116 @@
 """First-hitting sampling (Zheng et al. 2024, "Masked diffusion models are secretly time-agnostic masked models").
 
-Where a schedule treats all words alike, the interval (s, t) of the grid in which a hidden place is revealed does not
-depend on what is written there or elsewhere:
+Where a schedule treats all tokens alike, the interval (s, t) of the time grid in which a position is unmasked does not
+depend on the tokens:
 
-    P(revealed in (s, t)) = (ᾱ_s - ᾱ_t) / (1 - ᾱ_end)        for each place on its own
-    word ~ f(v | x_t, t)                                     shaped, when its interval comes
+    P(unmasked in (s, t)) = (ᾱ_s - ᾱ_t) / (1 - ᾱ_start)      independently for each position
+    token ~ f(v | x_t, t)                                     warped, when its interval comes
 
-So the intervals are drawn first, and the network is asked in those alone, told each row's own t: at most min(L, T)
-calls a row. The texts are distributed exactly as `Ancestral` distributes them over the same grid, with any network.
-A finer grid costs nothing: continuous time is `uniform_grid(1_000_000)`.
-
-Schedules that treat words differently, and uniform noise, are not for this module.
+So the intervals are drawn first, and the network is called at those times only, with each sequence's own t: at most
+min(L, T) calls per sequence. Texts are distributed exactly as by `Ancestral` over the same time grid, for every
+network. A finer grid costs nothing: continuous time is `steps=1_000_000`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
-from diffusionbert.categorical import Shaping, draw
-from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network
+from diffusionbert.categorical import draw
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Absorbing
-from diffusionbert.schedules import require_grid
-from diffusionbert.shapes import Batch, Grid, PerPlace, Places, RowTimes, Tokens, exact_bits, from_bits
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
+from diffusionbert.shapes import AskedLogProbs, Batch, Grid, PerPlace, Places, RowCounts
 
 
-class FirstHitting(Sampler[Network]):
-    """Draws when each place is revealed, then asks the network at those times only.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FirstHittingState(State):
+    """Which positions are masked, and the interval in which each is unmasked."""
 
-    In a round every unfinished row goes on to its own next time. A grid that ends before 1 goes on from there.
+    grid: Grid
+    masked: Places
+    interval: Tensor
+    """[B, L]: the k of the interval (grid[k], grid[k + 1])."""
+    uniform: PerPlace
+    """One number per position, which draws its token."""
+
+    @property
+    def latest(self) -> RowCounts:
+        """The interval of each sequence in which its next position is unmasked; -1 if none is left."""
+        return torch.where(self.masked, self.interval, -1).amax(dim=1)
+
+    @property
+    def due(self) -> Places:
+        """The positions that are unmasked in that interval."""
+        return self.masked & (self.interval == self.latest[:, None])
+
+
+@final
+@register("first-hitting")
+@dataclass(frozen=True)
+class FirstHitting(Sampler):
+    """Draws when each position is unmasked, then calls the network at those times only.
+
+    With each update every unfinished sequence moves on to its own next time.
     """
 
-    _grid: Tensor
-
-    def __init__(self, process: Absorbing, grid: Grid, shaping: Shaping | None = None):
-        super().__init__()
-        require_grid(grid, partial=True)
-        if process.schedule.by_token:
+    def resolve(self, context: SamplingContext) -> FirstHitting:
+        """Rejects noise other than [MASK], and schedules that depend on the token."""
+        schedule = context.absorbing(self).schedule
+        if schedule.by_token:
             raise ValueError(
-                f"under {process.schedule} the time at which a place is revealed depends on its word, so it cannot be "
-                "drawn first; use SkipExact with a time-agnostic network, Ancestral with any other"
+                f"the sampler 'first-hitting' draws unmasking times first, but under {schedule} they depend on the "
+                "token; use 'skip-exact' with a time-agnostic network, 'ancestral' with any other"
             )
-        self.process = process
-        self.shaping = shaping
-        self.register_buffer("_grid", exact_bits(grid), persistent=False)
+        return self
 
-    def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields the prior and then the state after every round."""
-        noise = Noise(seed)
-        grid = from_bits(self._grid).to(canvas.tokens.device)
-        x = self.process.prior(canvas, noise)
-        tokens, pending = x.tokens, self.process.asked(x)
-        interval = self._intervals(grid, noise.per_place(x, Purpose.REVEAL))
-        # A place is written once, so one number each is enough for its word.
-        uniform = noise.per_place(x, Purpose.WRITE)
-        calls = torch.zeros_like(canvas.example)
-        yield State(tokens, torch.where(pending.any(dim=1), grid[-1], 0.0), calls)
-        while bool(pending.any()):
-            calls = calls + pending.any(dim=1)
-            latest = torch.where(pending, interval, -1).amax(dim=1)
-            due = pending & (interval == latest[:, None])
-            tokens = self._write(network, tokens, x.attend, grid[latest + 1], due, uniform)
-            pending = pending & ~due
-            yield State(tokens, torch.where(pending.any(dim=1), grid[latest], 0.0), calls)
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> FirstHittingState:
+        """All editable positions masked, and all intervals drawn."""
+        process, noise = context.absorbing(self), Noise(seed)
+        grid = context.grid.to(canvas.tokens.device)
+        x = process.prior(canvas, noise)
+        masked = process.asked(x)
+        return FirstHittingState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=x.tokens,
+            time=torch.where(masked.any(dim=1), grid[-1], 0.0),
+            calls=torch.zeros_like(canvas.example),
+            done=not bool(masked.any()),
+            grid=grid,
+            masked=masked,
+            interval=_intervals(process, grid, noise.per_place(x, Purpose.REVEAL)),
+            uniform=noise.per_place(x, Purpose.WRITE),
+        )
 
-    def _intervals(self, grid: Grid, uniform: PerPlace) -> Tensor:
-        """For each place the k of the interval (grid[k], grid[k + 1]) in which it is revealed."""
-        hidden = 1 - self.process.schedule.survival(grid, torch.ones_like(grid))
-        interval = torch.searchsorted(hidden, uniform * hidden[-1], right=True) - 1
-        # Where the grid ends so early that rounding leaves nothing hidden, the first step reveals.
-        return interval.clamp(max=len(grid) - 2)
+    def query(self, state: FirstHittingState) -> Query | None:
+        """The positions that are due, each sequence at its own time."""
+        return Query.of(state.x, state.grid[state.latest + 1], state.due)
 
-    @torch.no_grad()
-    def _write(
-        self, network: Network, tokens: Tokens, attend: Places, t: RowTimes, due: Places, uniform: PerPlace
-    ) -> Tokens:
-        rows = due.any(dim=1)
-        log_p = network(tokens[rows], attend[rows], t[rows], due[rows])
-        if self.shaping is not None:
-            log_p = self.shaping(log_p)
-        return tokens.masked_scatter(due, draw(log_p, uniform[due]))
+    def update(self, state: FirstHittingState, answer: AskedLogProbs) -> FirstHittingState:
+        """Unmasks the positions that are due."""
+        due = state.due
+        tokens = draw(state.context.warper(answer), state.uniform[due])
+        masked = state.masked & ~due
+        unfinished = masked.any(dim=1)
+        return replace(
+            state,
+            tokens=state.tokens.masked_scatter(due, tokens),
+            time=torch.where(unfinished, state.grid[state.latest], 0.0),
+            calls=state.calls + state.masked.any(dim=1),
+            done=not bool(unfinished.any()),
+            masked=masked,
+        )
+
+
+def _intervals(process: Absorbing, grid: Grid, uniform: PerPlace) -> Tensor:
+    """For each position the k of the interval (grid[k], grid[k + 1]) in which it is unmasked."""
+    masked = 1 - process.schedule.survival(grid, torch.ones_like(grid))
+    interval = torch.searchsorted(masked, uniform * masked[-1], right=True) - 1
+    # Where the grid ends so early that 1 - ᾱ rounds to 0, the first step unmasks.
+    return interval.clamp(max=len(grid) - 2)

@@ -1,114 +1,163 @@
-"""Ancestral sampling of word vectors (Ho et al. 2020, algorithm 2; Li et al. 2022, "Diffusion-LM", section 4.2).
+"""Ancestral sampling of word vectors (Ho et al. 2020, algorithm 2; Li et al. 2022, Diffusion-LM, section 4.2).
 
-    x_1 ~ N(0, 1),   x_s ~ q(x_s | x_t, x0 = x̂0(x_t, t))  for every step (s, t) of the grid,   w = round(x_0)
+    x_1 ~ N(0, 1),   x_s ~ q(x_s | x_t, x0 = x̂0(x_t, t))  for every step (s, t) of the time grid,   w = round(x_0)
 
-The clamping trick puts the nearest word's vector in the place of x̂0, so that a step commits to some words. One call a
-step for each row with anything to write. Fewer steps than in training are a coarser grid.
+The clamping trick replaces x̂0 by the vector of the nearest token, so that a step commits to some token. There is one
+call per step for each sequence with an editable position.
 
-Where the original's code departs: if it clamps, it clamps at all steps; its last step takes the mean, without noise.
+Two differences from the original code: that clamps at all steps if it clamps, and its last step takes the mean,
+without noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
+from torch import Tensor
 
-from diffusionbert.categorical import Shaping, draw
-from diffusionbert.method import Sampler, State
+from diffusionbert.categorical import draw
 from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
 from diffusionbert.noise import Noise, Purpose
 from diffusionbert.processes import Gaussian
 from diffusionbert.processes.gaussian import require_clamping
-from diffusionbert.schedules import require_grid
-from diffusionbert.shapes import Batch, Grid, Tokens, Vectors
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Sampler, SamplingContext, State, VectorQuery
+from diffusionbert.shapes import AskedRows, Batch, Tokens, Vectors
 
 
-class GaussianAncestral(Sampler[VectorNetwork]):
-    """Walks down the grid on vectors; its states show every vector as the nearest word that may be written.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GaussianState(State):
+    """The noisy vectors x_t of the sequences with an editable position."""
 
-    There is no distribution over words before the end, so temperature, top-k and top-p act on the last rounding alone:
-    where any of them is set, its word is drawn from p(w | x) (as it is, with top-p 1); else the nearest word is taken.
-    Forbidden words are never written, and never clamped to. A grid that ends before 1 goes on from the words of the
-    canvas, made as noisy as they are there.
+    process: Gaussian
+    word_vectors: VectorNetwork
+    vectors: Tensor
+    """[sequences, positions, D]."""
+    sequences: AskedRows
+    part: Batch
+    """These sequences of the canvas."""
+    clamped: tuple[bool, ...]
+    """Whether step k of the time grid uses the clamping trick."""
+    num_left: int
+    """The number of steps that are left."""
+
+
+@final
+@register("gaussian-ancestral")
+@dataclass(frozen=True)
+class GaussianAncestral(Sampler):
+    """Makes one reverse step after another on vectors; states show each vector as its nearest allowed token.
+
+    There is no distribution over tokens before the end, so temperature, top-k and top-p act on the last rounding alone:
+    where any of them is set, the token is drawn from p(w | x) (unwarped with top-p 1), else the nearest token is taken.
+    Forbidden tokens are never generated and never clamped to. A time grid that ends before 1 continues from the tokens
+    of the canvas, with the noise of that time added.
+
+    Args:
+        clamped: Steps from times up to this one use the clamping trick; True or 1 is all of them, False or 0 none, None
+            those from times at which the token is certain.
     """
 
-    def __init__(
-        self, process: Gaussian, grid: Grid, shaping: Shaping | None = None, clamped: bool | float | None = None
-    ):
-        """Steps from times up to `clamped` use the clamping trick; True or 1 is all of them, False or 0 none, None
-        those from times at which the word is certain.
-        """
-        super().__init__()
-        require_grid(grid, partial=True)
-        require_clamping(clamped)
-        self.process = process
-        self.shaping = shaping or Shaping()
-        self.clamped = clamped
-        self.times: list[float] = grid.tolist()
+    clamped: bool | float | None = None
 
-    def sample(self, network: VectorNetwork, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields what the noise looks like and then the state after every step."""
-        num_steps = len(self.times) - 1
-        active = canvas.editable.any(dim=1)
-        rows = active.nonzero()[:, 0]
-        sent = canvas.rows(rows)
-        calls = torch.zeros_like(canvas.example)
+    def __post_init__(self) -> None:
+        require_clamping(self.clamped)
 
-        def state(words: Tokens, index: int) -> State:
-            tokens = canvas.tokens.clone()
-            tokens[rows, : words.shape[1]] = words
-            return State(tokens, canvas.row_times(self.times[index]), calls)
-
-        x, words = self._start(network, sent, Noise(seed, num_steps))
-        from_times = torch.tensor(self.times[1:], dtype=torch.float64, device=x.device)
-        clamps = self.process.clamps(from_times, self.clamped, x.shape[-1], network.writable.sum()).tolist()
-        yield state(words, num_steps)
-        for index in reversed(range(num_steps)):
-            x, words = self._step(network, sent, x, index, Noise(seed, index), clamps=clamps[index])
-            calls = calls + active
-            yield state(words, index)
-
-    @torch.no_grad()
-    def _start(self, network: VectorNetwork, canvas: Batch, noise: Noise) -> tuple[Vectors, Tokens]:
-        """x at the grid's end, where at t = 1 nothing is left of what stood there."""
-        end = len(self.times) - 1
-        if self.times[end] < 1 and not bool(network.writable[canvas.tokens[canvas.editable]].all()):
+    def resolve(self, context: SamplingContext) -> GaussianAncestral:
+        """Rejects models without word vectors."""
+        if not isinstance(context.process, Gaussian):
             raise ValueError(
-                f"a grid that ends at {self.times[end]} goes on from the words of the canvas, but some editable place "
-                "holds a token that is no word: give words there, or a grid that ends at 1"
+                "the sampler 'gaussian-ancestral' is for a model with Gaussian noise, which this is not; leave it out"
             )
-        clean = network.embed(canvas.tokens)
-        x = self.process.corrupt(clean, canvas.editable, canvas.example, canvas.row_times(self.times[end]), noise)
-        return x, self._rounded(network, canvas, x)
+        return self
 
-    @torch.no_grad()
-    def _step(
-        self, network: VectorNetwork, canvas: Batch, x_t: Vectors, index: int, noise: Noise, *, clamps: bool
-    ) -> tuple[Vectors, Tokens]:
-        if not len(x_t):
-            return x_t, canvas.tokens
-        s, t = (canvas.row_times(time) for time in self.times[index : index + 2])
-        guess = network(x_t, canvas.attend, t)
-        if clamps:
-            guess = clamp_to_words(network, guess, canvas.editable, self.shaping.forbidden)
-        mean, deviation = self.process.reverse(x_t, guess, s, t)
-        drawn = noise.normal(canvas.example, Purpose.GAUSS, *x_t.shape[1:]).to(x_t.dtype)
-        x_s = torch.where(canvas.editable[..., None], mean + deviation * drawn, x_t)
-        if index or not self._draws:
-            return x_s, self._rounded(network, canvas, x_s)
-        return x_s, self._drawn(network, canvas, x_s, noise)
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GaussianState:
+        """x at the end of the time grid; at t = 1 it does not depend on the canvas."""
+        process, word_vectors, grid = context.process, context.word_vectors, context.grid
+        assert isinstance(process, Gaussian)
+        assert word_vectors is not None
+        sequences = canvas.editable.any(dim=1).nonzero()[:, 0]
+        part, end, num_steps = canvas.rows(sequences), float(grid[-1]), len(grid) - 1
+        if end < 1 and not bool(word_vectors.writable[part.tokens[part.editable]].all()):
+            raise ValueError(
+                f"a time grid that ends at {end} continues from the tokens of the canvas, but some editable position "
+                "holds a token that is not allowed, such as [MASK]: give text there, or a time grid that ends at 1"
+            )
+        clean, t = word_vectors.embed(part.tokens), part.row_times(end)
+        x = process.corrupt(clean, part.editable, part.example, t, Noise(seed, num_steps))
+        num_tokens = word_vectors.writable.sum()
+        clamped = process.clamps(grid[1:].to(x.device), self.clamped, x.shape[-1], num_tokens)
+        return GaussianState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=_shown(canvas, sequences, _nearest(context, word_vectors, part, x)),
+            time=canvas.row_times(end),
+            calls=torch.zeros_like(canvas.example),
+            done=False,
+            process=process,
+            word_vectors=word_vectors,
+            vectors=x,
+            sequences=sequences,
+            part=part,
+            clamped=tuple(clamped.tolist()),
+            num_left=num_steps,
+        )
 
-    @property
-    def _draws(self) -> bool:
-        shaping = self.shaping
-        return shaping.temperature != 1 or shaping.top_k is not None or shaping.top_p is not None
+    def query(self, state: GaussianState) -> VectorQuery | None:
+        """x̂0 of all vectors."""
+        if not len(state.sequences):
+            return None
+        t = state.part.row_times(float(state.context.grid[state.num_left]))
+        return VectorQuery(state.vectors, state.part.attend, t)
 
-    def _rounded(self, network: VectorNetwork, canvas: Batch, x: Vectors) -> Tokens:
-        nearest = network.nearest(x, canvas.editable, self.shaping.forbidden)
-        return canvas.tokens.masked_scatter(canvas.editable, nearest)
+    def update(self, state: GaussianState, answer: Vectors | None) -> GaussianState:
+        """x_s ~ q(x_s | x_t, x0 = x̂0)."""
+        context, index = state.context, state.num_left - 1
+        tokens, x_s = state.tokens, state.vectors
+        if answer is not None:
+            x_s = _step(state, answer)
+            draws = index == 0 and not context.config.is_plain
+            rounded = _drawn(state, x_s) if draws else _nearest(context, state.word_vectors, state.part, x_s)
+            tokens = _shown(state.canvas, state.sequences, rounded)
+        return replace(
+            state,
+            tokens=tokens,
+            time=state.canvas.row_times(float(context.grid[index])),
+            calls=state.calls + state.canvas.editable.any(dim=1),
+            done=index == 0,
+            vectors=x_s,
+            num_left=index,
+        )
 
-    def _drawn(self, network: VectorNetwork, canvas: Batch, x: Vectors, noise: Noise) -> Tokens:
-        log_p = self.shaping(network.log_words(x, canvas.editable))
-        uniform = noise.uniform(canvas.example, Purpose.WRITE, canvas.tokens.shape[1])
-        return canvas.tokens.masked_scatter(canvas.editable, draw(log_p, uniform[canvas.editable]))
+
+def _step(state: GaussianState, x0_hat: Vectors) -> Vectors:
+    part, x_t, index = state.part, state.vectors, state.num_left - 1
+    s, t = (part.row_times(time) for time in state.context.grid[index : index + 2].tolist())
+    if state.clamped[index]:
+        x0_hat = clamp_to_words(state.word_vectors, x0_hat, part.editable, state.context.forbidden)
+    mean, deviation = state.process.reverse(x_t, x0_hat, s, t)
+    drawn = Noise(state.seed, index).normal(part.example, Purpose.GAUSS, *x_t.shape[1:]).to(x_t.dtype)
+    return torch.where(part.editable[..., None], mean + deviation * drawn, x_t)
+
+
+def _shown(canvas: Batch, sequences: AskedRows, tokens: Tensor) -> Tokens:
+    """The canvas with the tokens of some sequences."""
+    shown = canvas.tokens.clone()
+    shown[sequences, : tokens.shape[1]] = tokens
+    return shown
+
+
+def _nearest(context: SamplingContext, word_vectors: VectorNetwork, part: Batch, x: Vectors) -> Tokens:
+    """Rounds each vector to the nearest token."""
+    return part.tokens.masked_scatter(part.editable, word_vectors.nearest(x, part.editable, context.forbidden))
+
+
+def _drawn(state: GaussianState, x: Vectors) -> Tokens:
+    """Draws each token from p(w | x), warped."""
+    part = state.part
+    log_p = state.context.warper(state.word_vectors.log_words(x, part.editable))
+    uniform = Noise(state.seed, 0).uniform(part.example, Purpose.WRITE, part.tokens.shape[1])
+    return part.tokens.masked_scatter(part.editable, draw(log_p, uniform[part.editable]))

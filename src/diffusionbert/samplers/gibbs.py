@@ -1,101 +1,122 @@
-"""Wang & Cho 2019, "BERT has a mouth, and it must speak": sequential sampling, and Gibbs sampling.
+"""Gibbs sampling (Wang & Cho 2019, "BERT has a mouth, and it must speak", section 3).
 
-    first pass    the editable places are written from all `[MASK]`, in an order drawn for each row or left to right
-    sweeps        one place is hidden, and drawn again from f(· | all other words): a random one, or the next
+    first pass    all editable positions are unmasked, in an order drawn for each sequence or left to right
+    sweeps        one position is masked and drawn again from f(· | all other tokens): a random one, or the next
 
-An iteration is one call of the network. With fewer iterations than a row has places, the first pass writes several at
-once, evenly: of n places, ⌊(k + 1)·n / m⌋ are written after iteration k = 0, 1, …, m - 1, m the lesser of both. With as
-many, it is the order-agnostic product of conditionals, exact if f is. Sweeps leave a language alone if f holds its
-conditionals; those of a network fit no joint, and then what they converge to depends on the scan.
+An iteration is one network call. With fewer iterations than positions, the first pass unmasks several at once, evenly:
+of n positions, ⌊(k + 1)·n / m⌋ are unmasked after iteration k = 0, 1, …, m - 1, m the lesser of both. With as many, it
+is the order-agnostic product of conditionals, exact if f is. Sweeps leave a distribution unchanged if f gives its
+conditionals; those of a network fit no joint distribution, and then the limit depends on the scan.
 
-The authors' own code picks a random place in every iteration from the start on, one for all rows of a batch, so that
-some may never be written; here the first pass leaves none out, as He et al. 2022 ("DiffusionBERT") describe it.
+The authors' code picks a random position in every iteration from the start, one for all sequences of a batch, so that
+some may never be unmasked; here the first pass leaves none out, as He et al. 2022 (DiffusionBERT) describe it.
 
-Words come from f alone: it knows nothing of schedules.
+Tokens come from f alone: the schedule plays no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import final
 
 import torch
 
-from diffusionbert.categorical import Shaping, draw
-from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network, ask
+from diffusionbert.categorical import draw
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.shapes import Batch, Places, RowCounts
-from diffusionbert.walking import HiddenShare, due_after
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
+from diffusionbert.samplers.rounds import due_after, masked_share
+from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowCounts
 
 
 class Order(Enum):
-    """Which place comes next, in the first pass and in sweeps."""
+    """Which position comes next, in the first pass and in sweeps."""
 
     RANDOM = "random"
-    """Each row in an order of its own; in sweeps any place, also the last one again."""
-    LEFT_TO_RIGHT = "left to right"
+    """Each sequence in an order of its own; in sweeps any position, also the last one again."""
+    LEFT_TO_RIGHT = "left-to-right"
 
 
-class Gibbs(Sampler[Network]):
-    """Writes place by place, and goes on rewriting for as many iterations as are left.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GibbsState(State):
+    """The positions that the next iteration draws."""
 
-    Every row with anything to write takes all iterations. A network that wants a time is told the share of the row's
-    editable places that are hidden when it is asked, times `end`, the share of its words that are editable.
+    due: Places
+    num_iterations: int
+
+
+@final
+@register("gibbs")
+@dataclass(frozen=True)
+class Gibbs(Sampler):
+    """Draws position by position, and goes on resampling for as many iterations as are left.
+
+    Every sequence with an editable position takes all iterations. A time-conditioned network is given the masked share
+    of the editable positions, times the start time.
+
+    Args:
+        order: Which position comes next.
     """
 
-    def __init__(
-        self,
-        mask_id: int,
-        iterations: int,
-        order: Order = Order.RANDOM,
-        shaping: Shaping | None = None,
-        end: float = 1.0,
-    ) -> None:
-        super().__init__()
-        if iterations < 1:
-            raise ValueError(f"writing takes at least 1 iteration, given {iterations}; as many as places is usual")
-        self.mask_id = mask_id
-        self.iterations = iterations
-        self.order = order
-        self.shaping = shaping or Shaping()
-        self.time = HiddenShare(mask_id, end)
+    order: Order = Order.RANDOM
 
-    def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields the empty canvas and then the state after every iteration."""
-        x = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, self.mask_id))
-        calls = torch.zeros_like(canvas.example)
-        yield State(x.tokens, self.time(x), calls)
-        if not bool(canvas.editable.any()):
-            return
-        for number in range(self.iterations):
-            x = self._rewrite(network, x, self._due(x, number, seed), Noise(seed, step=number))
-            calls = calls + canvas.editable.any(dim=1)
-            yield State(x.tokens, self.time(x), calls)
+    def resolve(self, context: SamplingContext) -> Gibbs:
+        """Rejects noise other than [MASK]."""
+        context.absorbing(self)
+        return self
 
-    def _due(self, x: Batch, number: int, seed: int) -> Places:
-        """The places that this iteration writes: hidden ones, or one that is written already."""
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GibbsState:
+        """All editable positions masked."""
+        x = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, context.mask_id))
+        return GibbsState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=x.tokens,
+            time=masked_share(context, x),
+            calls=torch.zeros_like(canvas.example),
+            done=not bool(canvas.editable.any()),
+            due=self._due(context, x, seed, 0),
+            num_iterations=0,
+        )
+
+    def query(self, state: GibbsState) -> Query | None:
+        """The positions that are due, masked."""
+        x = replace(state.canvas, tokens=state.tokens.masked_fill(state.due, state.context.mask_id))
+        return Query.of(x, masked_share(state.context, x), state.due)
+
+    def update(self, state: GibbsState, answer: AskedLogProbs) -> GibbsState:
+        """Draws tokens at the positions that are due."""
+        context, number = state.context, state.num_iterations + 1
+        uniform = Noise(state.seed, step=state.num_iterations).per_place(state.x, Purpose.WRITE)
+        tokens = draw(context.warper(answer), uniform[state.due])
+        x = replace(state.canvas, tokens=state.tokens.masked_scatter(state.due, tokens))
+        return replace(
+            state,
+            tokens=x.tokens,
+            time=masked_share(context, x),
+            calls=state.calls + state.canvas.editable.any(dim=1),
+            done=number == context.config.steps,
+            due=self._due(context, x, state.seed, number),
+            num_iterations=number,
+        )
+
+    def _due(self, context: SamplingContext, x: Batch, seed: int, number: int) -> Places:
+        """The positions that iteration `number` draws: masked ones, or one that is unmasked already."""
+        iterations = context.config.steps
         length = x.editable.sum(dim=1)
-        due = due_after(number, length, self.iterations)
-        first = self._earliest(x, due, Noise(seed)) & (x.tokens == self.mask_id)
+        first = self._earliest(x, due_after(number, length, iterations), seed) & (x.tokens == context.mask_id)
         if self.order is Order.RANDOM:
             # The first pass has used step 0 of this purpose, and sweeps begin at step 1 or later.
             again = Noise(seed, step=number).chosen(x, torch.ones_like(length))
         else:
-            # A row that comes to sweeps has taken n iterations for its first pass, so this begins at its first place.
+            # The first pass of a sequence with sweeps takes n iterations, so its sweeps begin at its first position.
             again = x.editable & (x.editable.cumsum(dim=1) == 1 + (number % length.clamp(min=1))[:, None])
-        return torch.where((number < length.clamp(max=self.iterations))[:, None], first, again)
+        return torch.where((number < length.clamp(max=iterations))[:, None], first, again)
 
-    def _earliest(self, x: Batch, number: RowCounts, noise: Noise) -> Places:
-        """So many editable places of each row, the first of its order."""
+    def _earliest(self, x: Batch, number: RowCounts, seed: int) -> Places:
+        """The first `number` editable positions of each sequence in its order."""
         if self.order is Order.RANDOM:
-            return noise.chosen(x, number)
+            return Noise(seed).chosen(x, number)
         return x.editable & (x.editable.cumsum(dim=1) <= number[:, None])
-
-    @torch.no_grad()
-    def _rewrite(self, network: Network, x: Batch, due: Places, noise: Noise) -> Batch:
-        hidden = replace(x, tokens=x.tokens.masked_fill(due, self.mask_id))
-        log_p = self.shaping(ask(network, hidden, self.time(hidden), due))
-        uniform = noise.per_place(x, Purpose.WRITE)
-        return replace(x, tokens=x.tokens.masked_scatter(due, draw(log_p, uniform[due])))

@@ -1,70 +1,111 @@
-"""Radford et al. 2019 (GPT-2), section 2: one word after another, each given those before it.
+"""Left-to-right generation with a key-value cache (Radford et al. 2019, GPT-2, section 2).
 
-    x_i ~ p(v | x_1 … x_{i-1})        shaped, at the editable places i from left to right
+    x_i ~ p(v | x_1 … x_{i-1})        warped, at the editable positions i from left to right
 
-The network keeps what it has read (Vaswani et al. 2017's decoder with a cache of keys and values), so a place is read
-once. Frozen places are read as they are, together with what is written before the next editable place, however
-many there are; what is frozen behind the last editable place is never read. So a row is asked once for each word that
-is written, and each time it costs one place and not the row.
+The keys and values of read positions are in the state, so each position is read once. Frozen positions are read
+together with the tokens before the next editable position; frozen positions after the last editable one are never
+read. So a sequence costs one call per generated token, each of the length of what is new.
 
-The row's end is given by the canvas: writing never stops of itself.
+The canvas gives the length of a sequence: there is no end-of-text token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor
 
-from diffusionbert.categorical import Shaping, draw
-from diffusionbert.method import Sampler, State
-from diffusionbert.networks.causal import CausalNetwork, Reader
+from diffusionbert.categorical import draw
+from diffusionbert.networks.causal import KeyValues
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.shapes import Batch, PerAsked, Tokens
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import CausalQuery, Sampler, SamplingContext, State
+from diffusionbert.shapes import AskedLogProbs, AskedRows, Batch, PerPlace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeftToRightState(State):
+    """The cache, and the positions that are left."""
+
+    uniform: PerPlace
+    """One number per position, which draws its token."""
+    positions: tuple[int, ...]
+    """The positions at which some sequence is still to be generated."""
+    sequences: AskedRows
+    """The sequences that are unfinished: those in the cache."""
+    num_read: int
+    """The number of positions in the cache."""
+    cache: KeyValues | None
 
 
 @final
-class LeftToRight(Sampler[CausalNetwork]):
-    """Writes a word a round, at the same place of all rows; rows that are written are let go.
+@register("left-to-right")
+@dataclass(frozen=True)
+class LeftToRight(Sampler):
+    """Generates one token per step, at the same position of all sequences; finished sequences are dropped.
 
-    A row's time is the share of its editable places that are still to be written.
+    The time of a sequence is the share of its editable positions that are left.
     """
 
-    def __init__(self, mask_id: int, shaping: Shaping | None = None):
-        super().__init__()
-        self.mask_id = mask_id
-        self.shaping = shaping or Shaping()
+    def resolve(self, context: SamplingContext) -> LeftToRight:
+        """Rejects models that are no decoders."""
+        if not context.causal:
+            raise ValueError(
+                "the sampler 'left-to-right' is for a model that is a decoder, which this is not; leave it out"
+            )
+        return self
 
-    def sample(self, network: CausalNetwork, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields the canvas with everything hidden, and then the state after every place that some row writes."""
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> LeftToRightState:
+        """All editable positions masked."""
         editable = canvas.editable
         if bool(editable[:, 0].any()):
             raise ValueError(
-                "the first place of a row is to be written, but a decoder writes after what stands before: "
-                "let rows begin with a token that is not editable, such as [CLS]"
+                "the first position of a sequence is editable, but a decoder generates after what it has read: "
+                "let sequences begin with a token that is not editable, such as [CLS]"
             )
-        # A place is written once, so one number each is enough for its word.
-        uniform = Noise(seed).per_place(canvas, Purpose.WRITE)
-        tokens, calls = canvas.tokens.masked_fill(editable, self.mask_id), torch.zeros_like(canvas.example)
-        yield State(tokens, canvas.share_of(editable), calls)
-        reader, start = network.begin(), 0
-        rows, places = (torch.arange(size, device=tokens.device) for size in tokens.shape)
-        for place in editable.any(dim=0).nonzero()[:, 0].tolist():
-            is_left = editable[rows, place:].any(dim=1)
-            if not bool(is_left.all()):
-                rows = rows[is_left]
-                if start:  # before, there is nothing to keep
-                    reader.keep(is_left.nonzero()[:, 0])
-            due = editable[rows, place]
-            words = self._next(reader, tokens[rows, start:place], due, uniform[rows, place])
-            tokens, calls, start = tokens.clone(), calls + editable[:, place], place
-            tokens[rows[due], place] = words
-            yield State(tokens, canvas.share_of(editable & (places > place)), calls)
+        positions = tuple(editable.any(dim=0).nonzero()[:, 0].tolist())
+        return LeftToRightState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=canvas.tokens.masked_fill(editable, context.mask_id),
+            time=canvas.share_of(editable),
+            calls=torch.zeros_like(canvas.example),
+            done=not positions,
+            uniform=Noise(seed).per_place(canvas, Purpose.WRITE),
+            positions=positions,
+            sequences=editable.any(dim=1).nonzero()[:, 0],
+            num_read=0,
+            cache=None,
+        )
 
-    @torch.no_grad()
-    def _next(self, reader: Reader, tokens: Tokens, due: Tensor, uniform: PerAsked) -> Tensor:
-        """Reads on, and draws a word for each row that is to have one."""
-        log_p = reader.read(tokens)
-        return draw(self.shaping(log_p[due]), uniform[due])
+    def query(self, state: LeftToRightState) -> CausalQuery:
+        """What is new before the next position."""
+        new = state.tokens[state.sequences, state.num_read : state.positions[0]]
+        return CausalQuery(new, state.cache)
+
+    def update(self, state: LeftToRightState, answer: tuple[AskedLogProbs, KeyValues]) -> LeftToRightState:
+        """Draws a token for each sequence that has an editable position here."""
+        (log_p, cache), (position, *rest) = answer, state.positions
+        editable, sequences = state.canvas.editable, state.sequences
+        due = editable[sequences, position]
+        tokens = state.tokens.clone()
+        uniform = state.uniform[sequences, position]
+        tokens[sequences[due], position] = draw(state.context.warper(log_p[due]), uniform[due])
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        left = editable & (columns > position)
+        is_unfinished = left[sequences].any(dim=1)
+        if rest and not bool(is_unfinished.all()):
+            sequences, cache = sequences[is_unfinished], cache.select(is_unfinished.nonzero()[:, 0])
+        return replace(
+            state,
+            tokens=tokens,
+            time=state.canvas.share_of(left),
+            calls=state.calls + editable[:, position],
+            done=not rest,
+            positions=tuple(rest),
+            sequences=sequences,
+            num_read=position,
+            cache=cache if rest else None,
+        )

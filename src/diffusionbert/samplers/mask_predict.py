@@ -1,75 +1,93 @@
-"""Ghazvininejad et al. 2019, "Mask-Predict", section 3: predict everything hidden, hide the least sure again.
+"""Mask-predict (Ghazvininejad et al. 2019, "Mask-Predict", section 3).
 
-    round k = 1 … T:  every hidden place gets a word and its probability,
-                      then the ⌊n·(T - k) / T⌋ least probable of all n editable places of the row are hidden again
+    round k = 1 … T:  every masked position gets a token and its probability,
+                      then the ⌊n·(T - k) / T⌋ least probable of all n editable positions are masked again
 
-A place that was not predicted in this round keeps the probability it got when it was. The paper takes the likeliest
-word (`Shaping(top_k=1)`); here words are drawn, as everywhere. They come from f and not from f·(1 - ᾱ_t), since the
-sampler and not the noise chooses what is hidden: it knows nothing of schedules.
+A position that was not predicted in this round keeps the probability of its last prediction. The paper takes the most
+probable token (`top_k=1`); here tokens are drawn, as in all samplers. They come from f and not from f·(1 - ᾱ_t), since
+the sampler and not the noise chooses what is masked: the schedule plays no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 
-from diffusionbert.categorical import Shaping, draw, log_prob_of
-from diffusionbert.method import Sampler, State
-from diffusionbert.networks import Network, ask
+from diffusionbert.categorical import draw, log_prob_of
 from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Absorbing
-from diffusionbert.schedules import uniform_grid
-from diffusionbert.shapes import Batch, PerPlace, Places, per_place
-from diffusionbert.walking import HiddenShare
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
+from diffusionbert.samplers.rounds import masked_share
+from diffusionbert.shapes import AskedLogProbs, Batch, PerPlace, Places, per_place
 
 
-class MaskPredict(Sampler[Network]):
-    """Writes all in each round and takes the worst back.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MaskPredictState(State):
+    """The masked positions, and the probability of every prediction."""
 
-    A row of fewer places than rounds is done early. A network that wants a time is told the share of the row's
-    editable places that are hidden, times `end`: (T - k) / T, rounded to whole places.
+    masked: Places
+    probability: PerPlace
+    num_rounds: int
+
+
+@final
+@register("mask-predict")
+@dataclass(frozen=True)
+class MaskPredict(Sampler):
+    """Predicts all masked tokens in each round and masks the least probable again.
+
+    A sequence with fewer positions than rounds finishes early. A time-conditioned network is given the masked share of
+    the editable positions, times the start time: (T - k) / T, rounded to whole positions.
     """
 
-    def __init__(self, process: Absorbing, num_steps: int, shaping: Shaping | None = None, end: float = 1.0):
-        super().__init__()
-        uniform_grid(num_steps, end)  # refuses what makes no grid
-        self.process = process
-        self.num_steps = num_steps
-        self.shaping = shaping or Shaping()
-        self.time = HiddenShare(process.mask_id, end)
+    def resolve(self, context: SamplingContext) -> MaskPredict:
+        """Rejects noise other than [MASK]."""
+        context.absorbing(self)
+        return self
 
-    def sample(self, network: Network, canvas: Batch, seed: int) -> Iterator[State]:
-        """Yields the prior and then the state after every round, until no row has anything hidden."""
-        x = self.process.prior(canvas, Noise(seed))
-        calls = torch.zeros_like(canvas.example)
-        probability = torch.zeros_like(x.tokens, dtype=torch.float64)
-        yield State(x.tokens, self.time(x), calls)
-        for number in range(1, self.num_steps + 1):
-            hidden = self.process.asked(x)
-            if not bool(hidden.any()):
-                return
-            x, probability = self._predict(network, x, hidden, probability, Noise(seed, step=number))
-            x, calls = self._hide(x, probability, number), calls + hidden.any(dim=1)
-            yield State(x.tokens, self.time(x), calls)
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> MaskPredictState:
+        """All editable positions masked."""
+        x = context.absorbing(self).prior(canvas, Noise(seed))
+        return MaskPredictState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=x.tokens,
+            time=masked_share(context, x),
+            calls=torch.zeros_like(canvas.example),
+            done=not bool(canvas.editable.any()),
+            masked=canvas.editable,
+            probability=torch.zeros_like(x.tokens, dtype=torch.float64),
+            num_rounds=0,
+        )
 
-    @torch.no_grad()
-    def _predict(
-        self, network: Network, x: Batch, hidden: Places, probability: PerPlace, noise: Noise
-    ) -> tuple[Batch, PerPlace]:
-        """A word at every hidden place, and how probable it was."""
-        log_f = ask(network, x, self.time(x), hidden)
-        # The network's own probability among the words that may be written: after top_k=1 every word were certain.
-        log_p = Shaping(forbidden=self.shaping.forbidden)(log_f)
-        uniform = noise.per_place(x, Purpose.WRITE)
-        words = draw(self.shaping(log_p), uniform[hidden])
-        now = per_place(log_prob_of(log_p, words).exp(), hidden)
-        return replace(x, tokens=x.tokens.masked_scatter(hidden, words)), torch.where(hidden, now, probability)
+    def query(self, state: MaskPredictState) -> Query | None:
+        """All masked positions."""
+        return Query.of(state.x, state.time, state.masked)
 
-    def _hide(self, x: Batch, probability: PerPlace, number: int) -> Batch:
-        """Hides the places of a row that are least probable, as many as this round leaves hidden."""
-        num_hidden = x.editable.sum(dim=1) * (self.num_steps - number) // self.num_steps
-        order = probability.masked_fill(~x.editable, torch.inf).argsort(dim=1, stable=True)
-        hidden = order.argsort(dim=1) < num_hidden[:, None]
-        return replace(x, tokens=x.tokens.masked_fill(hidden, self.process.mask_id))
+    def update(self, state: MaskPredictState, answer: AskedLogProbs) -> MaskPredictState:
+        """Predicts the masked tokens, then masks the least probable of the sequence."""
+        context, num_rounds, steps = state.context, state.num_rounds + 1, state.context.config.steps
+        # Probabilities before top-k and temperature: after top_k=1 every token would be certain.
+        log_p = context.exclusion(answer)
+        uniform = Noise(state.seed, step=num_rounds).per_place(state.x, Purpose.WRITE)
+        tokens = draw(context.warper(log_p), uniform[state.masked])
+        predicted = per_place(log_prob_of(log_p, tokens).exp(), state.masked)
+        probability = torch.where(state.masked, predicted, state.probability)
+        editable = state.canvas.editable
+        num_masked = editable.sum(dim=1) * (steps - num_rounds) // steps
+        order = probability.masked_fill(~editable, torch.inf).argsort(dim=1, stable=True)
+        masked = order.argsort(dim=1) < num_masked[:, None]
+        text = state.tokens.masked_scatter(state.masked, tokens).masked_fill(masked, context.mask_id)
+        return replace(
+            state,
+            tokens=text,
+            time=masked_share(context, replace(state.canvas, tokens=text)),
+            calls=state.calls + state.masked.any(dim=1),
+            done=not bool(masked.any()),
+            masked=masked,
+            probability=probability,
+            num_rounds=num_rounds,
+        )

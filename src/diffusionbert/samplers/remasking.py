@@ -1,34 +1,36 @@
-"""Wang et al. 2025, "Remasking discrete diffusion models with inference-time scaling" (ReMDM), sections 3 and 4.
+"""ReMDM (Wang et al. 2025, "Remasking discrete diffusion models with inference-time scaling", sections 3 and 4).
 
-A step (s, t) hides a visible word v again with probability σ(v), and writes v at a hidden place with
+A step (s, t) remasks an unmasked token v with probability σ(v), and unmasks a masked position with
 
     p(x_s = v | x_t = M) = p(v | x_t, t) · (ᾱ_s(v) - (1 - σ(v))·ᾱ_t(v)) / (1 - ᾱ_t(v)),    M otherwise
 
-so that a word that is visible with probability ᾱ_t at t is so with probability ᾱ_s at s: whatever σ, the marginals
-q(x_s | x0) are those of the schedule, as long as the fraction is a probability, σ ≤ σ_max = min(1, (1 - ᾱ_s) / ᾱ_t).
-σ = 0 is ancestral sampling. The paper has one ᾱ for all words; here every word has its own, and so its own σ.
+so that a token that is unmasked with probability ᾱ_t at t is unmasked with probability ᾱ_s at s. The marginals
+q(x_s | x0) are those of the schedule for every σ for which the fraction is a probability, that is for
+σ ≤ σ_max = min(1, (1 - ᾱ_s) / ᾱ_t). σ = 0 is ancestral sampling. The paper has one ᾱ for all tokens; here every token
+has its own ᾱ and so its own σ.
 
-The network is asked about hidden places alone, and a visible word says nothing of whether it fits: σ is blind to it.
+The network is queried at masked positions alone, so σ does not depend on how well an unmasked token fits.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from enum import Enum
+from typing import final
 
 import torch
 
-from diffusionbert.categorical import Shaping
-from diffusionbert.networks import Network
-from diffusionbert.noise import Noise, Purpose
+from diffusionbert.noise import Purpose
 from diffusionbert.processes import Absorbing
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext
+from diffusionbert.samplers.time_grid import GridState, after_step, draw_step, query_grid, start_grid
 from diffusionbert.schedules import Mean, Spindle
-from diffusionbert.shapes import Batch, Grid, PerPlace, Places, RowTimes
-from diffusionbert.walking import GridWalk
+from diffusionbert.shapes import AskedLogProbs, Batch, PerPlace
 
 
 class Strategy(Enum):
-    """How σ comes from η in [0, 1]."""
+    """How σ follows from η."""
 
     CAP = "cap"
     """σ = min(η, σ_max)."""
@@ -36,44 +38,58 @@ class Strategy(Enum):
     """σ = η · σ_max."""
 
 
-class Remasking(GridWalk):
-    """Walks down the grid and hides some of what is written, so that it may be written better."""
+@final
+@register("remasking")
+@dataclass(frozen=True)
+class Remasking(Sampler):
+    """Remasks some of the unmasked tokens in every step, so that they can be replaced.
 
-    process: Absorbing
+    Args:
+        eta: η in [0, 1]: the largest probability per step that a token is remasked, or a share of the maximum.
+        strategy: Whether η caps σ or scales its maximum.
+    """
 
-    def __init__(
-        self,
-        process: Absorbing,
-        grid: Grid,
-        eta: float,
-        strategy: Strategy = Strategy.CAP,
-        shaping: Shaping | None = None,
-    ):
-        super().__init__(process, grid, shaping)
-        if isinstance(process.schedule, Spindle) and process.schedule.mean is Mean.SENTENCE:
+    eta: float = 0.1
+    strategy: Strategy = Strategy.CAP
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta must be between 0 and 1, got {self.eta}; 0 never remasks a token")
+
+    def resolve(self, context: SamplingContext) -> Remasking:
+        """Rejects noise other than [MASK], and schedules that depend on the sentence."""
+        schedule = context.absorbing(self).schedule
+        if isinstance(schedule, Spindle) and schedule.mean is Mean.SENTENCE:
             raise ValueError(
-                f"{process.schedule} takes a word's survival from its sentence, which changes when words are hidden "
-                "again, so that the marginals would not hold; use Mean.CORPUS, or Renoising, which claims none"
+                f"the sampler 'remasking' cannot keep the marginals of {schedule}: survival depends on the sentence, "
+                "which changes when tokens are remasked; use Mean.CORPUS, or the sampler 'renoising'"
             )
-        if not 0 <= eta <= 1:
-            raise ValueError(f"eta must lie in [0, 1], given {eta}; 0 never hides a word again")
-        self.eta = eta
-        self.strategy = strategy
+        return self
 
-    @torch.no_grad()
-    def step(self, network: Network, x_t: Batch, asked: Places, s: RowTimes, t: RowTimes, noise: Noise) -> Batch:
-        """A word at every hidden place, drawn by a step down to 0, which is p(v | x_t, t); then some are hidden."""
-        words = self.written(network, x_t, asked, torch.zeros_like(t), t, noise)
-        alpha_s, alpha_t = (self.process.survival(words, time) for time in (s, t))
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GridState:
+        """All editable positions masked."""
+        return start_grid(context, canvas, seed)
+
+    def query(self, state: GridState) -> Query | None:
+        """The masked positions."""
+        return query_grid(state)
+
+    def update(self, state: GridState, answer: AskedLogProbs | None) -> GridState:
+        """A token at every masked position, drawn by a step down to 0, which is p(v | x_t, t); then some are masked."""
+        process = state.process
+        assert isinstance(process, Absorbing)
+        s, t = state.interval
+        x0_hat = draw_step(state, answer, torch.zeros_like(t))
+        alpha_s, alpha_t = (process.survival(x0_hat, time) for time in (s, t))
         sigma = self._sigma(alpha_s, alpha_t)
-        # A word that cannot be hidden at t and yet is believed in (no reweighting) is revealed at once.
-        revealed = torch.where(alpha_t < 1, (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t), 1.0)
-        visible = torch.where(asked, revealed, 1 - sigma)
-        # Where nothing is editable, survival and so `visible` are 1.
-        hidden = noise.per_place(x_t, Purpose.REMASK) >= visible
-        return replace(x_t, tokens=words.tokens.masked_fill(hidden, self.process.mask_id))
+        # Without reweighting, a token that cannot be masked at t may be predicted: it is unmasked at once.
+        unmasking = torch.where(alpha_t < 1, (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t), 1.0)
+        unmasked = torch.where(state.targets, unmasking, 1 - sigma)
+        # Where nothing is editable, survival and so `unmasked` are 1.
+        masked = state.noise.per_place(x0_hat, Purpose.REMASK) >= unmasked
+        return after_step(state, x0_hat.tokens.masked_fill(masked, process.mask_id))
 
     def _sigma(self, alpha_s: PerPlace, alpha_t: PerPlace) -> PerPlace:
-        # Where ᾱ_t = 0 no word is visible, and σ plays no part.
+        # Where ᾱ_t = 0 no token is unmasked, and σ is not used.
         highest = torch.where(alpha_t > 0, torch.minimum(alpha_t, 1 - alpha_s) / alpha_t, 0.0)
         return highest.clamp(max=self.eta) if self.strategy is Strategy.CAP else self.eta * highest

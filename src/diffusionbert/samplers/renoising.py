@@ -1,29 +1,49 @@
-"""He et al. 2022, "DiffusionBERT": phrases that do not fit can be fixed in later steps, since all is hidden anew.
+"""Renoising (He et al. 2022, DiffusionBERT): each step predicts the whole text and masks it afresh.
 
-    x̂0 ~ p(x0 | x_t, t) at the hidden places, x_t elsewhere;    x_s ~ q(x_s | x̂0)    for every step (s, t)
+    x̂0 ~ p(x0 | x_t, t) at the masked positions, x_t elsewhere;    x_s ~ q(x_s | x̂0)    for every step (s, t)
 
-Each step guesses the whole text and hides it afresh, so that a written word is hidden again with probability
-1 - ᾱ_s. Ancestral sampling draws from q(x_s | x_t, x̂0) instead and keeps what is written.
+An unmasked token is remasked with probability 1 - ᾱ_s, so that tokens that do not fit can be replaced later. Ancestral
+sampling draws from q(x_s | x_t, x̂0) instead and keeps unmasked tokens.
 
-This is ReMDM (Wang et al. 2025) with σ = 1 - ᾱ_s: its fraction then is (ᾱ_s - ᾱ_s·ᾱ_t) / (1 - ᾱ_t) = ᾱ_s, for hidden
-and visible places alike, so x_s depends on x_t through x̂0 alone. It is not ReMDM's maximum, min(1, (1 - ᾱ_s) / ᾱ_t),
-which is larger: as long as that is below 1, σ is the share ᾱ_t of it.
+This is ReMDM (`remasking`, Wang et al. 2025) with σ = 1 - ᾱ_s. Its probability of unmasking is then
+(ᾱ_s - ᾱ_s·ᾱ_t) / (1 - ᾱ_t) = ᾱ_s at masked and unmasked positions alike, so x_s depends on x_t through x̂0 alone. It is
+not ReMDM's maximum min(1, (1 - ᾱ_s) / ᾱ_t), which is larger: as long as that is below 1, σ is the share ᾱ_t of it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import final
+
 import torch
 
-from diffusionbert.networks import Network
-from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch, Places, RowTimes
-from diffusionbert.walking import GridWalk
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext
+from diffusionbert.samplers.time_grid import GridState, after_step, draw_step, query_grid, start_grid
+from diffusionbert.shapes import AskedLogProbs, Batch
 
 
-class Renoising(GridWalk):
-    """Guesses the text and hides it anew in every step; for every process on tokens."""
+@final
+@register("renoising")
+@dataclass(frozen=True)
+class Renoising(Sampler):
+    """Predicts the text and adds noise again in every step; for every process on tokens."""
 
-    def step(self, network: Network, x_t: Batch, asked: Places, s: RowTimes, t: RowTimes, noise: Noise) -> Batch:
-        """x̂0, hidden afresh; a step down to 0 is p(x0 | x_t, t) itself."""
-        guess = self.written(network, x_t, asked, torch.zeros_like(t), t, noise)
-        return self.process.corrupt(guess, s, noise)
+    def resolve(self, context: SamplingContext) -> Renoising:
+        """Rejects models that are no diffusion on tokens."""
+        context.tokens_process(self)
+        return self
+
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GridState:
+        """A draw from the prior."""
+        return start_grid(context, canvas, seed)
+
+    def query(self, state: GridState) -> Query | None:
+        """The masked positions (under uniform noise: all editable ones)."""
+        return query_grid(state)
+
+    def update(self, state: GridState, answer: AskedLogProbs | None) -> GridState:
+        """x_s ~ q(x_s | x̂0); a step down to 0 draws x̂0 from p(x0 | x_t, t)."""
+        s, t = state.interval
+        x0_hat = draw_step(state, answer, torch.zeros_like(t))
+        return after_step(state, state.process.corrupt(x0_hat, s, state.noise).tokens)

@@ -10,6 +10,7 @@ found and what is expected.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -84,6 +85,35 @@ def from_json(plain: Any, expected: Any, where: str = "settings") -> Any:
     if dataclasses.is_dataclass(expected):
         return _from_fields(plain, expected, where)
     return _from_scalar(plain, expected, where)
+
+
+def from_text(text: str, family: type[T], where: str) -> T:
+    """Reads a member of a registered family from its name, with settings that differ from the defaults.
+
+    Args:
+        text: `name` or `name:field=value,field=value`; values are numbers, true, false, none or texts.
+        family: The registered family.
+        where: What the value is called in error messages, for example "--schedule".
+
+    Returns:
+        The member.
+
+    Example:
+        >>> from diffusionbert.schedules import NoiseSchedule
+        >>> str(from_text("spindle:strength=0.5,mean=sentence", NoiseSchedule, "--schedule"))
+        'spindle (λ = 0.5, sentence mean)'
+    """
+    name, _, settings = text.partition(":")
+    plain: dict[str, Any] = {"name": name}
+    for setting in filter(None, settings.split(",")):
+        field, separator, value = setting.partition("=")
+        if not separator:
+            raise ValueError(f"{where} must be name or name:field=value,field=value, got {text!r}")
+        try:
+            plain[field] = json.loads("null" if value == "none" else value)
+        except json.JSONDecodeError:
+            plain[field] = value
+    return from_json(plain, family, where)
 
 
 def _header(value: Any) -> dict[str, str]:

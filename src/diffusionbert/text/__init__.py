@@ -1,1 +1,1 @@
-"""From files to rows of token ids, and back: strings stop here."""
+"""From text files to batches of token ids and back. Strings end here: the layers below see tensors only."""

@@ -1,4 +1,4 @@
-"""Folders of a cache: each is made once, whole or not at all, however many processes want it and may be killed."""
+"""Cached folders: each is built once and appears complete or not at all, even with several or killed processes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from filelock import FileLock, Timeout
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder, filled by `make` unless it is there; of several processes one makes it, and the others wait."""
+    """Returns a folder, filled by `make` if it does not exist; one process builds it while the others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
-        _sweep(folder.parent)
-        with FileLock(_lock_of(folder)):  # whoever waits here finds the work done
-            if not folder.is_dir():
-                _make_whole(folder, make)
+        _remove_abandoned(folder.parent)
+        with FileLock(_lock_path(folder)):
+            if not folder.is_dir():  # another process may have built it while this one waited
+                _build(folder, make)
     return folder
 
 
-def _lock_of(folder: Path) -> Path:
+def _lock_path(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.lock"
 
 
-def _sweep(cache: Path) -> None:
-    """Removes what killed runs left behind: unfinished folders whose lock nobody holds."""
-    for litter in cache.glob(".*.partial"):
-        with suppress(Timeout), FileLock(_lock_of(cache / litter.name.split(".")[1]), timeout=0):
-            shutil.rmtree(litter, ignore_errors=True)
+def _remove_abandoned(cache: Path) -> None:
+    """Removes the incomplete folders of killed processes: those whose lock is free."""
+    for partial in cache.glob(".*.partial"):
+        with suppress(Timeout), FileLock(_lock_path(cache / partial.name.split(".")[1]), timeout=0):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def _make_whole(folder: Path, make: Callable[[Path], None]) -> None:
-    """Writes beside the folder and renames at the end, so that it appears whole or not at all."""
+def _build(folder: Path, make: Callable[[Path], None]) -> None:
+    """Builds a temporary folder and renames it when it is complete."""
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     try:
         make(partial)
         for file in partial.iterdir():
-            _sync(file)  # the name must not reach the disk before what it names
-        partial.chmod(0o755)  # mkdtemp keeps others out, but a cache is shared
+            _sync(file)  # contents must reach the disk before the rename does
+        partial.chmod(0o755)  # mkdtemp makes private folders, but a cache is shared
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Canvases: what is given and what is to be written, as a `Batch`.
+"""Canvases: batches whose editable positions are to be generated.
 
-A canvas is rows of tokens of which the editable ones are to be written. Nothing given, a prompt, blanks, a sentence to
-be rewritten and a source to be answered differ only in which places those are. Strings stop here.
+Unconditional generation, a prompt, blanks, a sentence to rewrite and a source sentence differ only in which positions
+are editable. This module does not depend on networks or samplers.
 """
 
 from __future__ import annotations
@@ -24,36 +24,42 @@ from diffusionbert.text.reading import Pair
 from diffusionbert.text.vocabulary import Vocabulary
 
 MASK = "[MASK]"
-"""Stands for one token, however a vocabulary writes its own."""
+"""Marks one token, whatever the vocabulary's own mask token looks like."""
 BLANK = "[BLANK]"
-"""Stands for a gap of unknown length, as the mask token stands for one token."""
+"""Marks a gap of unknown length."""
 
 
 def blank(vocabulary: Vocabulary, lengths: Sequence[int], prompt: str = "", source: str | None = None) -> Batch:
-    """Rows with nothing but a prompt: `lengths` count the tokens of each sentence, those of the prompt included.
+    """Makes one masked sequence per length, after an optional prompt.
 
-    With a source, the sentence is a pair's target.
+    Args:
+        vocabulary: Encodes the prompt and the source.
+        lengths: The number of tokens per sequence, including the prompt and excluding special tokens.
+        prompt: The text with which each sequence begins; not editable.
+        source: With a source, each sequence is the target of a pair.
     """
-    frame = _encoded(vocabulary, prompt, source)
+    frame = _encode(vocabulary, prompt, source)
     num_given = num_tokens(vocabulary, prompt)
-    short = min(lengths, default=num_given + 1)
-    if short <= num_given:
+    shortest = min(lengths, default=num_given + 1)
+    if shortest <= num_given:
+        if not num_given:
+            raise ValueError(f"`length` must be >= 1 token, got {shortest}")
         raise ValueError(
-            f"a sentence of {short} tokens has no room for anything beside {prompt!r}, which has {num_given}; "
-            f"ask for a length of {num_given + 1} or more"
-            if num_given
-            else f"a sentence must have at least 1 token, asked for {short}"
+            f"`length` must be >= {num_given + 1} with a prompt of {num_given} tokens ({prompt[:40]!r}), "
+            f"got {shortest}; raise it, or shorten the prompt"
         )
-    end = _end(vocabulary, frame)
-    rows = [[*frame[:end], *[vocabulary.mask_id] * (length - num_given), *frame[end:]] for length in lengths]
-    canvas = batch_of(vocabulary, rows)
+    end = _end_of_text(vocabulary, frame)
+    canvas = batch_of(
+        vocabulary,
+        [[*frame[:end], *[vocabulary.mask_id] * (length - num_given), *frame[end:]] for length in lengths],
+    )
     return replace(canvas, editable=canvas.attend & (canvas.tokens == vocabulary.mask_id))
 
 
 @final
 @dataclass(frozen=True)
 class Blanks:
-    """A text with blanks: `[MASK]` for one token, `[BLANK]` for any number of them."""
+    """A text with blanks: `[MASK]` for one token, `[BLANK]` for any number of tokens."""
 
     vocabulary: Vocabulary
     text: str
@@ -61,17 +67,17 @@ class Blanks:
     def __post_init__(self) -> None:
         if not self.marks:
             raise ValueError(
-                f"there is nothing to fill in {self.text!r}; write {MASK} for one token, {BLANK} for any number"
+                f"nothing to fill in {self.text[:40]!r}; use {MASK} for one token, {BLANK} for any number of tokens"
             )
 
     @property
     def mask(self) -> str:
-        """How this vocabulary writes its mask token."""
+        """The vocabulary's own mask token."""
         return str(self.vocabulary.tokenizer.mask_token)
 
     @cached_property
     def parts(self) -> list[str]:
-        """The text between blanks and the blanks, in turn; the first and the last are text."""
+        """Text and blanks alternately; the first and last elements are text."""
         return re.split(f"({re.escape(self.mask)}|{re.escape(MASK)}|{re.escape(BLANK)})", self.text)
 
     @property
@@ -80,26 +86,28 @@ class Blanks:
         return self.parts[1::2]
 
     def canvas(self, gap: int = 1) -> Batch:
-        """One row in which the blanks are to be written, each `[BLANK]` having so many tokens."""
-        marks = [" ".join([self.mask] * width) for width in self._widths(gap)]
+        """Makes one sequence whose blanks are editable, with `gap` tokens for each `[BLANK]`."""
+        widths = self._widths(gap)
+        marks = [" ".join([self.mask] * width) for width in widths]
         parts = [*itertools.chain(*zip(self.parts[::2], marks, strict=False)), self.parts[-1]]
-        [row] = self.vocabulary.encode(["".join(parts)], marked=True)
-        num_hidden = sum(self._widths(gap))
-        if int(self.vocabulary.special[row].sum()) != self.vocabulary.num_special(paired=False) + num_hidden:
-            raise ValueError(f"{self.text!r} contains special tokens besides {self.mask}; write them in another way")
-        canvas = batch_of(self.vocabulary, [row])
+        [tokens] = self.vocabulary.encode(["".join(parts)], marked=True)
+        if int(self.vocabulary.special[tokens].sum()) != self.vocabulary.num_special(paired=False) + sum(widths):
+            raise ValueError(
+                f"the text must not contain special tokens other than {self.mask}, got {self.text[:40]!r}; remove them"
+            )
+        canvas = batch_of(self.vocabulary, [tokens])
         return replace(canvas, editable=canvas.tokens == self.vocabulary.mask_id)
 
     def filled(self, tokens: Sequence[int], gap: int = 1) -> tuple[str, tuple[str, ...]]:
-        """The given text with the blanks replaced by these tokens, one after another, and what stands in each."""
+        """Returns the text with its blanks replaced by these tokens, in order, and the filling of each blank."""
         text, fillings, start = self.parts[0], [], 0
         for width, after in zip(self._widths(gap), self.parts[2::2], strict=True):
-            run = tokens[start : start + width]
+            chosen = tokens[start : start + width]
             start += width
-            filling = self.vocabulary.decode(run).strip().removeprefix("##")
-            if self.vocabulary.continuation[run[0]]:
+            filling = self.vocabulary.decode(chosen).strip().removeprefix("##")
+            if self.vocabulary.continuation[chosen[0]]:
                 text = text.rstrip()
-            elif text[-1:].isalnum():  # no blank stands around the mark
+            elif text[-1:].isalnum():  # no space before the mark
                 text += " "
             text += filling + (" " if filling[-1:].isalnum() and after[:1].isalnum() else "") + after
             fillings.append(filling)
@@ -112,69 +120,70 @@ class Blanks:
 def rewriting(
     vocabulary: Vocabulary, text: str, strength: float, num_rows: int, seed: int, unwanted: Sequence[str] = ()
 ) -> Batch:
-    """Rows of one sentence, in each of which another share of the tokens, drawn at random, is to be written anew.
+    """Makes copies of a sentence, each with another random fraction `strength` of its tokens editable.
 
-    Unwanted words are always among them, and all rows have equally many: samplers start where the share says.
+    Unwanted words are always editable. All sequences have equally many editable positions, because samplers start at
+    the time that corresponds to this fraction.
     """
     if not 0 < strength <= 1:
-        raise ValueError(f"the strength of a rewriting must lie in (0, 1], given {strength}; 0.4 hides 40 %")
+        raise ValueError(f"`strength` must be in (0, 1], got {strength}; 0.4 masks 40 % of the tokens")
     canvas = Sentences(vocabulary, (text,) * num_rows).batch(range(num_rows))
     count = int(canvas.editable[0].sum())
     if not count:
-        raise ValueError(f"there is nothing to rewrite in {text!r}; give a sentence")
-    hidden = torch.zeros_like(canvas.editable)
-    for pieces in (torch.tensor(way) for word in unwanted for way in vocabulary.spellings(word)):
+        raise ValueError(f"nothing to rewrite in {text[:40]!r}; give a sentence")
+    required = torch.zeros_like(canvas.editable)
+    for pieces in (torch.tensor(spelling) for word in unwanted for spelling in vocabulary.spellings(word)):
         if len(pieces) <= canvas.tokens.shape[1]:
             starts = (canvas.tokens.unfold(1, len(pieces), 1) == pieces).all(dim=2).nonzero()
             for offset in range(len(pieces)):
-                hidden[starts[:, 0], starts[:, 1] + offset] = True
-    hidden &= canvas.editable
-    others = replace(canvas, editable=canvas.editable & ~hidden)
-    chosen = Noise(seed).chosen(others, max(1, round(strength * count)) - hidden.sum(dim=1))
-    return replace(canvas, editable=hidden | chosen)
+                required[starts[:, 0], starts[:, 1] + offset] = True
+    required &= canvas.editable
+    others = replace(canvas, editable=canvas.editable & ~required)
+    chosen = Noise(seed).chosen(others, max(1, round(strength * count)) - required.sum(dim=1))
+    return replace(canvas, editable=required | chosen)
 
 
 @final
 @dataclass(frozen=True)
 class Sentences:
-    """Whole sentences in memory, of which any may be picked; each is named by its number."""
+    """Sentences in memory, from which batches are made by index."""
 
     vocabulary: Vocabulary
     texts: tuple[str, ...]
 
     @cached_property
-    def rows(self) -> list[list[int]]:
-        """The tokens of each."""
+    def sequences(self) -> list[list[int]]:
+        """The tokens of each sentence."""
         return self.vocabulary.encode(self.texts)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens in each, special ones included."""
-        return np.fromiter(map(len, self.rows), np.int64, len(self.rows))
+        """The number of tokens per sentence, including special tokens."""
+        return np.fromiter(map(len, self.sequences), np.int64, len(self.sequences))
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Puts sentences side by side; their own tokens are editable."""
-        picked = batch_of(self.vocabulary, [self.rows[index] for index in indices])
+        """Makes a batch in which all tokens but special ones are editable."""
+        picked = batch_of(self.vocabulary, [self.sequences[index] for index in indices])
         editable = picked.attend & ~self.vocabulary.special[picked.tokens]
         return replace(picked, editable=editable, example=torch.tensor(indices))
 
 
-def batch_of(vocabulary: Vocabulary, rows: Sequence[Sequence[int]]) -> Batch:
-    """Rows side by side, padded; nothing is editable yet."""
-    tokens = torch.full((len(rows), max(map(len, rows), default=0)), vocabulary.pad_id)
+def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batch:
+    """Pads sequences on the right to one batch without editable positions."""
+    tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), vocabulary.pad_id)
     attend = torch.zeros_like(tokens, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        tokens[index, : len(row)] = torch.tensor(row)
-        attend[index, : len(row)] = True
+    for index, sequence in enumerate(sequences):
+        tokens[index, : len(sequence)] = torch.tensor(sequence)
+        attend[index, : len(sequence)] = True
     return Batch.of(tokens, torch.zeros_like(attend), attend)
 
 
 def drawn_lengths(histogram: Tensor, num_rows: int, seed: int, shortest: int = 1) -> list[int]:
-    """Lengths as the training corpus has them, none under `shortest`."""
+    """Draws lengths of at least `shortest` from the training corpus's length histogram."""
     weights = histogram.double().clone()
     weights[:shortest] = 0
     if not float(weights.sum()) > 0:
-        raise ValueError(f"the training corpus has no sentence of {shortest} or more tokens; give a length")
+        raise ValueError(f"the training corpus has no sequence of {shortest} or more tokens; give `length`")
     cumulative = weights.cumsum(dim=0)
     uniform = Noise(seed).uniform(torch.arange(num_rows), Purpose.LENGTH)
     lengths: list[int] = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True).tolist()
@@ -182,15 +191,15 @@ def drawn_lengths(histogram: Tensor, num_rows: int, seed: int, shortest: int = 1
 
 
 def num_tokens(vocabulary: Vocabulary, text: str) -> int:
-    """The tokens of a text, without special ones."""
+    """Counts the tokens of a text, excluding special tokens."""
     return len(vocabulary.own([text])[0])
 
 
-def _encoded(vocabulary: Vocabulary, text: str, source: str | None) -> list[int]:
-    [row] = vocabulary.encode([text]) if source is None else vocabulary.encode_pairs([Pair(source, text)])
-    return row
+def _encode(vocabulary: Vocabulary, text: str, source: str | None) -> list[int]:
+    [tokens] = vocabulary.encode([text]) if source is None else vocabulary.encode_pairs([Pair(source, text)])
+    return tokens
 
 
-def _end(vocabulary: Vocabulary, row: list[int]) -> int:
-    """Where the editable part of a row ends: before its last special token."""
-    return max(place for place, token in enumerate(row) if vocabulary.special[token])
+def _end_of_text(vocabulary: Vocabulary, tokens: list[int]) -> int:
+    """The position of the last special token, which follows the editable part."""
+    return max(position for position, token in enumerate(tokens) if vocabulary.special[token])

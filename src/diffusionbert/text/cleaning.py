@@ -1,6 +1,6 @@
-"""What is done to every text that is read: white space, flaws, case, the blanks that corpora put around punctuation.
+"""Text cleaning: whitespace, flaws, case, and the spaces that tokenised corpora have around punctuation.
 
-This module knows nothing of files.
+This module does not depend on files.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from diffusionbert.text.reading import LINE_BYTES, Flaw, Pair
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What is done to every text; white space always becomes single blanks."""
+    """Settings for cleaning texts; runs of whitespace always become single spaces."""
 
     lower: bool = False
     detokenise: bool = False
-    """Undo the blanks that One Billion Words and the Penn Treebank put around punctuation."""
+    """Remove the spaces that One Billion Words and the Penn Treebank have around punctuation."""
     max_characters: int = 10_000
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_characters <= LINE_BYTES // 4:
             raise ValueError(
-                f"max_characters is {self.max_characters}, but a text may have 1 to {LINE_BYTES // 4} characters: "
+                f"`max_characters` must be between 1 and {LINE_BYTES // 4}, got {self.max_characters}; "
                 "split longer texts into sentences first"
             )
 
     def check(self, content: str | Pair) -> str | Pair | Flaw:
-        """Evens out white space and finds flaws."""
+        """Normalises whitespace; returns the flaw if the text cannot be used."""
         if isinstance(content, str):
             return self._check_text(content)
         source, target = self._check_text(content.source), self._check_text(content.target)
@@ -39,7 +39,7 @@ class Cleaning:
         return target if isinstance(target, Flaw) else Pair(source, target)
 
     def restyle(self, content: str | Pair) -> str | Pair:
-        """Applies the settings that change words."""
+        """Detokenises and lower-cases, as the settings say."""
         if isinstance(content, str):
             return self._restyle_text(content)
         return Pair(*map(self._restyle_text, content))
@@ -52,7 +52,7 @@ class Cleaning:
             return Flaw.LONG
         try:
             text.encode()
-        except UnicodeEncodeError:  # JSON can spell half a surrogate pair
+        except UnicodeEncodeError:  # JSON can contain half a surrogate pair
             return Flaw.NOT_UTF8
         return text
 
@@ -67,7 +67,7 @@ _BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{
 _Rules = list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
 _WORD_RULES: _Rules = [
     (re.compile(r"-[LR][RSC]B-"), lambda match: _BRACKETS[match[0]]),
-    (re.compile(r"\\([/*])"), r"\1"),  # the Treebank writes 1\/2
+    (re.compile(r"\\([/*])"), r"\1"),  # the Treebank has 1\/2
     (re.compile(r"`` ?"), '"'),
     (re.compile(r" ?''"), '"'),
     (re.compile(r" n't\b", re.IGNORECASE), lambda match: match[0][1:]),
@@ -82,7 +82,11 @@ _PUNCTUATION_RULES: _Rules = [
 
 
 def detokenise(text: str) -> str:
-    """Puts words and punctuation together again; where the blanks do not tell which (`'` alone, ` - `), leaves them."""
+    """Removes the spaces around punctuation, except where the side is ambiguous (a lone `'`, ` - `).
+
+    >>> detokenise("it 's fine , thanks .")
+    "it's fine, thanks."
+    """
     for pattern, replacement in _WORD_RULES:
         text = pattern.sub(replacement, text)
     text = _close_quotes(text)
@@ -92,7 +96,7 @@ def detokenise(text: str) -> str:
 
 
 def _close_quotes(text: str) -> str:
-    """Puts free-standing `"` to what they enclose: in turn where their number is even, else only at either end."""
+    """Attaches `"` to the text it encloses: alternately if their number is even, else only at the start and end."""
     pieces = text.split(' " ')
     inner = len(pieces) - 1
     opened, closed = text.startswith('" '), text.endswith(' "')

@@ -1,9 +1,8 @@
-"""Encoded corpora: all rows of a corpus in memory-mapped files, written once and opened at once ever after.
+"""Encoded corpora: the token sequences of a corpus in memory-mapped files.
 
-`encode_corpus` keeps them in a cache, in a folder named by everything that decides them. The folder appears whole
-or not at all, so a process that is killed, or a second one beside it, does no harm. The same pass counts tokens and
-lengths. A row is what `vocabulary` says it is: what may be edited stands between its last two special tokens. This
-module knows nothing of networks or noise.
+`encode_corpus` encodes a corpus once into a cache folder whose name is a hash of the corpus, the vocabulary and the
+settings. The folder appears complete or not at all. The same pass counts tokens and lengths. The editable positions of
+a sequence are those between its last two special tokens. This module does not depend on networks or noise.
 """
 
 from __future__ import annotations
@@ -33,73 +32,74 @@ from diffusionbert.text.reading import Pair
 from diffusionbert.text.vocabulary import Vocabulary
 
 VERSION = 1
-"""Raised when the files or their meaning change, so that no older cache is opened."""
+"""To be incremented when the files or their meaning change; part of every cache key."""
 CHUNK = 8192
-"""Texts that are encoded at a time: enough to keep all cores busy, little enough for any memory."""
+"""Texts that are encoded at a time: enough to use all cores, few enough to fit in memory."""
 
 
 class Overlong(Enum):
-    """What becomes of a row with more than `max_length` tokens; either way it is counted."""
+    """What to do with a sequence of more than `max_length` tokens; either way the report counts it."""
 
     SKIP = "skip"
     CUT = "cut"
-    """Its end is cut off, of a pair the target's."""
+    """Cut off its end; of a pair, the end of the target."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Rows of tokens in memory-mapped files, with what was counted while they were written."""
+    """Token sequences in memory-mapped files, with token and length counts."""
 
     folder: Path
     tokens: NDArray[Any]
-    """All rows, one after another."""
+    """All sequences, concatenated."""
     offsets: NDArray[np.int64]
-    """Row i is `tokens[offsets[i]:offsets[i + 1]]`."""
+    """Sequence i is `tokens[offsets[i]:offsets[i + 1]]`."""
     special: Tensor
     """Which ids are special, [V]."""
     pad_id: int
     max_length: int
     counts: Tensor
-    """How often each id is an editable token, [V]: what token information is made of."""
+    """How often each id occurs at an editable position, [V]; `TokenInformation` is computed from it."""
     length_histogram: Tensor
-    """At n, the number of rows with n editable tokens, [max_length + 1]."""
+    """At n, the number of sequences with n editable tokens, [max_length + 1]."""
     report: Report
     fingerprint: str
-    """A hash of the rows themselves, for the protocol of a measurement."""
+    """A hash of the sequences, for evaluation protocols."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens in each row, special ones included."""
+        """The number of tokens per sequence, including special tokens."""
         return np.diff(self.offsets)
 
-    def row(self, index: int) -> NDArray[np.int64]:
-        """The tokens of one row."""
+    def sequence(self, index: int) -> NDArray[np.int64]:
+        """The tokens of one sequence."""
         if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            raise IndexError(f"`index` must be between 0 and {len(self) - 1}, got {index}")
         return self.tokens[self.offsets[index] : self.offsets[index + 1]].astype(np.int64)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Puts rows side by side, padded on the right; each is named by its index."""
-        rows = np.asarray(indices, dtype=np.int64)
-        if rows.size == 0 or rows.min() < 0 or rows.max() >= len(self):
-            raise IndexError(f"a batch of rows {rows.tolist()}: give at least one, each from 0 to {len(self) - 1}")
-        starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
+        """Makes a batch, padded on the right; the example keys of its sequences are their indices."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= len(self):
+            shown = str(chosen.tolist())[:40]
+            raise IndexError(f"`indices` must be one or more numbers from 0 to {len(self) - 1}, got {shown}")
+        starts, ends = self.offsets[chosen, None], self.offsets[chosen + 1, None]
         flat = starts + np.arange((ends - starts).max())
         attend = torch.from_numpy(flat < ends)
         flat = np.minimum(flat, len(self.tokens) - 1)
         tokens = torch.from_numpy(self.tokens[flat].astype(np.int64)).masked_fill(~attend, self.pad_id)
         special = self.special[tokens] & attend
-        num_ahead = special.flip(1).cumsum(1).flip(1)  # special tokens from here on
-        editable = attend & ~special & (num_ahead == 1)
-        strata = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(len(rows), 2)
-        return Batch(tokens, attend, editable, torch.from_numpy(rows), strata)
+        num_following = special.flip(1).cumsum(1).flip(1)  # special tokens from here on
+        editable = attend & ~special & (num_following == 1)
+        strata = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(len(chosen), 2)
+        return Batch(tokens, attend, editable, torch.from_numpy(chosen), strata)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_encoded, (self.folder,)  # a worker process opens the files and is not sent their content
+        return open_encoded, (self.folder,)  # worker processes open the files themselves
 
 
 def encode_corpus(
@@ -110,30 +110,42 @@ def encode_corpus(
     max_length: int = 128,
     overlong: Overlong = Overlong.SKIP,
 ) -> Encoded:
-    """Encodes a corpus into the cache, or opens what is there; rows have at most `max_length` tokens."""
+    """Opens the encoded corpus in the cache, after encoding it if necessary.
+
+    Args:
+        corpus: The texts.
+        vocabulary: The tokenizer.
+        cache: The folder in which encoded corpora are kept.
+        max_length: The maximum number of tokens per sequence, including special tokens.
+        overlong: What to do with longer sequences.
+    """
     smallest = vocabulary.num_special(paired=corpus.paired) + 1
     if max_length < smallest:
-        raise ValueError(f"max_length is {max_length}, but a row with one word has {smallest} tokens: 128 is usual")
+        raise ValueError(
+            f"`max_length` must be >= {smallest} (special tokens included), got {max_length}; 128 is usual"
+        )
     settings = [VERSION, corpus.fingerprint, vocabulary.fingerprint, max_length, overlong.value]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     return open_encoded(made_once(cache / key, lambda folder: _write(folder, corpus, vocabulary, max_length, overlong)))
 
 
 def open_encoded(folder: Path) -> Encoded:
-    """Opens what `encode_corpus` wrote; memory is used only for the rows that are read."""
+    """Opens a folder made by `encode_corpus`; tokens are read from disk on access."""
     try:
         values = json.loads((folder / "encoded.json").read_text(encoding="utf-8"))
-        # A memmap's own indexing is slow; an array over the same pages is not.
+        # Indexing a memmap is slow; indexing an array over the same pages is not.
         tokens = np.asarray(np.memmap(folder / "tokens.bin", dtype=values["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets.bin", dtype=np.int64, mode="r"))
         counts = np.load(folder / "counts.npy", allow_pickle=False)
-        whole = values["version"] == VERSION and len(offsets) == values["num_rows"] + 1 and len(tokens) == offsets[-1]
+        complete = (
+            values["version"] == VERSION and len(offsets) == values["num_rows"] + 1 and len(tokens) == offsets[-1]
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{str(folder)!r} is no encoded corpus ({error}): delete that folder and encode again"
+            f"{str(folder)!r} is not an encoded corpus ({error}); delete that folder and encode again"
         ) from error
-    if not whole:
-        raise ValueError(f"{str(folder)!r} is incomplete or of another version: delete that folder and encode again")
+    if not complete:
+        raise ValueError(f"{str(folder)!r} is incomplete or of another version; delete that folder and encode again")
     special = torch.zeros(len(counts), dtype=torch.bool)
     special[values["special"]] = True
     return Encoded(
@@ -151,14 +163,14 @@ def open_encoded(folder: Path) -> Encoded:
 
 
 def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int, overlong: Overlong) -> None:
-    """One pass over the corpus; memory holds a chunk of it."""
+    """Encodes and counts in one pass over the corpus, with one chunk in memory."""
     dtype = np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
     special, report = vocabulary.special.numpy(), Report()
     counts, histogram = np.zeros(vocabulary.size, np.int64), np.zeros(max_length + 1, np.int64)
     tokens_hash, lengths_hash, end = hashlib.sha256(), hashlib.sha256(), np.int64(0)
     with (folder / "tokens.bin").open("wb") as tokens_file, (folder / "offsets.bin").open("wb") as offsets_file:
         offsets_file.write(end.tobytes())
-        for tokens, lengths in _rows(corpus, vocabulary, max_length, overlong, report):
+        for tokens, lengths in _encoded_sequences(corpus, vocabulary, max_length, overlong, report):
             editable = _editable(special[tokens], lengths)
             counts += np.bincount(tokens[editable], minlength=len(counts))
             histogram += np.bincount(_sums(editable, lengths), minlength=len(histogram))
@@ -169,7 +181,7 @@ def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int
             lengths_hash.update(lengths.astype("<u4").tobytes())
     if not report.kept:
         raise ValueError(
-            f"no row is left ({report.summary()}): raise max_length from {max_length}, or cut what is too long"
+            f"no sequence is left ({report.summary()}); raise `max_length` from {max_length}, or shorten the texts"
         )
     np.save(folder / "counts.npy", counts, allow_pickle=False)
     description = {
@@ -189,35 +201,36 @@ def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int
 
 
 _Flat = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Rows one after another, and the length of each."""
+"""Concatenated sequences, and the length of each."""
 
 
-def _rows(
+def _encoded_sequences(
     corpus: Corpus, vocabulary: Vocabulary, max_length: int, overlong: Overlong, report: Report
 ) -> Iterator[_Flat]:
-    """Encodes chunk by chunk and takes out, with report, the rows that cannot be used."""
+    """Yields the usable sequences chunk by chunk, and counts the others in `report`."""
     num_special = vocabulary.num_special(paired=corpus.paired)
     special = vocabulary.special.numpy()
     with _progress() as advance:
-        for chunk, rows in _encoded_chunks(corpus.records(report), vocabulary):
-            cut = [index for index, row in enumerate(rows) if len(row) > max_length] if overlong is Overlong.CUT else []
+        for chunk, sequences in _encoded_chunks(corpus.records(report), vocabulary):
+            cuts = overlong is Overlong.CUT
+            cut = [index for index, tokens in enumerate(sequences) if cuts and len(tokens) > max_length]
             for index in cut:
-                rows[index] = _cut(rows[index], max_length, special)
-            tokens, lengths = _flat(rows)
-            marks = special[tokens]
+                sequences[index] = _cut(sequences[index], max_length, special)
+            tokens, lengths = _flat(sequences)
+            is_special = special[tokens]
             reasons = {
-                f"of more than {max_length} tokens": lengths > max_length,
-                "with a special token in the text": _sums(marks, lengths) != num_special,
-                "without a token": _sums(_editable(marks, lengths), lengths) == 0,
+                f"longer than {max_length} tokens": lengths > max_length,
+                "with a special token in the text": _sums(is_special, lengths) != num_special,
+                "without tokens": _sums(_editable(is_special, lengths), lengths) == 0,
             }
-            kept = np.ones(len(rows), dtype=np.bool_)
+            kept = np.ones(len(sequences), dtype=np.bool_)
             for reason, flawed in reasons.items():
                 for index in (kept & flawed).nonzero()[0].tolist():
-                    report.take_back(reason, chunk[index].place)
+                    report.take_back(reason, chunk[index].location)
                 kept &= ~flawed
             for index in cut:
                 if kept[index]:
-                    report.shorten(chunk[index].place)
+                    report.shorten(chunk[index].location)
             if kept.any():
                 yield tokens[np.repeat(kept, lengths)], lengths[kept]
             advance(len(chunk))
@@ -226,22 +239,22 @@ def _rows(
 def _encoded_chunks(
     records: Iterator[Record], vocabulary: Vocabulary
 ) -> Iterator[tuple[list[Record], list[list[int]]]]:
-    """Reads the next chunk while the tokenizer, on all cores, encodes the last one."""
+    """Reads the next chunk while the tokenizer encodes the last one on all cores."""
     with ThreadPoolExecutor(max_workers=1) as background:
         waiting: list[tuple[list[Record], Future[list[list[int]]]]] = []
         while chunk := list(islice(records, CHUNK)):
             waiting.append((chunk, background.submit(_encode, chunk, vocabulary)))
             if len(waiting) > 1:
-                done, rows = waiting.pop(0)
-                yield done, rows.result()
-        for done, rows in waiting:
-            yield done, rows.result()
+                done, encoded = waiting.pop(0)
+                yield done, encoded.result()
+        for done, encoded in waiting:
+            yield done, encoded.result()
 
 
-def _cut(row: list[int], max_length: int, special: NDArray[np.bool_]) -> list[int]:
-    """Takes away the end of what may be edited, unless nothing of it would be left."""
-    start = 1 + max(place for place, token in enumerate(row[:-1]) if special[token])
-    return row[: max_length - 1] + row[-1:] if start < max_length - 1 else row
+def _cut(tokens: list[int], max_length: int, special: NDArray[np.bool_]) -> list[int]:
+    """Cuts off the end of the editable part, unless nothing of it would be left."""
+    start = 1 + max(position for position, token in enumerate(tokens[:-1]) if special[token])
+    return tokens[: max_length - 1] + tokens[-1:] if start < max_length - 1 else tokens
 
 
 def _encode(chunk: list[Record], vocabulary: Vocabulary) -> list[list[int]]:
@@ -251,30 +264,30 @@ def _encode(chunk: list[Record], vocabulary: Vocabulary) -> list[list[int]]:
     return vocabulary.encode([record.content for record in chunk if isinstance(record.content, str)])
 
 
-def _flat(rows: list[list[int]]) -> _Flat:
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum())), lengths
+def _flat(sequences: list[list[int]]) -> _Flat:
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    return np.fromiter(chain.from_iterable(sequences), np.int64, int(lengths.sum())), lengths
 
 
 def _sums(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many flags are set in each row."""
+    """The number of flags that are set in each sequence."""
     up_to = np.concatenate([[0], flags.cumsum()])
     ends = lengths.cumsum()
     sums: NDArray[np.int64] = up_to[ends] - up_to[ends - lengths]
     return sums
 
 
-def _editable(marks: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The places between the last two special tokens of each row: before exactly one of its marks."""
-    up_to = marks.cumsum()
-    num_ahead = np.repeat(up_to[lengths.cumsum() - 1], lengths) - up_to
-    editable: NDArray[np.bool_] = ~marks & (num_ahead == 1)
+def _editable(is_special: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The positions between the last two special tokens of each sequence: exactly one special token follows."""
+    up_to = is_special.cumsum()
+    num_following = np.repeat(up_to[lengths.cumsum() - 1], lengths) - up_to
+    editable: NDArray[np.bool_] = ~is_special & (num_following == 1)
     return editable
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """Shows how many sentences are done and the time it took, on a terminal alone."""
+    """Shows the number of encoded sentences and the elapsed time, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -1,8 +1,8 @@
-"""Reading: files, compressed or not, become lines, and lines become texts or a named flaw.
+"""File reading: lines of plain or compressed files become texts, pairs or named flaws.
 
-Lines are read within a hard limit, so that neither a file nor a line larger than memory does harm. What cannot be
-used is named and given its place, never dropped in silence and never an error in the middle of a file; only a
-file that cannot be read at all is one. This module knows nothing of corpora, their splits or tokens.
+Lines have a maximum size, so files and lines may be larger than memory. A line that cannot be used yields its flaw and
+location instead of an error; only a file that cannot be read raises. This module does not depend on corpora, splits or
+tokenizers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, final
 
 LINE_BYTES = 1 << 20
-"""A line is never held beyond this many bytes."""
+"""The maximum bytes of a line that are held in memory."""
 KNOWN_BYTES = 1 << 20
-"""By how much of its beginning a file is known again."""
+"""The number of leading bytes that identify a file."""
 COMPRESSION = (".gz", ".bz2", ".xz", ".zst")
-"""Suffixes of files that are decompressed as they are read."""
+"""Suffixes of files that are decompressed while they are read."""
 
 
 class Pair(NamedTuple):
-    """A source that is given and a target that is to be written."""
+    """A given source and the target to be generated."""
 
     source: str
     target: str
 
 
 class Place(NamedTuple):
-    """Where a text was read; lines count from 1."""
+    """The file and line of a text; lines count from 1."""
 
     file: str
     line: int
@@ -50,63 +50,59 @@ class Place(NamedTuple):
 
 
 class Flaw(Enum):
-    """Why a line cannot be used, in words that fit behind a number."""
+    """Why a line cannot be used, worded to follow a count."""
 
     EMPTY = "empty"
-    LONG = "over the limit of characters"
+    LONG = "over the character limit"
     NOT_UTF8 = "not UTF-8"
     NOT_JSON = "not JSON"
-    NO_FIELD = "without a text in the named field"
+    NO_FIELD = "without text in the named field"
     NOT_TWO_COLUMNS = "without exactly two columns"
 
 
 class Item(NamedTuple):
-    """What is read for every line: its content, or what is wrong with it."""
+    """The content of a line, or its flaw."""
 
     content: str | Pair | Flaw
-    place: Place
+    location: Place
 
 
 class Format(ABC):
-    """How one line of a file is read."""
+    """How a line of a file is parsed."""
 
     @property
     @abstractmethod
     def paired(self) -> bool:
-        """Whether it gives pairs."""
+        """Whether lines contain pairs of source and target."""
 
     @abstractmethod
     def parse(self, line: str) -> str | Pair | Flaw:
-        """The content of a line that is UTF-8 and not blank."""
+        """Returns the content of a line, which is never blank."""
 
 
 @final
 @dataclass(frozen=True)
 class PlainText(Format):
-    """A sentence a line."""
+    """One sentence per line."""
 
     @property
     def paired(self) -> bool:
-        """No."""
         return False
 
     def parse(self, line: str) -> str | Pair | Flaw:
-        """The line itself."""
         return line
 
 
 @final
 @dataclass(frozen=True)
 class TabSeparated(Format):
-    """A source, a tab and a target a line."""
+    """Source, tab and target on each line."""
 
     @property
     def paired(self) -> bool:
-        """Yes."""
         return True
 
     def parse(self, line: str) -> str | Pair | Flaw:
-        """Two columns and no third."""
         columns = line.split("\t")
         return Pair(*columns) if len(columns) == 2 else Flaw.NOT_TWO_COLUMNS
 
@@ -114,21 +110,20 @@ class TabSeparated(Format):
 @final
 @dataclass(frozen=True)
 class Fields:
-    """One named field with a text, or two with a source and a target; `a.b` is the field b of the field a."""
+    """Names of one field (text) or two (source and target); `a.b` is field b of field a."""
 
     names: tuple[str, ...] = ("text",)
 
     def __post_init__(self) -> None:
         if len(self.names) not in (1, 2) or not all(self.names):
-            raise ValueError(f"fields are {self.names}: name one for sentences, or two for source and target")
+            raise ValueError(f"`fields` must be one name (text) or two (source and target), got {self.names}")
 
     @property
     def paired(self) -> bool:
-        """Whether there are two."""
         return len(self.names) == 2
 
     def pick(self, example: object) -> str | Pair | Flaw:
-        """Takes them from one example."""
+        """Returns the text or pair of one example."""
         texts = [_member(example, name) for name in self.names]
         if not all(isinstance(text, str) for text in texts):
             return Flaw.NO_FIELD
@@ -141,17 +136,15 @@ TEXT_FIELD = Fields()
 @final
 @dataclass(frozen=True)
 class JsonLines(Format):
-    """A JSON object a line."""
+    """One JSON object per line."""
 
     fields: Fields = TEXT_FIELD
 
     @property
     def paired(self) -> bool:
-        """Whether two fields are named."""
         return self.fields.paired
 
     def parse(self, line: str) -> str | Pair | Flaw:
-        """The named fields."""
         try:
             example = json.loads(line)
         except (ValueError, RecursionError):
@@ -162,7 +155,7 @@ class JsonLines(Format):
 @final
 @dataclass(frozen=True)
 class Shard:
-    """A file as it was when the corpus was described."""
+    """A file with its size and modification time, by which later changes are detected."""
 
     path: Path
     size: int
@@ -170,14 +163,12 @@ class Shard:
 
     @classmethod
     def at(cls, path: Path) -> Shard:
-        """Looks at a file without opening it."""
         status = path.stat()
         return cls(path, status.st_size, status.st_mtime_ns)
 
     def items(self, format: Format) -> Iterator[Item]:
-        """Reads it line by line."""
         if not self.path.is_file() or Shard.at(self.path) != self:
-            raise ValueError(f"{str(self.path)!r} was changed or removed since this corpus was opened: start again")
+            raise ValueError(f"{str(self.path)!r} was changed or removed after the corpus was opened; start again")
         name = str(self.path)
         with open_compressed(self.path) as stream:
             for number, line in enumerate(_named_errors(bounded_lines(stream, LINE_BYTES), self.path), start=1):
@@ -186,9 +177,9 @@ class Shard:
 
 @lru_cache(maxsize=4096)
 def content_hash(shard: Shard) -> str:
-    """The SHA-256 of how a file begins, decompressed: wherever it lies, and whatever it is called.
+    """The SHA-256 of a file's first MiB, decompressed, whatever its path.
 
-    Its first MiB, so that large corpora need not be read, and one to which text was added is known again.
+    Large files need not be read to the end, and a file to which text was appended keeps its hash.
     """
     digest, left = hashlib.sha256(), KNOWN_BYTES
     try:
@@ -202,7 +193,7 @@ def content_hash(shard: Shard) -> str:
 
 
 def open_compressed(path: Path) -> io.BufferedIOBase:
-    """Opens a file as bytes, decompressed as its suffix says."""
+    """Opens a file as bytes, decompressed according to its suffix."""
     try:
         if path.suffix == ".zst":
             library = _zstandard(path)
@@ -214,7 +205,7 @@ def open_compressed(path: Path) -> io.BufferedIOBase:
 
 
 def bounded_lines(stream: io.BufferedIOBase, limit: int) -> Iterator[bytes | None]:
-    """Splits a stream at line ends; a line of `limit` bytes or more is passed over and gives None."""
+    """Yields the lines of a stream, with None for each line of `limit` bytes or more."""
     while line := stream.readline(limit):
         if len(line) < limit or line.endswith(b"\n"):
             yield line
@@ -232,8 +223,8 @@ def _named_errors(lines: Iterator[bytes | None], path: Path) -> Iterator[bytes |
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
-    kind = "truncated" if isinstance(error, EOFError) else "damaged, or not what its suffix says, or not readable"
-    return ValueError(f"{str(path)!r} is {kind} ({error}): restore the file and start again")
+    kind = "truncated" if isinstance(error, EOFError) else "damaged, unreadable or not of the format of its suffix"
+    return ValueError(f"{str(path)!r} is {kind} ({error}); restore the file and start again")
 
 
 def _content(line: bytes | None, format: Format) -> str | Pair | Flaw:
@@ -243,7 +234,7 @@ def _content(line: bytes | None, format: Format) -> str | Pair | Flaw:
         text = line.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError:
         return Flaw.NOT_UTF8
-    return format.parse(text) if not text.isspace() and text else Flaw.EMPTY
+    return format.parse(text) if text.strip() else Flaw.EMPTY
 
 
 def _zstandard(path: Path) -> Any:
@@ -262,13 +253,13 @@ def _member(example: object, name: str) -> Any:
 
 
 class _ZstandardReader(io.RawIOBase):
-    """A .zst file of one or more frames that, unlike the library's reader, notices when the last one is cut off."""
+    """Reads a .zst file of one or more frames; unlike the library's reader, it detects a truncated last frame."""
 
     def __init__(self, file: io.BufferedIOBase, library: Any) -> None:
         self._file = file
         self._library = library
         self._frame: Any = None
-        self._pending = b""  # decompressed and not yet asked for
+        self._pending = b""  # decompressed but not yet read
 
     def readable(self) -> bool:
         return True
@@ -283,12 +274,12 @@ class _ZstandardReader(io.RawIOBase):
         return len(taken)
 
     def _advance(self) -> bool:
-        """Decompresses a little: one input byte can stand for thousands of output bytes."""
+        """Decompresses a small block, since one input byte can yield thousands of output bytes."""
         finished = self._frame is None or self._frame.eof
         compressed = (self._frame.unused_data if self._frame is not None and finished else b"") or self._file.read(4096)
         if not compressed:
             if not finished:
-                raise EOFError("the last frame has no end")
+                raise EOFError("the last frame is incomplete")
             return False
         if finished:
             self._frame = self._library.ZstdDecompressor().decompressobj()

@@ -1,9 +1,9 @@
-"""Vocabularies: sentences become tokens, and tokens sentences again; strings stop here.
+"""Vocabularies: encoding texts to token ids and decoding them.
 
-`Vocabulary` wraps any fast tokenizer of transformers that has a mask token, and gives one to those of decoders, such as
-GPT-2's; `train_wordpiece` makes a new one from texts. A row is the tokenizer's own template around a text, `[CLS] text
-[SEP]`, or around a pair, `[CLS] source [SEP] target [SEP]`: what may be edited is always what stands between the last
-two special tokens. This module knows nothing of networks or noise.
+`Vocabulary` wraps any fast tokenizer of transformers that has a mask token, and adds one to the tokenizers of decoders
+such as GPT-2; `train_wordpiece` trains a new one. A sequence follows the tokenizer's template, `[CLS] text [SEP]` or
+`[CLS] source [SEP] target [SEP]`: its editable positions are those between the last two special tokens. This module
+does not depend on networks or noise.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from diffusionbert.text.reading import Pair
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
 MOST_SPELLINGS = 100
-"""Of a word that are looked at; a long one has more, each less likely than the last."""
+"""The maximum number of spellings considered per word; later ones are less likely."""
 SMALLEST = 512
-"""A WordPiece below this size has no room for words beside its alphabet."""
+"""The minimum size of a trained WordPiece: a smaller one has no room for words beside its alphabet."""
 
 
 _INNER = [
@@ -50,68 +50,67 @@ _INNER = [
 @final
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The tokens of one tokenizer, and which of them may be written."""
+    """A tokenizer, with its special, allowed and continuation tokens."""
 
     tokenizer: PreTrainedTokenizerBase
 
     def __post_init__(self) -> None:
         name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
         if not self.tokenizer.is_fast:
-            raise ValueError(
-                f"tokenizer {name!r} exists in slow Python only: use one with a tokenizer.json (a fast tokenizer)"
-            )
+            raise ValueError(f"tokenizer {name!r} is not a fast tokenizer; use one with a tokenizer.json")
         for token in ("mask_token", "pad_token"):
             if getattr(self.tokenizer, token) is None:
                 raise ValueError(
-                    f"tokenizer {name!r} has no {token}: use that of a masked language model, such as bert-base-uncased"
+                    f"tokenizer {name!r} has no {token}; use that of a masked language model, such as bert-base-uncased"
                 )
         if int(self.writable.sum()) < 2:
-            raise ValueError(f"tokenizer {name!r} has no tokens besides special ones: its vocabulary file is missing")
-        if not self._frames_its_text():
+            raise ValueError(f"tokenizer {name!r} has special tokens only; restore its missing vocabulary file")
+        if not self._has_template():
             raise ValueError(
-                f"tokenizer {name!r} does not put special tokens around a text, as in [CLS] … [SEP]: "
+                f"tokenizer {name!r} must add special tokens around a text, as in [CLS] … [SEP]; "
                 "use that of a BERT-like model"
             )
 
     @classmethod
     def load(cls, name_or_folder: str | Path) -> Vocabulary:
-        """Opens the tokenizer in a folder, or by its name on the Hub; a decoder's is given what it lacks.
+        """Opens a tokenizer by its folder or its name on the Hub.
 
-        That is `[MASK]`, `[PAD]`, and a frame around a text made of the tokens with which the decoder's texts begin
-        and end. Saved, it is an ordinary tokenizer that has them.
+        A decoder's tokenizer is given the tokens it lacks: `[MASK]`, `[PAD]`, and its own tokens for the beginning and
+        the end of a text around each text. Saved, it is an ordinary tokenizer.
+
+        Example:
+            `Vocabulary.load("bert-base-uncased").encode(["a sentence ."])`
         """
         if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
-            raise ValueError(f"no folder {str(name_or_folder)!r}: give a tokenizer's folder, or its Hub name")
+            raise ValueError(f"no folder {str(name_or_folder)!r}; give a tokenizer's folder, or its Hub name")
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(brought(name_or_folder, TOKENIZER)), trust_remote_code=False)
-        except Exception as error:  # whatever the library stumbles over, the user gets one line
+        except Exception as error:  # the library raises many types; users get one line
             raise absent("tokenizer", name_or_folder, "a folder with tokenizer.json", error) from error
         return cls(_completed(tokenizer) if tokenizer.mask_token is None and tokenizer.is_fast else tokenizer)
 
     def save(self, folder: Path) -> None:
-        """Writes the files that `load` and transformers' `AutoTokenizer` open."""
+        """Saves files for `load` and transformers' `AutoTokenizer`."""
         self.tokenizer.save_pretrained(folder)
 
     @property
     def lowers(self) -> bool:
-        """Whether it puts text in lower case by itself."""
+        """Whether the tokenizer lower-cases text."""
         return self._plain.normalizer is not None and "A" not in self._plain.normalizer.normalize_str("A")
 
     @property
     def mask_id(self) -> int:
-        """The id that hides a token."""
         return int(self.tokenizer.mask_token_id)
 
     @property
     def pad_id(self) -> int:
-        """The id that fills up short rows."""
         return int(self.tokenizer.pad_token_id)
 
     @property
     def unk_id(self) -> int | None:
-        """The id of what the vocabulary has no token for, unless it has a token for everything.
+        """The id of the unknown token; None if every text can be encoded.
 
-        GPT-2 has one for every byte; that it calls the end of a text unknown, too, means nothing.
+        GPT-2 has a token for every byte, so its unknown token, which is its end-of-text token, is never needed.
         """
         unknown = self.tokenizer.unk_token_id
         if unknown is None or unknown in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
@@ -125,26 +124,26 @@ class Vocabulary:
 
     @cached_property
     def special(self) -> TokenSet:
-        """The ids that no text contains: `[MASK]`, `[PAD]`, `[CLS]`, … but not `[UNK]`."""
+        """The special ids, which no text contains: `[MASK]`, `[PAD]`, `[CLS]`, … but not `[UNK]`."""
         added = self.tokenizer.added_tokens_decoder.items()
         ids = {*self.tokenizer.all_special_ids, *(index for index, token in added if token.special)}
-        return self._marked(ids - {self.unk_id})
+        return self._token_set(ids - {self.unk_id})
 
     @cached_property
     def writable(self) -> TokenSet:
-        """The ids over which a likelihood sums to one: all that a text can contain, so `[UNK]` too."""
-        return self._marked(self.tokenizer.get_vocab().values()) & ~self.special
+        """The allowed ids, over which a likelihood sums to one: all that a text can contain, including `[UNK]`."""
+        return self._token_set(self.tokenizer.get_vocab().values()) & ~self.special
 
     @cached_property
     def forbidden(self) -> TokenSet:
-        """The writable ids that a sampler must never write: `[UNK]` is no word."""
-        return self._marked([] if self.unk_id is None else [self.unk_id])
+        """The allowed ids that a sampler must never generate: `[UNK]`."""
+        return self._token_set([] if self.unk_id is None else [self.unk_id])
 
     @cached_property
     def continuation(self) -> TokenSet:
-        """The ids of pieces that make the word before them longer: `##ist`, or `ist` where a word begins with `Ġ`, `▁`.
+        """The ids of pieces that continue a word: `##ist`, or `ist` where words begin with `Ġ` or `▁`.
 
-        Half a character, as byte-level pieces may be, counts: it can become a letter.
+        Byte-level pieces that are part of a character are included, because they can become a letter.
         """
         backend = self._plain
         prefix = getattr(backend.model, "continuing_subword_prefix", None)
@@ -156,45 +155,49 @@ class Vocabulary:
             return character == "\ufffd" or unicodedata.category(character or " ")[0] in "LMN"
 
         ids = [index for piece, index in self.tokenizer.get_vocab().items() if continues(piece)]
-        return self._marked(ids) & ~self.special & ~self.forbidden
+        return self._token_set(ids) & ~self.special & ~self.forbidden
 
     def num_special(self, *, paired: bool) -> int:
-        """The number of special tokens in a row."""
+        """The number of special tokens in a sequence."""
         return int(self._plain.num_special_tokens_to_add(paired))
 
     def encode(self, sentences: Sequence[str], *, marked: bool = False) -> list[list[int]]:
-        """Rows `[CLS] sentence [SEP]`. A `[MASK]` written in a text is made of characters, unless `marked`.
+        """Encodes sentences as `[CLS] sentence [SEP]`, on all cores.
 
-        All cores work: the tokenizer spreads the sentences of one call over threads of its own.
+        Args:
+            sentences: The texts.
+            marked: Whether special tokens in a text, such as `[MASK]`, are those tokens and not plain characters.
         """
         backend = self._marking if marked else self._plain
-        return [row.ids for row in backend.encode_batch_fast([_require_utf8(sentence) for sentence in sentences])]
+        return [
+            encoding.ids for encoding in backend.encode_batch_fast([_require_utf8(sentence) for sentence in sentences])
+        ]
 
     def own(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The same without special tokens."""
+        """Encodes sentences without special tokens."""
         special = self.special.tolist()
-        return [[token for token in row if not special[token]] for row in self.encode(sentences)]
+        return [[token for token in tokens if not special[token]] for tokens in self.encode(sentences)]
 
     def encode_pairs(self, pairs: Sequence[Pair], *, marked: bool = False) -> list[list[int]]:
-        """Rows `[CLS] source [SEP] target [SEP]`, or what the tokenizer's template for pairs is."""
+        """Encodes pairs as `[CLS] source [SEP] target [SEP]`, or by the tokenizer's own template for pairs."""
         backend = self._marking if marked else self._plain
         texts = [(_require_utf8(source), _require_utf8(target)) for source, target in pairs]
-        return [row.ids for row in backend.encode_batch_fast(texts)]
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
     def pieces(self, word: str) -> list[int]:
-        """The ids of a word as it stands inside a sentence, after a space and without special tokens."""
+        """The ids of a word inside a sentence: after a space, without special tokens."""
         _require_utf8(word)
         before, both = (self._plain.encode(text, add_special_tokens=False).ids for text in ("a", f"a {word}"))
         pieces: list[int] = both[len(before) :]
         if not pieces or self.unk_id in pieces:
-            raise ValueError(f"{word!r} cannot be written in this vocabulary: give a word made of characters it knows")
+            raise ValueError(f"this vocabulary cannot encode {word[:40]!r}; give a word made of characters it contains")
         return pieces
 
     def spellings(self, word: str) -> list[list[int]]:
-        """All the ways in which a word can be put together from pieces, the usual one first.
+        """All ways to spell a word in pieces, the usual one first.
 
-        In a WordPiece `value` may be `val ##ue`, too, and reads the same. Where a space is part of a piece, the usual
-        way and that at the beginning of a sentence are given.
+        In a WordPiece, `value` may also be `val ##ue`. Where spaces are part of pieces, only the usual spelling and
+        that at the beginning of a sentence are returned.
         """
         usual = [self.pieces(word), self._plain.encode(word, add_special_tokens=False).ids]
         if not getattr(self._plain.model, "continuing_subword_prefix", None):
@@ -203,74 +206,74 @@ class Vocabulary:
         text = self._plain.normalizer.normalize_str(word) if self._plain.normalizer else word
         found: list[list[int]] = [[]]
         for start, end in (match.span() for match in re.finditer(r"\w+|[^\w\s]", text)):
-            ways = _ways(text[start:end], known)
-            found = [begin + way for begin in found for way in ways][:MOST_SPELLINGS]
-        return [usual[0], *(way for way in found if way != usual[0])]
+            endings = _spellings(text[start:end], known)
+            found = [begin + ending for begin in found for ending in endings][:MOST_SPELLINGS]
+        return [usual[0], *(spelling for spelling in found if spelling != usual[0])]
 
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
-        """The text of a row, without its special tokens."""
+        """The text of a sequence, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
         text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist())).removeprefix("##")
         return _joined(text) if self._splits_punctuation else text
 
     def spelled(self, tokens: Sequence[int]) -> list[str]:
-        """Each token by itself, `##` before those that continue a word, in every kind of vocabulary."""
+        """The text of each token, with `##` before those that continue a word, in every kind of vocabulary."""
         words = [str(self.tokenizer.decode([token])).strip().removeprefix("##") for token in tokens]
         return ["##" * bool(self.continuation[token]) + word for token, word in zip(tokens, words, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names this vocabulary in cache keys: another token, id or rule gives another one."""
+        """A hash of the tokens, ids and rules, for cache keys."""
         description = f"{self._plain.to_str()} {self.special.nonzero().tolist()}"
         return hashlib.sha256(description.encode()).hexdigest()
 
     @cached_property
     def _splits_punctuation(self) -> bool:
-        """Whether blanks around punctuation are lost, as in BERT's WordPiece: `it's` and `it ' s` are the same."""
-        return len({tuple(row) for row in self.encode(["it's-a", "it ' s - a"])}) == 1
+        """Whether spaces around punctuation are lost, as in BERT's WordPiece: `it's` and `it ' s` are the same."""
+        return len({tuple(tokens) for tokens in self.encode(["it's-a", "it ' s - a"])}) == 1
 
     @cached_property
     def _plain(self) -> Any:
-        """To this copy, special tokens written in a text are characters, so that no corpus can forge them."""
+        """A copy that encodes special tokens in a text as plain characters, so that no corpus can forge them."""
         backend = self._backend_copy()
         backend.encode_special_tokens = True
         return backend
 
     @cached_property
     def _marking(self) -> Any:
-        """To this copy, special tokens written in a text are those tokens."""
+        """A copy that encodes special tokens in a text as those tokens."""
         return self._backend_copy()
 
     def _backend_copy(self) -> Any:
-        """A tokenizer of its own, because transformers leaves its last padding and truncation in the shared one."""
+        """A copy, because transformers stores its last padding and truncation in the shared tokenizer."""
         backend: Any = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
         backend.no_padding()
         backend.no_truncation()
         return backend
 
-    def _marked(self, ids: Iterable[int]) -> Tensor:
-        marked = torch.zeros(self.size, dtype=torch.bool)
-        marked[list(ids)] = True
-        return marked
+    def _token_set(self, ids: Iterable[int]) -> Tensor:
+        chosen = torch.zeros(self.size, dtype=torch.bool)
+        chosen[list(ids)] = True
+        return chosen
 
-    def _frames_its_text(self) -> bool:
-        rows = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
-        flags = [self.special[row].tolist() for row in rows]
-        return all(len(row) > 2 and row[0] and row[-1] and not row[-2] for row in flags)
+    def _has_template(self) -> bool:
+        sequences = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
+        flags = [self.special[tokens].tolist() for tokens in sequences]
+        return all(len(special) > 2 and special[0] and special[-1] and not special[-2] for special in flags)
 
 
 def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A decoder's tokenizer with a mask, padding and a frame; the ids that it had stay what they were."""
+    """Adds a mask token, a padding token and a template to a decoder's tokenizer; existing ids do not change."""
     begin = tokenizer.bos_token or tokenizer.cls_token or tokenizer.eos_token
     end = tokenizer.eos_token or tokenizer.sep_token or begin
     if begin is None or end is None:
         raise ValueError(
-            f"tokenizer {tokenizer.name_or_path!r} has neither a mask token nor tokens with which texts begin and end: "
-            "use that of a masked language model, or of a decoder that has bos_token or eos_token"
+            f"tokenizer {tokenizer.name_or_path!r} has neither mask_token nor bos_token, cls_token or eos_token; "
+            "use that of a masked language model or of a decoder"
         )
     backend: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    mask = AddedToken("[MASK]", lstrip=True, special=True)  # as RoBERTa's: a blank before it belongs to what is hidden
-    taken = (None, begin, end, tokenizer.unk_token)  # many pad with their end, which then frames no text any more
+    mask = AddedToken("[MASK]", lstrip=True, special=True)  # as RoBERTa's: includes the space before it
+    taken = (None, begin, end, tokenizer.unk_token)  # many pad with eos_token, which ends texts here
     padding = "[PAD]" if tokenizer.pad_token in taken else tokenizer.pad_token
     backend.add_special_tokens([mask, *(AddedToken(token, special=True) for token in (padding, begin, end))])
     backend.post_processor = processors.TemplateProcessing(
@@ -278,7 +281,7 @@ def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         pair=[begin, "$A", end, "$B", end],
         special_tokens=[(token, backend.token_to_id(token)) for token in {begin, end}],
     )
-    # The general class: others have rules and special tokens of their own, which come back when they are opened.
+    # The general class: others restore rules and special tokens of their own when they are loaded.
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         name_or_path=tokenizer.name_or_path,
@@ -291,26 +294,26 @@ def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     )
 
 
-def _ways(word: str, known: dict[str, int], begin: str = "") -> list[list[int]]:
-    """The pieces of a WordPiece that make up a word, in every way."""
+def _spellings(word: str, known: dict[str, int], begin: str = "") -> list[list[int]]:
+    """All ways to spell a word in the pieces of a WordPiece."""
     if not word:
         return [[]]
     ends = [end for end in range(len(word), 0, -1) if begin + word[:end] in known]
-    found = ([known[begin + word[:end]], *rest] for end in ends for rest in _ways(word[end:], known, "##"))
+    found = ([known[begin + word[:end]], *rest] for end in ends for rest in _spellings(word[end:], known, "##"))
     return list(islice(found, MOST_SPELLINGS))
 
 
 def _require_utf8(text: str) -> str:
-    """Refuses half characters, as the command line makes of bytes that are not UTF-8."""
+    """Raises for lone surrogates, which the command line makes of bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{text!r} is not UTF-8; convert it") from None
+        raise ValueError(f"{text[:40]!r} is not UTF-8; convert it") from None
     return text
 
 
 def _joined(text: str) -> str:
-    """Takes away blanks that a tokenizer put around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
+    """Removes the spaces that a tokenizer put around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
     for pattern, replacement in _INNER:
         text = pattern.sub(replacement, text)
     return detokenise(text)
@@ -319,21 +322,25 @@ def _joined(text: str) -> str:
 def train_wordpiece(
     sentences: Iterable[str], size: int, *, lower: bool = True, min_frequency: int = 2, max_alphabet: int = 1000
 ) -> Vocabulary:
-    """Trains a WordPiece of at most `size` tokens; the same texts give the same vocabulary, in whatever order.
+    """Trains a WordPiece vocabulary; the result does not depend on the order of the texts.
 
-    The texts are read twice, first for the alphabet: an iterator that can be read only once is held in memory.
-    Characters that are neither ASCII nor among the `max_alphabet` most frequent ones become `[UNK]`.
+    Args:
+        sentences: The texts, which are read twice (an iterator is first read into memory).
+        size: The maximum number of tokens.
+        lower: Whether the tokenizer lower-cases text.
+        min_frequency: The minimum frequency of a merged piece.
+        max_alphabet: Characters that are neither ASCII nor among this many most frequent ones become `[UNK]`.
     """
     if size < SMALLEST:
-        raise ValueError(f"a vocabulary of {size} tokens is too small: ask for at least {SMALLEST}, usually thousands")
+        raise ValueError(f"`size` of the vocabulary must be >= {SMALLEST}, got {size}; thousands of tokens are usual")
     sentences = list(sentences) if isinstance(sentences, Iterator) else sentences
     tokenizer: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     alphabet = _alphabet(sentences, tokenizer.normalizer, min(max_alphabet, size // 4))
-    # The trainer numbers the pieces ##x as it meets words, in random order, and breaks ties between equally frequent
-    # merges by these numbers. As "special" tokens they have theirs beforehand, and training becomes deterministic.
-    inner = [f"##{character}" for character in alphabet if _joins_words(character, tokenizer)]
+    # The trainer numbers the pieces ##x in the order of words, which is random, and breaks ties between equally
+    # frequent merges by these numbers. As "special" tokens they are numbered first, so training is deterministic.
+    inner = [f"##{character}" for character in alphabet if _continues_words(character, tokenizer)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=min_frequency,
@@ -347,19 +354,19 @@ def train_wordpiece(
 
 
 def _alphabet(sentences: Iterable[str], normalizer: Any, limit: int) -> list[str]:
-    """The most frequent characters and those of every keyboard; among equally frequent ones, by their code."""
+    """The most frequent characters (ties by code point) and the printable ASCII characters."""
     counts = np.zeros(0x110000, dtype=np.int64)
     remaining = iter(sentences)
     while chunk := list(islice(remaining, 10_000)):
         codes = np.frombuffer(normalizer.normalize_str("\n".join(chunk)).encode("utf-32-le"), dtype=np.uint32)
         counts += np.bincount(codes, minlength=len(counts))
     if not counts.any():
-        raise ValueError("there is no text to train a vocabulary on: give at least some sentences")
+        raise ValueError("no text to train a vocabulary on; give some sentences")
     by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    keyboard = normalizer.normalize_str(string.ascii_letters + string.digits + string.punctuation)
-    return sorted({*map(chr, by_frequency[:limit].tolist()), *keyboard} - set(string.whitespace))
+    printable = normalizer.normalize_str(string.ascii_letters + string.digits + string.punctuation)
+    return sorted({*map(chr, by_frequency[:limit].tolist()), *printable} - set(string.whitespace))
 
 
-def _joins_words(character: str, tokenizer: Any) -> bool:
-    """Whether a character can stand inside a word, unlike punctuation and Chinese."""
+def _continues_words(character: str, tokenizer: Any) -> bool:
+    """Whether a character can continue a word, unlike punctuation and Chinese characters."""
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1

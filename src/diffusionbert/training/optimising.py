@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, get_scheduler
 
-from diffusionbert.training.settings import Training
+from diffusionbert.training.config import TrainingConfig
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -36,18 +36,18 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def new_optimiser(module: nn.Module, settings: Training, device: torch.device) -> torch.optim.Optimizer:
+def new_optimiser(module: nn.Module, settings: TrainingConfig, device: torch.device) -> torch.optim.Optimizer:
     """AdamW, in one kernel where there is one."""
     groups = parameter_groups(module, settings.weight_decay)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=device.type == "cuda")
 
 
-def low_precision(settings: Training) -> torch.dtype | None:
+def low_precision(settings: TrainingConfig) -> torch.dtype | None:
     """In which most of a network is computed; None if all of it is in full precision."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
 
 
-def learning_rate(settings: Training) -> Callable[[int], float]:
+def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:
     """The learning rate at a step, as transformers' schedules have it, with no state to save."""
     stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = get_scheduler(

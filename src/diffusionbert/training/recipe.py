@@ -12,11 +12,11 @@ import torch
 from torch.optim import Optimizer
 
 from diffusionbert.likelihood.evaluation import Rows
-from diffusionbert.method import Method
+from diffusionbert.method import TrainingModule
 from diffusionbert.noise import Noise
 from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.optimising import low_precision, new_optimiser
-from diffusionbert.training.settings import Training
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class Measurement:
     """Whether a process's whole share of a batch was fastest at once."""
 
 
-def measure(method: Method, rows: Rows, settings: Training, device: torch.device, share: int) -> Measurement:
+def measure(
+    method: TrainingModule, rows: Rows, settings: TrainingConfig, device: torch.device, share: int
+) -> Measurement:
     """Doubles the micro-batch until it does not fit, gains no more speed, or is a process's whole share of a batch."""
     method = method.to(device).train()
     optimiser = new_optimiser(method, replace(settings, weight_decay=0.0), device)  # which leaves weights as they are
-    averages = AveragedWeights(method, settings.averaging) if settings.averaging else None  # they take room, too
+    averages = AveragedWeights(method, settings.ema) if settings.ema else None  # they take room, too
     best: Measurement | None = None
     for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
         try:
@@ -52,15 +54,20 @@ def measure(method: Method, rows: Rows, settings: Training, device: torch.device
 
 
 def proposed(
-    settings: Training, measurement: Measurement, tokens_per_step: int, processes: int
-) -> tuple[Training, float]:
+    settings: TrainingConfig, measurement: Measurement, tokens_per_step: int, processes: int
+) -> tuple[TrainingConfig, float]:
     """The settings with the micro-batch that fits, and the seconds that the run will take with them."""
     seconds = settings.steps * tokens_per_step / (measurement.tokens_per_second * processes)
     return replace(settings, micro_tokens=None if measurement.is_whole else measurement.micro_tokens), seconds
 
 
 def _speed(
-    method: Method, optimiser: Optimizer, rows: Rows, micro_tokens: int, low: torch.dtype | None, device: torch.device
+    method: TrainingModule,
+    optimiser: Optimizer,
+    rows: Rows,
+    micro_tokens: int,
+    low: torch.dtype | None,
+    device: torch.device,
 ) -> float:
     """Places a second of forward and backward, after one to warm up."""
     lengths = np.asarray(rows.lengths)

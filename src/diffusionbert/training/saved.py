@@ -29,7 +29,7 @@ from diffusionbert.checkpoints import (
     written_folder,
 )
 from diffusionbert.errors import reason_of
-from diffusionbert.method import Method
+from diffusionbert.method import TrainingModule
 from diffusionbert.training.averaging import AveragedWeights
 from diffusionbert.training.standing import Standing
 
@@ -51,7 +51,7 @@ class Saved:
     @classmethod
     def of(
         cls,
-        method: Method,
+        method: TrainingModule,
         optimiser: Optimizer,
         averages: AveragedWeights | None,
         scaler: GradScaler | None,
@@ -99,13 +99,12 @@ class Saved:
         return cls(standing, num_averaged, tensors["weights"], tensors["optimiser"], tensors.get("averages"), scaler)
 
     def put_back(
-        self, method: Method, optimiser: Optimizer, averages: AveragedWeights | None, scaler: GradScaler | None
+        self, method: TrainingModule, optimiser: Optimizer, averages: AveragedWeights | None, scaler: GradScaler | None
     ) -> None:
         """Gives weights, optimiser, averages and the scale of the loss what they had."""
         if averages and self.averages is None:
             raise ValueError(
-                "the run was trained without averaged weights, and they cannot begin in the middle; leave out "
-                "--averaging"
+                "the run was trained without averaged weights, and they cannot begin in the middle; leave out --ema"
             )
         set_weights(method, self.weights)
         set_optimiser_state(optimiser, method, self.optimiser)

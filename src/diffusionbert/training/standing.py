@@ -1,23 +1,22 @@
-"""What a run knows and notes of itself: where it stands, what a validation found, what its log says."""
+"""The state of a run beside its tensors, and the result of a validation."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from diffusionbert.batches import Position
 from diffusionbert.method import Likelihood
+from diffusionbert.training.log import ValidationEvent
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a validation found."""
+    """The result of a validation."""
 
     nats_per_token: float
     standard_error: float
@@ -28,29 +27,24 @@ class Score:
         """exp(nats per token)."""
         return math.exp(min(self.nats_per_token, 700.0))
 
-    def to_json(self) -> dict[str, float | str]:
-        """What the log keeps; a loss is not called nats."""
-        error = {"validation_standard_error": self.standard_error, "likelihood": self.kind.value}
+    def event(self, step: int, time: float) -> ValidationEvent:
+        """The row of the log; a loss is not called nats."""
         if self.kind is Likelihood.NONE:
-            return {"validation_loss_per_token": self.nats_per_token, **error}
-        return {
-            "validation_nats_per_token": self.nats_per_token,
-            "validation_perplexity_per_token": self.perplexity,
-            **error,
-        }
+            return ValidationEvent(step, time, self.kind, self.standard_error, loss_per_token=self.nats_per_token)
+        return ValidationEvent(step, time, self.kind, self.standard_error, self.nats_per_token, self.perplexity)
 
     def summary(self) -> str:
         """One line."""
         figure = f"{self.nats_per_token:.4f} ± {1.96 * self.standard_error:.4f}"
         if self.kind is Likelihood.NONE:
-            return f"loss on held-out text {figure} a token (there is no likelihood)"
+            return f"held-out loss {figure} per token (no likelihood)"
         perplexity = f"{self.perplexity:.1f}" if self.perplexity < 1e9 else f"{self.perplexity:.1e}"
-        return f"{self.kind.value} on held-out text {figure} nats a token (perplexity {perplexity})"
+        return f"held-out {self.kind.value} {figure} nats per token (perplexity {perplexity})"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands, beside its tensors."""
+    """The state of a run beside its tensors."""
 
     step: int = 0
     position: Position = Position()
@@ -58,21 +52,23 @@ class Standing:
     best: float | None = None
     """The best validation so far, in nats per token."""
     best_step: int = 0
+    best_tokens: int = 0
+    """Tokens seen up to the best validation."""
     validations_since_best: int = 0
 
     @property
     def is_validated(self) -> bool:
-        """Whether anything has been validated since the first step: before, the best would be what was not trained."""
+        """Whether anything trained has been validated, or nothing is trained yet."""
         return self.step == 0 or self.best_step > 0 or self.validations_since_best > 0
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Standing:
-        """Reads what `asdict` gave."""
+        """Reads what `asdict` returned."""
         return cls(**plain | {"position": Position(**plain["position"])})
 
 
 def score_of(nats: Tensor, tokens: Tensor, kind: Likelihood) -> Score:
-    """Nats a token over all sentences, with the standard error of that ratio."""
+    """Nats per token over all sentences, with the standard error of that ratio."""
     mean = float(nats.sum() / tokens.sum())
     residual = nats - mean * tokens
     error = math.sqrt(float(residual.square().sum())) / float(tokens.sum())
@@ -80,7 +76,7 @@ def score_of(nats: Tensor, tokens: Tensor, kind: Likelihood) -> Score:
 
 
 class Window:
-    """What happened since the last line of the log."""
+    """The steps since the last row of the log."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
@@ -89,7 +85,7 @@ class Window:
         self.started = time.perf_counter()
 
     def add(self, loss: Tensor, tokens: int) -> None:
-        """Notes a step."""
+        """Adds a step."""
         self.total = loss if self.total is None else self.total + loss
         self.steps += 1
         self.tokens += tokens
@@ -102,22 +98,5 @@ class Window:
 
     @property
     def speed(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / (time.perf_counter() - self.started)
-
-
-def forget_after(log: Path, step: int) -> None:
-    """Drops what a run logged after the checkpoint it goes back to."""
-    if not log.exists():
-        return
-    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-    temporary = log.with_name(log.name + ".unfinished")
-    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    temporary.replace(log)
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # cut off by a kill
-        return math.inf

@@ -1,4 +1,4 @@
-"""The training loop, on Accelerate: any `Method` on any rows, on one device or many, never losing a run.
+"""The training loop, on Accelerate: any `TrainingModule` on any rows, on one device or many, never losing a run.
 
 A step takes one *global* batch, whose rows are dealt out to processes and micro-batches. Noise is keyed by example
 and step and losses are divided by the tokens of the global batch, so the split changes nothing but speed. All that
@@ -11,7 +11,6 @@ Knows the contract of `method.py` and no concrete method; rows come from anythin
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
@@ -33,15 +32,17 @@ from torch.nn.parallel import DistributedDataParallel
 from diffusionbert.batches import BatchPlan, Indices, parts
 from diffusionbert.checkpoints import RunFolder, written_folder
 from diffusionbert.likelihood.evaluation import Rows, draws_at_once, round_nats
-from diffusionbert.method import Method
+from diffusionbert.method import Likelihood, TrainingModule
 from diffusionbert.noise import Noise
 from diffusionbert.shapes import Batch
 from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.training.config import TrainingConfig
+from diffusionbert.training.description import ModelDescription
+from diffusionbert.training.log import Event, RunEvent, TrainEvent, append, forget_after, row
 from diffusionbert.training.optimising import blocks_of, learning_rate, low_precision, new_optimiser
 from diffusionbert.training.progress import ProgressLine
 from diffusionbert.training.saved import Saved, newest_whole, weights_to_use
-from diffusionbert.training.settings import Training
-from diffusionbert.training.standing import Score, Standing, Window, forget_after, score_of
+from diffusionbert.training.standing import Score, Standing, Window, score_of
 
 
 class Trainer:
@@ -49,20 +50,21 @@ class Trainer:
 
     def __init__(
         self,
-        method: Method,
+        method: TrainingModule,
         rows: Rows,
         validation: Rows,
-        settings: Training,
+        settings: TrainingConfig,
         run: RunFolder,
         export: Callable[[dict[str, Tensor], Path], None],
         accelerator: Accelerator,
         settle: Callable[[], None] = lambda: None,
+        description: ModelDescription | None = None,
     ):
         """`export` writes a method's weights as a model to use, `settle` notes that steps were trained by these
-        settings; both are called on the main process alone.
+        settings; both are called on the main process alone. `description` is what the log says of the model.
         """
         self.settings, self.run, self.export, self.accelerator = settings, run, export, accelerator
-        self.settle = settle
+        self.settle, self.description = settle, description or ModelDescription()
         self.rows, self.validation = rows, validation
         self.plan = BatchPlan(np.asarray(rows.lengths), settings.batching, settings.seed)
         self.method = method.to(accelerator.device).train()
@@ -73,7 +75,7 @@ class Trainer:
         self.optimiser = new_optimiser(self.method, settings, accelerator.device)
         self.stepper = accelerator.prepare_optimizer(self.optimiser)
         self.learning_rate = learning_rate(settings)
-        self.averages = AveragedWeights(self.method, settings.averaging) if settings.averaging else None
+        self.averages = AveragedWeights(self.method, settings.ema) if settings.ema else None
         self.standing = Standing()
         self.began_at = 0
         self.signalled = self.stopping = False
@@ -86,6 +88,8 @@ class Trainer:
         if settings.trackers:
             self.accelerator.init_trackers("diffusionbert")
         with self._listening(), self._progress() as line:
+            if not self.run.log.exists():
+                self._log(self._run_event())
             if self.standing.best is None:
                 self._validate(line)
                 self.save()
@@ -220,11 +224,15 @@ class Trainer:
         is_better = best is None or math.isnan(best) or score.nats_per_token < best
         if is_better:
             self.standing = replace(
-                self.standing, best=score.nats_per_token, best_step=self.standing.step, validations_since_best=0
+                self.standing,
+                best=score.nats_per_token,
+                best_step=self.standing.step,
+                best_tokens=self.standing.tokens,
+                validations_since_best=0,
             )
         else:
             self.standing = replace(self.standing, validations_since_best=self.standing.validations_since_best + 1)
-        self._log(score.to_json())
+        self._log(score.event(self.standing.step, time.time()))
         line.say(f"step {self.standing.step}: {score.summary()}")
 
     @torch.no_grad()
@@ -323,24 +331,47 @@ class Trainer:
             )
         rate = self.learning_rate(self.standing.step - 1)
         self._log(
-            {
-                "loss": loss,
-                "learning_rate": rate,
-                "gradient_norm": float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm),
-                "tokens_per_second": window.speed,
-                "epoch": self.standing.position.epoch,
-                "tokens": self.standing.tokens,
-            }
+            TrainEvent(
+                self.standing.step,
+                time.time(),
+                loss,
+                rate,
+                float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm),
+                window.speed,
+                self.standing.position.epoch,
+                self.standing.tokens,
+            )
         )
         best = f", best validation {self.standing.best:.3f}" if self.standing.best is not None else ""
         line.update(self.standing.step, f"loss {loss:.3f}{best}, {window.speed:,.0f} tokens/s")
 
-    def _log(self, event: dict[str, Any]) -> None:
+    def _run_event(self) -> RunEvent:
+        about, kind = self.description, self.method.objective.likelihood
+        quantity = {Likelihood.EXACT: "nll", Likelihood.BOUND: "strict"}.get(kind, about.quantity)
+        return RunEvent(
+            self.standing.step,
+            time.time(),
+            kind=kind,
+            quantity=quantity,
+            objective=None if about.objective is None else str(about.objective),
+            schedule=None if about.schedule is None else str(about.schedule),
+            diffusion_steps=about.diffusion_steps,
+            time_conditioning=about.time_conditioning,
+            backbone=about.backbone,
+            start=about.start,
+            parameters=about.parameters,
+            seed=self.settings.seed,
+        )
+
+    def _log(self, event: Event) -> None:
         if self.accelerator.is_main_process:
-            with self.run.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": self.standing.step, "time": time.time(), **event}) + "\n")
-        numbers = {name: value for name, value in event.items() if isinstance(value, int | float)}
+            append(self.run.log, event)
         if self.settings.trackers:
+            numbers = {
+                f"{event.event}/{name}": value
+                for name, value in row(event).items()
+                if isinstance(value, int | float) and name not in ("step", "time")
+            }
             self.accelerator.log(numbers, step=self.standing.step)
 
     @contextmanager

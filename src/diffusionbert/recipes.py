@@ -1,0 +1,360 @@
+"""Ready-made configurations: presets by what they cost, and the paper's systems by name.
+
+A preset says how large a run is and how long it trains. A system says what is trained: an objective, a start and a time
+embedding; so all systems of a table have the same size, the same text and the same number of steps. Three of them are
+settings of other systems: multinomial diffusion (uniform noise), OA-ARDM (the order-agnostic objective) and DiffuSeq
+(Gaussian noise on pairs, the source not editable).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from diffusionbert.batches import FixedRows, TokenBudget
+from diffusionbert.checkpoints import RunFolder
+from diffusionbert.methods.any_order import OrderAgnosticConfig
+from diffusionbert.methods.autoregressive import AutoregressiveConfig
+from diffusionbert.methods.bert_mouth import BertMouthConfig
+from diffusionbert.methods.cmlm import CMLMConfig
+from diffusionbert.methods.continuous_time import ContinuousTimeConfig
+from diffusionbert.methods.discrete import DiscreteTimeConfig, Quantity
+from diffusionbert.methods.gaussian import GaussianConfig
+from diffusionbert.methods.learned_rates import LearnedScheduleConfig
+from diffusionbert.methods.masked_lm import MaskedLMConfig
+from diffusionbert.methods.sundae import SundaeConfig
+from diffusionbert.model_folder import BUNDLED, is_diffusion_model
+from diffusionbert.networks.config import BackboneConfig, NewBert, Pretrained, TimeEmbedding
+from diffusionbert.objectives.base import ObjectiveConfig
+from diffusionbert.proposals import Bell
+from diffusionbert.samplers import SamplerConfig, SamplingRequest
+from diffusionbert.samplers.gibbs import Gibbs
+from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.schedules import Mean, Spindle, Sqrt
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+
+# ---- presets --------------------------------------------------------------------------------------------------------
+
+
+def tiny(data: str) -> RunConfig:
+    """Two CPU cores, about a minute: a BERT of 0.7M parameters, 800 steps of 1k tokens, T = 128."""
+    return RunConfig(
+        DataConfig(data, vocabulary=2000, max_length=64),
+        NewBert(layers=2, width=128, heads=4),
+        objective=DiscreteTimeConfig(num_steps=128),
+        training=TrainingConfig(
+            steps=800,
+            batching=TokenBudget(1024),
+            learning_rate=2e-3,
+            warmup=40,
+            validate_every=200,
+            validation_sentences=256,
+            validation_draws=16,
+            save_every=200,
+        ),
+    )
+
+
+def small(data: str) -> RunConfig:
+    """One GPU, minutes: a BERT of 35M parameters (6 layers, width 512), 5,000 steps of 32k tokens in bf16, T = 512."""
+    return RunConfig(
+        DataConfig(data, vocabulary=16_000, max_length=128),
+        NewBert(layers=6, width=512, heads=8),
+        objective=DiscreteTimeConfig(num_steps=512),
+        training=TrainingConfig(
+            steps=5000,
+            batching=TokenBudget(32_768),
+            learning_rate=5e-4,
+            warmup=500,
+            ema=0.999,
+            precision="bf16",
+            validate_every=500,
+            save_every=1000,
+            log_every=50,
+        ),
+    )
+
+
+def paper(data: str) -> RunConfig:
+    """He et al. 2022: BERT-base, T = 2048, AdamW, 3e-6, 10k warm-up steps, batch 32, length 128, 1.9M steps.
+
+    61 million sentences, about 1.9 billion tokens of LM1B. A batch of 32 keeps no modern GPU busy: docs/scaling.md
+    has the arithmetic.
+    """
+    return RunConfig(
+        DataConfig(data, vocabulary="bert-base-uncased", max_length=128),
+        Pretrained("bert-base-uncased"),
+        objective=DiscreteTimeConfig(num_steps=2048, hybrid=0.01),
+        training=TrainingConfig(
+            steps=1_900_000,
+            batching=FixedRows(32),
+            learning_rate=3e-6,
+            warmup=10_000,
+            decay="inverse_sqrt",
+            precision="bf16",
+            validate_every=10_000,
+            validation_sentences=2048,
+            save_every=10_000,
+            log_every=100,
+        ),
+    )
+
+
+def wiki_small(data: str) -> RunConfig:
+    """The bundled model: 18.8M parameters (7 layers, width 384), 10,060 steps of 64k tokens; ten minutes on one H200.
+
+    It starts from its own pretraining (`--start`), on English Wikipedia sentences. Of the recipes that were tried this
+    one had the lowest bound: times from a bell without importance weights, and a rather low learning rate.
+    """
+    return _wiki(data, NewBert(layers=7, width=384, heads=6, dropout=0.0))
+
+
+def wiki_medium(data: str) -> RunConfig:
+    """The same with a network of 33.8M parameters (8 layers, width 512)."""
+    return _wiki(data, NewBert(layers=8, width=512, heads=8, dropout=0.0))
+
+
+def _wiki(data: str, backbone: NewBert) -> RunConfig:
+    return RunConfig(
+        DataConfig(data, vocabulary=16_000, max_length=128),
+        backbone,
+        objective=DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False)),
+        training=TrainingConfig(
+            steps=10_060,
+            batching=TokenBudget(65_536),
+            learning_rate=5e-4,
+            warmup=500,
+            ema=0.9995,
+            precision="bf16",
+            compile=True,
+            validate_every=1676,
+            validation_sentences=2048,
+            validation_draws=8,
+            save_every=1676,
+            log_every=50,
+        ),
+    )
+
+
+PRESETS: dict[str, Callable[[str], RunConfig]] = {
+    "tiny": tiny,
+    "small": small,
+    "paper": paper,
+    "wiki-small": wiki_small,
+    "wiki-medium": wiki_medium,
+}
+_FROM_PRETRAINING = {"small", "paper", "wiki-small", "wiki-medium"}
+"""Presets whose learning rate is meant for a start from a masked language model."""
+
+
+def preset(name: str, data: str) -> RunConfig:
+    """A preset's configuration on a text."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
+    return PRESETS[name](data)
+
+
+# ---- pretraining ----------------------------------------------------------------------------------------------------
+
+_PRETRAINING_STEPS = {
+    ("wiki-small", False): 6953,
+    ("wiki-small", True): 5000,
+    ("wiki-medium", False): 2600,
+    ("wiki-medium", True): 2600,
+}
+"""By preset and whether the network is a decoder: four to seven minutes on one H200 each."""
+
+
+def pretraining(name: str, data: str, *, decoder: bool = False) -> RunConfig:
+    """The masked language modelling from which a preset's diffusion starts, or the training of a decoder."""
+    config = (decoder_pretraining if decoder else masked_pretraining)(preset(name, data))
+    steps = _PRETRAINING_STEPS.get((name, decoder))
+    if steps is None:
+        return config
+    every = steps // 8
+    training = replace(config.training, steps=steps, learning_rate=1.5e-3, validate_every=every, save_every=every)
+    return replace(config, training=training)
+
+
+def masked_pretraining(config: RunConfig) -> RunConfig:
+    """The same network and data, trained by masked language modelling: what diffusion starts from."""
+    vocabulary = config.data.vocabulary if isinstance(config.data.vocabulary, int) else 30_000
+    training = config.training
+    if training.learning_rate < 1e-4:  # the paper's is for a network that is trained already
+        training = replace(training, learning_rate=1e-4, steps=1_000_000, decay="linear", batching=TokenBudget(131_072))
+    data = replace(config.data, vocabulary=vocabulary)
+    backbone = as_new(config.backbone)
+    return replace(config, backbone=backbone, objective=MaskedLMConfig(), data=data, training=training)
+
+
+def decoder_pretraining(config: RunConfig) -> RunConfig:
+    """A decoder of the same size on the same data: what a pretrained decoder starts from."""
+    config = masked_pretraining(config)
+    return replace(config, backbone=config.backbone.as_causal(), objective=AutoregressiveConfig())
+
+
+def as_new(backbone: BackboneConfig) -> BackboneConfig:
+    """A backbone with random parameters; in place of a pretrained one, a BERT-base."""
+    return backbone if backbone.pretrained is None else NewBert(12, 768, 12)
+
+
+# ---- starts ---------------------------------------------------------------------------------------------------------
+
+FINE_TUNING_RATE = 1e-4
+"""The highest learning rate of a run that continues from a trained network, unless one is given."""
+
+
+def started_from(config: RunConfig, start: str) -> RunConfig:
+    """The configuration with the network and the vocabulary of a start.
+
+    Args:
+        config: What to train.
+        start: "bundled", a run directory, a model folder, a language model by name, or an original `.th` file.
+    """
+    path = str(BUNDLED if start == "bundled" else RunFolder(Path(start)).left_model() or start)
+    vocabulary = "bert-base-uncased" if path.endswith(".th") else path
+    return replace(config, backbone=Pretrained(path), data=replace(config.data, vocabulary=vocabulary))
+
+
+def fine_tuned(config: RunConfig, *, from_pretraining: bool = False) -> RunConfig:
+    """The configuration with a learning rate that does not destroy what its start has learned.
+
+    Args:
+        config: Starts from a trained network.
+        from_pretraining: Whether the learning rate is meant for a start from a masked language model, so that it is
+            lowered for a start that is a diffusion model already and for no other.
+    """
+    start = config.backbone.pretrained
+    if start is None or (from_pretraining and not is_diffusion_model(Path(start))):
+        return config
+    training = config.training
+    rate, warmup = min(training.learning_rate, FINE_TUNING_RATE), max(training.warmup, training.steps // 10)
+    return replace(config, training=replace(training, learning_rate=rate, warmup=warmup))
+
+
+# ---- systems --------------------------------------------------------------------------------------------------------
+
+
+class Start(Enum):
+    """The network from which a system starts."""
+
+    SCRATCH = "scratch"
+    MASKED = "masked"
+    DECODER = "decoder"
+
+
+_STARTS = {Start.MASKED: "masked language model", Start.DECODER: "causal language model"}
+
+
+@dataclass(frozen=True)
+class System:
+    """A system of the paper or one of its peers."""
+
+    title: str
+    """Its name in the literature."""
+    objective: ObjectiveConfig
+    start: Start = Start.SCRATCH
+    time: TimeEmbedding = TimeEmbedding.NONE
+    sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
+    """How the paper that compares it samples."""
+    needs_pairs: bool = False
+
+    def configure(self, base: RunConfig) -> RunConfig:
+        """This system with the size, the data, the training and the start of another configuration."""
+        backbone = base.backbone
+        if self.start is Start.SCRATCH:
+            backbone = as_new(backbone)
+        elif backbone.pretrained is None:
+            raise ValueError(f"{self.title} starts from a {_STARTS[self.start]}; give one by --start")
+        if self.objective.is_causal:
+            backbone = backbone.as_causal()
+        objective, same = self.objective, type(self.objective) is type(base.objective)
+        if same and base.objective.num_steps is not None:
+            objective = objective.with_steps(base.objective.num_steps)
+        return replace(base, backbone=backbone, objective=objective, time=self.time)
+
+
+_HYBRID = 0.01
+"""The weight of D3PM's auxiliary cross-entropy, which DiffusionBERT's release uses, too."""
+_SPINDLE = Spindle(0.3, Mean.CORPUS)
+_SENTENCE = Spindle(0.3, Mean.SENTENCE, floor=0.05)
+_PAPER = DiscreteTimeConfig(Spindle(0.3, Mean.SENTENCE), quantity=Quantity.PAPER)
+"""The quantity of the paper's figures with the spindle, which is not a bound."""
+_MOUTH = SamplingRequest(Gibbs(), SamplerConfig(steps=64, top_k=30))
+_VECTORS = SamplingRequest(config=SamplerConfig(steps=2000))
+_SUNDAE = SamplingRequest(config=SamplerConfig(steps=64, temperature=0.8))
+_LAYERS, _PREFIX = TimeEmbedding.LAYERS, TimeEmbedding.PREFIX
+
+SYSTEMS: dict[str, System] = {
+    "diffusionbert-lte": System("DiffusionBERT", DiscreteTimeConfig(), Start.MASKED, _LAYERS),
+    "diffusionbert-pte": System("DiffusionBERT", DiscreteTimeConfig(), Start.MASKED, _PREFIX),
+    "diffusionbert": System("DiffusionBERT", DiscreteTimeConfig(), Start.MASKED),
+    "diffusionbert-bell": System(
+        "DiffusionBERT (bell-shaped steps)", DiscreteTimeConfig(time_sampling=Bell(0.8, weighted=False)), Start.MASKED
+    ),
+    "diffusionbert-spindle": System("DiffusionBERT", DiscreteTimeConfig(_SPINDLE), Start.MASKED),
+    "diffusionbert-spindle-sentence": System("DiffusionBERT", DiscreteTimeConfig(_SENTENCE), Start.MASKED),
+    "diffusionbert-spindle-paper": System("DiffusionBERT", _PAPER, Start.MASKED),
+    "d3pm": System("D3PM", DiscreteTimeConfig(hybrid=_HYBRID), time=_LAYERS),
+    "d3pm-tad": System("D3PM", DiscreteTimeConfig(hybrid=_HYBRID)),
+    "d3pm-spindle": System("D3PM", DiscreteTimeConfig(_SPINDLE, hybrid=_HYBRID), time=_LAYERS),
+    "d3pm-spindle-paper": System("D3PM", replace(_PAPER, hybrid=_HYBRID), time=_LAYERS),
+    "d3pm-uniform": System("D3PM", DiscreteTimeConfig(uniform_noise=True, hybrid=_HYBRID), time=_LAYERS),
+    "diffusion-lm": System("Diffusion-LM", GaussianConfig(), sampling=_VECTORS),
+    "diffusion-lm-sqrt": System("Diffusion-LM", GaussianConfig(Sqrt(), floor=0.01), sampling=_VECTORS),
+    "diffusion-lm-bert": System("Diffusion-LM", GaussianConfig(width=None), Start.MASKED, sampling=_VECTORS),
+    "bert-mouth": System("BERT-Mouth", BertMouthConfig(), Start.MASKED, sampling=_MOUTH),
+    "sundae": System("SUNDAE", SundaeConfig(), sampling=_SUNDAE),
+    "decoder": System("Transformer decoder", AutoregressiveConfig()),
+    "decoder-pretrained": System("GPT", AutoregressiveConfig(), Start.DECODER),
+    "mdlm": System("MDLM", ContinuousTimeConfig()),
+    "mdlm-pretrained": System("MDLM", ContinuousTimeConfig(), Start.MASKED),
+    "genmd4": System("GenMD4", LearnedScheduleConfig(), Start.MASKED),
+    "cmlm": System("CMLM", CMLMConfig(), sampling=SamplingRequest(MaskPredict(), SamplerConfig(steps=10, top_k=30))),
+    "multinomial": System("Multinomial diffusion", DiscreteTimeConfig(uniform_noise=True), time=_LAYERS),
+    "oa-ardm": System("OA-ARDM", OrderAgnosticConfig()),
+    "diffuseq": System("DiffuSeq", GaussianConfig(Sqrt(), floor=0.01), needs_pairs=True),
+}
+
+
+def system(name: str) -> System:
+    """A system by name."""
+    if name not in SYSTEMS:
+        raise ValueError(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}")
+    return SYSTEMS[name]
+
+
+# ---- the whole recipe -----------------------------------------------------------------------------------------------
+
+
+def recipe(
+    data: str, preset_name: str = "tiny", *, system_name: str | None = None, start: str | None = None
+) -> RunConfig:
+    """A preset on a text, as a system if one is named, from a start if one is given.
+
+    Args:
+        data: A text file, folder or glob; `pydoc`; `lm1b:FOLDER`; `hf:NAME`.
+        preset_name: A name in `PRESETS`: how large and how long.
+        system_name: A name in `SYSTEMS`: objective, start and time embedding.
+        start: A network to start from, which brings its vocabulary; the learning rate is then at most
+            `FINE_TUNING_RATE`, unless the preset's is meant for such a start.
+
+    Returns:
+        The configuration of the run.
+
+    Example:
+        >>> recipe("pydoc", "tiny", system_name="mdlm").objective
+        ContinuousTimeConfig(schedule=Linear(), time_sampling=UniformTimes())
+    """
+    config = preset(preset_name, data)
+    chosen = None if system_name is None else system(system_name)
+    if start is not None:
+        if chosen is not None and chosen.start is Start.SCRATCH:
+            raise ValueError(
+                f"{system_name} starts from random parameters, got the start {start!r}; leave it out, or take only its "
+                "--vocabulary"
+            )
+        config = fine_tuned(started_from(config, start), from_pretraining=preset_name in _FROM_PRETRAINING)
+    return config if chosen is None else chosen.configure(config)

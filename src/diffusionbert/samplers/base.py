@@ -1,0 +1,253 @@
+"""Samplers as step machines: `start` gives a state, `query` what to ask the network, `update` the next state.
+
+A sampler is a frozen dataclass of its own knobs and stores nothing about a call; everything that changes is in the
+state. `sample` is the one loop. A server can drive many states with one forward pass: it joins their queries with
+`concatenate_queries`, asks the network once and gives each state its part of the answer (`split_answer`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from diffusionbert.categorical import Shaping
+from diffusionbert.networks import CausalNetwork, Network, VectorNetwork
+from diffusionbert.networks.causal import KeyValues
+from diffusionbert.processes import Absorbing, Gaussian, Process
+from diffusionbert.registry import Registry
+from diffusionbert.samplers.config import SamplerConfig
+from diffusionbert.schedules import require_grid, uniform_grid
+from diffusionbert.shapes import AskedLogProbs, Batch, Grid, Places, RowCounts, RowTimes, Tokens, TokenSet, Vectors
+
+# ---- queries --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """Asks a network on tokens for log f(v | x_t) at the N target positions; the answer is [N, V]."""
+
+    tokens: Tokens
+    attend: Places
+    t: RowTimes
+    targets: Places
+
+    @classmethod
+    def of(cls, x_t: Batch, t: RowTimes, targets: Places) -> Query | None:
+        """The query about these positions, or None if there are none.
+
+        Sequences without a target position are left out, and the others are cut after the last attended position.
+        """
+        sequences = targets.any(dim=1).nonzero()[:, 0]
+        if not len(sequences):
+            return None
+        sent = x_t.rows(sequences)
+        return cls(sent.tokens, sent.attend, t[sequences], targets[sequences, : sent.tokens.shape[1]])
+
+    def ask(self, network: Network) -> AskedLogProbs:
+        """The network's answer."""
+        return network(self.tokens, self.attend, self.t, self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorQuery:
+    """Asks a network on word vectors for x̂0; the answer is [B, L, D]."""
+
+    vectors: Vectors
+    attend: Places
+    t: RowTimes
+
+    def ask(self, network: VectorNetwork) -> Vectors:
+        """The network's answer."""
+        return network(self.vectors, self.attend, self.t)
+
+
+@dataclass(frozen=True, eq=False)
+class CausalQuery:
+    """Asks a decoder for the distribution of the token after these; the answer is [B, V] and the longer cache."""
+
+    tokens: Tokens
+    """The positions that follow those in the cache."""
+    cache: KeyValues | None
+
+    def ask(self, network: CausalNetwork) -> tuple[AskedLogProbs, KeyValues]:
+        """The network's answer."""
+        return network.read(self.tokens, self.cache)
+
+
+AnyQuery = Query | VectorQuery | CausalQuery
+
+
+def concatenate_queries(queries: Sequence[Query]) -> Query:
+    """Joins queries into one, padded at the end to the longest sequence."""
+    length = max(query.tokens.shape[1] for query in queries)
+
+    def padded(name: str) -> Any:
+        parts = [getattr(query, name) for query in queries]
+        return torch.cat([pad(part, (0, length - part.shape[1])) for part in parts])
+
+    t = torch.cat([query.t for query in queries])
+    return Query(padded("tokens"), padded("attend"), t, padded("targets"))
+
+
+def split_answer(answer: AskedLogProbs, queries: Sequence[Query]) -> list[Tensor]:
+    """The parts of the answer to concatenated queries, one per query."""
+    return list(torch.split(answer, [int(query.targets.sum()) for query in queries]))
+
+
+# ---- context and state ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SamplingContext:
+    """What a sampler knows of the model and of the request."""
+
+    mask_id: int
+    process: Process | Gaussian | None = None
+    """The forward process; None for models without one (SUNDAE, decoders)."""
+    config: SamplerConfig = SamplerConfig()
+    allowed_tokens: TokenSet | None = None
+    """The tokens that the network gives probability to."""
+    forbidden: tuple[int, ...] = ()
+    """Allowed tokens that must not be generated, such as `[UNK]`."""
+    time_agnostic: bool = False
+    start_time: float = 1.0
+    """Where the time grid ends and sampling starts: 1 is pure noise, less continues from a partly masked text."""
+    max_length: int | None = None
+    """The number of positions that the network reads at once."""
+    word_vectors: VectorNetwork | None = None
+    """Under Gaussian noise, what embeds tokens and rounds vectors to tokens."""
+    causal: bool = False
+    """Whether the network is a decoder, which answers `CausalQuery` alone."""
+    time_grid: Grid | None = None
+    """A time grid other than `config.steps` equal steps up to `start_time`."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.start_time <= 1:
+            raise ValueError(f"start_time must be above 0 and at most 1, got {self.start_time}; 1 is pure noise")
+        if self.time_grid is not None:
+            require_grid(self.time_grid, partial=True)
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The times 0 < … < start_time between which steps are made, in float64 on the CPU."""
+        with torch.device("cpu"):  # whatever the default device: samplers read single times from it
+            return uniform_grid(self.config.steps, self.start_time) if self.time_grid is None else self.time_grid.cpu()
+
+    @property
+    def warper(self) -> Shaping:
+        """Temperature, top-k and top-p of p(x0 | x_t), which also excludes forbidden tokens."""
+        return self.config.warper(self.forbidden)
+
+    @property
+    def exclusion(self) -> Shaping:
+        """Excludes forbidden tokens and changes nothing else."""
+        return Shaping(forbidden=self.forbidden)
+
+    def tokens_process(self, sampler: Sampler) -> Process:
+        """The forward process; raises ValueError if it does not act on tokens."""
+        if not isinstance(self.process, Process):
+            raise ValueError(
+                f"the sampler {sampler.name!r} needs a diffusion model on tokens, which this is not; leave it out"
+            )
+        return self.process
+
+    def absorbing(self, sampler: Sampler) -> Absorbing:
+        """The forward process; raises ValueError if it does not mask tokens."""
+        if not isinstance(self.process, Absorbing):
+            raise ValueError(
+                f"the sampler {sampler.name!r} needs a model whose noise is [MASK], which this is not; leave it out"
+            )
+        return self.process
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class State:
+    """What has been generated so far. Subclasses hold what one sampler needs for its next step."""
+
+    context: SamplingContext
+    canvas: Batch
+    seed: int
+    tokens: Tokens
+    time: RowTimes
+    """Where each sequence is on its way from `context.start_time` to 0."""
+    calls: RowCounts
+    """The number of network calls per sequence so far."""
+    done: bool
+    """Whether this is the last state."""
+
+    @property
+    def x(self) -> Batch:
+        """The canvas with the tokens generated so far."""
+        return replace(self.canvas, tokens=self.tokens)
+
+
+# ---- samplers -------------------------------------------------------------------------------------------------------
+
+
+class Sampler(ABC):
+    """How text is generated. A member is a registered frozen dataclass; the draws of a sequence depend on the seed
+    and on its `canvas.example`, not on the other sequences of the batch.
+    """
+
+    registry: ClassVar[Registry[Sampler]] = Registry("sampler", "diffusionbert.samplers", "diffusionbert.samplers")
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+        return self.registry.name_of(self)
+
+    def resolve(self, context: SamplingContext) -> Sampler:
+        """The sampler to use in a context; raises ValueError if it does not suit the model."""
+        return self
+
+    @abstractmethod
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> State:
+        """The first state; positions that are not editable never change."""
+
+    @abstractmethod
+    def query(self, state: Any) -> AnyQuery | None:
+        """What to ask the network for the next step of a state that is not done; None if nothing."""
+
+    @abstractmethod
+    def update(self, state: Any, answer: Any) -> State:
+        """The next state; `answer` is the network's to `query(state)`, None where that was None."""
+
+
+def sample(sampler: Sampler, context: SamplingContext, network: Any, canvas: Batch, seed: int) -> Iterator[State]:
+    """Yields every state from noise to text.
+
+    Args:
+        sampler: The algorithm.
+        context: What it knows of the model and of the request.
+        network: A `Network`, or a `VectorNetwork` or `CausalNetwork` where the sampler queries one.
+        canvas: The sequences, of which the editable positions are generated.
+        seed: The same seed gives the same text.
+
+    Yields:
+        The states. They may hold caches: to get the last one, use `last_state`, which does not keep the others.
+    """
+    # Gradients are off within a step only: a suspended generator must not switch them off for its caller.
+    with torch.no_grad():
+        sampler = sampler.resolve(context)
+        state = sampler.start(context, canvas, seed)
+    yield state
+    while not state.done:
+        with torch.no_grad():
+            query = sampler.query(state)
+            state = sampler.update(state, None if query is None else query.ask(network))
+        yield state
+
+
+def last_state(states: Iterator[State]) -> State:
+    """The last of all states, without keeping the others in memory."""
+    state = next(states)
+    for state in states:  # noqa: B007
+        pass
+    return state

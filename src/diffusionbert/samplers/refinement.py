@@ -1,0 +1,113 @@
+"""SUNDAE's sampler (Savinov et al. 2022, "Step-unrolled denoising autoencoders for text generation", section 2.2).
+
+    x_0: uniform random tokens;   x_k ~ f(· | x_{k-1}), each position independently, for k = 1 … steps
+
+The paper uses a temperature below 1 and, for unconditional text, updates only a random share of the positions in each
+step, because tokens that are drawn at the same time are independent. Here the first step draws all positions whatever
+the share, so that no random token is left. The paper's decoding for translation (where the least confident tokens take
+the most probable token of a second pass) and its length prediction are left out: lengths are given.
+
+The distribution of the text after some steps has no closed form: no likelihood belongs to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from diffusionbert.categorical import draw
+from diffusionbert.noise import Noise, Purpose
+from diffusionbert.processes import Uniform
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
+from diffusionbert.schedules import Linear
+from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowFlags
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RefinementState(State):
+    """Which positions the next step draws."""
+
+    due: Places
+    unfinished: RowFlags
+    """The sequences that may still change."""
+    num_steps: int
+    """The number of steps so far."""
+
+
+@final
+@register("refinement", aliases=("refining",))
+@dataclass(frozen=True)
+class Refinement(Sampler):
+    """Draws all positions again and again, from random tokens on.
+
+    A time-conditioned network is always given the time 1, as in training. Where a step is deterministic (`top_k=1` and
+    all positions), a sequence that no longer changes is finished: every further step would give the same tokens.
+
+    Args:
+        update_share: The share of the positions that a step after the first draws, rounded up.
+    """
+
+    update_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.update_share <= 1:
+            raise ValueError(f"update_share must be above 0 and at most 1, got {self.update_share}; 1 updates all")
+
+    def resolve(self, context: SamplingContext) -> Refinement:
+        """Rejects models that were not trained by SUNDAE."""
+        if context.process is not None or context.causal or context.allowed_tokens is None:
+            raise ValueError(
+                "the sampler 'refinement' is for a model trained by SUNDAE, which this is not; leave it out"
+            )
+        return self
+
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> RefinementState:
+        """Random tokens."""
+        assert context.allowed_tokens is not None
+        noise = Uniform(Linear(), context.allowed_tokens.to(canvas.tokens.device))
+        unfinished = canvas.editable.any(dim=1)
+        return RefinementState(
+            context=context,
+            canvas=canvas,
+            seed=seed,
+            tokens=noise.prior(canvas, Noise(seed)).tokens,
+            time=unfinished.double(),
+            calls=torch.zeros_like(canvas.example),
+            done=not bool(unfinished.any()),
+            due=canvas.editable,
+            unfinished=unfinished,
+            num_steps=0,
+        )
+
+    def query(self, state: RefinementState) -> Query | None:
+        """The positions that are due."""
+        return Query.of(state.x, state.canvas.row_times(1.0), state.due)
+
+    def update(self, state: RefinementState, answer: AskedLogProbs) -> RefinementState:
+        """x_k ~ f(· | x_{k-1})."""
+        config, number = state.context.config, state.num_steps + 1
+        uniform = Noise(state.seed, number).per_place(state.x, Purpose.WRITE)
+        drawn = draw(state.context.warper(answer), uniform[state.due])
+        tokens = state.tokens.masked_scatter(state.due, drawn)
+        unfinished = state.unfinished
+        if config.top_k == 1 and self.update_share == 1:
+            unfinished = (tokens != state.tokens).any(dim=1)
+        return replace(
+            state,
+            tokens=tokens,
+            time=unfinished.double() * (1 - number / config.steps),
+            calls=state.calls + state.unfinished,
+            done=number == config.steps or not bool(unfinished.any()),
+            due=self._share(state.canvas, state.seed, number + 1) & unfinished[:, None],
+            unfinished=unfinished,
+            num_steps=number,
+        )
+
+    def _share(self, canvas: Batch, seed: int, number: int) -> Places:
+        """The random positions of each sequence that step `number` draws."""
+        share = self.update_share * canvas.editable.sum(dim=1).double()
+        # Less a little, or 0.7 of 10 positions, 7.000000000000001, would be 8.
+        return Noise(seed, number).chosen(canvas, (share - 1e-9).ceil().long())

@@ -1,0 +1,87 @@
+"""What samplers share that make one reverse step after another over a time grid, all sequences together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from diffusionbert.categorical import draw
+from diffusionbert.noise import Noise, Purpose
+from diffusionbert.processes import Process
+from diffusionbert.samplers.base import Query, SamplingContext, State
+from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowTimes, Tokens
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GridState(State):
+    """x_t at a time of the grid."""
+
+    num_left: int
+    """The number of steps that are left."""
+
+    @property
+    def process(self) -> Process:
+        """The forward process."""
+        assert isinstance(self.context.process, Process)
+        return self.context.process
+
+    @property
+    def interval(self) -> tuple[RowTimes, RowTimes]:
+        """(s, t) of the next step."""
+        s, t = self.context.grid[self.num_left - 1 : self.num_left + 1].tolist()
+        return self.canvas.row_times(s), self.canvas.row_times(t)
+
+    @property
+    def noise(self) -> Noise:
+        """The random numbers of the next step."""
+        return Noise(self.seed, step=self.num_left - 1)
+
+    @property
+    def targets(self) -> Places:
+        """The positions at which the next step needs the network."""
+        return self.process.asked(self.x)
+
+
+def start_grid(context: SamplingContext, canvas: Batch, seed: int) -> GridState:
+    """Noise at the end of the time grid; if that is before 1, all that is editable was masked by then."""
+    assert isinstance(context.process, Process)
+    num_steps = len(context.grid) - 1
+    x = context.process.prior(canvas, Noise(seed, step=num_steps))
+    return GridState(
+        context=context,
+        canvas=canvas,
+        seed=seed,
+        tokens=x.tokens,
+        time=canvas.row_times(float(context.grid[-1])),
+        calls=torch.zeros_like(canvas.example),
+        done=False,
+        num_left=num_steps,
+    )
+
+
+def query_grid(state: GridState) -> Query | None:
+    """The target positions of x_t at its time."""
+    return Query.of(state.x, state.interval[1], state.targets)
+
+
+def draw_step(state: GridState, log_f: AskedLogProbs | None, s: RowTimes) -> Batch:
+    """x_t with every target position drawn from p(x_s | x_t)."""
+    if log_f is None:
+        return state.x
+    x_t, targets, t = state.x, state.targets, state.interval[1]
+    log_p = state.process.reverse(x_t, log_f, s, t, state.context.warper)
+    uniform = state.noise.per_place(x_t, Purpose.WRITE)
+    return replace(x_t, tokens=x_t.tokens.masked_scatter(targets, draw(log_p, uniform[targets])))
+
+
+def after_step(state: GridState, tokens: Tokens) -> GridState:
+    """The state at s."""
+    return replace(
+        state,
+        tokens=tokens,
+        time=state.interval[0],
+        calls=state.calls + state.targets.any(dim=1),
+        done=state.num_left == 1,
+        num_left=state.num_left - 1,
+    )

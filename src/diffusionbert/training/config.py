@@ -1,0 +1,164 @@
+"""The configuration of a run: data, backbone, time embedding, objective and training, as typed JSON.
+
+A run directory and a model folder keep it, and `train --config` takes it back. Objectives, schedules and backbones are
+stored by their registered names (`storage.schema`); what is not registered is refused before training, because it could
+not be opened again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from diffusionbert.batches import FixedRows, TokenBudget
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.method import TrainingModule
+from diffusionbert.networks import Backed
+from diffusionbert.networks.config import BackboneConfig, NewBert, TimeEmbedding
+from diffusionbert.objectives.base import ObjectiveConfig
+from diffusionbert.storage.schema import from_json, to_json
+from diffusionbert.training.legacy import is_legacy, upgraded
+
+FORMAT = 1
+"""The version of the JSON format of a run's configuration."""
+PRECISIONS = "no", "bf16", "fp16"
+DECAYS = "linear", "cosine", "inverse_sqrt", "constant_with_warmup"
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read, and how it becomes tokens."""
+
+    corpus: str
+    """A file, folder or glob; `pydoc`; `lm1b:FOLDER`; `hf:NAME`."""
+    validation: str | None = None
+    """A corpus to validate on; None holds out a share of the training corpus."""
+    vocabulary: str | int = 8000
+    """A tokenizer's folder or name, or the size of a WordPiece to be trained on the corpus."""
+    lower: bool = True
+    detokenise: bool = False
+    field: str | None = None
+    """The field of JSON lines or of a dataset that holds the text."""
+    target_field: str | None = None
+    """For pairs in JSON lines: the field of the target."""
+    max_length: int = 128
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Optimisation, validation and checkpoints."""
+
+    steps: int = 1000
+    batching: TokenBudget | FixedRows = TokenBudget(4096)
+    micro_tokens: int | None = None
+    """The most tokens at once on one device; larger batches are accumulated."""
+    learning_rate: float = 1e-3
+    warmup: int = 100
+    decay: str = "linear"
+    """As transformers names it: linear, cosine, inverse_sqrt, constant_with_warmup."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    ema: float | None = None
+    """The decay of an exponential moving average of the parameters, such as 0.9999, which is validated and exported."""
+    precision: str = "no"
+    """`no`, `bf16` or `fp16`."""
+    compile: bool = False
+    seed: int = 0
+    log_every: int = 10
+    validate_every: int = 200
+    validation_sentences: int = 512
+    validation_draws: int = 4
+    patience: int | None = None
+    """Stop after so many validations without improvement."""
+    save_every: int = 200
+    keep: int = 2
+    """How many of the latest checkpoints are kept."""
+    trackers: tuple[str, ...] = ()
+    """Trackers of Accelerate: tensorboard, wandb, trackio."""
+    sharded: bool = False
+    """Shard parameters, gradients and optimiser over processes (torch's fully_shard) instead of copying them."""
+
+    def __post_init__(self) -> None:
+        some = "1 or more"
+        rules = {
+            "steps": (self.steps >= 1, some),
+            "learning_rate": (0 < self.learning_rate < math.inf, "greater than 0"),
+            "warmup": (self.warmup >= 0, "0 or more"),
+            "clip": (self.clip > 0, "greater than 0"),
+            "weight_decay": (self.weight_decay >= 0, "0 or more"),
+            "micro_tokens": (self.micro_tokens is None or self.micro_tokens >= 1, some),
+            "ema": (self.ema is None or 0 < self.ema < 1, "between 0 and 1, such as 0.9999"),
+            "patience": (self.patience is None or self.patience >= 1, some),
+            "precision": (self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+            "decay": (self.decay in DECAYS, f"one of {', '.join(DECAYS)}"),
+            "log_every": (self.log_every >= 1, some),
+            "validate_every": (self.validate_every >= 1, some),
+            "validation_sentences": (self.validation_sentences >= 2, "2 or more"),
+            "validation_draws": (self.validation_draws >= 1, some),
+            "save_every": (self.save_every >= 1, some),
+            "keep": (self.keep >= 1, some),
+            "seed": (self.seed >= 0, "0 or more"),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise ValueError(f"`{name}` of training must be {rule}, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that determines a run."""
+
+    data: DataConfig
+    backbone: BackboneConfig = NewBert()
+    time: TimeEmbedding = TimeEmbedding.NONE
+    objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig.registry.get("discrete-time")())
+    training: TrainingConfig = TrainingConfig()
+
+    def make_network(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> nn.Module:
+        """Makes the network; new parameters come from torch's global generator.
+
+        Args:
+            statistics: Those of the tokenizer.
+            backbone: Used in place of the configured one.
+        """
+        self.objective.require_time(self.time)
+        if backbone is None:
+            positions = self.data.max_length + 1  # one for a prefix
+            size, is_causal = len(statistics.allowed), self.objective.is_causal
+            backbone = self.backbone.build(size, positions, statistics.pad_id, causal=is_causal)
+        allowed = statistics.padded(backbone.config.vocab_size).allowed
+        return self.objective.make_network(backbone, self.time, allowed)
+
+    def make_module(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> TrainingModule:
+        """Makes network and objective, as training wraps them."""
+        network = self.make_network(statistics, backbone)
+        backed = cast("Backed", network)
+        if backed.max_length < self.data.max_length:
+            raise ValueError(
+                f"`max_length` must be at most {backed.max_length} for this network, got {self.data.max_length}; set "
+                f"--max-length {backed.max_length} or less"
+            )
+        return TrainingModule(network, self.objective.build(statistics.padded(len(backed.writable))))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; raises ValueError if a part is not registered."""
+        return {"format": FORMAT, **to_json(self)}
+
+    @classmethod
+    def from_json(cls, plain: Any, where: str = "configuration") -> RunConfig:
+        """Reads what `to_json` returned, also that of earlier versions.
+
+        Args:
+            plain: What `json.loads` returned.
+            where: What the value is called in error messages, for example a file name.
+        """
+        if is_legacy(plain):
+            return from_json(upgraded(plain, where), cls, where)
+        if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+            found = plain.get("format") if isinstance(plain, dict) else plain
+            raise ValueError(f"{where} must be a run's configuration of format {FORMAT}, got format {found!r:.40}")
+        return from_json({name: value for name, value in plain.items() if name != "format"}, cls, where)

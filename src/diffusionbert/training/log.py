@@ -1,0 +1,153 @@
+"""The log of a run: one JSON object per line, each with `event`, `step` and `time` (docs/formats.md).
+
+    run           once, at the start: what is trained, and what the numbers of the log are
+    train         every `log_every` steps: the mean loss since the last such row
+    validation    every `validate_every` steps: the likelihood of held-out text, or the loss of a method without one
+
+`pd.read_json("log.jsonl", lines=True)` reads it. Rows of format 1, which had no `event`, are converted when read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from diffusionbert.method import Likelihood
+from diffusionbert.storage.schema import from_json, to_json
+
+LOG_FORMAT = 2
+"""Increased when rows or their meaning change."""
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """The first row: what is trained."""
+
+    event: ClassVar[str] = "run"
+    step: int
+    time: float
+    format: int = LOG_FORMAT
+    unit: str = "nats per token"
+    """Of losses and validations."""
+    kind: Likelihood = Likelihood.NONE
+    """Of the validated likelihood."""
+    quantity: str | None = None
+    """`strict`, `paper`, `nll`, …"""
+    objective: str | None = None
+    schedule: str | None = None
+    diffusion_steps: int | None = None
+    """T; none in continuous time."""
+    time_conditioning: str | None = None
+    backbone: str | None = None
+    start: str | None = None
+    parameters: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainEvent:
+    """Training since the last such row."""
+
+    event: ClassVar[str] = "train"
+    step: int
+    time: float | None
+    loss: float
+    """Mean over tokens."""
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    tokens_per_second: float | None = None
+    epoch: int | None = None
+    tokens_seen: int | None = None
+
+
+@dataclass(frozen=True)
+class ValidationEvent:
+    """A validation on held-out text."""
+
+    event: ClassVar[str] = "validation"
+    step: int
+    time: float | None
+    kind: Likelihood
+    standard_error: float
+    """Of nats (or loss) per token, over sentences."""
+    nats_per_token: float | None = None
+    perplexity_per_token: float | None = None
+    loss_per_token: float | None = None
+    """Instead of nats, if the method has no likelihood."""
+
+
+Event = RunEvent | TrainEvent | ValidationEvent
+EventT = TypeVar("EventT", RunEvent, TrainEvent, ValidationEvent)
+_EVENTS: dict[str, type[Event]] = {cls.event: cls for cls in (RunEvent, TrainEvent, ValidationEvent)}
+
+
+def row(event: Event) -> dict[str, int | float | str]:
+    """The fields of a row; what is unknown is left out."""
+    plain = {name: value for name, value in to_json(event).items() if value is not None}
+    return {"event": event.event, **plain}
+
+
+def append(log: Path, event: Event) -> None:
+    """Adds a row."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row(event)) + "\n")
+
+
+def read_log(log: Path) -> list[Event]:
+    """Reads all rows; a line cut off by a kill and rows of unknown events are left out."""
+    found = []
+    for number, line in enumerate(log.read_text(encoding="utf-8").splitlines() if log.exists() else (), start=1):
+        try:
+            plain = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        event = _event(plain, f"{log}:{number}") if isinstance(plain, dict) else None
+        if event is not None:
+            found.append(event)
+    return found
+
+
+def events_of(log: Path, kind: type[EventT]) -> list[EventT]:
+    """The rows of one event."""
+    return [event for event in read_log(log) if isinstance(event, kind)]
+
+
+def forget_after(log: Path, step: int) -> None:
+    """Drops the rows after the checkpoint from which a run resumes."""
+    if not log.exists():
+        return
+    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
+    temporary = log.with_name(log.name + ".unfinished")
+    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    temporary.replace(log)
+
+
+def _event(plain: Mapping[str, object], where: str) -> Event | None:
+    plain = plain if "event" in plain else _from_format_1(plain)
+    cls = _EVENTS.get(str(plain.get("event")))
+    if cls is None:
+        return None
+    known = {field.name: plain.get(field.name) for field in fields(cls) if plain.get(field.name) is not None}
+    event: Event = from_json({"time": None, **known}, cls, where)
+    return event
+
+
+def _from_format_1(plain: Mapping[str, object]) -> dict[str, object]:
+    """Rows were told apart by their keys."""
+    if "validation_standard_error" in plain:
+        row = {name.removeprefix("validation_"): value for name, value in plain.items()}
+        return {"event": "validation", "kind": row.pop("likelihood", None), **row}
+    if "loss" in plain:
+        return {"event": "train", **plain, "tokens_seen": plain.get("tokens")}
+    return {}
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # cut off by a kill
+        return math.inf
