@@ -15,7 +15,7 @@ import warnings
 import numpy as np
 from nltk.translate.bleu_score import sentence_bleu
 
-from diffusionbert.metrics import bleu4, self_bleu4
+from diffusionbert.evaluation.metrics import bleu4, self_bleu4
 
 
 def zipf(number: int, seed: int, words: int = 30_000) -> list[str]:

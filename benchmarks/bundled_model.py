@@ -14,18 +14,18 @@ import sys
 import time
 from pathlib import Path
 
-from diffusionbert.assessment.judges import load_judge
-from diffusionbert.checkpoints import write_json
-from diffusionbert.likelihood.evaluation import Effort
+from diffusionbert.data.cleaning import Cleaning
+from diffusionbert.data.corpus import parse_corpus
+from diffusionbert.data.sources import Split
+from diffusionbert.evaluation.judges import load_judge
+from diffusionbert.evaluation.metrics import token_entropy
+from diffusionbert.inference.tasks import Task
+from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.likelihood.scores import paired_bootstrap
-from diffusionbert.metrics import token_entropy
 from diffusionbert.model import Model, load
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
+from diffusionbert.storage.files import write_json
 from diffusionbert.storage.schema import to_json
-from diffusionbert.tasks import Task
-from diffusionbert.text.cleaning import Cleaning
-from diffusionbert.text.corpus import parse_corpus
-from diffusionbert.text.sources import Split
 
 FOLDER = Path(__file__).parent.parent / "docs" / "bundled_model"
 NUM_SAMPLES = 50
@@ -42,8 +42,8 @@ def measure(corpus: str, before: str, judge: str, num_sentences: int) -> None:
     shown = {**samples, "real sentences": [respelled(after, text) for text in texts[:NUM_SAMPLES]]}
     reader = load_judge(judge, after.device)
     judged = {name: vars(reader.read(sentences).judged()) for name, sentences in shown.items()}
-    effort = Effort(precision=None, strata=4, max_draws=8)
-    estimates = {"before": load(before).likelihood(texts, effort), "after": after.likelihood(texts, effort)}
+    budget = EstimationBudget(precision=None, strata=4, max_draws=8)
+    estimates = {"before": load(before).likelihood(texts, budget), "after": after.likelihood(texts, budget)}
     difference = paired_bootstrap(estimates["after"].scores, estimates["before"].scores)
     figures = {
         "corpus": Path(corpus).name,
@@ -64,7 +64,7 @@ def respelled(model: Model, text: str) -> str:
 def cold_start() -> float:
     """Seconds of `generate` in a new process: imports, loading, one sentence of 24 tokens."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "diffusionbert.cli", "generate", "--length", "24"]
+    command = [sys.executable, "-m", "diffusionbert.cli.main", "generate", "--length", "24"]
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - started
 

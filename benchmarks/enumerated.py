@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from test_bounds import best, expectation, total_probability
 
-from diffusionbert.methods.continuous_time import ContinuousTime
-from diffusionbert.methods.discrete import DiscreteTime, Quantity
-from diffusionbert.processes import Absorbing
-from diffusionbert.schedules import Linear, Mean, Spindle, uniform_grid
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.schedules import Linear, Mean, Spindle, uniform_grid
+from diffusionbert.objectives.continuous_time import ContinuousTime
+from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
 
 SCHEDULES = {
     "linear": Linear(),

@@ -31,14 +31,15 @@ from typing import Any
 import torch
 import tyro
 
-from diffusionbert.assessment.comparison import compare
-from diffusionbert.assessment.report import EvaluationResult
-from diffusionbert.checkpoints import RunFolder, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.evaluation.compare import compare
+from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.likelihood.intervals import paired_difference
-from diffusionbert.paper.reproduction import Reproduction
-from diffusionbert.paper.request import Request
-from diffusionbert.paper.targets import MAIN, TRADED_OFF, Row, tradeoff, write_table
+from diffusionbert.reproduce.reproduction import Reproduction
+from diffusionbert.reproduce.request import Request
+from diffusionbert.reproduce.targets import MAIN, TRADED_OFF, Row, tradeoff, write_table
+from diffusionbert.storage.files import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.training.run import default_cache, train
+from diffusionbert.training.run_folder import RunFolder
 
 Folder = tyro.conf.Positional[Path]
 BELL = "diffusionbert-bell"

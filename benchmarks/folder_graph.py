@@ -67,7 +67,7 @@ def draw(path: Path) -> None:
     by_layer: dict[int, list[str]] = {}
     for node in sorted(layers):
         by_layer.setdefault(layers[node], []).append(node)
-    place = {
+    position = {
         node: (index - (len(nodes) - 1) / 2, layer)
         for layer, nodes in by_layer.items()
         for index, node in enumerate(nodes)
@@ -77,8 +77,8 @@ def draw(path: Path) -> None:
         for other in others:
             style = {"arrowstyle": "-|>", "color": "0.55", "connectionstyle": "arc3,rad=0.08"}
             arrow = {**style, "shrinkA": 13, "shrinkB": 13}
-            axes.annotate("", place[other], place[node], arrowprops=arrow)
-    for node, (x, y) in place.items():
+            axes.annotate("", position[other], position[node], arrowprops=arrow)
+    for node, (x, y) in position.items():
         is_file = (PACKAGE / f"{node}.py").exists()
         style = {"boxstyle": "round,pad=0.35", "fc": "white" if is_file else "#dbe9f6", "ec": "#2b5c8a"}
         axes.text(x, y, f"{node}.py" if is_file else f"{node}/", ha="center", va="center", fontsize=10, bbox=style)

@@ -20,15 +20,23 @@ from rich.table import Table
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.conditioning import TimeAgnostic
-from diffusionbert.networks import Denoiser
-from diffusionbert.processes import Absorbing
-from diffusionbert.samplers import Sampler, SamplerConfig, SamplingContext, State, last_state, parse_sampler, sample
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.schedules import Linear, Spindle, TokenInformation
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import TimeAgnostic
+from diffusionbert.samplers import (
+    Sampler,
+    SamplerConfig,
+    SamplingContext,
+    State,
+    last_state,
+    parse_sampler,
+    sample,
+)
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.skip_exact import SkipExact
-from diffusionbert.schedules import Linear, Spindle, TokenInformation
-from diffusionbert.shapes import Batch
 
 VOCABULARY, PLACES, ROWS, STEPS = 16_000, 24, 8, 512
 LANGUAGE = Language.random(3, 3, seed=0)
@@ -42,11 +50,11 @@ def timings() -> Table:
         vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512
     )
     mask = VOCABULARY - 1
-    writable = torch.arange(VOCABULARY) != mask
-    network = Denoiser(BertForMaskedLM(config), TimeAgnostic(), writable).eval()
+    allowed = torch.arange(VOCABULARY) != mask
+    network = Denoiser(BertForMaskedLM(config), TimeAgnostic(), allowed).eval()
     tokens = torch.full((ROWS, PLACES), mask)
     canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
-    information = TokenInformation.from_counts((1e9 / torch.arange(1, VOCABULARY + 1)).long(), writable=writable)
+    information = TokenInformation.from_counts((1e9 / torch.arange(1, VOCABULARY + 1)).long(), allowed=allowed)
     table = Table(title=f"{PLACES} places, {ROWS} rows, {STEPS} steps, V = {VOCABULARY:,}, one thread")
     for column in ("schedule", "sampler", "seconds", "calls a row"):
         table.add_column(column)

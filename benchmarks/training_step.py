@@ -14,14 +14,27 @@ import time
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic, TimeConditioning
-from diffusionbert.method import TrainingModule
-from diffusionbert.methods.discrete import DiscreteTime
-from diffusionbert.networks import Denoiser
-from diffusionbert.noise import Noise
-from diffusionbert.processes import Absorbing
-from diffusionbert.schedules import Linear, Mean, NoiseSchedule, Spindle, TokenInformation, uniform_grid
-from diffusionbert.shapes import Batch
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.schedules import (
+    Linear,
+    Mean,
+    NoiseSchedule,
+    Spindle,
+    TokenInformation,
+    uniform_grid,
+)
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import (
+    LayerwiseTime,
+    PrefixTime,
+    SinusoidalTime,
+    TimeAgnostic,
+    TimeConditioning,
+)
+from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.objectives.discrete_time import DiscreteTime
 
 VOCABULARY, MASK = 30_522, 103
 SIZES = {
@@ -40,11 +53,11 @@ def conditioning(name: str, backbone: BertForMaskedLM) -> TimeConditioning:
 
 def build(size: str, schedule: NoiseSchedule, time_conditioning: str) -> TrainingModule:
     counts = (1e9 / torch.arange(1, VOCABULARY + 1)).long()  # Zipf's law
-    writable = torch.arange(VOCABULARY) > 998
-    process = Absorbing(schedule, MASK, TokenInformation.from_counts(counts, writable=writable))
+    allowed = torch.arange(VOCABULARY) > 998
+    process = Absorbing(schedule, MASK, TokenInformation.from_counts(counts, allowed=allowed))
     backbone = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES[size]))
     grid = uniform_grid(2048)
-    network = Denoiser(backbone, conditioning(time_conditioning, backbone), writable)
+    network = Denoiser(backbone, conditioning(time_conditioning, backbone), allowed)
     return TrainingModule(network, DiscreteTime(process, grid))
 
 

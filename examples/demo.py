@@ -1,11 +1,12 @@
-"""The model inside the package at work: it writes, fills blanks, rewrites and scores. `make demo` runs this."""
+"""The bundled model generates, fills blanks and scores; `make demo` runs this."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
 import diffusionbert
-from diffusionbert.terminal import coloured, show_writing
+from diffusionbert.cli.terminal import coloured, show_writing
+from diffusionbert.inference.score import token_nats
 
 
 def main() -> None:
@@ -16,26 +17,26 @@ def main() -> None:
 
     model = diffusionbert.load()
 
-    title("Three sentences, written from nothing")
+    title("Three sentences, generated from nothing but masks")
     for seed in (1, 2, 3):
         show_writing(model.stream(length=18, seed=seed), console, num_lines=5)
 
     title("Blanks, filled jointly: the [MASK] of the [MASK] was born in [MASK] .")
-    for filled in model.fillings("the [MASK] of the [MASK] was born in [MASK] .", 3):
+    for filled in model.fill("the [MASK] of the [MASK] was born in [MASK] .", num_alternatives=3):
         console.print(f"{filled.nats:6.2f} nats  {filled.text}")
 
     title("A blank of unknown length: paris is [BLANK] of france .")
-    for filled in model.fillings("paris is [BLANK] of france .", 3, longest=3):
+    for filled in model.fill("paris is [BLANK] of france .", num_alternatives=3, max_blank_tokens=3):
         console.print(f"{filled.nats:6.2f} nats  {filled.text}")
 
-    title("Around two words: castle, dragon")
-    for text in model.generate(2, length=16, include=["castle", "dragon"]):
+    title("Around two words that must occur: castle, dragon")
+    for text in model.generate(num_return_sequences=2, length=16, include=["castle", "dragon"], seed=0):
         console.print(f"    {text}")
 
     title("A sentence and its words shuffled, scored")
     texts = ["the capital of france is paris .", "paris the is france capital of ."]
     for text, score in zip(texts, model.score(texts), strict=True):
-        console.print(coloured(model.surprise(text)))
+        console.print(coloured(token_nats(model.engine, text)))
         low, high = score.ci95
         console.print(f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], {score.likelihood.value}", markup=False)
 

@@ -24,10 +24,10 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime
-from diffusionbert.networks import Denoiser
-from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime
 
 VOCAB_SIZE, NUM_TOKENIZER_IDS, NUM_SPECIAL = 50, 47, 5
 CLS, SEP, MASK = 2, 3, 4
@@ -87,7 +87,7 @@ def backbone_of(architecture: str, seed: int = 0) -> PreTrainedModel:
         return AutoModelForMaskedLM.from_config(CONFIGS[architecture]()).eval()
 
 
-def writable() -> Tensor:
+def tokenizer_allowed() -> Tensor:
     """Marks the ids of the tokenizer that are not special; the model's vocabulary is larger still."""
     return torch.arange(NUM_TOKENIZER_IDS) >= NUM_SPECIAL
 
@@ -97,19 +97,19 @@ def sentences(backbone: PreTrainedModel, lengths: tuple[int, ...] = (9, 6, 4), s
     generator = torch.Generator().manual_seed(seed)
     size = (len(lengths), max(lengths))
     tokens = torch.randint(NUM_SPECIAL, NUM_TOKENIZER_IDS, size, generator=generator)
-    place, length = torch.arange(size[1]), torch.tensor(lengths)[:, None]
-    editable = (place > 0) & (place < length - 1)
-    tokens[editable & (place % 2 == 1)] = MASK
+    position, length = torch.arange(size[1]), torch.tensor(lengths)[:, None]
+    editable = (position > 0) & (position < length - 1)
+    tokens[editable & (position % 2 == 1)] = MASK
     tokens[:, 0] = CLS
-    tokens[place == length - 1] = SEP
-    tokens[place >= length] = backbone.config.pad_token_id
-    return Batch.of(tokens, editable, attend=place < length)
+    tokens[position == length - 1] = SEP
+    tokens[position >= length] = backbone.config.pad_token_id
+    return Batch.of(tokens, editable, attend=position < length)
 
 
 def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
     """Says what the model itself says of all places: a distribution over writable tokens."""
     logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
-    return logits[..., :NUM_TOKENIZER_IDS].masked_fill(~writable(), -torch.inf).log_softmax(-1)
+    return logits[..., :NUM_TOKENIZER_IDS].masked_fill(~tokenizer_allowed(), -torch.inf).log_softmax(-1)
 
 
 def overlapping(inside: nn.Module, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
@@ -136,7 +136,7 @@ def timed_bert() -> Denoiser:
         conditioning = LayerwiseTime(backbone, SinusoidalTime(16))
         for parameter in conditioning.projections.parameters():
             nn.init.normal_(parameter, std=0.3)
-        return Denoiser(backbone, conditioning, writable()).eval()
+        return Denoiser(backbone, conditioning, tokenizer_allowed()).eval()
 
 
 def mixed_canvas(backbone: PreTrainedModel) -> Batch:
@@ -167,11 +167,11 @@ class Spy(nn.Module):
         self.network = network
         self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         assert not torch.is_grad_enabled()
-        self.questions.append((tokens, attend, t, asked))
-        return self.network(tokens, attend, t, asked)
+        self.questions.append((tokens, attend, t, targets))
+        return self.network(tokens, attend, t, targets)
 
     @property
-    def num_rows(self) -> int:
+    def num_sequences(self) -> int:
         return sum(len(tokens) for tokens, *_ in self.questions)

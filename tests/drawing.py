@@ -9,8 +9,11 @@ from typing import Any
 from backbones import MASK
 from torch import Tensor
 
-from diffusionbert.categorical import Shaping
-from diffusionbert.processes import Absorbing, Gaussian, Process
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.categorical import LogitsWarper
+from diffusionbert.diffusion.gaussian import Gaussian
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.samplers import (
     Sampler,
     SamplerConfig,
@@ -20,7 +23,6 @@ from diffusionbert.samplers import (
     parse_sampler,
     sample,
 )
-from diffusionbert.shapes import Batch
 
 
 @dataclass(frozen=True)
@@ -39,20 +41,20 @@ def drawing(
     steps: int = 128,
     end: float = 1.0,
     grid: Tensor | None = None,
-    shaping: Shaping | None = None,
+    warper: LogitsWarper | None = None,
     mask_id: int | None = None,
     time_agnostic: bool = True,
     **context: Any,
 ) -> Drawing:
     """A sampler over so many steps up to `end`, or over a time grid, with a logits warper."""
-    shaping = shaping or Shaping()
+    warper = warper or LogitsWarper()
     if mask_id is None:
         mask_id = process.mask_id if isinstance(process, Absorbing) else MASK
     context = SamplingContext(
         process=process,
         mask_id=mask_id,
-        config=SamplerConfig(steps, shaping.temperature, shaping.top_k, shaping.top_p),
-        forbidden=shaping.forbidden,
+        config=SamplerConfig(steps, warper.temperature, warper.top_k, warper.top_p),
+        forbidden=warper.forbidden,
         start_time=end,
         time_grid=grid,
         time_agnostic=time_agnostic,

@@ -13,13 +13,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffusionbert.method import Objective
-from diffusionbert.methods.any_order import OrderAgnostic
-from diffusionbert.methods.continuous_time import ContinuousTime
-from diffusionbert.methods.discrete import DiscreteTime
-from diffusionbert.processes import Absorbing, Process, Uniform
-from diffusionbert.schedules import Mean, Spindle, TokenInformation
-from diffusionbert.shapes import Batch
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.schedules import Mean, Spindle, TokenInformation
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.uniform import Uniform
+from diffusionbert.objectives.base import Objective
+from diffusionbert.objectives.continuous_time import ContinuousTime
+from diffusionbert.objectives.discrete_time import DiscreteTime
+from diffusionbert.objectives.order_agnostic import OrderAgnostic
 
 
 class Language:
@@ -33,7 +35,7 @@ class Language:
         self.probabilities = torch.as_tensor(probabilities, dtype=torch.float64)
         assert len(self.probabilities) == len(self.sentences)
         assert math.isclose(float(self.probabilities.sum()), 1, abs_tol=1e-12)
-        self.writable = torch.arange(self.vocabulary) < num_words
+        self.allowed = torch.arange(self.vocabulary) < num_words
         self.states = torch.tensor(list(itertools.product(range(num_words + 1), repeat=length)))
 
     @classmethod
@@ -51,7 +53,7 @@ class Language:
         counts = torch.zeros(self.vocabulary, dtype=torch.float64)
         for position in range(self.length):
             counts.index_add_(0, self.sentences[:, position], self.probabilities * 1e9)
-        return TokenInformation.from_counts(counts, writable=self.writable)
+        return TokenInformation.from_counts(counts, allowed=self.allowed)
 
     def batch(self, tokens: Tensor | None = None) -> Batch:
         tokens = self.sentences if tokens is None else tokens
@@ -74,11 +76,11 @@ class Table(nn.Module):
         shape = (num_steps + 1, len(language.states), language.length, language.num_words)
         self.logits = nn.Parameter(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         powers = self.base ** torch.arange(tokens.shape[1] - 1, -1, -1)
         log_f = self.logits[(t * self.num_steps).round().long(), (tokens * powers).sum(dim=1)].log_softmax(-1)
         log_f = nn.functional.pad(log_f, (0, 1), value=-torch.inf)
-        return log_f[asked]
+        return log_f[targets]
 
 
 class Bayes(nn.Module):
@@ -91,7 +93,7 @@ class Bayes(nn.Module):
         super().__init__()
         self.language, self.process = language, process
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         language = self.language
         size, sentences = len(tokens), len(language.sentences)
         x0 = language.batch(language.sentences.repeat(size, 1))
@@ -109,7 +111,7 @@ class Bayes(nn.Module):
         # In states that q never reaches, any finite output will do.
         total = posterior.sum(dim=-1, keepdim=True)
         posterior = torch.where(total > 0, posterior / total, word.mean(dim=(0, 1)))
-        return posterior.log()[asked]
+        return posterior.log()[targets]
 
 
 def all_states(process: Process, x0: Tensor) -> list[Tensor]:
@@ -119,9 +121,7 @@ def all_states(process: Process, x0: Tensor) -> list[Tensor]:
         patterns = itertools.product([False, True], repeat=length)
         return [x0.masked_fill(torch.tensor(pattern), process.mask_id) for pattern in patterns]
     assert isinstance(process, Uniform)
-    return [
-        torch.tensor(state).expand_as(x0) for state in itertools.product(range(process.num_writable), repeat=length)
-    ]
+    return [torch.tensor(state).expand_as(x0) for state in itertools.product(range(process.num_allowed), repeat=length)]
 
 
 def log_forward(process: Process, x0: Batch, x_t: Tensor, t: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def log_forward(process: Process, x0: Batch, x_t: Tensor, t: Tensor) -> Tensor:
         return torch.where(x_t == process.mask_id, 1 - alpha, alpha * (x_t == x0.tokens)).log().sum(dim=1)
     assert isinstance(process, Uniform)
     alpha = process.schedule.survival(t, torch.ones_like(t))[:, None]
-    moved = alpha * (x_t == x0.tokens) + (1 - alpha) / process.num_writable
+    moved = alpha * (x_t == x0.tokens) + (1 - alpha) / process.num_allowed
     return torch.where(x0.editable, moved, 1.0).log().sum(dim=1)
 
 
@@ -164,10 +164,10 @@ def _all_noise(
     row = torch.arange(rows).repeat(len(patterns) * times)
     tokens = torch.cat(patterns).repeat(times, 1)
     s, t = (time.repeat_interleave(rows * len(patterns)) for time in (s, t))
-    q = log_forward(process, x0.rows(row), tokens, t).exp()
+    q = log_forward(process, x0.select(row), tokens, t).exp()
     reached = q > 0
     row = row[reached]
-    x_t = replace(x0.rows(row), tokens=tokens[reached])
+    x_t = replace(x0.select(row), tokens=tokens[reached])
     return x_t, x0.tokens[row], row, s[reached], t[reached], q[reached]
 
 
@@ -247,12 +247,12 @@ def exact_log_likelihood(process: Process, network: nn.Module, language: Languag
         mass = (states < language.num_words).all(dim=1).double() / language.num_words**language.length
     for s, t in reversed(list(itertools.pairwise(grid))):
         rows = len(states)
-        asked = process.asked(batch)
-        log_f = network(states, batch.attend, t.expand(rows), asked)
+        targets = process.targets(batch)
+        log_f = network(states, batch.attend, t.expand(rows), targets)
         log_p = process.reverse(batch, log_f, s.expand(rows), t.expand(rows))
         # Positions that are not targets keep their tokens.
         steps = nn.functional.one_hot(states, language.vocabulary).double()
-        steps[asked] = log_p.exp()
+        steps[targets] = log_p.exp()
         factors = [steps[:, position, states[:, position]] for position in range(language.length)]  # from × to state
         mass = mass @ torch.stack(factors).prod(dim=0)
     return mass[[index[tuple(sentence.tolist())] for sentence in language.sentences]].log()

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffusionbert.assessment.material import EvaluationSetRecord
-from diffusionbert.assessment.report import (
+from diffusionbert.data.sources import Split
+from diffusionbert.evaluation.dataset import EvaluationSetRecord
+from diffusionbert.evaluation.metrics import PerSample
+from diffusionbert.evaluation.result import (
     EvaluationResult,
     Generation,
     SamplingRecord,
@@ -20,14 +22,12 @@ from diffusionbert.assessment.report import (
     TextMetrics,
     Weights,
 )
-from diffusionbert.checkpoints import write_json
 from diffusionbert.likelihood.protocol import Protocol
 from diffusionbert.likelihood.scores import Estimate, PointEstimate, Scores
-from diffusionbert.method import Likelihood
-from diffusionbert.metrics import PerSample
+from diffusionbert.objectives.base import Likelihood
 from diffusionbert.storage.code_version import CodeVersion
 from diffusionbert.storage.component import Component
-from diffusionbert.text.sources import Split
+from diffusionbert.storage.files import write_json
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.description import ModelDescription
 from diffusionbert.training.log import Event, TrainEvent, ValidationEvent, append
@@ -73,16 +73,16 @@ def result(name: str = "made up", estimates: dict[str, Estimate] | None = None, 
 
 def evaluate(
     root: Path,
-    place: str,
+    position: str,
     nats: float,
     way: str = "grid",
     kind: str | None = None,
     bleu: float = 0.3,
     seconds: float = 0.5,
 ) -> None:
-    """Writes an evaluation whose sentences cost about so many nats per token; `place` is its folder and its key."""
-    chance = np.random.default_rng(len(place))
-    folder, key = place.split("/")
+    """Writes an evaluation whose sentences cost about so many nats per token; `position` is its folder and its key."""
+    chance = np.random.default_rng(len(position))
+    folder, key = position.split("/")
     costs = NUM_TOKENS * (nats + 0.02 * chance.standard_normal(NUM_SENTENCES) + np.linspace(-1, 1, NUM_SENTENCES))
     count = torch.full((NUM_SENTENCES,), NUM_TOKENS)
     samples = bleu + 0.02 * chance.standard_normal(200)
@@ -102,9 +102,9 @@ def evaluate(
     made.save(root / folder / "evaluations" / key)
 
 
-def train(root: Path, place: str, validations: list[float]) -> None:
+def train(root: Path, position: str, validations: list[float]) -> None:
     """Writes a finished run with validations at evenly spaced steps."""
-    folder, name = place.split("/")
+    folder, name = position.split("/")
     path = root / folder / "runs" / name
     path.mkdir(parents=True)
     last = 10 * (len(validations) - 1)

@@ -14,14 +14,14 @@ from tiny_models import bundled
 
 import diffusionbert
 from diffusionbert import model
-from diffusionbert.cli import Command, main
+from diffusionbert.cli.main import Command, main
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.methods.autoregressive import AutoregressiveConfig
-from diffusionbert.methods.gaussian import GaussianConfig
-from diffusionbert.methods.learned_rates import LearnedScheduleConfig
-from diffusionbert.methods.sundae import SundaeConfig
-from diffusionbert.paper.targets import MAIN, TARGETS
+from diffusionbert.objectives.autoregressive import AutoregressiveConfig
+from diffusionbert.objectives.gaussian import GaussianConfig
+from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
+from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.recipes import SYSTEMS, Start
+from diffusionbert.reproduce.targets import MAIN, TARGETS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(diffusionbert.__file__).parent

@@ -36,14 +36,14 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import diffusionbert
 from diffusionbert import model as model_module
-from diffusionbert import tasks
-from diffusionbert.method import Likelihood
+from diffusionbert.data.canvas import blank
+from diffusionbert.inference import tasks
+from diffusionbert.inference.tasks import Task
 from diffusionbert.model import Model, load
-from diffusionbert.model_folder import BUNDLED
+from diffusionbert.objectives.base import Likelihood
 from diffusionbert.samplers import SamplingRequest
 from diffusionbert.storage.component import Component
-from diffusionbert.tasks import Task
-from diffusionbert.text.canvas import blank
+from diffusionbert.training.model_folder import BUNDLED
 from diffusionbert.training.run import train
 
 SENTENCE = "the old king saw the city of paris today ."
@@ -85,12 +85,12 @@ def test_transformers_opens_the_bundled_folder_and_says_the_same():
     inputs = tokenizer(text, return_tensors="pt")
     model = bundled()
     assert inputs["input_ids"].tolist() == model.vocabulary.encode([text], marked=True)
-    asked = inputs["input_ids"] == tokenizer.mask_token_id
+    targets = inputs["input_ids"] == tokenizer.mask_token_id
     with torch.no_grad():
-        logits = theirs(**inputs).logits[asked]
-        ours = model.network(inputs["input_ids"], torch.ones_like(asked), torch.ones(1).double(), asked)
-    writable = model.network.writable
-    assert torch.allclose(logits[:, writable].log_softmax(-1), ours[:, writable], atol=1e-4)
+        logits = theirs(**inputs).logits[targets]
+        ours = model.network(inputs["input_ids"], torch.ones_like(targets), torch.ones(1).double(), targets)
+    allowed = model.network.allowed
+    assert torch.allclose(logits[:, allowed].log_softmax(-1), ours[:, allowed], atol=1e-4)
 
 
 OFFLINE = """
@@ -348,7 +348,7 @@ def test_a_saved_model_is_the_model_that_was_trained(kind):
     ours, again = model_of(kind), load(copied)
     assert again.score([SENTENCE], precision=1.0)[0].nats == ours.score([SENTENCE], precision=1.0)[0].nats
     assert again.generate(2, length=6, steps=6) == ours.generate(2, length=6, steps=6)
-    assert again.lexicon.exponents is None or kind == "learned"
+    assert again.statistics.exponents is None or kind == "learned"
 
 
 def test_learned_rates_come_back_and_matter():
@@ -359,12 +359,12 @@ def test_learned_rates_come_back_and_matter():
     model = load(source)
     frequencies = load_file(source / "token_counts.safetensors")
     exponents = frequencies["exponents"]
-    assert exponents.shape == model.network.writable.shape
+    assert exponents.shape == model.network.allowed.shape
     assert float((exponents - 1).abs().max()) > 0.01  # they have moved away from the linear schedule
     objective, definition = model._scored_by
     assert definition.schedule == Component("learned")
     assert torch.allclose(objective.process.learned().float(), exponents.float(), atol=1e-5)
-    frequencies["exponents"] = torch.where(model.network.writable, 3 * torch.rand(exponents.shape) + 1, 1.0).double()
+    frequencies["exponents"] = torch.where(model.network.allowed, 3 * torch.rand(exponents.shape) + 1, 1.0).double()
     other = load(damaged(source, "other-rates", {"token_counts.safetensors": save(frequencies)}))
     ours, others = (one.score([SENTENCE], precision=0.02)[0].nats for one in (model, other))
     assert abs(ours - others) > 0.05
@@ -383,11 +383,11 @@ class Listening(nn.Module):
     def __init__(self, network: nn.Module):
         super().__init__()
         self.network, self.times = network, []
-        self.writable, self.max_length = network.writable, network.max_length
+        self.allowed, self.max_length = network.allowed, network.max_length
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, asked: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         self.times += t.tolist()
-        return self.network(tokens, attend, t, asked)
+        return self.network(tokens, attend, t, targets)
 
 
 @pytest.mark.parametrize("algorithm", OF_MASKS)
@@ -451,10 +451,10 @@ def test_what_is_given_stays_in_every_state(model, algorithm):
     prompted = list(model.watch(Task(length=9, prompt="the old king"), requested(algorithm, steps=7)))
     assert {moment.pieces[:3] for moment in prompted} == {("the", "old", "king")}
     rewritten = list(model.watch(Task(rewrite=SENTENCE, strength=0.3), requested(algorithm, steps=7)))
-    frozen = [place for place, piece in enumerate(rewritten[0].pieces) if piece is not None]
+    frozen = [position for position, piece in enumerate(rewritten[0].pieces) if piece is not None]
     assert len(frozen) == 7
     for moment in rewritten:
-        assert [moment.pieces[place] for place in frozen] == [SENTENCE.split()[place] for place in frozen]
+        assert [moment.pieces[position] for position in frozen] == [SENTENCE.split()[position] for position in frozen]
 
 
 @pytest.mark.parametrize("algorithm", OF_MASKS)
@@ -516,15 +516,15 @@ def test_a_batch_is_its_rows(model, algorithm, monkeypatch):
     sampling = requested(algorithm, steps=8)
     five = texts(model, Task(5, length=9, include=("river",), forbid=("king",)), sampling)
     assert texts(model, Task(3, length=9, include=("river",), forbid=("king",)), sampling) == five[:3]
-    monkeypatch.setattr(model_module, "ROWS_AT_ONCE", {"cpu": 2})
+    monkeypatch.setattr(model_module, "SEQUENCES_AT_ONCE", {"cpu": 2})
     assert texts(model, Task(5, length=9, include=("river",), forbid=("king",)), sampling) == five
 
 
 def test_fewer_rows_are_written_at_once_the_longer_they_are_and_the_more_words_there_are(model, monkeypatch):
-    assert model.rows_at_once(20) == model_module.ROWS_AT_ONCE["cpu"]
-    words = len(model.lexicon.allowed)
+    assert model.sequences_at_once(20) == model_module.SEQUENCES_AT_ONCE["cpu"]
+    words = len(model.statistics.allowed)
     monkeypatch.setattr(model_module, "WEIGHED_AT_ONCE", 60 * words)
-    assert [model.rows_at_once(places) for places in (5, 20, 100)] == [12, 3, 1]
+    assert [model.sequences_at_once(positions) for positions in (5, 20, 100)] == [12, 3, 1]
 
 
 @pytest.mark.parametrize("algorithm", ["exact", "ancestral", "remasking", "renoising"])
@@ -559,9 +559,9 @@ def test_stream_yields_every_state_from_all_hidden_to_none(model):
     assert (moments[0].time, moments[-1].time) == (1.0, 0.0)
     assert moments[0].pieces == (None,) * 8
     assert moments[0].text == ""
-    hidden = [moment.pieces.count(None) for moment in moments]
-    assert hidden == sorted(hidden, reverse=True)
-    assert hidden[-1] == 0
+    masked = [moment.pieces.count(None) for moment in moments]
+    assert masked == sorted(masked, reverse=True)
+    assert masked[-1] == 0
     assert [moment.calls for moment in moments] == list(range(len(moments)))
     assert moments[-1].text == model.generate(1, length=8, steps=16, seed=1)[0]
     for before, after in itertools.pairwise(moments):
@@ -628,7 +628,7 @@ def test_a_rewriting_without_a_word_does_not_depend_on_its_neighbours(kind, algo
     task = Task(32, rewrite=SENTENCE, strength=0.4, forbid=("paris", "king"), seed=3)
     other = model_of(kind)
     together = texts(other, task, requested(algorithm, steps=6))
-    monkeypatch.setattr(model_module, "ROWS_AT_ONCE", {"cpu": 1})
+    monkeypatch.setattr(model_module, "SEQUENCES_AT_ONCE", {"cpu": 1})
     assert texts(other, task, requested(algorithm, steps=6)) == together
 
 
@@ -716,11 +716,11 @@ def test_one_blank_is_what_the_network_says():
     inputs = tokenizer("The king [MASK] a river .", return_tensors="pt")
     with torch.no_grad():
         logits = theirs(**inputs).logits[0, inputs["input_ids"][0] == tokenizer.mask_token_id][0]
-    log_p = logits[model.network.writable].log_softmax(-1)
+    log_p = logits[model.network.allowed].log_softmax(-1)
     found = model.fillings("The king [MASK] a river .", 4)
-    best = log_p.masked_fill(model.network.writable.nonzero()[:, 0] == model.vocabulary.unk_id, -torch.inf).topk(4)
+    best = log_p.masked_fill(model.network.allowed.nonzero()[:, 0] == model.vocabulary.unk_id, -torch.inf).topk(4)
     assert [each.nats for each in found] == pytest.approx((-best.values).tolist(), abs=1e-4)
-    spelled = model.vocabulary.spelled(model.network.writable.nonzero()[best.indices, 0].tolist())
+    spelled = model.vocabulary.spelled(model.network.allowed.nonzero()[best.indices, 0].tolist())
     assert [each.fillings[0] for each in found] == [piece.removeprefix("##") for piece in spelled]
 
 
@@ -742,25 +742,25 @@ def test_two_blanks_cost_the_mean_of_both_orders(path, mask):
     model = load(path())
     text = "the [MASK] saw a [MASK] ."
     [row] = model.vocabulary.encode([text.replace("[MASK]", mask)], marked=True)
-    places = [place for place, token in enumerate(row) if token == model.vocabulary.mask_id]
+    positions = [position for position, token in enumerate(row) if token == model.vocabulary.mask_id]
 
-    def nats(wanted: tuple[int, ...], place: int, shown: tuple[int, ...] = ()) -> float:
+    def nats(wanted: tuple[int, ...], position: int, shown: tuple[int, ...] = ()) -> float:
         """Of one blank, while the others are shown or not."""
         tokens = torch.tensor([row])
         for other in shown:
-            tokens[0, places[other]] = wanted[other]
-        asked = torch.zeros_like(tokens, dtype=torch.bool)
-        asked[0, places[place]] = True
+            tokens[0, positions[other]] = wanted[other]
+        targets = torch.zeros_like(tokens, dtype=torch.bool)
+        targets[0, positions[position]] = True
         with torch.no_grad():
-            log_f = model.network(tokens, torch.ones_like(asked), torch.ones(1).double(), asked)
-        return -float(log_f[0, wanted[place]])
+            log_f = model.network(tokens, torch.ones_like(targets), torch.ones(1).double(), targets)
+        return -float(log_f[0, wanted[position]])
 
     num_checked = 0
     for each in model.fillings(text, 20):
         [again] = model.vocabulary.encode([each.text])
         if len(again) == len(row):  # the words that were written are those that are read
             num_checked += 1
-            wanted = tuple(again[place] for place in places)
+            wanted = tuple(again[position] for position in positions)
             one = nats(wanted, 0) + nats(wanted, 1, shown=(0,))
             other = nats(wanted, 1) + nats(wanted, 0, shown=(1,))
             assert each.nats == pytest.approx((one + other) / 2, abs=1e-4)
@@ -927,7 +927,7 @@ def test_a_sentence_of_one_token_is_scored_exactly():
     tokenizer = AutoTokenizer.from_pretrained(plain_bert())
     inputs = tokenizer("[MASK]", return_tensors="pt")
     with torch.no_grad():
-        logits = theirs(**inputs).logits[0, 1].masked_fill(~model.network.writable, -torch.inf)
+        logits = theirs(**inputs).logits[0, 1].masked_fill(~model.network.allowed, -torch.inf)
     expected = -float(logits.log_softmax(-1)[tokenizer.convert_tokens_to_ids("river")])
     [score] = model.score(["river"])
     assert score.nats == pytest.approx(expected, abs=1e-4)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import config_of, corpus, folder
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.cli import main
+from diffusionbert.cli.main import main
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
+from diffusionbert.diffusion.shapes import Values
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood
-from diffusionbert.methods.any_order import ORDER_AGNOSTIC, OrderAgnostic
-from diffusionbert.methods.continuous_time import ContinuousTimeConfig
-from diffusionbert.methods.discrete import DiscreteTimeConfig
 from diffusionbert.model import load
 from diffusionbert.networks.config import Provided, TimeEmbedding
-from diffusionbert.objectives.base import ObjectiveConfig, ScoringQuantities
-from diffusionbert.processes import Absorbing
+from diffusionbert.objectives.base import Likelihood
+from diffusionbert.objectives.config import ObjectiveConfig, ScoringQuantities
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, OrderAgnostic
 from diffusionbert.registry import register
-from diffusionbert.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
-from diffusionbert.shapes import Values
 from diffusionbert.training.run import TrainingRun, stored_config, train
 
 SENTENCE = "the king saw a river today ."
@@ -92,7 +94,7 @@ def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys
     assert stored_config(run.path) == run.config
     assert run.config.objective == objective
     model = load(run.path, "cpu")
-    assert model.experiment.objective == objective
+    assert model.config.objective == objective
     assert len(model.generate(2, length=6, steps=4)) == 2
     [score] = model.score([SENTENCE], precision=1.0)
     assert score.nats > 0
@@ -184,3 +186,9 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path):
     files = [path / "model" / "model.safetensors" for path in (first.path, tmp_path / "again")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert (other.training.steps, other.objective) == (3, DiscreteTimeConfig(Spindle(0.2), 5))
+
+
+def test_the_example_of_a_schedule_runs(capsys):
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "custom_schedule.py"))
+    example["main"](steps=2)
+    assert "power-of-time (power = 2.0)" in capsys.readouterr().out

@@ -8,14 +8,14 @@ from typing import get_args, get_type_hints
 import pytest
 from tiny_models import corpus, folder, run_of
 
-from diffusionbert.cli import main
-from diffusionbert.commands.start import _configured
-from diffusionbert.commands.training import Train
-from diffusionbert.model_folder import BUNDLED
+from diffusionbert.cli.main import main
+from diffusionbert.cli.train import Train
+from diffusionbert.cli.train_run import _configured
 from diffusionbert.networks.config import Pretrained
-from diffusionbert.paper.reproduction import SCALES
-from diffusionbert.paper.request import Request
 from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, preset, recipe
+from diffusionbert.reproduce.reproduction import SCALES
+from diffusionbert.reproduce.request import Request
+from diffusionbert.training.model_folder import BUNDLED
 from diffusionbert.training.run import stored_config
 
 

@@ -15,13 +15,13 @@ from diffusionbert.registry import Registry, register
 from diffusionbert.storage.schema import from_json, to_json
 
 
-class Shape(ABC):  # noqa: B024 - a family may have no method
-    registry: ClassVar[Registry[Shape]] = Registry("shape", "diffusionbert.test_shapes", "diffusionbert.storage")
+class Warp(ABC):  # noqa: B024 - a family may have no method
+    registry: ClassVar[Registry[Warp]] = Registry("shape", "diffusionbert.test_shapes", "diffusionbert.storage")
 
 
 @register("circle", aliases=("disc",))
 @dataclass(frozen=True)
-class Circle(Shape):
+class Circle(Warp):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class Circle(Shape):
 
 @register("square")
 @dataclass(frozen=True)
-class Square(Shape):
+class Square(Warp):
     side: int
 
 
@@ -42,7 +42,7 @@ class Colour(Enum):
 @dataclass(frozen=True)
 class Drawing:
     title: str
-    shape: Shape
+    shape: Warp
     colour: Colour = Colour.RED
     sizes: tuple[int, ...] = ()
     span: tuple[float, float] = (0.0, 1.0)
@@ -92,7 +92,7 @@ def test_wrong_values_are_named_by_their_path(changes: dict[str, object], messag
 
 
 def test_aliases_are_understood() -> None:
-    assert from_json({"name": "disc", "radius": 2}, Shape) == Circle(2.0)
+    assert from_json({"name": "disc", "radius": 2}, Warp) == Circle(2.0)
     assert to_json(Circle(2.0))["name"] == "circle"
 
 
@@ -101,11 +101,11 @@ def test_a_taken_name_and_an_unregistered_class_are_refused() -> None:
 
         @register("circle")
         @dataclass(frozen=True)
-        class Other(Shape):
+        class Other(Warp):
             pass
 
     @dataclass(frozen=True)
-    class Unnamed(Shape):
+    class Unnamed(Warp):
         pass
 
     with pytest.raises(ValueError, match="is not a registered shape, so it could not be opened again"):
@@ -116,7 +116,7 @@ def test_a_taken_name_and_an_unregistered_class_are_refused() -> None:
 
 def test_entry_points_are_found_when_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
-    class Plugged(Shape):
+    class Plugged(Warp):
         pass
 
     class Point:
@@ -129,5 +129,5 @@ def test_entry_points_are_found_when_a_name_is_looked_up(monkeypatch: pytest.Mon
         return [Point()] if (group, name) == ("diffusionbert.test_shapes", "plugged") else []
 
     monkeypatch.setattr("diffusionbert.registry.entry_points", points)
-    assert "plugged" in Shape.registry.names()
-    assert Shape.registry.get("plugged") is Plugged
+    assert "plugged" in Warp.registry.names()
+    assert Warp.registry.get("plugged") is Plugged

@@ -20,27 +20,31 @@ from tiny_models import MAX_LENGTH, corpus, folder, pairs
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from diffusionbert.cli import main
-from diffusionbert.commands.start import _configured
-from diffusionbert.commands.training import Train
+from diffusionbert.cli.main import main
+from diffusionbert.cli.train import Train
+from diffusionbert.cli.train_run import _configured
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.gaussian import Gaussian
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.schedules import Sqrt
+from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import Likelihood, TrainingModule
-from diffusionbert.methods.any_order import OrderAgnostic
-from diffusionbert.methods.discrete import DiscreteTime, DiscreteTimeConfig
-from diffusionbert.methods.gaussian import GaussianConfig, GaussianDiffusion
+from diffusionbert.diffusion.uniform import Uniform
+from diffusionbert.inference.tasks import Task
 from diffusionbert.model import load
-from diffusionbert.networks import Denoiser, EmbeddingDenoiser, new_decoder
+from diffusionbert.networks.causal import new_decoder
 from diffusionbert.networks.config import NewBert, NewDecoder, Pretrained, TimeEmbedding
-from diffusionbert.noise import Noise
-from diffusionbert.processes import Absorbing, Gaussian, Uniform
+from diffusionbert.networks.embedding import EmbeddingDenoiser
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.objectives.base import Likelihood, TrainingModule
+from diffusionbert.objectives.discrete_time import DiscreteTime, DiscreteTimeConfig
+from diffusionbert.objectives.gaussian import GaussianConfig, GaussianDiffusion
+from diffusionbert.objectives.order_agnostic import OrderAgnostic
 from diffusionbert.recipes import SYSTEMS, Start
 from diffusionbert.samplers import Sampler, SamplingContext, last_state, sample
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
-from diffusionbert.schedules import Sqrt
-from diffusionbert.shapes import Batch
-from diffusionbert.tasks import Task
 from diffusionbert.training.config import DataConfig, RunConfig
 
 PAD, UNK, FIRST, NUM_WORDS, LENGTH, NEXT = 0, 1, 5, 6, 4, 0.2
@@ -67,7 +71,7 @@ class Toy:
     def drawn(self, number: int, seed: int) -> Batch:
         generator = torch.Generator().manual_seed(seed)
         picked = torch.multinomial(self.probabilities, number, replacement=True, generator=generator)
-        return replace(self.rows.rows(picked), example=torch.arange(number))
+        return replace(self.rows.select(picked), example=torch.arange(number))
 
 
 @cache
@@ -80,8 +84,8 @@ def language(paired: bool) -> Toy:
         chances[key] = chances.get(key, 0.0) + NEXT ** sum(turns) * (1 - NEXT) ** (LENGTH - sum(turns)) / NUM_WORDS
     given = [[CLS, key[0], SEP] if paired else [CLS] for key in chances]
     tokens = torch.tensor([[*before, *key[-LENGTH:], SEP] for before, key in zip(given, chances, strict=True)])
-    place = torch.arange(tokens.shape[1])
-    editable = ((place >= len(given[0])) & (place < tokens.shape[1] - 1)).expand(tokens.shape)
+    position = torch.arange(tokens.shape[1])
+    editable = ((position >= len(given[0])) & (position < tokens.shape[1] - 1)).expand(tokens.shape)
     probabilities = torch.tensor(list(chances.values()), dtype=torch.float64)
     return Toy(Batch.of(tokens, editable), probabilities, -(probabilities * (NUM_WORDS if paired else 1)).log())
 
@@ -170,7 +174,7 @@ def toy_of(name: str) -> Toy:
 def figure(method: TrainingModule, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
     """Nats a token over all sentences of the language, and their standard error over independent rounds of draws."""
     strata = torch.arange(9, dtype=torch.float64) / 8
-    rows = toy.rows.rows(torch.arange(len(toy.probabilities)).repeat(8))
+    rows = toy.rows.select(torch.arange(len(toy.probabilities)).repeat(8))
     slices = torch.stack([strata[:-1], strata[1:]], dim=1).repeat_interleave(len(toy.probabilities), dim=0)
     rows = replace(rows, strata=slices, example=torch.arange(len(slices)))
     found = []
@@ -351,7 +355,7 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     model = load(output, "cpu")
     assert model.paired
     task, sampling = Task(2, length=5, source=source), requested(steps=8)
-    assert model.experiment.objective.num_steps == 20
+    assert model.config.objective.num_steps == 20
     row = model.vocabulary.encode([source])[0]
     canvas = model._canvas(task, sampling)
     assert canvas.tokens[0, : len(row)].tolist() == row

@@ -13,21 +13,21 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
-from diffusionbert.batches import TokenBudget
-from diffusionbert.methods.any_order import OrderAgnosticConfig
-from diffusionbert.methods.autoregressive import AutoregressiveConfig
-from diffusionbert.methods.bert_mouth import BertMouthConfig
-from diffusionbert.methods.cmlm import CMLMConfig
-from diffusionbert.methods.continuous_time import ContinuousTimeConfig
-from diffusionbert.methods.discrete import DiscreteTimeConfig, Quantity
-from diffusionbert.methods.gaussian import GaussianConfig
-from diffusionbert.methods.learned_rates import LearnedScheduleConfig
-from diffusionbert.methods.masked_lm import MaskedLMConfig
-from diffusionbert.methods.sundae import SundaeConfig
+from diffusionbert.data.tokenizer import train_wordpiece
+from diffusionbert.diffusion.schedules import Cosine, Mean, Spindle
 from diffusionbert.model import Model, load
 from diffusionbert.networks.config import NewBert, NewDecoder, TimeEmbedding
-from diffusionbert.schedules import Cosine, Mean, Spindle
-from diffusionbert.text.vocabulary import train_wordpiece
+from diffusionbert.objectives.autoregressive import AutoregressiveConfig
+from diffusionbert.objectives.bert_mouth import BertMouthConfig
+from diffusionbert.objectives.cmlm import CMLMConfig
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
+from diffusionbert.objectives.gaussian import GaussianConfig
+from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
+from diffusionbert.objectives.masked_lm import MaskedLMConfig
+from diffusionbert.objectives.order_agnostic import OrderAgnosticConfig
+from diffusionbert.objectives.sundae import SundaeConfig
+from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.run import train
 

@@ -16,16 +16,16 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, BertConfig
 
-from diffusionbert.batches import FixedRows
-from diffusionbert.checkpoints import RunFolder
-from diffusionbert.conditioning import LayerwiseTime, SinusoidalTime
-from diffusionbert.method import TrainingModule
-from diffusionbert.methods.discrete import DiscreteTime
-from diffusionbert.networks import Denoiser
-from diffusionbert.processes import Absorbing
-from diffusionbert.schedules import Spindle, TokenInformation, uniform_grid
-from diffusionbert.shapes import Batch
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.schedules import Spindle, TokenInformation, uniform_grid
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime
+from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.objectives.discrete_time import DiscreteTime
+from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import TrainingConfig
+from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
 
 VOCABULARY, MASK = 30, 4
@@ -41,9 +41,9 @@ class MadeUpRows:
 
     def batch(self, indices: list[int]) -> Batch:
         longest = int(self.lengths[indices].max())
-        place = np.arange(longest)
+        position = np.arange(longest)
         tokens = self.words[indices, :longest]
-        attend = place < self.lengths[indices][:, None]
+        attend = position < self.lengths[indices][:, None]
         seen = torch.from_numpy(attend)
         batch = Batch.of(torch.from_numpy(np.where(attend, tokens, 0)), editable=seen, attend=seen)
         return Batch(batch.tokens, batch.attend, batch.editable, torch.as_tensor(indices), batch.strata)
@@ -62,10 +62,10 @@ def method(dropout: float) -> TrainingModule:
         attention_probs_dropout_prob=dropout,
     )
     backbone = AutoModelForMaskedLM.from_config(config)
-    writable = torch.arange(VOCABULARY) > MASK
-    information = TokenInformation.from_counts(torch.arange(VOCABULARY), writable=writable)
+    allowed = torch.arange(VOCABULARY) > MASK
+    information = TokenInformation.from_counts(torch.arange(VOCABULARY), allowed=allowed)
     process = Absorbing(Spindle(0.3), MASK, information)
-    network = Denoiser(backbone, LayerwiseTime(backbone, SinusoidalTime(16)), writable)
+    network = Denoiser(backbone, LayerwiseTime(backbone, SinusoidalTime(16)), allowed)
     return TrainingModule(network, DiscreteTime(process, uniform_grid(16)))
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(1)
     settings = TrainingConfig(
         steps=options.steps,
-        batching=FixedRows(16),
+        batching=FixedSequences(16),
         micro_tokens=options.micro_tokens,
         learning_rate=1e-2,
         warmup=5,
@@ -114,10 +114,10 @@ def main() -> None:
     taken = trainer._step
 
     def step(indices):
-        if trainer.standing.step == options.kill_at and not options.kill_while_saving:
+        if trainer.state.step == options.kill_at and not options.kill_while_saving:
             os.kill(os.getpid(), signal.SIGKILL)
         is_mine = options.terminate_rank in (None, trainer.accelerator.process_index)
-        if trainer.standing.step == options.terminate_at and is_mine:
+        if trainer.state.step == options.terminate_at and is_mine:
             os.kill(os.getpid(), signal.SIGTERM)
         return taken(indices)
 
@@ -128,7 +128,7 @@ def main() -> None:
         written = saving.save_tensors
 
         def save(tensors, path):
-            if trainer.standing.step >= options.kill_at and path.name == "optimiser.safetensors":
+            if trainer.state.step >= options.kill_at and path.name == "optimiser.safetensors":
                 path.write_bytes(b"half a file")
                 os.kill(os.getpid(), signal.SIGKILL)
             written(tensors, path)

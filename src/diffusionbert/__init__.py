@@ -1,23 +1,61 @@
-"""DiffusionBERT: masked language models that write, by absorbing discrete diffusion (He et al. 2022)."""
+"""DiffusionBERT: masked language models as generators, by absorbing discrete diffusion (He et al. 2022).
 
-import os
+    import diffusionbert as db
+
+    model = db.load()                                  # the bundled model; or a run directory, a folder, a Hub id
+    model.generate("once upon a time", max_new_tokens=20)
+    model.fill("the [MASK] said on [MASK] .")
+    model.score(["the capital of france is paris ."])
+
+    run = db.train(data="my.txt", output="runs/mine", preset="tiny")
+    result = db.evaluate(run.path, data="test.txt")
+    print(db.compare([result]))
+
+Importing the package is light: torch and transformers are imported when they are first needed.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diffusionbert.model import Model, load
+    from diffusionbert.evaluation.compare import compare
+    from diffusionbert.model import Model, evaluate, load
+    from diffusionbert.recipes import train
+    from diffusionbert.registry import register
+    from diffusionbert.reporting import set_verbosity
+    from diffusionbert.samplers.config import SamplerConfig
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Model", "__version__", "load"]
-
-# Threads that wait by spinning take the core from those that work: on a busy machine of two cores, four times slower.
-# It must be said before torch starts; who sets it otherwise has the last word.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+__all__ = [
+    "Model",
+    "SamplerConfig",
+    "__version__",
+    "compare",
+    "evaluate",
+    "load",
+    "register",
+    "set_verbosity",
+    "train",
+]
+_HOMES = {
+    "Model": "model",
+    "SamplerConfig": "samplers.config",
+    "compare": "evaluation.compare",
+    "evaluate": "model",
+    "load": "model",
+    "register": "registry",
+    "set_verbosity": "reporting",
+    "train": "recipes",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Opens what is public when it is first asked for, so that `import diffusionbert` stays light."""
-    if name in ("Model", "load"):
-        from diffusionbert import model
+    """Imports a public name when it is first used."""
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        return getattr(model, name)
-    raise AttributeError(f"module 'diffusionbert' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(__all__)

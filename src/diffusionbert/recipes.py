@@ -8,32 +8,38 @@ settings of other systems: multinomial diffusion (uniform noise), OA-ARDM (the o
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
-from diffusionbert.batches import FixedRows, TokenBudget
-from diffusionbert.checkpoints import RunFolder
-from diffusionbert.methods.any_order import OrderAgnosticConfig
-from diffusionbert.methods.autoregressive import AutoregressiveConfig
-from diffusionbert.methods.bert_mouth import BertMouthConfig
-from diffusionbert.methods.cmlm import CMLMConfig
-from diffusionbert.methods.continuous_time import ContinuousTimeConfig
-from diffusionbert.methods.discrete import DiscreteTimeConfig, Quantity
-from diffusionbert.methods.gaussian import GaussianConfig
-from diffusionbert.methods.learned_rates import LearnedScheduleConfig
-from diffusionbert.methods.masked_lm import MaskedLMConfig
-from diffusionbert.methods.sundae import SundaeConfig
-from diffusionbert.model_folder import BUNDLED, is_diffusion_model
+from transformers import PreTrainedModel
+
+from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, Sqrt
+from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.config import BackboneConfig, NewBert, Pretrained, TimeEmbedding
-from diffusionbert.objectives.base import ObjectiveConfig
-from diffusionbert.proposals import Bell
+from diffusionbert.objectives.autoregressive import AutoregressiveConfig
+from diffusionbert.objectives.bert_mouth import BertMouthConfig
+from diffusionbert.objectives.cmlm import CMLMConfig
+from diffusionbert.objectives.config import ObjectiveConfig
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
+from diffusionbert.objectives.gaussian import GaussianConfig
+from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
+from diffusionbert.objectives.masked_lm import MaskedLMConfig
+from diffusionbert.objectives.order_agnostic import OrderAgnosticConfig
+from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.samplers.gibbs import Gibbs
 from diffusionbert.samplers.mask_predict import MaskPredict
-from diffusionbert.schedules import Mean, Spindle, Sqrt
+from diffusionbert.training.batches import FixedSequences, TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.model_folder import BUNDLED, is_diffusion_model
+from diffusionbert.training.run import TrainingRun, stored_config
+from diffusionbert.training.run import train as run_training
+from diffusionbert.training.run_folder import RunFolder
 
 # ---- presets --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +95,7 @@ def paper(data: str) -> RunConfig:
         objective=DiscreteTimeConfig(num_steps=2048, hybrid=0.01),
         training=TrainingConfig(
             steps=1_900_000,
-            batching=FixedRows(32),
+            batching=FixedSequences(32),
             learning_rate=3e-6,
             warmup=10_000,
             decay="inverse_sqrt",
@@ -358,3 +364,92 @@ def recipe(
             )
         config = fine_tuned(started_from(config, start), from_pretraining=preset_name in _FROM_PRETRAINING)
     return config if chosen is None else chosen.configure(config)
+
+
+# ---- train ----------------------------------------------------------------------------------------------------------
+
+
+def train(
+    data: str | Path | None = None,
+    output: str | Path = "runs/run",
+    *,
+    start: str | Path | None = None,
+    preset: str = "tiny",
+    system: str | None = None,
+    objective: ObjectiveConfig | None = None,
+    schedule: NoiseSchedule | None = None,
+    time: TimeEmbedding | str | None = None,
+    backbone: PreTrainedModel | None = None,
+    config: RunConfig | None = None,
+    resume: bool = False,
+    auto: bool = False,
+    cache: str | Path | None = None,
+    **settings: Any,
+) -> TrainingRun:
+    """Trains a model.
+
+    Args:
+        data: A text file (also compressed), a folder or glob, JSON lines, TSV pairs, `lm1b:FOLDER`, `hf:NAME`, `pydoc`.
+        output: The run directory: configuration, log, checkpoints and, in the end, the model.
+        start: The network to start from: "bundled", a run directory, a model folder, a Hub name or an original `.th`
+            file; None starts from random parameters.
+        preset: The size and length of the run: tiny, small, paper, wiki-small or wiki-medium.
+        system: A system of the paper or one of its peers, such as "d3pm"; None trains the preset's objective.
+        objective: An objective in place of the system's.
+        schedule: A noise schedule in place of the objective's.
+        time: How the time reaches the network: none, prefix, layers or layers-learned.
+        backbone: A masked language model to train, given as an object.
+        config: A whole configuration, in place of preset, system and start.
+        resume: Continues the run in `output`.
+        auto: Measures the machine first and chooses the micro-batch that fits.
+        cache: Where encoded corpora are kept; None is the user's cache folder.
+        **settings: Fields of `TrainingConfig` and `DataConfig`, such as `steps`, `learning_rate`, `max_length`.
+
+    Returns:
+        The run: `run.path`, `run.history`, `run.config`.
+
+    Example:
+        >>> import diffusionbert
+        >>> run = diffusionbert.train("my.txt", "runs/mine", start="bundled", steps=500)  # doctest: +SKIP
+        >>> model = diffusionbert.load(run.path)  # doctest: +SKIP
+    """
+    if resume and config is None and data is None:
+        stored = stored_config(Path(output))
+        changed = _with_settings(stored, settings) if settings else None
+        return run_training(changed, output, cache=_path(cache), resume=True, auto=auto)
+    if config is None:
+        if data is None:
+            raise ValueError("`data` is missing; give a text file, or pydoc for the English that ships with Python")
+        named = None if start is None else str(start)
+        config = recipe(str(data), preset, system_name=system, start=named)
+    if objective is not None:
+        config = replace(config, objective=objective)
+    if schedule is not None:
+        names = {field.name for field in fields(config.objective)}  # type: ignore[arg-type]
+        if "schedule" not in names:
+            raise ValueError(f"the objective {config.objective} has no schedule; leave out `schedule`")
+        config = replace(config, objective=replace(config.objective, schedule=schedule))  # type: ignore[type-var]
+    if time is not None:
+        config = replace(config, time=TimeEmbedding(time))
+    config = _with_settings(config, settings)
+    return run_training(config, output, cache=_path(cache), resume=resume, auto=auto, backbone=backbone)
+
+
+def _with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
+    """The configuration with fields of training and data replaced; raises TypeError for others."""
+    training = {field.name for field in fields(config.training)}
+    data = {field.name for field in fields(config.data)}
+    unknown = sorted(set(settings) - training - data)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], training | data, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"train() has no setting {unknown[0]!r}{hint}")
+    of = {
+        name: {key: value for key, value in settings.items() if key in names}
+        for name, names in (("t", training), ("d", data))
+    }
+    return replace(config, training=replace(config.training, **of["t"]), data=replace(config.data, **of["d"]))
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -140,7 +140,7 @@ def describe(member: Any) -> str:
     """A short text for tables and messages: the name of a registered dataclass, and its settings.
 
     Example:
-        >>> from diffusionbert.proposals import Bell
+        >>> from diffusionbert.diffusion.time_sampling import Bell
         >>> describe(Bell(0.5))
         'bell (depth = 0.5, weighted = True)'
     """

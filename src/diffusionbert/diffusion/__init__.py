@@ -1,1 +1,1 @@
-"""The mathematics of diffusion on tokens: schedules, processes and what they know of the vocabulary."""
+"""The mathematics: schedules, forward processes and their reverse steps, counter-based random numbers. Pure torch."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional
 
-from diffusionbert.schedules import TokenInformation
-from diffusionbert.shapes import TokenSet
+from diffusionbert.diffusion.schedules import TokenInformation
+from diffusionbert.diffusion.shapes import TokenSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class TokenStatistics:
     @property
     def information(self) -> TokenInformation:
         """h(v) of every id."""
-        return TokenInformation.from_counts(self.counts, writable=self.allowed)
+        return TokenInformation.from_counts(self.counts, allowed=self.allowed)
 
     def padded(self, vocab_size: int) -> TokenStatistics:
         """The same for a network that has more ids than the tokenizer; the additional ones are not allowed."""

@@ -1,1 +1,1 @@
-"""Evaluation of models."""
+"""Evaluation: likelihoods, text metrics, judges, one typed result, comparisons and diagnosis."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from diffusionbert.assessment.conventions import Convention, ConventionScale
-from diffusionbert.assessment.report import EvaluationResult, Generation
+from diffusionbert.evaluation.conventions import Convention, ConventionScale
+from diffusionbert.evaluation.result import EvaluationResult, Generation
 from diffusionbert.likelihood.protocol import Length
 from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate
 

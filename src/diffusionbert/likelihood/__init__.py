@@ -1,1 +1,1 @@
-"""What a number of nats means: how it was found, how sure it is, and what it may be compared with."""
+"""Estimates of likelihoods with intervals, kinds and protocols."""

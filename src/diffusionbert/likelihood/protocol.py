@@ -7,7 +7,7 @@ from enum import Enum
 
 from diffusionbert import __version__
 from diffusionbert.likelihood.intervals import RESAMPLES
-from diffusionbert.method import LikelihoodDefinition
+from diffusionbert.objectives.base import LikelihoodDefinition
 
 
 class Length(Enum):

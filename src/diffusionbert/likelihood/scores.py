@@ -14,6 +14,7 @@ from enum import Enum
 
 import torch
 
+from diffusionbert.diffusion.shapes import Counts, Keys, PerSequence
 from diffusionbert.likelihood.intervals import (
     Difference,
     Numbers,
@@ -25,8 +26,7 @@ from diffusionbert.likelihood.intervals import (
     student_quantile,
 )
 from diffusionbert.likelihood.protocol import Limit, Protocol
-from diffusionbert.method import Likelihood
-from diffusionbert.shapes import RowCounts, RowKeys, RowValues
+from diffusionbert.objectives.base import Likelihood
 
 
 class Unit(Enum):
@@ -142,15 +142,15 @@ class Scores:
     """The nats of sentences, each the mean over rounds of draws, and the sizes of the sentences."""
 
     kind: Likelihood
-    example: RowKeys
+    example: Keys
     """Identifies each sentence: two systems are compared on sentences with the same identifiers."""
-    nats: RowValues
-    draw_variance: RowValues
+    nats: PerSequence
+    draw_variance: PerSequence
     """The variance of each sentence's nats over draws, estimated from its rounds; 0 where nothing is drawn."""
     num_rounds: int
-    tokens: RowCounts
-    words: RowCounts | None = None
-    bytes: RowCounts | None = None
+    tokens: Counts
+    words: Counts | None = None
+    bytes: Counts | None = None
 
     def __post_init__(self) -> None:
         if bool(self.nats.isnan().any()) or bool((self.nats == -math.inf).any()):
@@ -173,11 +173,11 @@ class Scores:
     def from_rounds(
         cls,
         kind: Likelihood,
-        example: RowKeys,
-        rounds: list[RowValues],
-        tokens: RowCounts,
-        words: RowCounts | None = None,
-        bytes: RowCounts | None = None,
+        example: Keys,
+        rounds: list[PerSequence],
+        tokens: Counts,
+        words: Counts | None = None,
+        bytes: Counts | None = None,
     ) -> Scores:
         """Averages independent, unbiased estimates of each sentence's nats, one per round."""
         if len(rounds) < 2 and kind is not Likelihood.EXACT:
@@ -199,7 +199,7 @@ class Scores:
     @property
     def finite(self) -> Scores:
         """The sentences with finite nats."""
-        return self.rows(self.nats.isfinite().nonzero()[:, 0])
+        return self.select(self.nats.isfinite().nonzero()[:, 0])
 
     @property
     def spread(self) -> Spread:
@@ -238,7 +238,7 @@ class Scores:
         sizes = {unit: float(counts.sum()) for unit, counts in self.counts().items()}
         return {unit: Rate(total / size, low / size, high / size) for unit, size in sizes.items()}
 
-    def rows(self, index: RowKeys) -> Scores:
+    def select(self, index: Keys) -> Scores:
         """Selects sentences by index."""
         words, bytes = (None if counts is None else counts[index] for counts in (self.words, self.bytes))
         return Scores(
@@ -326,7 +326,7 @@ def paired_bootstrap(first: Scores, second: Scores, unit: Unit = Unit.TOKEN, see
     return paired_difference((first.nats.numpy(), second.nats.numpy()), (counts[0][unit], counts[1][unit]), seed)
 
 
-def _numbers(counts: RowCounts) -> Numbers:
+def _numbers(counts: Counts) -> Numbers:
     numbers: Numbers = counts.double().numpy()
     return numbers
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowTimes, Tokens, TokenSet
+from diffusionbert.diffusion.shapes import Batch, PositionMask, TargetLogProbs, Times, Tokens, TokenSet
 
 # Not cuDNN's: it takes a tenth of a second to plan for each new shape, and nearly every batch has its own shape.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -22,11 +22,11 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 class Network(Protocol):
     """A network over tokens, as objectives and samplers call it."""
 
-    def __call__(self, tokens: Tokens, attend: Places, t: RowTimes, asked: Places) -> AskedLogProbs:
+    def __call__(self, tokens: Tokens, attend: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
         """Returns log f(v | x_t) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
 
-class Backed(Protocol):
+class HasBackbone(Protocol):
     """A network of this package: a Hugging Face model, and perhaps some parameters beside it.
 
     For type checkers only: since Python 3.12 `isinstance` with a protocol does not see a module's own modules.
@@ -35,7 +35,7 @@ class Backed(Protocol):
     backbone: PreTrainedModel
 
     @property
-    def writable(self) -> TokenSet:
+    def allowed(self) -> TokenSet:
         """The allowed tokens, over all ids of the backbone."""
 
     @property
@@ -43,35 +43,35 @@ class Backed(Protocol):
         """The number of positions a sequence may have."""
 
 
-def ask(network: Network, x_t: Batch, t: RowTimes, asked: Places) -> AskedLogProbs:
+def ask(network: Network, x_t: Batch, t: Times, targets: PositionMask) -> TargetLogProbs:
     """Calls the network for the target positions; sequences without any are left out."""
-    rows = asked.any(dim=1).nonzero()[:, 0]
-    sent = x_t.rows(rows)
-    return network(sent.tokens, sent.attend, t[rows], asked[rows, : sent.tokens.shape[1]])
+    sequences = targets.any(dim=1).nonzero()[:, 0]
+    sent = x_t.select(sequences)
+    return network(sent.tokens, sent.attend, t[sequences], targets[sequences, : sent.tokens.shape[1]])
 
 
-def distribution(logits: Tensor, writable: TokenSet) -> AskedLogProbs:
+def distribution(logits: Tensor, allowed: TokenSet) -> TargetLogProbs:
     """Returns log-probabilities over the allowed tokens, in float32 or better; overwrites the logits.
 
     Logits are most of the memory traffic of a step: they are neither copied to another precision nor masked in the
     backward pass, where a softmax gives tokens of probability 0 no gradient anyway.
     """
     with torch.no_grad():
-        logits.masked_fill_(~writable, -torch.inf)
+        logits.masked_fill_(~allowed, -torch.inf)
     return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def padded_writable(writable: TokenSet, vocab_size: int) -> Tensor:
+def padded_allowed(allowed: TokenSet, vocab_size: int) -> Tensor:
     """Extends the allowed tokens to all ids of a backbone; ids beyond the tokenizer's are padding, never allowed."""
-    if not writable.any():
+    if not allowed.any():
         raise ValueError("no token is allowed: mark at least one id that is not special")
-    if len(writable) > vocab_size:
+    if len(allowed) > vocab_size:
         raise ValueError(
-            f"the allowed tokens go up to id {len(writable) - 1}, but the network has {vocab_size} ids: "
+            f"the allowed tokens go up to id {len(allowed) - 1}, but the network has {vocab_size} ids: "
             "use the tokenizer it was trained with, or resize its embeddings"
         )
-    padded = writable.new_zeros(vocab_size)
-    padded[: len(writable)] = writable
+    padded = allowed.new_zeros(vocab_size)
+    padded[: len(allowed)] = allowed
     return padded
 
 

@@ -19,16 +19,21 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, PreTrainedModel
 
-from diffusionbert.networks.base import attention_kernels, distribution, padded_writable, require_length
+from diffusionbert.diffusion.shapes import PositionMask, TargetIndices, TargetLogProbs, Tokens, TokenSet
+from diffusionbert.networks.base import (
+    attention_kernels,
+    distribution,
+    padded_allowed,
+    require_length,
+)
 from diffusionbert.networks.heads import head_of, logits_at
-from diffusionbert.shapes import AskedLogProbs, AskedRows, Places, Tokens, TokenSet
 
 
 @runtime_checkable
 class KeyValues(Protocol):
     """The keys and values of the positions that a decoder has read. It never changes: reading on gives another one."""
 
-    def select(self, sequences: AskedRows) -> KeyValues:
+    def select(self, sequences: TargetIndices) -> KeyValues:
         """Those of these sequences alone."""
 
 
@@ -36,10 +41,10 @@ class KeyValues(Protocol):
 class CausalNetwork(Protocol):
     """A network that predicts tokens from left to right."""
 
-    def __call__(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
+    def __call__(self, tokens: Tokens, attend: PositionMask, targets: PositionMask) -> TargetLogProbs:
         """Returns log p(v | x_<i) at the N target positions i: a distribution over allowed tokens, −∞ at all others."""
 
-    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[TargetLogProbs, KeyValues]:
         """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
 
 
@@ -47,15 +52,15 @@ class CausalNetwork(Protocol):
 class CausalModel(nn.Module):
     """A decoder that predicts at target positions only.
 
-    `writable` marks the allowed tokens. Where the model's vocabulary is larger than the tokenizer's, the ids beyond are
+    `allowed` marks the allowed tokens. Where the model's vocabulary is larger than the tokenizer's, the ids beyond are
     padding and never allowed.
 
     Nothing about a call is stored: threads may call one network at the same time.
     """
 
-    writable: TokenSet
+    allowed: TokenSet
 
-    def __init__(self, backbone: PreTrainedModel, writable: TokenSet) -> None:
+    def __init__(self, backbone: PreTrainedModel, allowed: TokenSet) -> None:
         super().__init__()
         if backbone.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
             raise ValueError(
@@ -64,7 +69,7 @@ class CausalModel(nn.Module):
         self.backbone = backbone
         self._head = head_of(backbone)
         # Not persistent: it belongs to the vocabulary and is no parameter.
-        self.register_buffer("writable", padded_writable(writable, backbone.config.vocab_size), persistent=False)
+        self.register_buffer("allowed", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
 
     @property
     def max_length(self) -> int:
@@ -72,14 +77,14 @@ class CausalModel(nn.Module):
         # Models without position embeddings, such as BLOOM, have no limit.
         return int(getattr(self.backbone.config, "max_position_embeddings", sys.maxsize))
 
-    def forward(self, tokens: Tokens, attend: Places, asked: Places) -> AskedLogProbs:
+    def forward(self, tokens: Tokens, attend: PositionMask, targets: PositionMask) -> TargetLogProbs:
         """Returns log p(v | x_<i) at the target positions i, in float32 or better."""
         require_length(tokens.shape[1], self.max_length)
-        _require_causal(attend, asked)
-        positions = functional.pad(asked[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
+        _require_causal(attend, targets)
+        positions = functional.pad(targets[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
         return self.log_probs(tokens, positions, use_cache=False)
 
-    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[AskedLogProbs, KeyValues]:
+    def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[TargetLogProbs, KeyValues]:
         """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
         num_sequences, length = tokens.shape
         if not length:
@@ -92,7 +97,7 @@ class CausalModel(nn.Module):
         log_p = self.log_probs(tokens, last, past_key_values=new, use_cache=True)
         return log_p, _DynamicKeyValues(new, num_read)
 
-    def log_probs(self, tokens: Tokens, positions: AskedRows, **options: Any) -> AskedLogProbs:
+    def log_probs(self, tokens: Tokens, positions: TargetIndices, **options: Any) -> TargetLogProbs:
         """Returns the distribution of what follows these positions, numbered through all sequences."""
         # Vectors and not ids, in which transformers would look for padding and warn that no mask is given.
         words = self.backbone.get_input_embeddings()(tokens)
@@ -103,7 +108,7 @@ class CausalModel(nn.Module):
                 self._head,
                 lambda model: model(inputs_embeds=words, return_dict=True, **options),
             )
-        return distribution(logits, self.writable)
+        return distribution(logits, self.allowed)
 
 
 @final
@@ -114,7 +119,7 @@ class _DynamicKeyValues:
     cache: DynamicCache
     num_read: int
 
-    def select(self, sequences: AskedRows) -> KeyValues:
+    def select(self, sequences: TargetIndices) -> KeyValues:
         """Those of these sequences alone."""
         selected = _copied(self.cache)
         selected.batch_select_indices(sequences)
@@ -169,10 +174,10 @@ def make_room(backbone: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
     return backbone
 
 
-def _require_causal(attend: Places, asked: Places) -> None:
+def _require_causal(attend: PositionMask, targets: PositionMask) -> None:
     """Refuses what a decoder without a mask would get wrong."""
     gaps = attend[:, 1:] & ~attend[:, :-1]
-    first_is_asked, has_gaps = torch.stack([asked[:, 0].any(), gaps.any()]).tolist()  # one synchronisation, not two
+    first_is_asked, has_gaps = torch.stack([targets[:, 0].any(), gaps.any()]).tolist()  # one synchronisation, not two
     if first_is_asked:
         raise ValueError(
             "the first position of a sequence is a target, but a decoder predicts from the positions before it: "

@@ -14,7 +14,10 @@ from typing import ClassVar
 
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
 
-from diffusionbert.conditioning import (
+from diffusionbert.networks.causal import make_room, new_decoder
+from diffusionbert.networks.legacy_checkpoint import load_legacy_checkpoint
+from diffusionbert.networks.loading import load_causal_lm, load_masked_lm
+from diffusionbert.networks.time_conditioning import (
     LayerwiseTime,
     LearnedTime,
     PrefixTime,
@@ -22,9 +25,6 @@ from diffusionbert.conditioning import (
     TimeAgnostic,
     TimeConditioning,
 )
-from diffusionbert.networks.causal import make_room, new_decoder
-from diffusionbert.networks.legacy_checkpoint import load_legacy_checkpoint
-from diffusionbert.networks.loading import load_causal_lm, load_masked_lm
 from diffusionbert.registry import Registry, describe, register
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from diffusionbert.shapes import AskedRows
+from diffusionbert.diffusion.shapes import TargetIndices
 
 Head = Callable[[PreTrainedModel, Tensor], Tensor]
 """Turns hidden states [1, N, D] into logits [1, N, V]."""
@@ -28,14 +28,16 @@ def head_of(backbone: PreTrainedModel) -> Head | None:
     return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-def logits_at(positions: AskedRows, backbone: PreTrainedModel, head: Head | None, call: Callable[[Any], Any]) -> Tensor:
+def logits_at(
+    positions: TargetIndices, backbone: PreTrainedModel, head: Head | None, call: Callable[[Any], Any]
+) -> Tensor:
     """Returns logits [N, V] at positions that are numbered through all sequences; `call` runs a model on its inputs."""
     if head is None:
         return _select(call(backbone).logits, positions)
     return head(backbone, _select(call(backbone.base_model).last_hidden_state, positions)[None]).squeeze(0)
 
 
-def _select(values: Tensor, positions: AskedRows) -> Tensor:
+def _select(values: Tensor, positions: TargetIndices) -> Tensor:
     return values.flatten(0, 1).index_select(0, positions)
 
 

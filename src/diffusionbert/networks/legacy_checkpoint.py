@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
 
-from diffusionbert.errors import reason_of
+from diffusionbert.reporting import reason_of
 
 logger = logging.getLogger(__name__)
 

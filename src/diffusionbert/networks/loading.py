@@ -21,8 +21,8 @@ from transformers import (
 )
 from typing_extensions import Unpack
 
-from diffusionbert.errors import reason_of
-from diffusionbert.hub import HubOptions, absent, located, quiet
+from diffusionbert.reporting import reason_of
+from diffusionbert.storage.hub import HubOptions, locate, not_found, quiet
 
 logger = logging.getLogger(__name__)
 FILES = "a folder with config.json and model.safetensors"
@@ -160,7 +160,7 @@ def _folder(kind: _Kind, name_or_folder: str | Path, **options: Unpack[HubOption
     """Returns the folder with the model's files, downloaded if need be."""
     if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
         raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
-    return located(kind.name, name_or_folder, FILES, **options)
+    return locate(kind.name, name_or_folder, FILES, **options)
 
 
 def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
@@ -192,7 +192,7 @@ def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Ex
             f"{str(name_or_folder)!r} stores its weights as pickles, which can run code and are never loaded: "
             "convert them to model.safetensors where you trust them (from_pretrained, then save_pretrained)"
         )
-    return absent(kind.name, name_or_folder, FILES, error)
+    return not_found(kind.name, name_or_folder, FILES, error)
 
 
 def _is_damaged(weights: Path) -> bool:

@@ -1,1 +1,1 @@
-"""Objectives: how a network is trained and by which quantities its text is scored."""
+"""Objectives, one paper per file: configuration, objective, default sampler and scoring quantities."""

@@ -1,152 +1,117 @@
-"""The configuration of an objective: everything about it that the rest of the package asks for.
+"""The contract of objectives, and the module that training wraps: a network with its objective.
 
-A configuration is a registered frozen dataclass in the file of its objective, for example `DiscreteTimeConfig` beside
-`DiscreteTime`. It makes the objective, the forward process and the network; it knows its default sampler and by which
-quantities text can be scored. Training, inference and evaluation use this contract and no concrete objective.
+Training and estimation use this contract and no concrete objective.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from enum import Enum
+from typing import Any, Generic, TypeVar
 
-from torch import nn
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
-from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import LikelihoodDefinition, Objective
-from diffusionbert.networks import Denoiser
-from diffusionbert.networks.config import TimeEmbedding
-from diffusionbert.processes import Absorbing, Gaussian, Process
-from diffusionbert.registry import Registry, describe
-from diffusionbert.samplers.base import Sampler
-from diffusionbert.samplers.exact import Exact
-from diffusionbert.schedules import Linear
-from diffusionbert.shapes import TokenSet
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence
+from diffusionbert.storage.component import Component
 
-GRID, CONTINUOUS, EXACT, VECTORS, PSEUDO = "grid", "continuous", "exact", "vectors", "pseudo"
-"""The names of scoring quantities: the T-step bound, the continuous-time bound, the exact NLL, the bound on vectors and
-the pseudo-likelihood."""
+NetworkT = TypeVar("NetworkT")
+"""The network that an objective calls; for diffusion on tokens, a `networks.Network`."""
 
 
-@dataclass(frozen=True, eq=False)
-class ScoringQuantity:
-    """A quantity by which a model's text can be scored."""
+class Likelihood(Enum):
+    """What kind of quantity `Objective.nats` estimates. Kinds never share a column."""
 
-    name: str
-    """One of the names above; quantities of different names never share a column."""
-    definition: LikelihoodDefinition
-    """Its time grid, schedule and estimator."""
-    build: Callable[[TokenStatistics], Objective[Any]]
-    """Makes the objective whose `nats` estimates it."""
-
-
-@dataclass(frozen=True, eq=False)
-class ScoringQuantities:
-    """All quantities by which a model's text can be scored, its own first."""
-
-    available: tuple[ScoringQuantity, ...]
-    notes: tuple[str, ...] = ()
-    """Why others do not exist."""
-
-    @property
-    def primary(self) -> ScoringQuantity:
-        """The model's own quantity; raises ValueError if it has none."""
-        if not self.available:
-            raise ValueError(self.notes[0])
-        return self.available[0]
+    EXACT = "exact"
+    """-log p(x0) itself."""
+    BOUND = "bound"
+    """At least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sequences is at most 1."""
+    PSEUDO = "pseudo"
+    """In nats, but not of a distribution over sequences; may lie below the entropy."""
+    NONE = "none"
+    """There is no likelihood; asking for it is an error."""
 
 
-class ObjectiveConfig(ABC):
-    """The configuration of an objective; the defaults suit a masked language model under absorbing noise.
+class Estimator(Enum):
+    """How the nats of a sentence are computed."""
 
-    An objective of your own is a registered frozen dataclass with `build` and `scoring_quantities`; override what else
-    differs.
-    """
+    STRATIFIED_TIMES = "stratified times"
+    """Times drawn from equal slices of (0, 1)."""
+    ORDER_AGNOSTIC = "order-agnostic"
+    """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
+    LEFT_TO_RIGHT = "left to right"
+    LEAVE_ONE_OUT = "each token given all others"
+    UNSPECIFIED = "unspecified"
 
-    registry: ClassVar[Registry[ObjectiveConfig]] = Registry(
-        "objective", "diffusionbert.objectives", "diffusionbert.methods"
-    )
 
-    is_pretraining: ClassVar[bool] = False
-    """Whether models trained by this are starting points for diffusion rather than diffusion models."""
-    is_causal: ClassVar[bool] = False
-    """Whether the backbone is a causal language model."""
-    takes_time: ClassVar[bool] = False
-    """Whether the network may be time-conditioned."""
-    has_word_vectors: ClassVar[bool] = False
-    """Whether the network has word vectors beside its backbone."""
-    learns_exponents: ClassVar[bool] = False
-    """Whether the objective learns an exponent for each token."""
-    sampler_aliases: ClassVar[tuple[type[Sampler], ...]] = ()
-    """Samplers for diffusion on tokens that mean the default sampler where there is no such diffusion."""
+@dataclass(frozen=True)
+class TimeGrid:
+    """The time steps that a bound is summed over."""
 
-    @abstractmethod
-    def build(self, statistics: TokenStatistics) -> Objective[Any]:
-        """Makes the objective; the statistics are padded to the network's vocabulary."""
-
-    @abstractmethod
-    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The quantities by which text can be scored with a network trained by this objective."""
-
-    def process(self, statistics: TokenStatistics) -> Process | Gaussian | None:
-        """Makes the forward process that samplers reverse; None if the model has none."""
-        return Absorbing(Linear(), statistics.mask_id)
-
-    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
-        """Puts a backbone into the network to be trained, which has the attributes of `networks.Backed`."""
-        return Denoiser(backbone, time.conditioning(backbone, self.num_steps or 128), allowed)
-
-    def default_sampler(self) -> Sampler:
-        """The sampler that is used if none is asked for."""
-        return Exact()
-
-    def choose_sampler(self, requested: Sampler | None) -> Sampler:
-        """The requested sampler, or the default."""
-        return self.default_sampler() if requested is None or isinstance(requested, self.sampler_aliases) else requested
-
-    @property
-    def num_steps(self) -> int | None:
-        """T, the number of steps of the time grid; None if there is no time grid."""
-        return None
-
-    def with_steps(self, num_steps: int) -> ObjectiveConfig:
-        """The same with another T; the same itself if there is no time grid."""
-        return self
-
-    @property
-    def generates_on_masks(self) -> bool:
-        """Whether generation starts from `[MASK]`: the model then fills blanks, and takes any sampler for masks."""
-        return True
-
-    @property
-    def schedule_label(self) -> str:
-        """What a table says of the noise schedule; "–" if there is none."""
-        return "–"
-
-    def time_label(self, time: TimeEmbedding) -> str:
-        """What a table says of how the time reaches the network; "–" if there is no time."""
-        return time.abbreviation if self.takes_time else "–"
-
-    def require_time(self, time: TimeEmbedding) -> None:
-        """Raises ValueError if the network cannot be conditioned on the time like this."""
-        if time is not TimeEmbedding.NONE and not self.takes_time:
-            raise ValueError(
-                f"the objective {self.registry.name_of(self)} is time-agnostic, got time {time.value!r}; leave out "
-                "--time"
-            )
+    steps: int | None = None
+    """T; None in continuous time."""
 
     def __str__(self) -> str:
-        """The name and the settings."""
-        return describe(self)
+        return "continuous time" if self.steps is None else f"{self.steps} steps"
 
 
-def require_num_steps(num_steps: int) -> None:
-    """Raises ValueError unless a time grid has a step."""
-    if num_steps < 1:
-        raise ValueError(f"`num_steps` must be 1 or more (--diffusion-steps), got {num_steps}")
+@dataclass(frozen=True)
+class LikelihoodDefinition:
+    """Which number a likelihood is; numbers of different definitions never share a column."""
+
+    quantity: str = "strict"
+    """`strict` (a bound on -log p), `paper` (the spindle's published quantity), `nll` or `pseudo-likelihood`."""
+    time: TimeGrid | None = None
+    """None where no diffusion time is involved."""
+    estimator: Estimator = Estimator.UNSPECIFIED
+    schedule: Component | None = None
+    """None where the number does not depend on it."""
+
+    def __str__(self) -> str:
+        quantity = f"{self.quantity} quantity" if self.quantity not in ("strict", "nll", "pseudo-likelihood") else None
+        is_usual = self.time is not None and self.estimator in (Estimator.STRATIFIED_TIMES, Estimator.UNSPECIFIED)
+        estimator = None if is_usual else self.estimator.value
+        return ", ".join(str(part) for part in (self.time, estimator, self.schedule, quantity) if part is not None)
 
 
-NO_LIKELIHOOD = "this method has no likelihood, nor a bound on one: judge it by its samples"
+class Objective(nn.Module, Generic[NetworkT], ABC):
+    """How a network is trained and scored. All randomness comes from `noise`, keyed by `x0.example`."""
+
+    @property
+    @abstractmethod
+    def likelihood(self) -> Likelihood:
+        """The kind of quantity that `nats` estimates."""
+
+    @abstractmethod
+    def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
+        """What training minimises: one draw of the loss per sequence, summed over its tokens."""
+
+    @abstractmethod
+    def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPosition:
+        """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
+
+
+class TrainingModule(nn.Module):
+    """A network with its objective: what training wraps, so that parameters are used inside the root's forward only."""
+
+    def __init__(self, network: nn.Module, objective: Objective[Any]):
+        super().__init__()
+        self.network = network
+        self.objective = objective
+
+    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float) -> Tensor:
+        """The loss of a part of a global batch of `num_tokens` editable tokens.
+
+        The losses of the parts add up to the loss of the whole, however it is split over steps and processes.
+        (An engine that averages gradients over W processes needs `num_tokens / W`.)
+        """
+        return self.loss(x0, noise).sum() / num_tokens
+
+    def loss(self, x0: Batch, noise: Noise) -> PerSequence:
+        """One draw of the loss per sequence."""
+        return self.objective.loss(self.network, x0, noise)
+
+    def nats(self, x0: Batch, noise: Noise) -> PerPosition:
+        """One estimate of the nats per position."""
+        return self.objective.nats(self.network, x0, noise)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from diffusionbert.diffusion.shapes import Batch, TargetLogProbs
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext
 from diffusionbert.samplers.time_grid import GridState, after_step, draw_step, query_grid, start_grid
-from diffusionbert.shapes import AskedLogProbs, Batch
 
 
 @final
@@ -35,6 +35,6 @@ class Ancestral(Sampler):
         """The masked positions (under uniform noise: all editable ones)."""
         return query_grid(state)
 
-    def update(self, state: GridState, answer: AskedLogProbs | None) -> GridState:
+    def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
         """x_s ~ p(x_s | x_t)."""
         return after_step(state, draw_step(state, answer, state.interval[0]).tokens)

@@ -17,14 +17,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusionbert.categorical import Shaping
-from diffusionbert.networks import CausalNetwork, Network, VectorNetwork
-from diffusionbert.networks.causal import KeyValues
-from diffusionbert.processes import Absorbing, Gaussian, Process
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.categorical import LogitsWarper
+from diffusionbert.diffusion.gaussian import Gaussian
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.schedules import require_grid, uniform_grid
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    Counts,
+    Grid,
+    PositionMask,
+    TargetLogProbs,
+    Times,
+    Tokens,
+    TokenSet,
+    Vectors,
+)
+from diffusionbert.networks.base import Network
+from diffusionbert.networks.causal import CausalNetwork, KeyValues
+from diffusionbert.networks.embedding import VectorNetwork
 from diffusionbert.registry import Registry
 from diffusionbert.samplers.config import SamplerConfig
-from diffusionbert.schedules import require_grid, uniform_grid
-from diffusionbert.shapes import AskedLogProbs, Batch, Grid, Places, RowCounts, RowTimes, Tokens, TokenSet, Vectors
 
 # ---- queries --------------------------------------------------------------------------------------------------------
 
@@ -34,12 +47,12 @@ class Query:
     """Asks a network on tokens for log f(v | x_t) at the N target positions; the answer is [N, V]."""
 
     tokens: Tokens
-    attend: Places
-    t: RowTimes
-    targets: Places
+    attend: PositionMask
+    t: Times
+    targets: PositionMask
 
     @classmethod
-    def of(cls, x_t: Batch, t: RowTimes, targets: Places) -> Query | None:
+    def of(cls, x_t: Batch, t: Times, targets: PositionMask) -> Query | None:
         """The query about these positions, or None if there are none.
 
         Sequences without a target position are left out, and the others are cut after the last attended position.
@@ -47,10 +60,10 @@ class Query:
         sequences = targets.any(dim=1).nonzero()[:, 0]
         if not len(sequences):
             return None
-        sent = x_t.rows(sequences)
+        sent = x_t.select(sequences)
         return cls(sent.tokens, sent.attend, t[sequences], targets[sequences, : sent.tokens.shape[1]])
 
-    def ask(self, network: Network) -> AskedLogProbs:
+    def ask(self, network: Network) -> TargetLogProbs:
         """The network's answer."""
         return network(self.tokens, self.attend, self.t, self.targets)
 
@@ -60,8 +73,8 @@ class VectorQuery:
     """Asks a network on word vectors for x̂0; the answer is [B, L, D]."""
 
     vectors: Vectors
-    attend: Places
-    t: RowTimes
+    attend: PositionMask
+    t: Times
 
     def ask(self, network: VectorNetwork) -> Vectors:
         """The network's answer."""
@@ -76,7 +89,7 @@ class CausalQuery:
     """The positions that follow those in the cache."""
     cache: KeyValues | None
 
-    def ask(self, network: CausalNetwork) -> tuple[AskedLogProbs, KeyValues]:
+    def ask(self, network: CausalNetwork) -> tuple[TargetLogProbs, KeyValues]:
         """The network's answer."""
         return network.read(self.tokens, self.cache)
 
@@ -96,7 +109,7 @@ def concatenate_queries(queries: Sequence[Query]) -> Query:
     return Query(padded("tokens"), padded("attend"), t, padded("targets"))
 
 
-def split_answer(answer: AskedLogProbs, queries: Sequence[Query]) -> list[Tensor]:
+def split_answer(answer: TargetLogProbs, queries: Sequence[Query]) -> list[Tensor]:
     """The parts of the answer to concatenated queries, one per query."""
     return list(torch.split(answer, [int(query.targets.sum()) for query in queries]))
 
@@ -141,14 +154,14 @@ class SamplingContext:
             return uniform_grid(self.config.steps, self.start_time) if self.time_grid is None else self.time_grid.cpu()
 
     @property
-    def warper(self) -> Shaping:
+    def warper(self) -> LogitsWarper:
         """Temperature, top-k and top-p of p(x0 | x_t), which also excludes forbidden tokens."""
         return self.config.warper(self.forbidden)
 
     @property
-    def exclusion(self) -> Shaping:
+    def exclusion(self) -> LogitsWarper:
         """Excludes forbidden tokens and changes nothing else."""
-        return Shaping(forbidden=self.forbidden)
+        return LogitsWarper(forbidden=self.forbidden)
 
     def tokens_process(self, sampler: Sampler) -> Process:
         """The forward process; raises ValueError if it does not act on tokens."""
@@ -175,9 +188,9 @@ class State:
     canvas: Batch
     seed: int
     tokens: Tokens
-    time: RowTimes
+    time: Times
     """Where each sequence is on its way from `context.start_time` to 0."""
-    calls: RowCounts
+    calls: Counts
     """The number of network calls per sequence so far."""
     done: bool
     """Whether this is the last state."""

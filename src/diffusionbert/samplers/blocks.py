@@ -17,10 +17,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from diffusionbert.diffusion.shapes import Batch, Counts, TargetIndices, Times, Tokens
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import AnyQuery, Sampler, SamplingContext, State
 from diffusionbert.samplers.exact import Exact
-from diffusionbert.shapes import AskedRows, Batch, RowCounts, RowTimes, Tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,17 +31,17 @@ class BlockState(State):
     """[B, L]: the number of each position's block, -1 where it is not editable."""
     number: int
     """The number of the current block."""
-    sequences: AskedRows
+    sequences: TargetIndices
     """The sequences that have this block."""
     positions: Tensor
     """The positions of the window of each of them."""
-    before: tuple[Tokens, RowTimes, RowCounts]
+    before: tuple[Tokens, Times, Counts]
     """Tokens, time and calls before this block."""
     inner: State | None
     """None once all is done."""
 
     @property
-    def num_blocks(self) -> RowCounts:
+    def num_blocks(self) -> Counts:
         """The number of blocks of each sequence."""
         return self.block.amax(dim=1) + 1
 
@@ -172,7 +172,7 @@ def _window(x: Batch, max_length: int | None) -> Tensor:
     return torch.where((length > window)[:, None], run, column)
 
 
-def _view(x: Batch, sequences: AskedRows, positions: Tensor) -> Batch:
+def _view(x: Batch, sequences: TargetIndices, positions: Tensor) -> Batch:
     """Some sequences, and of each some positions."""
     tokens, attend, editable = (values[sequences].gather(1, positions) for values in (x.tokens, x.attend, x.editable))
     return Batch(tokens, attend, editable, x.example[sequences], x.strata[sequences])

@@ -22,12 +22,12 @@ from typing import final
 
 import torch
 
-from diffusionbert.categorical import draw, log_prob_of
-from diffusionbert.noise import Noise, Purpose
+from diffusionbert.diffusion.categorical import draw, log_prob_of
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, TargetTokens
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 from diffusionbert.samplers.rounds import due_after, masked_share
-from diffusionbert.shapes import AskedLogProbs, AskedTokens, Batch, PerAsked, Places
 
 
 class Criterion(Enum):
@@ -50,7 +50,7 @@ class Criterion(Enum):
 class ConfidenceState(State):
     """The masked positions, and how many rounds there were."""
 
-    masked: Places
+    masked: PositionMask
     num_rounds: int
 
 
@@ -102,12 +102,12 @@ class Confidence(Sampler):
         """All masked positions."""
         return Query.of(state.x, state.time, state.masked)
 
-    def update(self, state: ConfidenceState, answer: AskedLogProbs) -> ConfidenceState:
+    def update(self, state: ConfidenceState, answer: TargetLogProbs) -> ConfidenceState:
         """Keeps the most confident tokens."""
         context, masked = state.context, state.masked
         # Confidence is measured before top-k and temperature: after top_k=1 every position would be certain.
         log_p = context.exclusion(answer)
-        uniform = Noise(state.seed, step=state.num_rounds).per_place(state.x, Purpose.WRITE)
+        uniform = Noise(state.seed, step=state.num_rounds).per_position(state.x, Purpose.SAMPLE)
         tokens = draw(context.warper(log_p), uniform[masked])
         kept = self._kept(state, self._confidence(log_p, tokens))
         x = replace(state.x, tokens=torch.where(kept, state.tokens.masked_scatter(masked, tokens), state.tokens))
@@ -122,17 +122,17 @@ class Confidence(Sampler):
             num_rounds=num_rounds,
         )
 
-    def _confidence(self, log_p: AskedLogProbs, tokens: AskedTokens) -> PerAsked:
+    def _confidence(self, log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
         if self.criterion is Criterion.PROBABILITY:
             return log_prob_of(log_p, tokens).exp()
         p = log_p.exp()
         if self.criterion is Criterion.MARGIN:
             best = p.topk(2, dim=-1).values.double()
             return best[:, 0] - best[:, 1]
-        entropy: PerAsked = torch.special.entr(p).sum(dim=-1).double()
+        entropy: PerTarget = torch.special.entr(p).sum(dim=-1).double()
         return -entropy
 
-    def _kept(self, state: ConfidenceState, confidence: PerAsked) -> Places:
+    def _kept(self, state: ConfidenceState, confidence: PerTarget) -> PositionMask:
         """The most confident positions of each sequence, as many as are due, and those over the threshold."""
         masked = state.masked
         length, num_masked = state.canvas.editable.sum(dim=1), masked.sum(dim=1)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Final
 
-from diffusionbert.categorical import Shaping
-from diffusionbert.errors import require_kind
+from diffusionbert.diffusion.categorical import LogitsWarper
+from diffusionbert.reporting import require_type
 
 MAX_STEPS: Final = 1_000_000
 
@@ -32,19 +32,19 @@ class SamplerConfig:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        require_kind("steps", self.steps, Integral, "a whole number")
-        require_kind("temperature", self.temperature, Real, "a number")
-        require_kind("top_k", self.top_k, (Integral, type(None)), "a whole number or None")
-        require_kind("top_p", self.top_p, (Real, type(None)), "a number or None")
+        require_type("steps", self.steps, Integral, "a whole number")
+        require_type("temperature", self.temperature, Real, "a number")
+        require_type("top_k", self.top_k, (Integral, type(None)), "a whole number or None")
+        require_type("top_p", self.top_p, (Real, type(None)), "a number or None")
         if not 1 <= self.steps <= MAX_STEPS:
             raise ValueError(f"steps must be between 1 and {MAX_STEPS}, got {self.steps}; 128 is usual")
         self.warper()  # rejects an invalid temperature, top-k or top-p
 
-    def warper(self, forbidden: tuple[int, ...] = ()) -> Shaping:
+    def warper(self, forbidden: tuple[int, ...] = ()) -> LogitsWarper:
         """The logits warper; `forbidden` tokens get probability 0."""
-        return Shaping(self.temperature, self.top_k, self.top_p, forbidden)
+        return LogitsWarper(self.temperature, self.top_k, self.top_p, forbidden)
 
     @property
     def is_plain(self) -> bool:
         """Whether the distribution p(x0 | x_t) is used as it is."""
-        return self.warper() == Shaping()
+        return self.warper() == LogitsWarper()

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-from diffusionbert.processes import Absorbing
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.registry import register
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.base import AnyQuery, Sampler, SamplingContext, State
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.skip_exact import SkipExact
-from diffusionbert.shapes import Batch
 
 
 @final

@@ -19,12 +19,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from diffusionbert.categorical import draw
-from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Absorbing
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.categorical import draw
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PositionMask, TargetLogProbs
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
-from diffusionbert.shapes import AskedLogProbs, Batch, Grid, PerPlace, Places, RowCounts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,19 +32,19 @@ class FirstHittingState(State):
     """Which positions are masked, and the interval in which each is unmasked."""
 
     grid: Grid
-    masked: Places
+    masked: PositionMask
     interval: Tensor
     """[B, L]: the k of the interval (grid[k], grid[k + 1])."""
-    uniform: PerPlace
+    uniform: PerPosition
     """One number per position, which draws its token."""
 
     @property
-    def latest(self) -> RowCounts:
+    def latest(self) -> Counts:
         """The interval of each sequence in which its next position is unmasked; -1 if none is left."""
         return torch.where(self.masked, self.interval, -1).amax(dim=1)
 
     @property
-    def due(self) -> Places:
+    def due(self) -> PositionMask:
         """The positions that are unmasked in that interval."""
         return self.masked & (self.interval == self.latest[:, None])
 
@@ -73,7 +73,7 @@ class FirstHitting(Sampler):
         process, noise = context.absorbing(self), Noise(seed)
         grid = context.grid.to(canvas.tokens.device)
         x = process.prior(canvas, noise)
-        masked = process.asked(x)
+        masked = process.targets(x)
         return FirstHittingState(
             context=context,
             canvas=canvas,
@@ -84,15 +84,15 @@ class FirstHitting(Sampler):
             done=not bool(masked.any()),
             grid=grid,
             masked=masked,
-            interval=_intervals(process, grid, noise.per_place(x, Purpose.REVEAL)),
-            uniform=noise.per_place(x, Purpose.WRITE),
+            interval=_intervals(process, grid, noise.per_position(x, Purpose.UNMASK)),
+            uniform=noise.per_position(x, Purpose.SAMPLE),
         )
 
     def query(self, state: FirstHittingState) -> Query | None:
         """The positions that are due, each sequence at its own time."""
         return Query.of(state.x, state.grid[state.latest + 1], state.due)
 
-    def update(self, state: FirstHittingState, answer: AskedLogProbs) -> FirstHittingState:
+    def update(self, state: FirstHittingState, answer: TargetLogProbs) -> FirstHittingState:
         """Unmasks the positions that are due."""
         due = state.due
         tokens = draw(state.context.warper(answer), state.uniform[due])
@@ -108,7 +108,7 @@ class FirstHitting(Sampler):
         )
 
 
-def _intervals(process: Absorbing, grid: Grid, uniform: PerPlace) -> Tensor:
+def _intervals(process: Absorbing, grid: Grid, uniform: PerPosition) -> Tensor:
     """For each position the k of the interval (grid[k], grid[k + 1]) in which it is unmasked."""
     masked = 1 - process.schedule.survival(grid, torch.ones_like(grid))
     interval = torch.searchsorted(masked, uniform * masked[-1], right=True) - 1

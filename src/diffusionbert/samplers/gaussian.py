@@ -17,14 +17,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from diffusionbert.categorical import draw
-from diffusionbert.networks.vectors import VectorNetwork, clamp_to_words
-from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Gaussian
-from diffusionbert.processes.gaussian import require_clamping
+from diffusionbert.diffusion.categorical import draw
+from diffusionbert.diffusion.gaussian import Gaussian, require_clamping
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, TargetIndices, Tokens, Vectors
+from diffusionbert.networks.embedding import VectorNetwork, clamp_to_words
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Sampler, SamplingContext, State, VectorQuery
-from diffusionbert.shapes import AskedRows, Batch, Tokens, Vectors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,7 +34,7 @@ class GaussianState(State):
     word_vectors: VectorNetwork
     vectors: Tensor
     """[sequences, positions, D]."""
-    sequences: AskedRows
+    sequences: TargetIndices
     part: Batch
     """These sequences of the canvas."""
     clamped: tuple[bool, ...]
@@ -79,22 +78,22 @@ class GaussianAncestral(Sampler):
         assert isinstance(process, Gaussian)
         assert word_vectors is not None
         sequences = canvas.editable.any(dim=1).nonzero()[:, 0]
-        part, end, num_steps = canvas.rows(sequences), float(grid[-1]), len(grid) - 1
-        if end < 1 and not bool(word_vectors.writable[part.tokens[part.editable]].all()):
+        part, end, num_steps = canvas.select(sequences), float(grid[-1]), len(grid) - 1
+        if end < 1 and not bool(word_vectors.allowed[part.tokens[part.editable]].all()):
             raise ValueError(
                 f"a time grid that ends at {end} continues from the tokens of the canvas, but some editable position "
                 "holds a token that is not allowed, such as [MASK]: give text there, or a time grid that ends at 1"
             )
-        clean, t = word_vectors.embed(part.tokens), part.row_times(end)
+        clean, t = word_vectors.embed(part.tokens), part.constant_times(end)
         x = process.corrupt(clean, part.editable, part.example, t, Noise(seed, num_steps))
-        num_tokens = word_vectors.writable.sum()
+        num_tokens = word_vectors.allowed.sum()
         clamped = process.clamps(grid[1:].to(x.device), self.clamped, x.shape[-1], num_tokens)
         return GaussianState(
             context=context,
             canvas=canvas,
             seed=seed,
             tokens=_shown(canvas, sequences, _nearest(context, word_vectors, part, x)),
-            time=canvas.row_times(end),
+            time=canvas.constant_times(end),
             calls=torch.zeros_like(canvas.example),
             done=False,
             process=process,
@@ -110,7 +109,7 @@ class GaussianAncestral(Sampler):
         """x̂0 of all vectors."""
         if not len(state.sequences):
             return None
-        t = state.part.row_times(float(state.context.grid[state.num_left]))
+        t = state.part.constant_times(float(state.context.grid[state.num_left]))
         return VectorQuery(state.vectors, state.part.attend, t)
 
     def update(self, state: GaussianState, answer: Vectors | None) -> GaussianState:
@@ -125,7 +124,7 @@ class GaussianAncestral(Sampler):
         return replace(
             state,
             tokens=tokens,
-            time=state.canvas.row_times(float(context.grid[index])),
+            time=state.canvas.constant_times(float(context.grid[index])),
             calls=state.calls + state.canvas.editable.any(dim=1),
             done=index == 0,
             vectors=x_s,
@@ -135,7 +134,7 @@ class GaussianAncestral(Sampler):
 
 def _step(state: GaussianState, x0_hat: Vectors) -> Vectors:
     part, x_t, index = state.part, state.vectors, state.num_left - 1
-    s, t = (part.row_times(time) for time in state.context.grid[index : index + 2].tolist())
+    s, t = (part.constant_times(time) for time in state.context.grid[index : index + 2].tolist())
     if state.clamped[index]:
         x0_hat = clamp_to_words(state.word_vectors, x0_hat, part.editable, state.context.forbidden)
     mean, deviation = state.process.reverse(x_t, x0_hat, s, t)
@@ -143,7 +142,7 @@ def _step(state: GaussianState, x0_hat: Vectors) -> Vectors:
     return torch.where(part.editable[..., None], mean + deviation * drawn, x_t)
 
 
-def _shown(canvas: Batch, sequences: AskedRows, tokens: Tensor) -> Tokens:
+def _shown(canvas: Batch, sequences: TargetIndices, tokens: Tensor) -> Tokens:
     """The canvas with the tokens of some sequences."""
     shown = canvas.tokens.clone()
     shown[sequences, : tokens.shape[1]] = tokens
@@ -159,5 +158,5 @@ def _drawn(state: GaussianState, x: Vectors) -> Tokens:
     """Draws each token from p(w | x), warped."""
     part = state.part
     log_p = state.context.warper(state.word_vectors.log_words(x, part.editable))
-    uniform = Noise(state.seed, 0).uniform(part.example, Purpose.WRITE, part.tokens.shape[1])
+    uniform = Noise(state.seed, 0).uniform(part.example, Purpose.SAMPLE, part.tokens.shape[1])
     return part.tokens.masked_scatter(part.editable, draw(log_p, uniform[part.editable]))

@@ -22,12 +22,12 @@ from typing import final
 
 import torch
 
-from diffusionbert.categorical import draw
-from diffusionbert.noise import Noise, Purpose
+from diffusionbert.diffusion.categorical import draw
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, Counts, PositionMask, TargetLogProbs
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 from diffusionbert.samplers.rounds import due_after, masked_share
-from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowCounts
 
 
 class Order(Enum):
@@ -42,7 +42,7 @@ class Order(Enum):
 class GibbsState(State):
     """The positions that the next iteration draws."""
 
-    due: Places
+    due: PositionMask
     num_iterations: int
 
 
@@ -86,10 +86,10 @@ class Gibbs(Sampler):
         x = replace(state.canvas, tokens=state.tokens.masked_fill(state.due, state.context.mask_id))
         return Query.of(x, masked_share(state.context, x), state.due)
 
-    def update(self, state: GibbsState, answer: AskedLogProbs) -> GibbsState:
+    def update(self, state: GibbsState, answer: TargetLogProbs) -> GibbsState:
         """Draws tokens at the positions that are due."""
         context, number = state.context, state.num_iterations + 1
-        uniform = Noise(state.seed, step=state.num_iterations).per_place(state.x, Purpose.WRITE)
+        uniform = Noise(state.seed, step=state.num_iterations).per_position(state.x, Purpose.SAMPLE)
         tokens = draw(context.warper(answer), uniform[state.due])
         x = replace(state.canvas, tokens=state.tokens.masked_scatter(state.due, tokens))
         return replace(
@@ -102,7 +102,7 @@ class Gibbs(Sampler):
             num_iterations=number,
         )
 
-    def _due(self, context: SamplingContext, x: Batch, seed: int, number: int) -> Places:
+    def _due(self, context: SamplingContext, x: Batch, seed: int, number: int) -> PositionMask:
         """The positions that iteration `number` draws: masked ones, or one that is unmasked already."""
         iterations = context.config.steps
         length = x.editable.sum(dim=1)
@@ -115,7 +115,7 @@ class Gibbs(Sampler):
             again = x.editable & (x.editable.cumsum(dim=1) == 1 + (number % length.clamp(min=1))[:, None])
         return torch.where((number < length.clamp(max=iterations))[:, None], first, again)
 
-    def _earliest(self, x: Batch, number: RowCounts, seed: int) -> Places:
+    def _earliest(self, x: Batch, number: Counts, seed: int) -> PositionMask:
         """The first `number` editable positions of each sequence in its order."""
         if self.order is Order.RANDOM:
             return Noise(seed).chosen(x, number)

@@ -16,23 +16,23 @@ from typing import final
 
 import torch
 
-from diffusionbert.categorical import draw
+from diffusionbert.diffusion.categorical import draw
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetIndices, TargetLogProbs
 from diffusionbert.networks.causal import KeyValues
-from diffusionbert.noise import Noise, Purpose
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import CausalQuery, Sampler, SamplingContext, State
-from diffusionbert.shapes import AskedLogProbs, AskedRows, Batch, PerPlace
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeftToRightState(State):
     """The cache, and the positions that are left."""
 
-    uniform: PerPlace
+    uniform: PerPosition
     """One number per position, which draws its token."""
     positions: tuple[int, ...]
     """The positions at which some sequence is still to be generated."""
-    sequences: AskedRows
+    sequences: TargetIndices
     """The sequences that are unfinished: those in the cache."""
     num_read: int
     """The number of positions in the cache."""
@@ -70,10 +70,10 @@ class LeftToRight(Sampler):
             canvas=canvas,
             seed=seed,
             tokens=canvas.tokens.masked_fill(editable, context.mask_id),
-            time=canvas.share_of(editable),
+            time=canvas.fraction_of(editable),
             calls=torch.zeros_like(canvas.example),
             done=not positions,
-            uniform=Noise(seed).per_place(canvas, Purpose.WRITE),
+            uniform=Noise(seed).per_position(canvas, Purpose.SAMPLE),
             positions=positions,
             sequences=editable.any(dim=1).nonzero()[:, 0],
             num_read=0,
@@ -85,7 +85,7 @@ class LeftToRight(Sampler):
         new = state.tokens[state.sequences, state.num_read : state.positions[0]]
         return CausalQuery(new, state.cache)
 
-    def update(self, state: LeftToRightState, answer: tuple[AskedLogProbs, KeyValues]) -> LeftToRightState:
+    def update(self, state: LeftToRightState, answer: tuple[TargetLogProbs, KeyValues]) -> LeftToRightState:
         """Draws a token for each sequence that has an editable position here."""
         (log_p, cache), (position, *rest) = answer, state.positions
         editable, sequences = state.canvas.editable, state.sequences
@@ -101,7 +101,7 @@ class LeftToRight(Sampler):
         return replace(
             state,
             tokens=tokens,
-            time=state.canvas.share_of(left),
+            time=state.canvas.fraction_of(left),
             calls=state.calls + editable[:, position],
             done=not rest,
             positions=tuple(rest),

@@ -15,20 +15,20 @@ from typing import final
 
 import torch
 
-from diffusionbert.categorical import draw, log_prob_of
-from diffusionbert.noise import Noise, Purpose
+from diffusionbert.diffusion.categorical import draw, log_prob_of
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, PerPosition, PositionMask, TargetLogProbs, per_position
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 from diffusionbert.samplers.rounds import masked_share
-from diffusionbert.shapes import AskedLogProbs, Batch, PerPlace, Places, per_place
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MaskPredictState(State):
     """The masked positions, and the probability of every prediction."""
 
-    masked: Places
-    probability: PerPlace
+    masked: PositionMask
+    probability: PerPosition
     num_rounds: int
 
 
@@ -67,14 +67,14 @@ class MaskPredict(Sampler):
         """All masked positions."""
         return Query.of(state.x, state.time, state.masked)
 
-    def update(self, state: MaskPredictState, answer: AskedLogProbs) -> MaskPredictState:
+    def update(self, state: MaskPredictState, answer: TargetLogProbs) -> MaskPredictState:
         """Predicts the masked tokens, then masks the least probable of the sequence."""
         context, num_rounds, steps = state.context, state.num_rounds + 1, state.context.config.steps
         # Probabilities before top-k and temperature: after top_k=1 every token would be certain.
         log_p = context.exclusion(answer)
-        uniform = Noise(state.seed, step=num_rounds).per_place(state.x, Purpose.WRITE)
+        uniform = Noise(state.seed, step=num_rounds).per_position(state.x, Purpose.SAMPLE)
         tokens = draw(context.warper(log_p), uniform[state.masked])
-        predicted = per_place(log_prob_of(log_p, tokens).exp(), state.masked)
+        predicted = per_position(log_prob_of(log_p, tokens).exp(), state.masked)
         probability = torch.where(state.masked, predicted, state.probability)
         editable = state.canvas.editable
         num_masked = editable.sum(dim=1) * (steps - num_rounds) // steps

@@ -17,21 +17,21 @@ from typing import final
 
 import torch
 
-from diffusionbert.categorical import draw
-from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Uniform
+from diffusionbert.diffusion.categorical import draw
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.schedules import Linear
+from diffusionbert.diffusion.shapes import Batch, Flags, PositionMask, TargetLogProbs
+from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
-from diffusionbert.schedules import Linear
-from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowFlags
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RefinementState(State):
     """Which positions the next step draws."""
 
-    due: Places
-    unfinished: RowFlags
+    due: PositionMask
+    unfinished: Flags
     """The sequences that may still change."""
     num_steps: int
     """The number of steps so far."""
@@ -84,12 +84,12 @@ class Refinement(Sampler):
 
     def query(self, state: RefinementState) -> Query | None:
         """The positions that are due."""
-        return Query.of(state.x, state.canvas.row_times(1.0), state.due)
+        return Query.of(state.x, state.canvas.constant_times(1.0), state.due)
 
-    def update(self, state: RefinementState, answer: AskedLogProbs) -> RefinementState:
+    def update(self, state: RefinementState, answer: TargetLogProbs) -> RefinementState:
         """x_k ~ f(· | x_{k-1})."""
         config, number = state.context.config, state.num_steps + 1
-        uniform = Noise(state.seed, number).per_place(state.x, Purpose.WRITE)
+        uniform = Noise(state.seed, number).per_position(state.x, Purpose.SAMPLE)
         drawn = draw(state.context.warper(answer), uniform[state.due])
         tokens = state.tokens.masked_scatter(state.due, drawn)
         unfinished = state.unfinished
@@ -106,7 +106,7 @@ class Refinement(Sampler):
             num_steps=number,
         )
 
-    def _share(self, canvas: Batch, seed: int, number: int) -> Places:
+    def _share(self, canvas: Batch, seed: int, number: int) -> PositionMask:
         """The random positions of each sequence that step `number` draws."""
         share = self.update_share * canvas.editable.sum(dim=1).double()
         # Less a little, or 0.7 of 10 positions, 7.000000000000001, would be 8.

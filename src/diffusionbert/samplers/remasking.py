@@ -20,13 +20,13 @@ from typing import final
 
 import torch
 
-from diffusionbert.noise import Purpose
-from diffusionbert.processes import Absorbing
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.rng import Purpose
+from diffusionbert.diffusion.schedules import Mean
+from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetLogProbs
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext
 from diffusionbert.samplers.time_grid import GridState, after_step, draw_step, query_grid, start_grid
-from diffusionbert.schedules import Mean, Spindle
-from diffusionbert.shapes import AskedLogProbs, Batch, PerPlace
 
 
 class Strategy(Enum):
@@ -59,7 +59,7 @@ class Remasking(Sampler):
     def resolve(self, context: SamplingContext) -> Remasking:
         """Rejects noise other than [MASK], and schedules that depend on the sentence."""
         schedule = context.absorbing(self).schedule
-        if isinstance(schedule, Spindle) and schedule.mean is Mean.SENTENCE:
+        if schedule.by_token and schedule.mean is Mean.SENTENCE:
             raise ValueError(
                 f"the sampler 'remasking' cannot keep the marginals of {schedule}: survival depends on the sentence, "
                 "which changes when tokens are remasked; use Mean.CORPUS, or the sampler 'renoising'"
@@ -74,7 +74,7 @@ class Remasking(Sampler):
         """The masked positions."""
         return query_grid(state)
 
-    def update(self, state: GridState, answer: AskedLogProbs | None) -> GridState:
+    def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
         """A token at every masked position, drawn by a step down to 0, which is p(v | x_t, t); then some are masked."""
         process = state.process
         assert isinstance(process, Absorbing)
@@ -86,10 +86,10 @@ class Remasking(Sampler):
         unmasking = torch.where(alpha_t < 1, (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t), 1.0)
         unmasked = torch.where(state.targets, unmasking, 1 - sigma)
         # Where nothing is editable, survival and so `unmasked` are 1.
-        masked = state.noise.per_place(x0_hat, Purpose.REMASK) >= unmasked
+        masked = state.noise.per_position(x0_hat, Purpose.REMASK) >= unmasked
         return after_step(state, x0_hat.tokens.masked_fill(masked, process.mask_id))
 
-    def _sigma(self, alpha_s: PerPlace, alpha_t: PerPlace) -> PerPlace:
+    def _sigma(self, alpha_s: PerPosition, alpha_t: PerPosition) -> PerPosition:
         # Where ᾱ_t = 0 no token is unmasked, and σ is not used.
         highest = torch.where(alpha_t > 0, torch.minimum(alpha_t, 1 - alpha_s) / alpha_t, 0.0)
         return highest.clamp(max=self.eta) if self.strategy is Strategy.CAP else self.eta * highest

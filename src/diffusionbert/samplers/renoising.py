@@ -17,10 +17,10 @@ from typing import final
 
 import torch
 
+from diffusionbert.diffusion.shapes import Batch, TargetLogProbs
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext
 from diffusionbert.samplers.time_grid import GridState, after_step, draw_step, query_grid, start_grid
-from diffusionbert.shapes import AskedLogProbs, Batch
 
 
 @final
@@ -42,7 +42,7 @@ class Renoising(Sampler):
         """The masked positions (under uniform noise: all editable ones)."""
         return query_grid(state)
 
-    def update(self, state: GridState, answer: AskedLogProbs | None) -> GridState:
+    def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
         """x_s ~ q(x_s | x̂0); a step down to 0 draws x̂0 from p(x0 | x_t, t)."""
         s, t = state.interval
         x0_hat = draw_step(state, answer, torch.zeros_like(t))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from diffusionbert.diffusion.shapes import Batch, Counts, Times
 from diffusionbert.samplers.base import SamplingContext
-from diffusionbert.shapes import Batch, RowCounts, RowTimes
 
 
-def masked_share(context: SamplingContext, x: Batch) -> RowTimes:
+def masked_share(context: SamplingContext, x: Batch) -> Times:
     """The time that a network is given: the masked share of the editable positions, times the start time."""
-    return context.start_time * x.share_of(x.tokens == context.mask_id)
+    return context.start_time * x.fraction_of(x.tokens == context.mask_id)
 
 
-def due_after(number: int, num_positions: RowCounts, num_rounds: int) -> RowCounts:
+def due_after(number: int, num_positions: Counts, num_rounds: int) -> Counts:
     """How many of n positions are unmasked after round k = 0, 1, …: ⌊(k + 1)·n / m⌋, m the lesser of n and rounds."""
-    due: RowCounts = (number + 1) * num_positions // num_positions.clamp(min=1, max=num_rounds)
+    due: Counts = (number + 1) * num_positions // num_positions.clamp(min=1, max=num_rounds)
     return due

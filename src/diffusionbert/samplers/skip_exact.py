@@ -26,24 +26,24 @@ from typing import final
 import torch
 from torch import Tensor
 
-from diffusionbert.categorical import draw
-from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Absorbing
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.categorical import draw
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    Counts,
+    Flags,
+    Grid,
+    Keys,
+    PerTarget,
+    PositionMask,
+    TargetIndices,
+    TargetLogProbs,
+    TargetTokens,
+    sequence_index,
+)
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
-from diffusionbert.shapes import (
-    AskedLogProbs,
-    AskedRows,
-    AskedTokens,
-    Batch,
-    Grid,
-    PerAsked,
-    Places,
-    RowCounts,
-    RowFlags,
-    RowKeys,
-    rows_of,
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,7 +52,7 @@ class JumpState(State):
 
     process: Absorbing
     grid: Grid
-    at: RowCounts
+    at: Counts
     """The index of each sequence's time; a finished sequence is at 0."""
     num_events: int
     """The unmaskings of each unfinished sequence so far: one per update."""
@@ -62,11 +62,11 @@ class JumpState(State):
 class _Answer:
     """The network's answers at all masked positions."""
 
-    positions: Places
-    log_f: AskedLogProbs
+    positions: PositionMask
+    log_f: TargetLogProbs
     center: Tensor
     """The guessed means of information; sequences with the same mean are evaluated together."""
-    group: RowKeys
+    group: Keys
     """Which of these means is each sequence's."""
 
 
@@ -78,7 +78,7 @@ class StepState(State):
     grid: Grid
     num_left: int
     """The number of steps that are left."""
-    changed: RowFlags
+    changed: Flags
     """Unfinished sequences in which a token has changed since the last answer."""
     answer: _Answer | None
 
@@ -104,7 +104,7 @@ class SkipExact(Sampler):
         process = context.absorbing(self)
         grid = context.grid.to(canvas.tokens.device)
         x = process.prior(canvas, Noise(seed))
-        unfinished = process.asked(x).any(dim=1)
+        unfinished = process.targets(x).any(dim=1)
         common = State(
             context=context,
             canvas=canvas,
@@ -123,13 +123,13 @@ class SkipExact(Sampler):
 
     def query(self, state: JumpState | StepState) -> Query | None:
         """The masked positions of sequences that have changed."""
-        masked = state.process.asked(state.x)
+        masked = state.process.targets(state.x)
         if isinstance(state, JumpState):
             return Query.of(state.x, state.grid[state.at], masked)
         t = state.grid[state.num_left].expand(len(masked))
         return Query.of(state.x, t, masked & state.changed[:, None])
 
-    def update(self, state: JumpState | StepState, answer: AskedLogProbs | None) -> State:
+    def update(self, state: JumpState | StepState, answer: TargetLogProbs | None) -> State:
         """The next unmasking of each unfinished sequence, or the next step of the time grid."""
         if isinstance(state, JumpState):
             assert answer is not None
@@ -144,15 +144,15 @@ def jumps(context: SamplingContext) -> bool:
     return not process.schedule.by_token or (process.reweighted and context.config.is_plain)
 
 
-def _jump(state: JumpState, log_f: AskedLogProbs) -> JumpState:
+def _jump(state: JumpState, log_f: TargetLogProbs) -> JumpState:
     """Takes each sequence from grid[at] to its next unmasking."""
     process, x, noise = state.process, state.x, Noise(state.seed, step=state.num_events)
-    masked = process.asked(x)
-    sequences, t = rows_of(masked), state.grid[state.at]
+    masked = process.targets(x)
+    sequences, t = sequence_index(masked), state.grid[state.at]
     center = process.guessed_center(x, log_f)
     log_p = process.log_words(log_f, sequences, t, center, state.context.warper)
-    tokens = draw(log_p, noise.per_place(x, Purpose.WRITE)[masked])
-    uniform = noise.per_place(x, Purpose.REVEAL)[masked]
+    tokens = draw(log_p, noise.per_position(x, Purpose.SAMPLE)[masked])
+    uniform = noise.per_position(x, Purpose.UNMASK)[masked]
     unmasked = _unmasked_at(process, tokens, state.grid, state.at[sequences], center[sequences], uniform)
     unmasked_at = torch.full_like(x.tokens, -1).masked_scatter(masked, unmasked)
     next_at = unmasked_at.amax(dim=1)
@@ -170,22 +170,22 @@ def _jump(state: JumpState, log_f: AskedLogProbs) -> JumpState:
 
 
 def _unmasked_at(
-    process: Absorbing, tokens: AskedTokens, grid: Grid, at: AskedRows, center: PerAsked, uniform: PerAsked
-) -> AskedRows:
+    process: Absorbing, tokens: TargetTokens, grid: Grid, at: TargetIndices, center: PerTarget, uniform: PerTarget
+) -> TargetIndices:
     """The largest k below `at` with uniform < r_{grid[k] | grid[at]}, which rises to 1 as k falls to 0."""
     low, high, t = torch.zeros_like(at), at, grid[at]
     for _ in range(len(grid).bit_length()):
         middle = (low + high) // 2
-        unmasked = uniform < process.reveal_of(tokens, grid[middle], t, center)
+        unmasked = uniform < process.unmask_probability_of(tokens, grid[middle], t, center)
         low, high = torch.where(unmasked, middle, low), torch.where(unmasked, high, middle)
     return low
 
 
-def _step(state: StepState, log_f: AskedLogProbs | None) -> StepState:
+def _step(state: StepState, log_f: TargetLogProbs | None) -> StepState:
     answer = state.answer if log_f is None else _merged(state, log_f)
     assert answer is not None
     tokens = _draw_step(state, answer)
-    unfinished = state.process.asked(replace(state.canvas, tokens=tokens)).any(dim=1)
+    unfinished = state.process.targets(replace(state.canvas, tokens=tokens)).any(dim=1)
     return replace(
         state,
         tokens=tokens,
@@ -198,9 +198,9 @@ def _step(state: StepState, log_f: AskedLogProbs | None) -> StepState:
     )
 
 
-def _merged(state: StepState, log_f: AskedLogProbs) -> _Answer:
+def _merged(state: StepState, log_f: TargetLogProbs) -> _Answer:
     """The answers at all masked positions: the new ones, and the old ones of sequences that have not changed."""
-    masked = state.process.asked(state.x)
+    masked = state.process.targets(state.x)
     if state.answer is not None:
         old = masked & ~state.changed[:, None]
         merged = log_f.new_empty(int(masked.sum()), log_f.shape[1])
@@ -216,14 +216,14 @@ def _draw_step(state: StepState, answer: _Answer) -> Tensor:
     process, x_t, noise = state.process, state.x, Noise(state.seed, step=state.num_left - 1)
     center, group = answer.center, answer.group
     s, t = (state.grid[index].expand_as(center) for index in (state.num_left - 1, state.num_left))
-    uniform = noise.per_place(x_t, Purpose.REVEAL)
-    fastest = process.fastest_reveal(s, t, center)[group]
-    candidates = process.asked(x_t) & (uniform < fastest[:, None])
+    uniform = noise.per_position(x_t, Purpose.UNMASK)
+    fastest = process.max_unmask_probability(s, t, center)[group]
+    candidates = process.targets(x_t) & (uniform < fastest[:, None])
     if not bool(candidates.any()):
         return x_t.tokens
-    sequences = group[rows_of(candidates)]
+    sequences = group[sequence_index(candidates)]
     log_p = process.log_words(answer.log_f[candidates[answer.positions]], sequences, t, center, state.context.warper)
-    tokens = draw(log_p, noise.per_place(x_t, Purpose.WRITE)[candidates])
-    reveal = process.reveal_of(tokens, s[sequences], t[sequences], center[sequences])
-    unmasked = uniform[candidates] < reveal
+    tokens = draw(log_p, noise.per_position(x_t, Purpose.SAMPLE)[candidates])
+    unmask_probability = process.unmask_probability_of(tokens, s[sequences], t[sequences], center[sequences])
+    unmasked = uniform[candidates] < unmask_probability
     return x_t.tokens.masked_scatter(candidates, torch.where(unmasked, tokens, process.mask_id))

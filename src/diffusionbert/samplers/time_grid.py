@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from diffusionbert.categorical import draw
-from diffusionbert.noise import Noise, Purpose
-from diffusionbert.processes import Process
+from diffusionbert.diffusion.categorical import draw
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, PositionMask, TargetLogProbs, Times, Tokens
 from diffusionbert.samplers.base import Query, SamplingContext, State
-from diffusionbert.shapes import AskedLogProbs, Batch, Places, RowTimes, Tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -27,10 +27,10 @@ class GridState(State):
         return self.context.process
 
     @property
-    def interval(self) -> tuple[RowTimes, RowTimes]:
+    def interval(self) -> tuple[Times, Times]:
         """(s, t) of the next step."""
         s, t = self.context.grid[self.num_left - 1 : self.num_left + 1].tolist()
-        return self.canvas.row_times(s), self.canvas.row_times(t)
+        return self.canvas.constant_times(s), self.canvas.constant_times(t)
 
     @property
     def noise(self) -> Noise:
@@ -38,9 +38,9 @@ class GridState(State):
         return Noise(self.seed, step=self.num_left - 1)
 
     @property
-    def targets(self) -> Places:
+    def targets(self) -> PositionMask:
         """The positions at which the next step needs the network."""
-        return self.process.asked(self.x)
+        return self.process.targets(self.x)
 
 
 def start_grid(context: SamplingContext, canvas: Batch, seed: int) -> GridState:
@@ -53,7 +53,7 @@ def start_grid(context: SamplingContext, canvas: Batch, seed: int) -> GridState:
         canvas=canvas,
         seed=seed,
         tokens=x.tokens,
-        time=canvas.row_times(float(context.grid[-1])),
+        time=canvas.constant_times(float(context.grid[-1])),
         calls=torch.zeros_like(canvas.example),
         done=False,
         num_left=num_steps,
@@ -65,13 +65,13 @@ def query_grid(state: GridState) -> Query | None:
     return Query.of(state.x, state.interval[1], state.targets)
 
 
-def draw_step(state: GridState, log_f: AskedLogProbs | None, s: RowTimes) -> Batch:
+def draw_step(state: GridState, log_f: TargetLogProbs | None, s: Times) -> Batch:
     """x_t with every target position drawn from p(x_s | x_t)."""
     if log_f is None:
         return state.x
     x_t, targets, t = state.x, state.targets, state.interval[1]
     log_p = state.process.reverse(x_t, log_f, s, t, state.context.warper)
-    uniform = state.noise.per_place(x_t, Purpose.WRITE)
+    uniform = state.noise.per_position(x_t, Purpose.SAMPLE)
     return replace(x_t, tokens=x_t.tokens.masked_scatter(targets, draw(log_p, uniform[targets])))
 
 

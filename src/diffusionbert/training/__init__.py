@@ -1,1 +1,1 @@
-"""The training loop: it knows the contract of methods, and no concrete one."""
+"""Training: configuration, trainer, checkpoints, run directories and model folders."""

@@ -14,13 +14,13 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from diffusionbert.batches import FixedRows, TokenBudget
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.method import TrainingModule
-from diffusionbert.networks import Backed
+from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.config import BackboneConfig, NewBert, TimeEmbedding
-from diffusionbert.objectives.base import ObjectiveConfig
+from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.objectives.config import ObjectiveConfig
 from diffusionbert.storage.schema import from_json, to_json
+from diffusionbert.training.batches import FixedSequences, TokenBudget
 from diffusionbert.training.legacy import is_legacy, upgraded
 
 FORMAT = 1
@@ -53,7 +53,7 @@ class TrainingConfig:
     """Optimisation, validation and checkpoints."""
 
     steps: int = 1000
-    batching: TokenBudget | FixedRows = TokenBudget(4096)
+    batching: TokenBudget | FixedSequences = TokenBudget(4096)
     micro_tokens: int | None = None
     """The most tokens at once on one device; larger batches are accumulated."""
     learning_rate: float = 1e-3
@@ -136,13 +136,13 @@ class RunConfig:
     def make_module(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> TrainingModule:
         """Makes network and objective, as training wraps them."""
         network = self.make_network(statistics, backbone)
-        backed = cast("Backed", network)
+        backed = cast("HasBackbone", network)
         if backed.max_length < self.data.max_length:
             raise ValueError(
                 f"`max_length` must be at most {backed.max_length} for this network, got {self.data.max_length}; set "
                 f"--max-length {backed.max_length} or less"
             )
-        return TrainingModule(network, self.objective.build(statistics.padded(len(backed.writable))))
+        return TrainingModule(network, self.objective.build(statistics.padded(len(backed.allowed))))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; raises ValueError if a part is not registered."""

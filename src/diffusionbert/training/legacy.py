@@ -27,7 +27,7 @@ _NAMES = {
     "NextWord": "autoregressive",
 }
 """Registered names by kind."""
-_PLAIN = {"Experiment", "Data", "Training", "TokenBudget", "FixedRows"}
+_PLAIN = {"Experiment", "Data", "Training", "TokenBudget", "FixedSequences"}
 """Kinds that have no name."""
 _FIELDS = {
     ("Experiment", "network"): "backbone",

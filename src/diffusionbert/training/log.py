@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from diffusionbert.method import Likelihood
+from diffusionbert.objectives.base import Likelihood
 from diffusionbert.storage.schema import from_json, to_json
 
 LOG_FORMAT = 2

@@ -21,12 +21,24 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from diffusionbert.batches import BatchPlan
-from diffusionbert.checkpoints import RunFolder, read_json, require_writable, write_json, written_folder
+from diffusionbert.data.cleaning import Cleaning
+from diffusionbert.data.corpus import Corpus, parse_corpus
+from diffusionbert.data.dataset import Encoded, encode_corpus
+from diffusionbert.data.sources import Split
+from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.errors import reason_of
-from diffusionbert.method import TrainingModule
-from diffusionbert.model_folder import (
+from diffusionbert.networks.config import Pretrained, Provided
+from diffusionbert.networks.loading import new_lm, require_reopenable
+from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.reporting import reason_of
+from diffusionbert.storage.cache import build_once
+from diffusionbert.storage.files import atomic_folder, read_json, require_writable, write_json
+from diffusionbert.training.batches import BatchPlan
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.description import describe
+from diffusionbert.training.log import ValidationEvent, events_of
+from diffusionbert.training.measure import measure, proposed
+from diffusionbert.training.model_folder import (
     ModelMetadata,
     backbone_of,
     find_start,
@@ -35,19 +47,8 @@ from diffusionbert.model_folder import (
     token_statistics,
     write_model,
 )
-from diffusionbert.networks.config import Pretrained, Provided
-from diffusionbert.networks.loading import new_lm, require_reopenable
-from diffusionbert.text.cache import made_once
-from diffusionbert.text.cleaning import Cleaning
-from diffusionbert.text.corpus import Corpus, parse_corpus
-from diffusionbert.text.encoded import Encoded, encode_corpus
-from diffusionbert.text.sources import Split
-from diffusionbert.text.vocabulary import Vocabulary, train_wordpiece
-from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
-from diffusionbert.training.description import describe
-from diffusionbert.training.log import ValidationEvent, events_of
-from diffusionbert.training.recipe import measure, proposed
-from diffusionbert.training.standing import Standing
+from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.state import TrainState
 from diffusionbert.training.trainer import Trainer
 
 # ---- data -----------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def _vocabulary(data: DataConfig, cache: Path) -> Vocabulary:
     corpus = open_corpus(data, Split.TRAIN)
     key = hashlib.sha256(f"wordpiece {corpus.fingerprint} {data.vocabulary} {data.lower}".encode()).hexdigest()
     trained = partial(train_wordpiece, corpus, data.vocabulary, lower=data.lower)
-    return Vocabulary.load(made_once(cache / f"vocabulary-{key[:32]}", lambda folder: trained().save(folder)))
+    return Vocabulary.load(build_once(cache / f"vocabulary-{key[:32]}", lambda folder: trained().save(folder)))
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class TrainingRun:
     """A run directory after training, as one of its processes knows it."""
 
     path: Path
-    state: Standing
+    state: TrainState
     is_stopped: bool
     """Whether a signal stopped it before its last step."""
     is_main_process: bool = True
@@ -195,7 +196,7 @@ def train(
     metadata = _metadata(config, prepared)
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
-        write_model(folder, module, weights, metadata, trainer.standing)
+        write_model(folder, module, weights, metadata, trainer.state)
 
     def settle() -> None:
         write_json(run.config, metadata.config.to_json())
@@ -267,7 +268,7 @@ def _prepared(data: DataConfig, cache: Path, beginning: Path | None, accelerator
 
 def _keep_beginning(folder: Path, module: TrainingModule, prepared: PreparedData) -> None:
     """Writes what resuming needs, whatever becomes of the training text and of the start."""
-    with written_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         prepared.vocabulary.save(unfinished)
         backbone_of(module).config.save_pretrained(unfinished)
         write_json(unfinished / "rows.json", prepared.fingerprints)
@@ -310,7 +311,7 @@ def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
 
 def _require_steps(settings: TrainingConfig, before: TrainingConfig, trainer: Trainer) -> None:
     """Refuses an end that the run has passed."""
-    step = trainer.standing.step
+    step = trainer.state.step
     if settings.steps != before.steps and settings.steps <= step:
         raise ValueError(f"the run is at step {step}, so it cannot end at --steps {settings.steps}; give more")
     if trainer.is_over and settings != before and trainer.accelerator.is_main_process:
@@ -326,7 +327,7 @@ def _measured(
 ) -> RunConfig:
     """Measures this machine, reports its speed, and takes the micro-batch that suits it."""
     settings = config.training
-    tokens = int(np.mean(BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).places()))
+    tokens = int(np.mean(BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).positions()))
     share = max(1, tokens // accelerator.num_processes)
     module = _module(config, prepared, beginning, backbone)
     found = measure(module, prepared.rows, settings, accelerator.device, share)

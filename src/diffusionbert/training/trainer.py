@@ -29,20 +29,21 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
-from diffusionbert.batches import BatchPlan, Indices, parts
-from diffusionbert.checkpoints import RunFolder, written_folder
-from diffusionbert.likelihood.evaluation import Rows, draws_at_once, round_nats
-from diffusionbert.method import Likelihood, TrainingModule
-from diffusionbert.noise import Noise
-from diffusionbert.shapes import Batch
-from diffusionbert.training.averaging import AveragedWeights
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.likelihood.estimate import Rows, draws_at_once, round_nats
+from diffusionbert.objectives.base import Likelihood, TrainingModule
+from diffusionbert.storage.files import atomic_folder
+from diffusionbert.training.batches import BatchPlan, Indices, parts
+from diffusionbert.training.checkpoint import Saved, newest_whole, weights_to_use
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.description import ModelDescription
+from diffusionbert.training.ema import EMA
 from diffusionbert.training.log import Event, RunEvent, TrainEvent, append, forget_after, row
-from diffusionbert.training.optimising import blocks_of, learning_rate, low_precision, new_optimiser
+from diffusionbert.training.optim import blocks_of, learning_rate, low_precision, new_optimiser
 from diffusionbert.training.progress import ProgressLine
-from diffusionbert.training.saved import Saved, newest_whole, weights_to_use
-from diffusionbert.training.standing import Score, Standing, Window, score_of
+from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.state import Score, TrainState, Window, score_of
 
 
 class Trainer:
@@ -75,14 +76,14 @@ class Trainer:
         self.optimiser = new_optimiser(self.method, settings, accelerator.device)
         self.stepper = accelerator.prepare_optimizer(self.optimiser)
         self.learning_rate = learning_rate(settings)
-        self.averages = AveragedWeights(self.method, settings.ema) if settings.ema else None
-        self.standing = Standing()
+        self.ema = EMA(self.method, settings.ema) if settings.ema else None
+        self.state = TrainState()
         self.began_at = 0
         self.signalled = self.stopping = False
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
-    def train(self) -> Standing:
+    def train(self) -> TrainState:
         """Goes on from where the run stands to its end, or until it is told to stop."""
         settings = self.settings
         if settings.trackers:
@@ -90,18 +91,16 @@ class Trainer:
         with self._listening(), self._progress() as line:
             if not self.run.log.exists():
                 self._log(self._run_event())
-            if self.standing.best is None:
+            if self.state.best is None:
                 self._validate(line)
                 self.save()
             window = Window()
-            for position, indices in self.plan.following(self.standing.position):
+            for position, indices in self.plan.following(self.state.position):
                 if self.is_over:
                     break
                 loss, norm, tokens = self._step(indices)
-                step = self.standing.step + 1
-                self.standing = replace(
-                    self.standing, step=step, position=position, tokens=self.standing.tokens + tokens
-                )
+                step = self.state.step + 1
+                self.state = replace(self.state, step=step, position=position, tokens=self.state.tokens + tokens)
                 window.add(loss, tokens)
                 if step % settings.log_every == 0:
                     self._log_window(window, norm, line)
@@ -113,12 +112,12 @@ class Trainer:
                 if validated or step % settings.save_every == 0 or self.stopping:
                     self.save()
             if self.is_stopped:
-                line.say(f"stopped at step {self.standing.step}; --resume goes on from there")
+                line.say(f"stopped at step {self.state.step}; --resume goes on from there")
         self._export_best()
-        return self.standing
+        return self.state
 
     def _progress(self) -> ProgressLine:
-        return ProgressLine(self.settings.steps, self.accelerator.is_main_process, self.standing.step)
+        return ProgressLine(self.settings.steps, self.accelerator.is_main_process, self.state.step)
 
     @property
     def is_over(self) -> bool:
@@ -134,27 +133,27 @@ class Trainer:
     def _is_done(self) -> bool:
         """Whether it came to its last step, or lost its patience."""
         patience = self.settings.patience
-        is_patient = patience is None or self.standing.validations_since_best < patience
-        return self.standing.step >= self.settings.steps or not is_patient
+        is_patient = patience is None or self.state.validations_since_best < patience
+        return self.state.step >= self.settings.steps or not is_patient
 
     def _agree_to_stop(self) -> None:
         """A signal may reach one process alone, but all must stop at the same step; asking costs a little time."""
         if self.accelerator.num_processes == 1:
             self.stopping = self.signalled
-        elif self.standing.step % self.settings.log_every == 0:
+        elif self.state.step % self.settings.log_every == 0:
             votes = torch.tensor(float(self.signalled), device=self.accelerator.device)
             self.stopping = float(self.accelerator.reduce(votes, reduction="sum")) > 0
 
     def _step(self, indices: Indices) -> tuple[Tensor, Tensor, int]:
         """One update on one global batch: the mean loss of a token, the gradient's norm, the number of tokens."""
         accelerator, settings = self.accelerator, self.settings
-        noise = Noise(settings.seed, self.standing.step)
+        noise = Noise(settings.seed, self.state.step)
         whole_batch = noise.stratify(self.rows.batch(indices.tolist()))
         num_tokens = int(whole_batch.num_tokens)
         micro_batches = self._micro_batches(whole_batch)
-        torch.manual_seed(_dropout_seed(settings.seed, self.standing.step, accelerator.process_index))
+        torch.manual_seed(_dropout_seed(settings.seed, self.state.step, accelerator.process_index))
         for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate(self.standing.step)
+            group["lr"] = self.learning_rate(self.state.step)
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for index, batch in enumerate(micro_batches):
             with self._synchronised(index == len(micro_batches) - 1), accelerator.autocast():
@@ -166,24 +165,24 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.method.parameters(), settings.clip)
         self.stepper.step()
         self.stepper.zero_grad()
-        if self.averages:
-            self.averages.update(self.method)
+        if self.ema:
+            self.ema.update(self.method)
         return total, norm, num_tokens
 
     def _micro_batches(self, batch: Batch) -> list[Batch]:
         """This process's share of a global batch, in parts that fit the device."""
         processes = self.accelerator.num_processes
-        num_rows, length = batch.tokens.shape
-        rows_at_once = max(1, (self.settings.micro_tokens or batch.tokens.numel()) // max(1, length))
-        count = max(1, math.ceil(num_rows / (processes * rows_at_once)))
-        shares = parts(np.arange(num_rows), processes * count)
+        num_sequences, length = batch.tokens.shape
+        sequences_at_once = max(1, (self.settings.micro_tokens or batch.tokens.numel()) // max(1, length))
+        count = max(1, math.ceil(num_sequences / (processes * sequences_at_once)))
+        shares = parts(np.arange(num_sequences), processes * count)
         mine = shares[self.accelerator.process_index :: processes]
         device = self.accelerator.device
         # A process without rows must still take part in the exchange of gradients: one row, nothing editable.
         return [
-            batch.rows(torch.from_numpy(rows)).to(device)
+            batch.select(torch.from_numpy(rows)).to(device)
             if len(rows)
-            else _inert(batch.rows(torch.tensor([0]))).to(device)
+            else _inert(batch.select(torch.tensor([0]))).to(device)
             for rows in mine
         ]
 
@@ -220,20 +219,20 @@ class Trainer:
     def _validate(self, line: ProgressLine) -> None:
         """Scores the held-out sentences, notes the figure, and remembers whether it is the best."""
         score = self.validate()
-        best = self.standing.best
+        best = self.state.best
         is_better = best is None or math.isnan(best) or score.nats_per_token < best
         if is_better:
-            self.standing = replace(
-                self.standing,
+            self.state = replace(
+                self.state,
                 best=score.nats_per_token,
-                best_step=self.standing.step,
-                best_tokens=self.standing.tokens,
+                best_step=self.state.step,
+                best_tokens=self.state.tokens,
                 validations_since_best=0,
             )
         else:
-            self.standing = replace(self.standing, validations_since_best=self.standing.validations_since_best + 1)
-        self._log(score.event(self.standing.step, time.time()))
-        line.say(f"step {self.standing.step}: {score.summary()}")
+            self.state = replace(self.state, validations_since_best=self.state.validations_since_best + 1)
+        self._log(score.event(self.state.step, time.time()))
+        line.say(f"step {self.state.step}: {score.summary()}")
 
     @torch.no_grad()
     def validate(self) -> Score:
@@ -269,8 +268,8 @@ class Trainer:
         """Without dropout, and with averaged weights if there are any."""
         self.method.eval()
         try:
-            if self.averages:
-                with self.averages.in_place_of(self.method):
+            if self.ema:
+                with self.ema.in_place_of(self.method):
                     yield
             else:
                 yield
@@ -281,11 +280,11 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint; the previous one stays until this one is complete."""
-        saved = Saved.of(self.method, self.optimiser, self.averages, self.accelerator.scaler, self.standing)
-        path = self.run.checkpoint(self.standing.step)
+        saved = Saved.of(self.method, self.optimiser, self.ema, self.accelerator.scaler, self.state)
+        path = self.run.checkpoint(self.state.step)
         if self.accelerator.is_main_process:
             saved.write(path)
-            if self.standing.step > self.began_at:
+            if self.state.step > self.began_at:
                 self.settle()
             self._name(path)
             self.run.tidy(self.settings.keep)
@@ -293,30 +292,30 @@ class Trainer:
 
     def _name(self, checkpoint: Path) -> None:
         self.run.name("last", checkpoint)
-        if self.standing.best_step == self.standing.step:
+        if self.state.best_step == self.state.step:
             self.run.name("best", checkpoint)
 
     def resume(self) -> None:
         """Goes back to the last checkpoint; if that is damaged, to the newest one that is not."""
         path, saved, damage = newest_whole(self.run)
-        saved.put_back(self.method, self.optimiser, self.averages, self.accelerator.scaler)
-        best = self.run.checkpoint(saved.standing.best_step)
+        saved.put_back(self.method, self.optimiser, self.ema, self.accelerator.scaler)
+        best = self.run.checkpoint(saved.state.best_step)
         # Without its weights the best figure is of no use: what stands here is validated, and is the best for now.
-        self.standing = saved.standing if best.is_dir() else replace(saved.standing, best=None)
-        self.began_at = self.standing.step
+        self.state = saved.state if best.is_dir() else replace(saved.state, best=None)
+        self.began_at = self.state.step
         if self.accelerator.is_main_process:
             if damage is not None:
                 print(f"goes on from {path.name}: {damage}", file=sys.stderr)
             self.run.name("last", path)
             if best.is_dir():  # a kill may have come between the two names
                 self.run.name("best", best)
-            forget_after(self.run.log, self.standing.step)
+            forget_after(self.run.log, self.state.step)
 
     def _export_best(self) -> None:
         """Writes the model: the best weights, or the last ones if none that were trained have been validated."""
-        path = (self.run.named("best") if self.standing.is_validated else None) or self.run.named("last")
+        path = (self.run.named("best") if self.state.is_validated else None) or self.run.named("last")
         if path is not None and self.accelerator.is_main_process:
-            with written_folder(self.run.model) as folder:
+            with atomic_folder(self.run.model) as folder:
                 self.export(weights_to_use(path), folder)
         self.accelerator.wait_for_everyone()
 
@@ -326,30 +325,30 @@ class Trainer:
         loss = float(self.accelerator.reduce(window.loss, reduction="mean"))
         if not math.isfinite(loss):
             raise FloatingPointError(
-                f"the loss is {loss} at step {self.standing.step}; the last checkpoint is good: "
+                f"the loss is {loss} at step {self.state.step}; the last checkpoint is good: "
                 "resume with a lower learning rate or in bf16"
             )
-        rate = self.learning_rate(self.standing.step - 1)
+        rate = self.learning_rate(self.state.step - 1)
         self._log(
             TrainEvent(
-                self.standing.step,
+                self.state.step,
                 time.time(),
                 loss,
                 rate,
                 float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm),
                 window.speed,
-                self.standing.position.epoch,
-                self.standing.tokens,
+                self.state.position.epoch,
+                self.state.tokens,
             )
         )
-        best = f", best validation {self.standing.best:.3f}" if self.standing.best is not None else ""
-        line.update(self.standing.step, f"loss {loss:.3f}{best}, {window.speed:,.0f} tokens/s")
+        best = f", best validation {self.state.best:.3f}" if self.state.best is not None else ""
+        line.update(self.state.step, f"loss {loss:.3f}{best}, {window.speed:,.0f} tokens/s")
 
     def _run_event(self) -> RunEvent:
         about, kind = self.description, self.method.objective.likelihood
         quantity = {Likelihood.EXACT: "nll", Likelihood.BOUND: "strict"}.get(kind, about.quantity)
         return RunEvent(
-            self.standing.step,
+            self.state.step,
             time.time(),
             kind=kind,
             quantity=quantity,
@@ -372,7 +371,7 @@ class Trainer:
                 for name, value in row(event).items()
                 if isinstance(value, int | float) and name not in ("step", "time")
             }
-            self.accelerator.log(numbers, step=self.standing.step)
+            self.accelerator.log(numbers, step=self.state.step)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

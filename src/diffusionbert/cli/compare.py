@@ -1,0 +1,83 @@
+"""`compare`: several evaluations in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from diffusionbert.evaluation.tables import Table
+
+WIDTH = 240
+"""Of a table in a file, in characters."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare evaluated systems in one table, with intervals, differences and the best marked where it means something.
+
+    Example: diffusionbert compare runs/one runs/two --unit word --format latex
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Run folders, or folders that `evaluate --output` wrote."""
+    format: Literal["table", "markdown", "json", "latex"] = "table"
+    unit: Literal["token", "word", "byte"] | None = None
+    """The unit of likelihoods; by default tokens if all vocabularies agree, else words."""
+    output: Path | None = None
+    """Write to this file instead of standard output."""
+    json: bool = False
+    """The same as --format json."""
+
+    def run(self) -> None:
+        """Prints the table or writes it."""
+        from diffusionbert.evaluation.compare import compare
+        from diffusionbert.likelihood.scores import Unit
+
+        if self.json and self.format not in ("table", "json"):
+            raise ValueError(f"--json and --format {self.format} contradict each other; give one of them")
+        table = compare(self.runs, None if self.unit is None else Unit(self.unit))
+        form = "json" if self.json else self.format
+        if self.output is None:
+            _print(table, form)
+            return
+        try:
+            self.output.write_text(_written(table, form), encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{str(self.output)!r} cannot be written ({error.strerror}); give another file") from None
+
+
+def _print(table: Table, form: str) -> None:
+    from rich.console import Console
+
+    from diffusionbert.evaluation.tables import below, to_terminal
+
+    console = Console(highlight=False)
+    if form != "table" or not console.is_terminal:
+        print(_written(table, form), end="")
+        return
+    console.print(to_terminal(table, styled=True))
+    for line in below(table):
+        console.print(line, style="dim" if not line.startswith("warning") else "yellow", markup=False, soft_wrap=True)
+
+
+def _written(table: Table, form: str) -> str:
+    from rich.console import Console
+
+    from diffusionbert.evaluation.tables import as_json, below, to_latex, to_markdown, to_terminal
+
+    match form:
+        case "json":
+            return as_json(table)
+        case "markdown":
+            return to_markdown(table)
+        case "latex":
+            return to_latex(table)
+    console = Console(width=WIDTH, force_terminal=False, no_color=True)
+    with console.capture() as captured:
+        console.print(to_terminal(table, styled=False))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    return "\n".join([*lines, *below(table)]) + "\n"

@@ -1,0 +1,53 @@
+"""`fill`: blanks of texts, filled jointly."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from diffusionbert.cli.common import WithModel, lines_of, print_json, printable
+
+
+@dataclass(frozen=True)
+class Fill(WithModel):
+    """Fill the blanks of texts: [MASK] is one token, [BLANK] any number of them.
+
+    Example: diffusionbert fill "paris is [BLANK] of france ." --num-alternatives 3
+    """
+
+    texts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Texts in quotes."""
+    file: Path | None = None
+    """Or a file of them, one per line; - is the standard input."""
+    num_alternatives: int = 1
+    """Print so many fillings per text, best first, with their nats."""
+    max_blank_tokens: int = 4
+    """The most tokens of a [BLANK]."""
+    forbid: tuple[str, ...] = ()
+    """Words that must not be generated; the text around the blanks may contain them."""
+    seed: int = 0
+    """Of the random part of the search."""
+
+    def run(self) -> None:
+        """Prints one filling per line."""
+        from diffusionbert.inference.infill import fill
+
+        texts = lines_of(self.texts, self.file, "texts with [MASK] or [BLANK]")
+        model = self.loaded()
+        for text in texts:
+            for filling in fill(
+                model.engine,
+                text,
+                self.num_alternatives,
+                max_blank_tokens=self.max_blank_tokens,
+                forbid=self.forbid,
+                seed=self.seed,
+            ):
+                if self.json:
+                    print_json({"input": text, **asdict(filling)})
+                elif self.num_alternatives > 1:
+                    print(f"{filling.nats:7.2f}  {printable(filling.text)}", flush=True)
+                else:
+                    print(printable(filling.text), flush=True)

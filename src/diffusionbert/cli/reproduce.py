@@ -1,0 +1,55 @@
+"""`reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from diffusionbert.cli.common import print_json, require_device
+from diffusionbert.reproduce.request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(Request):
+    """Reproduce a table or a figure of the paper: train what is missing, evaluate it, write tables and pictures.
+
+    Example: diffusionbert reproduce table2 --scale smoke --output reproduction
+    """
+
+    target: tyro.conf.Positional[Literal["table1", "table2", "table3", "figure2", "figure3", "figure4", "all"]]
+    """table1: a sentence denoised by three systems. table2: main results. table3: steps, seconds, perplexity.
+    figure2: spindle curves. figure3: quality and diversity. figure4: validation while training."""
+    output: Path = Path("reproduction")
+    """Where runs, evaluations, tables and pictures go. A second call goes on there, and skips what is finished."""
+    device: str | None = None
+    """For evaluations: cpu, cuda, …; else a GPU if there is one."""
+    cache: Path | None = None
+    """Where encoded corpora are kept."""
+    json: bool = False
+    """Print the paths of what was written as JSON, and nothing else."""
+
+    def run(self) -> None:
+        """Prints tables, and where everything is."""
+        from diffusionbert.reproduce.figures import require_matplotlib
+        from diffusionbert.reproduce.reproduction import Reproduction
+        from diffusionbert.reproduce.targets import TARGETS
+        from diffusionbert.training.run import default_cache
+
+        require_device(self.device)
+        request = Request(**{field.name: getattr(self, field.name) for field in fields(Request)})
+        reproduction = Reproduction(self.output, request, self.cache or default_cache(), self.device)
+        chosen = list(TARGETS) if self.target == "all" else [self.target]
+        if any(name.startswith("figure") for name in chosen):
+            require_matplotlib()  # now, and not after the training
+        written = {name: TARGETS[name](reproduction) for name in chosen}
+        if self.json:
+            print_json({name: [str(path) for path in paths] for name, paths in written.items()})
+            return
+        for paths in written.values():
+            for path in paths:
+                if path.suffix == ".md":
+                    print(path.read_text(encoding="utf-8"))
+            print(f"written: {', '.join(str(path) for path in paths)}")

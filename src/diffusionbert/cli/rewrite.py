@@ -1,0 +1,50 @@
+"""`rewrite`: a share of a text's tokens generated again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from diffusionbert.cli.common import SamplerOptions, WithModel, lines_of, print_json, printable
+
+
+@dataclass(frozen=True)
+class Rewrite(SamplerOptions, WithModel):
+    """Rewrite texts: mask a share of the tokens, drawn at random, and generate them again.
+
+    Example: diffusionbert rewrite "the king was born in london ." --strength 0.4 -n 3
+    """
+
+    texts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Texts in quotes."""
+    file: Path | None = None
+    """Or a file of them, one per line; - is the standard input."""
+    strength: float = 0.4
+    """The share of tokens that is masked, in (0, 1]."""
+    num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    """Rewritings per text."""
+    forbid: tuple[str, ...] = ()
+    """Words that are replaced wherever they occur, and not generated."""
+    seed: int | None = None
+    """The same seed gives the same texts; by default a fresh one."""
+
+    def run(self) -> None:
+        """Prints one rewriting per line."""
+        from diffusionbert.inference.generate import generate
+        from diffusionbert.inference.tasks import Task
+        from diffusionbert.model import fresh_seed
+
+        texts, request = lines_of(self.texts, self.file, "texts to rewrite"), self.request()
+        seed = fresh_seed() if self.seed is None else self.seed
+        number, strength = self.num_return_sequences, self.strength
+        tasks = [Task(number, rewrite=text, strength=strength, forbid=self.forbid, seed=seed) for text in texts]
+        model = self.loaded()
+        for task in tasks:
+            for one in generate(model.engine, task, request):
+                if self.json:
+                    print_json({"input": task.rewrite, **asdict(one)})
+                else:
+                    print(printable(one.text), flush=True)

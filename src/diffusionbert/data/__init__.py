@@ -1,0 +1,1 @@
+"""From files to token sequences and back: corpora, tokenizers, encoded datasets and canvases."""

@@ -1,0 +1,372 @@
+"""Vocabularies: encoding texts to token ids and decoding them.
+
+`Vocabulary` wraps any fast tokenizer of transformers that has a mask token, and adds one to the tokenizers of decoders
+such as GPT-2; `train_wordpiece` trains a new one. A sequence follows the tokenizer's template, `[CLS] text [SEP]` or
+`[CLS] source [SEP] target [SEP]`: its editable positions are those between the last two special tokens. This module
+does not depend on networks or noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from diffusionbert.data.cleaning import detokenise
+from diffusionbert.data.files import Pair
+from diffusionbert.diffusion.shapes import TokenSet
+from diffusionbert.storage.hub import TOKENIZER, fetch, not_found
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+"""The special tokens of a trained WordPiece, in the order of their ids."""
+MOST_SPELLINGS = 100
+"""The maximum number of spellings considered per word; later ones are less likely."""
+SMALLEST = 512
+"""The minimum size of a trained WordPiece: a smaller one has no room for words beside its alphabet."""
+
+
+_INNER = [
+    (re.compile(r"(?<=\w) (['’]) (?=(?:s|t|re|ve|ll|d|m)\b)"), r"\1"),
+    (re.compile(r"(?<=\b[odl]) (['’]) (?=\w)"), r"\1"),  # o'neill
+    (re.compile(r"(?<=\w) - (?=\w)"), "-"),
+    (re.compile(r"\b(\d+) ?\. (?=\d)"), r"\1."),
+    (re.compile(r"\b(\d{1,3}) ?, (?=\d{3}\b)"), r"\1,"),
+]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """A tokenizer, with its special, allowed and continuation tokens."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def __post_init__(self) -> None:
+        name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
+        if not self.tokenizer.is_fast:
+            raise ValueError(f"tokenizer {name!r} is not a fast tokenizer; use one with a tokenizer.json")
+        for token in ("mask_token", "pad_token"):
+            if getattr(self.tokenizer, token) is None:
+                raise ValueError(
+                    f"tokenizer {name!r} has no {token}; use that of a masked language model, such as bert-base-uncased"
+                )
+        if int(self.allowed.sum()) < 2:
+            raise ValueError(f"tokenizer {name!r} has special tokens only; restore its missing vocabulary file")
+        if not self._has_template():
+            raise ValueError(
+                f"tokenizer {name!r} must add special tokens around a text, as in [CLS] … [SEP]; "
+                "use that of a BERT-like model"
+            )
+
+    @classmethod
+    def load(cls, name_or_folder: str | Path) -> Vocabulary:
+        """Opens a tokenizer by its folder or its name on the Hub.
+
+        A decoder's tokenizer is given the tokens it lacks: `[MASK]`, `[PAD]`, and its own tokens for the beginning and
+        the end of a text around each text. Saved, it is an ordinary tokenizer.
+
+        Example:
+            `Vocabulary.load("bert-base-uncased").encode(["a sentence ."])`
+        """
+        if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
+            raise ValueError(f"no folder {str(name_or_folder)!r}; give a tokenizer's folder, or its Hub name")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(fetch(name_or_folder, TOKENIZER)), trust_remote_code=False)
+        except Exception as error:  # the library raises many types; users get one line
+            raise not_found("tokenizer", name_or_folder, "a folder with tokenizer.json", error) from error
+        return cls(_completed(tokenizer) if tokenizer.mask_token is None and tokenizer.is_fast else tokenizer)
+
+    def save(self, folder: Path) -> None:
+        """Saves files for `load` and transformers' `AutoTokenizer`."""
+        self.tokenizer.save_pretrained(folder)
+
+    @property
+    def lowers(self) -> bool:
+        """Whether the tokenizer lower-cases text."""
+        return self._plain.normalizer is not None and "A" not in self._plain.normalizer.normalize_str("A")
+
+    @property
+    def mask_id(self) -> int:
+        return int(self.tokenizer.mask_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        return int(self.tokenizer.pad_token_id)
+
+    @property
+    def unk_id(self) -> int | None:
+        """The id of the unknown token; None if every text can be encoded.
+
+        GPT-2 has a token for every byte, so its unknown token, which is its end-of-text token, is never needed.
+        """
+        unknown = self.tokenizer.unk_token_id
+        if unknown is None or unknown in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            return None
+        return int(unknown)
+
+    @cached_property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.tokenizer.get_vocab().values()) + 1
+
+    @cached_property
+    def special(self) -> TokenSet:
+        """The special ids, which no text contains: `[MASK]`, `[PAD]`, `[CLS]`, … but not `[UNK]`."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        ids = {*self.tokenizer.all_special_ids, *(index for index, token in added if token.special)}
+        return self._token_set(ids - {self.unk_id})
+
+    @cached_property
+    def allowed(self) -> TokenSet:
+        """The allowed ids, over which a likelihood sums to one: all that a text can contain, including `[UNK]`."""
+        return self._token_set(self.tokenizer.get_vocab().values()) & ~self.special
+
+    @cached_property
+    def forbidden(self) -> TokenSet:
+        """The allowed ids that a sampler must never generate: `[UNK]`."""
+        return self._token_set([] if self.unk_id is None else [self.unk_id])
+
+    @cached_property
+    def continuation(self) -> TokenSet:
+        """The ids of pieces that continue a word: `##ist`, or `ist` where words begin with `Ġ` or `▁`.
+
+        Byte-level pieces that are part of a character are included, because they can become a letter.
+        """
+        backend = self._plain
+        prefix = getattr(backend.model, "continuing_subword_prefix", None)
+
+        def continues(piece: str) -> bool:
+            if prefix:
+                return piece.startswith(prefix) and piece != prefix
+            character = backend.decoder.decode(["a", piece])[1:2]
+            return character == "\ufffd" or unicodedata.category(character or " ")[0] in "LMN"
+
+        ids = [index for piece, index in self.tokenizer.get_vocab().items() if continues(piece)]
+        return self._token_set(ids) & ~self.special & ~self.forbidden
+
+    def num_special(self, *, paired: bool) -> int:
+        """The number of special tokens in a sequence."""
+        return int(self._plain.num_special_tokens_to_add(paired))
+
+    def encode(self, sentences: Sequence[str], *, marked: bool = False) -> list[list[int]]:
+        """Encodes sentences as `[CLS] sentence [SEP]`, on all cores.
+
+        Args:
+            sentences: The texts.
+            marked: Whether special tokens in a text, such as `[MASK]`, are those tokens and not plain characters.
+        """
+        backend = self._marking if marked else self._plain
+        return [
+            encoding.ids for encoding in backend.encode_batch_fast([_require_utf8(sentence) for sentence in sentences])
+        ]
+
+    def own(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Encodes sentences without special tokens."""
+        special = self.special.tolist()
+        return [[token for token in tokens if not special[token]] for tokens in self.encode(sentences)]
+
+    def encode_pairs(self, pairs: Sequence[Pair], *, marked: bool = False) -> list[list[int]]:
+        """Encodes pairs as `[CLS] source [SEP] target [SEP]`, or by the tokenizer's own template for pairs."""
+        backend = self._marking if marked else self._plain
+        texts = [(_require_utf8(source), _require_utf8(target)) for source, target in pairs]
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+
+    def pieces(self, word: str) -> list[int]:
+        """The ids of a word inside a sentence: after a space, without special tokens."""
+        _require_utf8(word)
+        before, both = (self._plain.encode(text, add_special_tokens=False).ids for text in ("a", f"a {word}"))
+        pieces: list[int] = both[len(before) :]
+        if not pieces or self.unk_id in pieces:
+            raise ValueError(f"this vocabulary cannot encode {word[:40]!r}; give a word made of characters it contains")
+        return pieces
+
+    def spellings(self, word: str) -> list[list[int]]:
+        """All ways to spell a word in pieces, the usual one first.
+
+        In a WordPiece, `value` may also be `val ##ue`. Where spaces are part of pieces, only the usual spelling and
+        that at the beginning of a sentence are returned.
+        """
+        usual = [self.pieces(word), self._plain.encode(word, add_special_tokens=False).ids]
+        if not getattr(self._plain.model, "continuing_subword_prefix", None):
+            return usual if usual[0] != usual[1] else usual[:1]
+        known = self.tokenizer.get_vocab()
+        text = self._plain.normalizer.normalize_str(word) if self._plain.normalizer else word
+        found: list[list[int]] = [[]]
+        for start, end in (match.span() for match in re.finditer(r"\w+|[^\w\s]", text)):
+            endings = _spellings(text[start:end], known)
+            found = [begin + ending for begin in found for ending in endings][:MOST_SPELLINGS]
+        return [usual[0], *(spelling for spelling in found if spelling != usual[0])]
+
+    def decode(self, tokens: Sequence[int] | Tensor) -> str:
+        """The text of a sequence, without its special tokens."""
+        ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
+        text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist())).removeprefix("##")
+        return _joined(text) if self._splits_punctuation else text
+
+    def spelled(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token, with `##` before those that continue a word, in every kind of vocabulary."""
+        words = [str(self.tokenizer.decode([token])).strip().removeprefix("##") for token in tokens]
+        return ["##" * bool(self.continuation[token]) + word for token, word in zip(tokens, words, strict=True)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the tokens, ids and rules, for cache keys."""
+        description = f"{self._plain.to_str()} {self.special.nonzero().tolist()}"
+        return hashlib.sha256(description.encode()).hexdigest()
+
+    @cached_property
+    def _splits_punctuation(self) -> bool:
+        """Whether spaces around punctuation are lost, as in BERT's WordPiece: `it's` and `it ' s` are the same."""
+        return len({tuple(tokens) for tokens in self.encode(["it's-a", "it ' s - a"])}) == 1
+
+    @cached_property
+    def _plain(self) -> Any:
+        """A copy that encodes special tokens in a text as plain characters, so that no corpus can forge them."""
+        backend = self._backend_copy()
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def _marking(self) -> Any:
+        """A copy that encodes special tokens in a text as those tokens."""
+        return self._backend_copy()
+
+    def _backend_copy(self) -> Any:
+        """A copy, because transformers stores its last padding and truncation in the shared tokenizer."""
+        backend: Any = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        return backend
+
+    def _token_set(self, ids: Iterable[int]) -> Tensor:
+        chosen = torch.zeros(self.size, dtype=torch.bool)
+        chosen[list(ids)] = True
+        return chosen
+
+    def _has_template(self) -> bool:
+        sequences = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
+        flags = [self.special[tokens].tolist() for tokens in sequences]
+        return all(len(special) > 2 and special[0] and special[-1] and not special[-2] for special in flags)
+
+
+def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Adds a mask token, a padding token and a template to a decoder's tokenizer; existing ids do not change."""
+    begin = tokenizer.bos_token or tokenizer.cls_token or tokenizer.eos_token
+    end = tokenizer.eos_token or tokenizer.sep_token or begin
+    if begin is None or end is None:
+        raise ValueError(
+            f"tokenizer {tokenizer.name_or_path!r} has neither mask_token nor bos_token, cls_token or eos_token; "
+            "use that of a masked language model or of a decoder"
+        )
+    backend: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    mask = AddedToken("[MASK]", lstrip=True, special=True)  # as RoBERTa's: includes the space before it
+    taken = (None, begin, end, tokenizer.unk_token)  # many pad with eos_token, which ends texts here
+    padding = "[PAD]" if tokenizer.pad_token in taken else tokenizer.pad_token
+    backend.add_special_tokens([mask, *(AddedToken(token, special=True) for token in (padding, begin, end))])
+    backend.post_processor = processors.TemplateProcessing(
+        single=[begin, "$A", end],
+        pair=[begin, "$A", end, "$B", end],
+        special_tokens=[(token, backend.token_to_id(token)) for token in {begin, end}],
+    )
+    # The general class: others restore rules and special tokens of their own when they are loaded.
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        name_or_path=tokenizer.name_or_path,
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+        bos_token=begin,
+        eos_token=end,
+        unk_token=tokenizer.unk_token,
+        pad_token=padding,
+        mask_token=mask,
+    )
+
+
+def _spellings(word: str, known: dict[str, int], begin: str = "") -> list[list[int]]:
+    """All ways to spell a word in the pieces of a WordPiece."""
+    if not word:
+        return [[]]
+    ends = [end for end in range(len(word), 0, -1) if begin + word[:end] in known]
+    found = ([known[begin + word[:end]], *rest] for end in ends for rest in _spellings(word[end:], known, "##"))
+    return list(islice(found, MOST_SPELLINGS))
+
+
+def _require_utf8(text: str) -> str:
+    """Raises for lone surrogates, which the command line makes of bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text[:40]!r} is not UTF-8; convert it") from None
+    return text
+
+
+def _joined(text: str) -> str:
+    """Removes the spaces that a tokenizer put around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
+    for pattern, replacement in _INNER:
+        text = pattern.sub(replacement, text)
+    return detokenise(text)
+
+
+def train_wordpiece(
+    sentences: Iterable[str], size: int, *, lower: bool = True, min_frequency: int = 2, max_alphabet: int = 1000
+) -> Vocabulary:
+    """Trains a WordPiece vocabulary; the result does not depend on the order of the texts.
+
+    Args:
+        sentences: The texts, which are read twice (an iterator is first read into memory).
+        size: The maximum number of tokens.
+        lower: Whether the tokenizer lower-cases text.
+        min_frequency: The minimum frequency of a merged piece.
+        max_alphabet: Characters that are neither ASCII nor among this many most frequent ones become `[UNK]`.
+    """
+    if size < SMALLEST:
+        raise ValueError(f"`size` of the vocabulary must be >= {SMALLEST}, got {size}; thousands of tokens are usual")
+    sentences = list(sentences) if isinstance(sentences, Iterator) else sentences
+    tokenizer: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    alphabet = _alphabet(sentences, tokenizer.normalizer, min(max_alphabet, size // 4))
+    # The trainer numbers the pieces ##x in the order of words, which is random, and breaks ties between equally
+    # frequent merges by these numbers. As "special" tokens they are numbered first, so training is deterministic.
+    inner = [f"##{character}" for character in alphabet if _continues_words(character, tokenizer)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        special_tokens=SPECIAL + inner,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return Vocabulary(BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=lower))
+
+
+def _alphabet(sentences: Iterable[str], normalizer: Any, limit: int) -> list[str]:
+    """The most frequent characters (ties by code point) and the printable ASCII characters."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    remaining = iter(sentences)
+    while chunk := list(islice(remaining, 10_000)):
+        codes = np.frombuffer(normalizer.normalize_str("\n".join(chunk)).encode("utf-32-le"), dtype=np.uint32)
+        counts += np.bincount(codes, minlength=len(counts))
+    if not counts.any():
+        raise ValueError("no text to train a vocabulary on; give some sentences")
+    by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    printable = normalizer.normalize_str(string.ascii_letters + string.digits + string.punctuation)
+    return sorted({*map(chr, by_frequency[:limit].tolist()), *printable} - set(string.whitespace))
+
+
+def _continues_words(character: str, tokenizer: Any) -> bool:
+    """Whether a character can continue a word, unlike punctuation and Chinese characters."""
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1

@@ -1,0 +1,332 @@
+"""Absorbing noise: tokens turn into `[MASK]` (Austin et al. 2021, D3PM; He et al. 2022, DiffusionBERT).
+
+The survival ᾱ_t(v) of the schedule is the α_t of MDLM (Sahoo et al. 2024). This module does not depend on how the
+network computes f.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from diffusionbert.diffusion.categorical import log_prob_of
+from diffusionbert.diffusion.process import Process, Warp
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, TokenInformation
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    PerPosition,
+    PerSequence,
+    PerTarget,
+    PerToken,
+    PositionMask,
+    TargetIndices,
+    TargetLogProbs,
+    TargetTokens,
+    Times,
+    Tokens,
+    exact_bits,
+    from_bits,
+    sequence_index,
+)
+
+_NEVER = -1e30
+"""A finite substitute for log 0."""
+
+
+class LearnedExponents(nn.Module):
+    """The exponents w(v) of `Power` as parameters (Shi et al. 2024, GenMD4, §6), each between `LOWEST` and `HIGHEST`.
+
+    With a time-agnostic network only their ratios matter: t → t^c turns w into c·w. The range is chosen such that
+    estimates behave well: with times drawn from `proposals.Early`, the bound has a finite variance where w > 1/2.
+
+    The parameters are `1 / GAIN` times the logits of the position of log w in the range, so that they can share the
+    network's learning rate. Rounding to bfloat16 changes w by about 0.1 %, to other, equally valid exponents.
+    """
+
+    LOWEST, HIGHEST, GAIN = 0.6, 10.0, 10.0
+
+    def __init__(self, initial: PerToken):
+        super().__init__()
+        if not bool(((initial >= self.LOWEST) & (initial <= self.HIGHEST)).all()):
+            raise ValueError(
+                f"exponents must be between {self.LOWEST} and {self.HIGHEST}, got {float(initial.min()):g} to "
+                f"{float(initial.max()):g}; 1 for all tokens is the linear schedule"
+            )
+        share = (initial.double() / self.LOWEST).log() / math.log(self.HIGHEST / self.LOWEST)
+        self.logits = nn.Parameter((share.logit(eps=1e-6) / self.GAIN).float())  # also finite at both ends
+
+    def forward(self) -> PerToken:
+        """w(v) for every token, in float64."""
+        share = (self.GAIN * self.logits.double()).sigmoid()
+        return self.LOWEST * (share * math.log(self.HIGHEST / self.LOWEST)).exp()
+
+
+class Absorbing(Process):
+    """The process that masks tokens for good.
+
+    A token masked at t is unmasked at s with probability r_{s|t}(v) = (ᾱ_s(v) - ᾱ_t(v)) / (1 - ᾱ_t(v)). Under a
+    token-dependent schedule, the posterior over the masked token depends on t:
+
+        p(v | x_t, t) ∝ f(v | x_t) · (1 - ᾱ_t(v))                 so f can be time-agnostic
+        p(x_s = v | x_t = M) = p(v | x_t, t) · r_{s|t}(v)         M otherwise
+
+    Under a schedule with the sentence mean, ᾱ depends on the mean information c of the whole sequence. The forward
+    process knows it; the reverse process estimates it from x_t and the network alone.
+    """
+
+    _information: Tensor
+
+    def __init__(
+        self,
+        schedule: NoiseSchedule,
+        mask_id: int,
+        information: TokenInformation | LearnedExponents | None = None,
+        reweighted: bool = True,
+    ):
+        """Makes the process; `reweighted=False`, an ablation, drops the factor 1 - ᾱ_t(v), so p(v | x_t, t) = f."""
+        super().__init__()
+        if schedule.by_token and information is None:
+            raise ValueError(f"{schedule} needs token information; give TokenInformation.from_counts(counts)")
+        self.learned = information if isinstance(information, LearnedExponents) else None
+        if self.learned is not None and not schedule.takes_exponents:
+            raise ValueError(
+                f"learned exponents need the schedule Power(), got {schedule}; use TokenInformation with it"
+            )
+        self.schedule = schedule
+        self.mask_id = mask_id
+        self.reweighted = reweighted
+        # A token-independent schedule gets a vocabulary of one token, of mean information.
+        one = TokenInformation(torch.ones(1, dtype=torch.float64), mean=1.0)
+        known = information if schedule.by_token and isinstance(information, TokenInformation) else one
+        self.corpus_mean = known.mean
+        self.register_buffer("_information", exact_bits(known.values), persistent=False)
+
+    @property
+    def information(self) -> Tensor:
+        """h(v) for every token, or for the single token of a token-independent schedule."""
+        return from_bits(self._information) if self.learned is None else self.learned()
+
+    def fixed(self) -> Absorbing:
+        """A copy without gradients with respect to learned exponents."""
+        values = TokenInformation(self.information.detach(), self.corpus_mean)
+        return Absorbing(self.schedule, self.mask_id, values, self.reweighted)
+
+    def prior(self, x0: Batch, noise: Noise) -> Batch:
+        """All editable positions masked; nothing is drawn."""
+        return replace(x0, tokens=x0.tokens.masked_fill(x0.editable, self.mask_id))
+
+    def survival(self, x0: Batch, t: Times) -> PerPosition:
+        """ᾱ_t of the token at each position; 1 where the position is not editable."""
+        alpha = self._survival(t, self._information_of(x0.tokens), self._center(x0))
+        return torch.where(x0.editable, alpha, 1.0)
+
+    def corrupt(self, x0: Batch, t: Times, noise: Noise, purpose: Purpose = Purpose.CORRUPT) -> Batch:
+        """Masks each editable token with probability 1 - ᾱ_t."""
+        uniform = noise.per_position(x0, purpose)
+        return replace(x0, tokens=x0.tokens.masked_fill(uniform >= self.survival(x0, t), self.mask_id))
+
+    def log_corrupt(self, x0: Tokens, x_t: Batch, t: Times) -> PerSequence:
+        """log q(x_t | x0) of each sequence, for an x_t that `corrupt` can draw."""
+        alpha = self.survival(replace(x_t, tokens=x0), t)
+        return torch.where(self.targets(x_t), 1 - alpha, alpha).log().sum(dim=1)
+
+    def targets(self, x_t: Batch) -> PositionMask:
+        """The masked positions."""
+        return x_t.editable & (x_t.tokens == self.mask_id)
+
+    def unmask_probability(self, x0: Tokens, x_t: Batch, s: Times, t: Times) -> PerTarget:
+        """r_{s|t} of the true token at each masked position, under the forward process."""
+        clean = replace(x_t, tokens=x0)
+        targets = self.targets(x_t)
+        alpha_s, alpha_t = self.survival(clean, s)[targets], self.survival(clean, t)[targets]
+        return _unmask_probability(alpha_s, alpha_t)
+
+    def reverse(
+        self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
+    ) -> TargetLogProbs:
+        """log p(x_s | x_t) at the masked positions; entry `mask_id` is the probability of staying masked."""
+        hiding, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
+        sequences = sequence_index(self.targets(x_t))
+        log_p0 = _weighted(log_f, hiding, sequences, warp)
+        log_stay = (log_p0 + torch.log1p(-unmask_probability).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
+        log_p = log_p0 + unmask_probability.log().to(log_f.dtype)[sequences]
+        return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
+
+    def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
+        """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
+        r = self.unmask_probability(x0, x_t, s, t)
+        hiding, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
+        targets = self.targets(x_t)
+        sequences, masked_tokens = sequence_index(targets), x0[targets]
+        log_revealing = self._log_sum(log_f, hiding * unmask_probability, sequences)  # G_t - G_s
+        # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
+        staying = torch.where((s == 0)[:, None], 1.0, hiding * (1 - unmask_probability))
+        log_staying = self._log_sum(log_f, staying, sequences)  # G_s
+        log_total = torch.where((s == 0)[sequences], log_revealing, torch.logaddexp(log_revealing, log_staying))
+        log_write = (
+            log_prob_of(log_f, masked_tokens)
+            + self._pick(hiding * unmask_probability, sequences, masked_tokens).log()
+            - log_total
+        )
+        # log G_s - log G_t without cancellation: accurate whether a step unmasks little or a lot.
+        log_stay = nn.functional.logsigmoid(log_staying - log_revealing)
+        unmasked = torch.where(r > 0, r * (r.log() - log_write), 0.0)
+        stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-torch.where(r < 1, r, 0.0)) - log_stay), 0.0)
+        return unmasked + stayed
+
+    def rate(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
+        """The divergence per unit of time of an infinitesimal step, at each masked position.
+
+        It is w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, with w = -ᾱ'/(1-ᾱ) of the forward process and G, G' and
+        ᾱ'(x0) of the reverse process.
+        """
+        self.require_finite_rate()
+        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is masked, but an infinite decay has no gradient
+        targets = self.targets(x_t)
+        sequences, masked_tokens = sequence_index(targets), x0[targets]
+        clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, log_f)
+        own_decay = self._decay(t, self._information_of(x0), self._center(clean))[targets]
+        w = own_decay / (1 - self.survival(clean, t)[targets])
+        decay = self._decay(t, self.information, center)
+        log_total = self._log_sum(log_f, 1 - self._survival(t, self.information, center), sequences)
+        log_flow = self._log_sum(log_f, decay, sequences)
+        log_write = log_prob_of(log_f, masked_tokens) + self._pick(decay, sequences, masked_tokens).log() - log_total
+        return torch.where(w > 0, w * (w.log() - log_write - 1), 0.0) + (log_flow - log_total).exp()
+
+    def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
+        """log f(x0) + log(1 - ᾱ_t(x0)) - log G_t."""
+        hiding, _ = self._of_vocabulary(x_t, log_f, torch.zeros_like(t), t)
+        targets = self.targets(x_t)
+        sequences, masked_tokens = sequence_index(targets), x0[targets]
+        log_total = self._log_sum(log_f, hiding, sequences)
+        log_own = self._pick(hiding, sequences, masked_tokens).log()
+        return log_prob_of(log_f, masked_tokens) + log_own - log_total
+
+    def guessed_center(self, x_t: Batch, log_f: TargetLogProbs) -> PerSequence:
+        """The ĉ of the reverse process: the mean of h over unmasked tokens and of E_f[h] over masked positions.
+
+        It does not depend on t, so it can be cached until x_t or the network's output changes.
+        """
+        if self.schedule.by_token and len(self.information) != log_f.shape[-1]:
+            raise ValueError(
+                f"the token information must cover the {log_f.shape[-1]} tokens of the network, got "
+                f"{len(self.information)}; count tokens over the network's whole vocabulary"
+            )
+        if not self._guesses_center:
+            return self._center(x_t)
+        expected = (log_f.detach().exp() @ self.information.to(log_f.dtype)).double()
+        known = self._information_of(x_t.tokens)
+        return _mean_over(known.masked_scatter(self.targets(x_t), expected), x_t.editable)
+
+    def log_words(
+        self, log_f: TargetLogProbs, sequences: TargetIndices, t: Times, center: PerSequence, warp: Warp | None = None
+    ) -> TargetLogProbs:
+        """log p(v | x_t, t) for every token v at masked positions, with the time and center of their sequences."""
+        return _weighted(log_f, self._hiding(self._survival(t, self.information, center)), sequences, warp)
+
+    def unmask_probability_of(self, words: TargetTokens, s: PerTarget, t: PerTarget, center: PerTarget) -> PerTarget:
+        """r_{s|t} of one token at each masked position, under the reverse process."""
+        relative = self._information_of(words) / center
+        return self._reverse_unmask_probability(
+            self.schedule.survival(s, relative), self.schedule.survival(t, relative)
+        )
+
+    def max_unmask_probability(self, s: Times, t: Times, center: PerSequence) -> PerSequence:
+        """The largest r_{s|t}(v) of the tokens v that can be masked at t: an upper bound on every unmasking."""
+        alpha_s = self._survival(s, self.information, center)
+        alpha_t = self._survival(t, self.information, center)
+        unmask_probability = self._reverse_unmask_probability(alpha_s, alpha_t)
+        return torch.where(self._hiding(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
+
+    def require_finite_divergence(self) -> None:
+        """Refuses a schedule whose strict bound can be infinite."""
+        if not self.schedule.has_finite_divergence:
+            raise ValueError(
+                f"{self.schedule} has an infinite strict bound: where the guessed sentence mean is off, a token may be "
+                "due that the reverse process cannot unmask; give it a floor such as 0.05, or use the corpus mean"
+            )
+
+    def require_finite_rate(self) -> None:
+        """Raises ValueError for a token-dependent schedule without reweighting."""
+        if self.schedule.by_token and not self.reweighted:
+            raise ValueError(
+                f"{self.schedule} has no finite continuous-time bound without reweighting; "
+                "use a time grid, or reweighted=True"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self.schedule}, reweighted={self.reweighted}"
+
+    def _of_vocabulary(self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> tuple[Tensor, Tensor]:
+        """The factor 1 - ᾱ_t(v) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
+        center = self.guessed_center(x_t, log_f)
+        alpha_s = self._survival(s, self.information, center)
+        alpha_t = self._survival(t, self.information, center)
+        return self._hiding(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)
+
+    def _hiding(self, alpha_t: Tensor) -> Tensor:
+        """p(v | x_t, t) / f(v | x_t), up to a constant."""
+        return 1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)
+
+    def _reverse_unmask_probability(self, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+        """r_{s|t}, and 1 for tokens that cannot be masked at t, which have a probability only without reweighting."""
+        hideable = alpha_t < 1
+        # A division by 0 would make gradients NaN even where its result is not used.
+        return torch.where(hideable, _unmask_probability(alpha_s, torch.where(hideable, alpha_t, 0.0)), 1.0)
+
+    def _survival(self, t: Times, information: Tensor, center: PerSequence) -> Tensor:
+        return self.schedule.survival(t[:, None], information / center[:, None])
+
+    def _decay(self, t: Times, information: Tensor, center: PerSequence) -> Tensor:
+        return self.schedule.decay(t[:, None], information / center[:, None])
+
+    def _information_of(self, tokens: Tensor) -> Tensor:
+        return self.information[tokens] if self.schedule.by_token else self.information.expand(tokens.shape)
+
+    @property
+    def _guesses_center(self) -> bool:
+        return self.schedule.by_token and self.schedule.mean is Mean.SENTENCE
+
+    def _center(self, x0: Batch) -> PerSequence:
+        """The c of the forward process."""
+        if not self._guesses_center:
+            return self.information.new_full((len(x0.tokens),), self.corpus_mean)
+        return _mean_over(self._information_of(x0.tokens), x0.editable)
+
+    def _log_sum(self, log_f: TargetLogProbs, weights: Tensor, sequences: Tensor) -> PerTarget:
+        """log Σ_v f(v)·weight(v), with the weights of each sequence."""
+        if not self.schedule.by_token:
+            return weights.log()[sequences, 0]  # f sums to 1
+        # N×V values stay in the network's precision. The gradient of a logsumexp over nothing but -inf is NaN, so a
+        # weight of 0 becomes a value too small to change the sum, and a sum of such values alone becomes -inf.
+        total = (log_f + _log(weights).clamp(min=_NEVER).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
+        return total.masked_fill(total < _NEVER / 2, -torch.inf).double()
+
+    def _pick(self, weights: Tensor, sequences: Tensor, tokens: TargetTokens) -> PerTarget:
+        """weight(v) of the given tokens."""
+        return weights[sequences, tokens if self.schedule.by_token else torch.zeros_like(tokens)]
+
+
+def _log(values: Tensor) -> Tensor:
+    """log, with gradient 0 at 0 instead of NaN."""
+    positive = values > 0
+    return torch.where(positive, torch.where(positive, values, 1.0).log(), -torch.inf)
+
+
+def _unmask_probability(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    """r_{s|t}, the probability that a token masked at t is unmasked at s; rounding must not make it negative."""
+    return ((alpha_s - alpha_t) / (1 - alpha_t)).clamp(min=0)
+
+
+def _weighted(log_f: TargetLogProbs, hiding: Tensor, sequences: TargetIndices, warp: Warp | None) -> TargetLogProbs:
+    """log p(v | x_t, t): f(v) times the weights of its sequence, normalised and warped."""
+    log_p0 = (log_f + hiding.log().to(log_f.dtype)[sequences]).log_softmax(dim=-1)
+    return log_p0 if warp is None else warp(log_p0)
+
+
+def _mean_over(values: PerPosition, positions: PositionMask) -> PerSequence:
+    return (values * positions).sum(dim=1) / positions.sum(dim=1).clamp(min=1)

@@ -1,0 +1,142 @@
+"""Tensor axes, tensor types and the batch, shared by all other modules.
+
+Axes, everywhere in the package:
+
+    B  sequences in a batch          V  vocabulary size
+    L  positions in a sequence       D  width of a vector
+    N  target positions (where the network is queried) of the whole batch, sequence by sequence
+    T  number of steps
+
+Time is a fraction: `0.0` is clean text, `1.0` is pure noise, and step k of T is `k / T`. A step is an interval
+`(s, t)` with `0 <= s < t <= 1`, so that full steps, strides and continuous time share one code path.
+
+This module does not depend on noise, networks or text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ImportError:  # with torch alone, the shapes serve as comments
+
+        class _Unchecked:
+            def __class_getitem__(cls, _: Any) -> type[Tensor]:
+                return Tensor
+
+        Bool = Float = Int = _Unchecked
+
+Tokens = Int[Tensor, "B L"]
+PositionMask = Bool[Tensor, "B L"]
+Times = Float[Tensor, "B"]
+PerSequence = Float[Tensor, "B"]
+Keys = Int[Tensor, "B"]
+Counts = Int[Tensor, "B"]
+Flags = Bool[Tensor, "B"]
+Strata = Float[Tensor, "B 2"]
+PerPosition = Float[Tensor, "B L"]
+Vectors = Float[Tensor, "B L D"]
+PerTarget = Float[Tensor, "N"]
+TargetVectors = Float[Tensor, "N D"]
+TargetTokens = Int[Tensor, "N"]
+TargetIndices = Int[Tensor, "N"]
+TargetLogProbs = Float[Tensor, "N V"]
+PerToken = Float[Tensor, "V"]
+TokenSet = Bool[Tensor, "V"]
+Grid = Float[Tensor, "steps"]
+Values = Float[Tensor, "..."]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch of sequences: text to train on or to score, or canvases to generate on.
+
+    `editable` is the only mask in which tasks differ: the process may mask or generate exactly these positions.
+    `[CLS]`, `[SEP]`, padding, a prompt and a source sentence are not editable.
+    """
+
+    tokens: Tokens
+    attend: PositionMask
+    """The attention mask: all positions but padding, which is at the end of a sequence."""
+    editable: PositionMask
+    example: Keys
+    """The key of each sequence's random numbers, which do not depend on its index in the batch."""
+    strata: Strata
+    """The stratum (low, high) from which a sequence draws its time, modulo 1; see `Noise.stratify`."""
+
+    @classmethod
+    def of(cls, tokens: Tokens, editable: PositionMask, attend: PositionMask | None = None) -> Batch:
+        """Makes a batch of examples 0, 1, …, each drawing its time from all of (0, 1).
+
+        Two such batches draw the same noise; set other `example` keys where that matters.
+        """
+        size, device = tokens.shape[0], tokens.device
+        return cls(
+            tokens,
+            torch.ones_like(editable) if attend is None else attend,
+            editable,
+            torch.arange(size, device=device),
+            torch.tensor([0.0, 1.0], dtype=torch.float64, device=device).expand(size, 2),
+        )
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """The number of editable tokens; losses are divided by its sum over the global batch."""
+        return self.editable.sum()
+
+    def constant_times(self, time: float) -> Times:
+        """The same time for all sequences."""
+        return torch.full((len(self.tokens),), time, dtype=torch.float64, device=self.tokens.device)
+
+    def fraction_of(self, positions: PositionMask) -> Times:
+        """The fraction of each sequence's editable positions that is marked; 0 where nothing is editable."""
+        share: Times = (positions & self.editable).sum(dim=1).double() / self.editable.sum(dim=1).clamp(min=1)
+        return share
+
+    def select(self, index: Tensor) -> Batch:
+        """Selects sequences and removes the padding that all of them share."""
+        length = int(self.attend[index].any(dim=0).nonzero().max()) + 1 if len(index) else 0
+        return Batch(
+            self.tokens[index, :length],
+            self.attend[index, :length],
+            self.editable[index, :length],
+            self.example[index],
+            self.strata[index],
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(_moved(getattr(self, field.name), torch.device(device)) for field in fields(self)))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    # A copy from pageable memory would wait for all work queued on the GPU.
+    is_upload = device.type == "cuda" and tensor.device.type == "cpu"
+    return (tensor.contiguous().pin_memory() if is_upload else tensor).to(device, non_blocking=is_upload)
+
+
+def exact_bits(values: Tensor) -> Tensor:
+    """Returns float64 values reinterpreted as int64: a buffer that `half()` and `bfloat16()` do not round."""
+    return values.double().contiguous().view(torch.int64)
+
+
+def from_bits(bits: Tensor) -> Tensor:
+    """Inverts `exact_bits`."""
+    return bits.view(torch.float64)
+
+
+def sequence_index(positions: PositionMask) -> TargetIndices:
+    """Returns the batch index of each of the N marked positions."""
+    return positions.nonzero()[:, 0]
+
+
+def per_position(values: PerTarget, positions: PositionMask) -> PerPosition:
+    """Scatters the values of the N marked positions to [B, L], with 0 elsewhere."""
+    return values.new_zeros(positions.shape).masked_scatter(positions, values)

@@ -1,0 +1,89 @@
+"""The distribution from which training and estimation draw times, with the importance weights that keep them unbiased.
+
+A time sampling maps uniform numbers in (0, 1) to times and weights by inverting its distribution function. Intervals of
+(0, 1) map to intervals, so that stratified draws stay stratified. Training uses the one in its configuration; an
+estimate uses the one that suits its integrand.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from diffusionbert.diffusion.shapes import PerSequence, Times
+from diffusionbert.registry import Registry, describe, register
+
+
+class TimeSampling(ABC):
+    """A density on (0, 1) with an invertible distribution function."""
+
+    registry: ClassVar[Registry[TimeSampling]] = Registry(
+        "time sampling", "diffusionbert.time_samplings", "diffusionbert.diffusion.time_sampling"
+    )
+
+    @abstractmethod
+    def times(self, quantile: Times) -> tuple[Times, PerSequence]:
+        """The times at which the distribution function takes these values, and the weights of the loss there."""
+
+    def __str__(self) -> str:
+        """The name and the settings."""
+        return describe(self)
+
+
+@register("uniform")
+@dataclass(frozen=True)
+class UniformTimes(TimeSampling):
+    """All times equally often."""
+
+    def times(self, quantile: Times) -> tuple[Times, PerSequence]:
+        """The positions themselves, with weight 1."""
+        return quantile, torch.ones_like(quantile)
+
+
+@register("early")
+@dataclass(frozen=True)
+class Early(TimeSampling):
+    """An equal mixture of the uniform density and 1/(2√t), for integrands that grow like 1/t towards t = 0.
+
+    In continuous time a token is masked with probability t and then has weight 1/t: under uniform times the square of
+    that has no mean, and intervals from a few draws are too narrow. Under this density it has one. The uniform half
+    keeps weights below 4/3, so that bounded integrands lose almost nothing.
+    """
+
+    def times(self, quantile: Times) -> tuple[Times, PerSequence]:
+        """Inverts t/2 + √t/2, a quadratic in √t."""
+        root = ((1 + 8 * quantile).sqrt() - 1) / 2
+        return root.square(), 4 * root / (2 * root + 1)
+
+
+@register("bell")
+@dataclass(frozen=True)
+class Bell(TimeSampling):
+    """The raised cosine 1 - depth·cos(2πt): most draws from the middle, some from every time.
+
+    With `weighted`, draws are weighted by one over the density: the loss stays the bound and only its variance
+    changes. Without, the middle counts more: another loss, with the same optimum for a network that is free to be
+    right at every time.
+    """
+
+    depth: float = 0.8
+    weighted: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.depth < 1:
+            raise ValueError(f"`depth` of a bell must lie in [0, 1), got {self.depth}; 0 is uniform, 0.8 a good start")
+
+    def times(self, quantile: Times) -> tuple[Times, PerSequence]:
+        """Inverts t - depth·sin(2πt)/2π by bisection."""
+        low, high = torch.zeros_like(quantile), torch.ones_like(quantile)
+        for _ in range(53):
+            middle = (low + high) / 2
+            below = middle - self.depth * torch.sin(2 * math.pi * middle) / (2 * math.pi) < quantile
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        # `low` and not the middle, which could round to 1.
+        weight = 1 / (1 - self.depth * torch.cos(2 * math.pi * low))
+        return low, weight if self.weighted else torch.ones_like(weight)

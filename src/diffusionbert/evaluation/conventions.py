@@ -1,0 +1,179 @@
+"""One checkpoint in every convention of the LM1B literature, to compare with any paper's table.
+
+Papers divide different nats by different counts, and call all of it perplexity. Sentence i has n_i tokens, w_i words,
+b_i bytes, and X_i nats given its length:
+
+    per word                 exp(Σ X_i / Σ w_i)             DiffusionBERT (He et al. 2022), T-step bound
+    per token                exp(Σ X_i / Σ n_i)             single sentences
+    per token, padded        exp(Σ X_i / Σ (n_i + 2))       MDLM (Sahoo et al. 2024) on LM1B that is not wrapped
+    per token, packed        exp(Σ Y_j / Σ m_j)             MDLM on wrapped LM1B: Y_j, m_j of full sequences
+    per token, with length   exp(Σ (X_i - log p(n_i)) / Σ n_i)
+    per byte (bits)          Σ X_i / Σ b_i / log 2          comparable across vocabularies
+
+MDLM's published code pads sequences to 128 tokens, masks pads like other tokens and shows them to the network, but
+multiplies its loss by the tokenizer's attention mask and divides by the sum of that: [CLS] and [SEP] are counted, pads
+are not, and an unmasked pad tells the length. Here the length is given, so [CLS] and [SEP] cost nothing and are counted
+all the same.
+
+This module only divides numbers. How nats are estimated is in `likelihood.evaluation`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import final
+
+from torch import Tensor
+
+from diffusionbert.diffusion.shapes import PerSequence
+from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
+from diffusionbert.likelihood.scores import Estimate, PointEstimate, Rate
+from diffusionbert.objectives.base import Likelihood, LikelihoodDefinition
+
+PLACES = 128
+"""Tokens of a sequence in the LM1B literature."""
+_SINGLE = "Σ nats of single sentences, length given"
+
+
+class ConventionScale(Enum):
+    """What nats per unit are converted to."""
+
+    PERPLEXITY = "perplexity"
+    BITS = "bits"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a convention is, in words."""
+
+    name: str
+    papers: str
+    quotient: str
+    """What is divided by what."""
+    note: str
+    """What it compares with."""
+    scale: ConventionScale = ConventionScale.PERPLEXITY
+    trained_for: bool = True
+    """Whether the checkpoint was trained on text of this form."""
+
+
+@final
+@dataclass(frozen=True)
+class Convention:
+    """A likelihood as one part of the literature reports it."""
+
+    meaning: Meaning
+    kind: Likelihood
+    definition: LikelihoodDefinition
+    value: PointEstimate | None
+    """None where it is infinite or not available; the note says which."""
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """The likelihoods from which all conventions follow; lengths are given."""
+
+    own: Estimate
+    """The model's own likelihood."""
+    grid: Estimate
+    """The T-step bound, or the model's own where it has none."""
+    continuous: Estimate
+    """In continuous time, or the model's own where it has none."""
+    packed: Estimate | None
+    """Of full sequences; None if the sentences do not fill two."""
+    length_nats: PerSequence | None
+    """-log p(length) of each sentence; None if the model has no length histogram."""
+    num_special: int
+    """Special tokens around a sentence."""
+    vocabulary_size: int
+
+
+def conventions(basis: Basis, seed: int = 0) -> tuple[Convention, ...]:
+    """All conventions, each with its interval."""
+    words, tokens, padded, packed, with_length, byte = _meanings(basis)
+    own, scores = basis.own, basis.own.scores
+    with_special = _numbers(basis.continuous.scores.tokens) + basis.num_special
+    return (
+        _convention(words, basis.grid, _numbers(basis.grid.scores.words), seed),
+        _convention(tokens, own, _numbers(scores.tokens), seed),
+        _convention(padded, basis.continuous, with_special, seed),
+        _missing(packed, basis.continuous, "the sentences do not fill two sequences")
+        if basis.packed is None
+        else _convention(packed, basis.packed, _numbers(basis.packed.scores.tokens), seed),
+        _missing(with_length, own, "this model has no length histogram")
+        if basis.length_nats is None
+        else _convention(
+            with_length,
+            replace(own, scores=replace(scores, nats=scores.nats + basis.length_nats)),
+            _numbers(scores.tokens),
+            seed,
+        ),
+        _convention(byte, own, _numbers(scores.bytes), seed),
+    )
+
+
+def _meanings(basis: Basis) -> tuple[Meaning, ...]:
+    vocabulary = (
+        f"comparable under one vocabulary only: {basis.vocabulary_size:,} tokens here, bert-base-uncased's 30,522 in "
+        "the papers"
+    )
+    return (
+        Meaning(
+            "per word",
+            "DiffusionBERT (He et al. 2022) and its baselines",
+            f"{_SINGLE} / Σ whitespace-separated words",
+            "comparable across vocabularies if words are split alike: LM1B's tokenised text has more of them than "
+            "plain text; the published spindle figures are not bounds",
+        ),
+        Meaning("per token", "single sentences", f"{_SINGLE} / Σ tokens without special ones", vocabulary),
+        Meaning(
+            "per token, padded",
+            "MDLM (Sahoo et al. 2024), with SEDD and AR beside it, on LM1B not wrapped",
+            f"{_SINGLE} / Σ (tokens + {basis.num_special}): special tokens are counted at no cost, pads are not",
+            f"there [SEP] must be generated, at some cost unless a pad is unmasked; {vocabulary}",
+        ),
+        Meaning(
+            "per token, packed",
+            "MDLM and BD3-LM on LM1B wrapped; D3PM, with 8k SentencePiece",
+            "Σ nats of full sequences of concatenated sentences / Σ tokens without special ones",
+            f"this checkpoint was not trained on such sequences; in the papers [SEP] separates sentences and counts; "
+            f"{vocabulary}",
+            trained_for=False,
+        ),
+        Meaning(
+            "per token, with length",
+            "models that generate an end token, such as autoregressive ones",
+            "Σ (nats of single sentences - log p(length)) / Σ tokens without special ones",
+            f"p(length) is the histogram of the training corpus; {vocabulary}",
+        ),
+        Meaning(
+            "per byte",
+            "any vocabulary",
+            f"{_SINGLE} / Σ UTF-8 bytes of the text as read / log 2",
+            "comparable across vocabularies on the same text, cased and cleaned alike",
+            scale=ConventionScale.BITS,
+        ),
+    )
+
+
+def _convention(meaning: Meaning, estimate: Estimate, counts: Numbers, seed: int) -> Convention:
+    nats = estimate.scores.nats.numpy()
+    [interval] = ratio_intervals(nats, [counts], seed)
+    rate = Rate(float(nats.sum() / counts.sum()), *interval)
+    value = rate.bits_estimate if meaning.scale is ConventionScale.BITS else rate.perplexity_estimate
+    if not math.isfinite(value.value) or value.ci95 is None or not math.isfinite(value.ci95[1]):
+        return _missing(meaning, estimate, "infinite: some sentence is (nearly) impossible under this model")
+    return Convention(meaning, estimate.kind, estimate.protocol.definition, value)
+
+
+def _missing(meaning: Meaning, estimate: Estimate, reason: str) -> Convention:
+    noted = replace(meaning, note=f"not available: {reason}")
+    return Convention(noted, estimate.kind, estimate.protocol.definition, None)
+
+
+def _numbers(counts: Tensor | None) -> Numbers:
+    assert counts is not None, "conventions need the words and bytes of each sentence"
+    numbers: Numbers = counts.double().numpy()
+    return numbers

@@ -1,0 +1,201 @@
+"""The evaluation set: the sentences of a corpus, which of them are scored, and numbers that identify them.
+
+A sentence is identified by its number in the corpus as read, whatever other sentences were too long for a model, so
+that two models are compared on the same sentences. A subset is the same for every model and seed, and a smaller one is
+contained in a larger one. This module knows a model's vocabulary and maximum length, and nothing of likelihoods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+from diffusionbert.data.cleaning import Cleaning
+from diffusionbert.data.corpus import Corpus, Report, parse_corpus, parse_source
+from diffusionbert.data.sources import Files, HuggingFace, PythonDocumentation, Source, Split
+from diffusionbert.data.tokenizer import Vocabulary
+from diffusionbert.training.config import DataConfig
+from diffusionbert.training.model_folder import training_source
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the sentences come from."""
+
+    corpus: str
+    split: Split
+    report: str = ""
+    """What was kept and skipped while reading."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a model was trained on."""
+
+    data: DataConfig
+    contents: frozenset[str] | None = None
+    """Hashes of its files (`Source.contents`), which identify copies, too; None if unknown."""
+
+
+_SEEN = "the model was trained on these sentences: these figures are not about new text"
+_UNTOLD = "it is unknown whether the model was trained on these sentences: these figures may not be about new text"
+
+
+@dataclass(frozen=True)
+class EvaluationSetRecord:
+    """What a result says of its evaluation set; the hashes are those of `sha256sum` on one sentence per line."""
+
+    corpus: str
+    split: Split
+    sha256: str
+    """Of the scored sentences."""
+    num_sentences: int
+    """Scored sentences."""
+    corpus_sha256: str
+    """Of all sentences."""
+    num_in_corpus: int
+    num_overlong: int
+    """Sentences too long for the model, which are not scored."""
+    report: str = ""
+    """What was kept and skipped while reading."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EvaluationSet:
+    """An evaluation set as a model sees it."""
+
+    provenance: Provenance
+    texts: tuple[str, ...]
+    """All sentences, as read."""
+    tokens: tuple[tuple[int, ...], ...]
+    """The tokens of all sentences, special tokens included."""
+    numbers: tuple[int, ...]
+    """The numbers of the scored sentences, ascending."""
+    num_overlong: int
+    """Sentences too long for the model, which are not scored."""
+    vocabulary: Vocabulary
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The scored sentences."""
+        return tuple(self.texts[number] for number in self.numbers)
+
+    @cached_property
+    def decoded(self) -> tuple[str, ...]:
+        """All sentences after a round trip through the tokenizer, as generated text is decoded from tokens, too."""
+        return tuple(self.vocabulary.decode(row) for row in self.tokens)
+
+    def some(self, number: int) -> list[int]:
+        """The numbers of a fixed random subset of sentences, or of all if there are fewer."""
+        return sorted(sorted(range(len(self.texts)), key=_chance)[:number])
+
+    @cached_property
+    def record(self) -> EvaluationSetRecord:
+        """What a result says of it."""
+        return EvaluationSetRecord(
+            self.provenance.corpus,
+            self.provenance.split,
+            sha256_of(self.scored),
+            len(self.numbers),
+            sha256_of(self.texts),
+            len(self.texts),
+            self.num_overlong,
+            self.provenance.report,
+        )
+
+
+def gather(
+    corpus: Corpus,
+    name: str,
+    vocabulary: Vocabulary,
+    max_length: int,
+    sentences: int | None = None,
+    trained: Trained | None = None,
+) -> EvaluationSet:
+    """Reads a corpus as an evaluation set.
+
+    Args:
+        corpus: The corpus.
+        name: What the corpus is called in results.
+        vocabulary: The model's.
+        max_length: The most tokens of a scored sentence.
+        sentences: How many sentences to score; None for all that fit.
+        trained: What the model was trained on; a note says if that is this corpus, or unknown.
+
+    Returns:
+        The evaluation set.
+    """
+    if sentences is not None and sentences < 2:
+        raise ValueError(f"`sentences` must be at least two for an interval, got {sentences}; 1000 is usual")
+    if corpus.paired:
+        raise ValueError(
+            f"{name!r} holds pairs, but evaluation needs single sentences; give the targets as a text file"
+        )
+    report = Report()
+    texts = tuple(str(record.content) for record in corpus.records(report))
+    num_special = vocabulary.num_special(paired=False)
+    rows = tuple(map(tuple, vocabulary.encode(texts)))
+    lengths = [len(row) - num_special for row in rows]
+    fitting = [number for number, length in enumerate(lengths) if 1 <= length <= max_length]
+    num_overlong = sum(length > max_length for length in lengths)
+    if len(fitting) < 2:
+        raise ValueError(
+            f"{len(fitting)} of {len(texts)} sentences of {name!r} fit into the model's {max_length} tokens, but an "
+            "interval needs two; give a corpus with more sentences"
+        )
+    chosen = fitting if sentences is None else sorted(sorted(fitting, key=_chance)[:sentences])
+    notes = () if trained is None else _warnings(corpus, trained)
+    provenance = Provenance(name, corpus.split, report.summary(), notes)
+    return EvaluationSet(provenance, texts, rows, tuple(chosen), num_overlong, vocabulary)
+
+
+def held_out(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:
+    """The part of a corpus to evaluate on: its test split, else what training held out, else all."""
+    source = parse_source(name, fields)
+    if not isinstance(source, Files | PythonDocumentation):
+        split = Split.TEST
+    else:
+        split = Split.VALIDATION if trained.data.validation is None and _is_training(source, trained) else Split.ALL
+    return parse_corpus(name, split, fields=fields, cleaning=cleaning)
+
+
+def _warnings(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
+    """Notes on text that the model may have seen; a run with its own validation corpus held nothing out."""
+    held_back = {Split.TEST} | ({Split.VALIDATION} if trained.data.validation is None else set())
+    if corpus.split in held_back:
+        return ()
+    is_training = _is_training(corpus.source, trained)
+    if is_training is None:
+        return (_UNTOLD,)
+    return (_SEEN,) if is_training else ()
+
+
+def _is_training(source: Source, trained: Trained) -> bool | None:
+    """Whether a model was trained on this source or on a copy of one of its files; None if unknown."""
+    own, known = None, trained.contents
+    with suppress(OSError, ValueError):  # its files are elsewhere, or damaged
+        own = training_source(trained.data)
+        known = own.contents() if known is None else known
+    if isinstance(source, HuggingFace | PythonDocumentation) and str(source) == str(own):
+        return True
+    contents = None if known is None else source.contents()
+    return None if known is None or contents is None else not known.isdisjoint(contents)
+
+
+def sha256_of(texts: Sequence[str]) -> str:
+    """The hash of texts, one per line in UTF-8, as `sha256sum` gives it for such a file."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{text}\n".encode())
+    return digest.hexdigest()
+
+
+def _chance(number: int) -> bytes:
+    """A fixed random order of sentences."""
+    return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8).digest()

@@ -1,0 +1,263 @@
+"""Text judged by another model: generative perplexity, never without entropy, and MAUVE (Pillutla et al. 2021, eq. 4).
+
+    perplexity = exp( Σ_i -log q(text_i) / Σ_i tokens_i )        each text by itself, in the judge's tokens
+
+The judge is a causal language model q. Each text is preceded by the judge's start token (or, as in GPT-2, its end token
+in that role), which is not counted, so that every token of the text is; no end token is scored. A low perplexity alone
+says little: "the the the" has one. It is therefore reported with the mean entropy of each text's own tokens, and with
+the same figures of real sentences. This module knows nothing of diffusion: texts are strings.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
+from diffusionbert.storage.hub import MODEL, fetch, not_found, quiet
+from diffusionbert.training.batches import TokenBudget
+
+USUAL_FEATURES = "gpt2-large"
+"""The model whose features MAUVE was published with."""
+_POSITIONS_PER_CALL = 2048  # positions whose logits are held at a time
+
+Advance = Callable[[int], None]
+"""Progress callback: the number of texts just read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a judge computed for each text."""
+
+    nats: Numbers
+    tokens: Numbers
+    """Predicted tokens."""
+    entropy: Numbers
+    """Entropy of the token frequencies of each text, in nats."""
+    features: NDArray[np.float32]
+    """The last layer's hidden state at the last token."""
+    num_truncated: int
+
+    def judged(self, seed: int = 0) -> Judged:
+        """Summarises all texts; empty ones are left out."""
+        total = float(self.tokens.sum())
+        if not total:
+            raise ValueError(f"all {len(self.tokens)} texts are empty to the judge; give other ones")
+        nats = float(self.nats.sum())
+        some = self.tokens > 0
+        low, high = nats / total, nats / total
+        if int(some.sum()) > 1:
+            [(low, high)] = ratio_intervals(self.nats[some], [self.tokens[some]], seed)
+        return Judged(
+            math.exp(nats / total),
+            (math.exp(low), math.exp(high)),
+            float(self.entropy[some].mean()),
+            int(total),
+            int((~some).sum()),
+            self.num_truncated,
+        )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A judge's figures for a set of texts."""
+
+    perplexity: float
+    """Per token of the judge."""
+    ci95: tuple[float, float]
+    """Over texts, by bootstrap."""
+    entropy: float
+    """Nats: the mean over texts of the entropy of the text's own tokens."""
+    num_tokens: int
+    num_empty: int
+    num_truncated: int
+    """Texts longer than the judge's maximum length, which were cut off."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One judge's figures for samples and for real sentences."""
+
+    name: str
+    convention: str
+    samples: Judged
+    real: Judged
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """A causal language model that scores texts."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def start(self) -> int | None:
+        """The token before each text; None if the tokenizer has none, so that the first token is given."""
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        return None
+
+    @property
+    def is_gpt2(self) -> bool:
+        """Whether its features are of the family that MAUVE was published with."""
+        return bool(self.model.config.model_type == "gpt2")
+
+    @property
+    def convention(self) -> str:
+        """What is counted, in words."""
+        begin = (
+            "the first token is given and not counted"
+            if self.start is None
+            else f"after {self.tokenizer.convert_ids_to_tokens(self.start)!r}, which is not counted"
+        )
+        return f"per token of the judge, each text by itself, {begin}; no end token; Σ nats / Σ tokens; float32"
+
+    @torch.no_grad()
+    def read(self, texts: Sequence[str], advance: Advance = lambda num_texts: None) -> Reading:
+        """Scores texts in batches of similar length; batching does not change the scores."""
+        before = [] if self.start is None else [self.start]
+        ids = [list(row) for row in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+        entropy = np.array([_entropy(row) for row in ids])
+        room = self._longest - len(before)
+        rows = [before + row[:room] for row in ids]
+        lengths = np.array([len(row) for row in rows])
+        nats, features = np.zeros(len(rows)), np.zeros((len(rows), self.model.config.hidden_size), np.float32)
+        order = np.argsort(-lengths, kind="stable")[: int((lengths > 0).sum())]
+        edges = np.cumsum(TokenBudget(max(_POSITIONS_PER_CALL, int(lengths.max(initial=1)))).cut(lengths[order]))[:-1]
+        for index in np.split(order, edges):
+            if len(index):
+                nats[index], features[index] = self._read([rows[number] for number in index])
+                advance(len(index))
+        advance(int((lengths == 0).sum()))
+        num_truncated = sum(len(row) > room for row in ids)
+        return Reading(nats, np.maximum(lengths - 1, 0).astype(np.float64), entropy, features, num_truncated)
+
+    @property
+    def _longest(self) -> int:
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        return int(limit or min(self.tokenizer.model_max_length, 1 << 20))
+
+    def _read(self, rows: list[list[int]]) -> tuple[Numbers, NDArray[np.float32]]:
+        device = self.model.device
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        positions = torch.arange(int(lengths.max()), device=device)
+        attend = positions < lengths[:, None]
+        tokens = torch.zeros(attend.shape, dtype=torch.long, device=device)
+        tokens[attend] = torch.tensor([token for row in rows for token in row], device=device)
+        output = self.model(tokens, attention_mask=attend.long(), output_hidden_states=True, use_cache=False)
+        logits: Tensor = output.logits[:, :-1].float()
+        nats = functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+        last = output.hidden_states[-1][torch.arange(len(rows), device=device), lengths - 1]
+        sums: Numbers = (nats.double() * attend[:, 1:]).sum(dim=1).cpu().numpy()
+        return sums, last.float().cpu().numpy()
+
+
+def load_judge(name: str, device: torch.device) -> Judge:
+    """Opens a causal language model: a folder, a GGUF file, or a name on the Hub. Safetensors or GGUF, no pickle."""
+    folder, options = _located(name)
+    try:
+        folder = str(fetch(folder, MODEL))
+        with quiet(), _hushed():
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
+            weights = options or {"use_safetensors": True}
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **weights)
+    except Exception as error:  # whatever the library raises, the user gets one line
+        hint = " (which needs the package gguf: pip install gguf)" if options else ""
+        expected = f"a causal language model's folder with safetensors, a .gguf file{hint}"
+        raise not_found("judge", name, expected, error) from error
+    model.to(device).eval()  # type: ignore[arg-type]
+    return Judge(name, model, tokenizer)
+
+
+def _located(name: str) -> tuple[str, dict[str, Any]]:
+    """A folder or name, and the GGUF file in it, if there is one."""
+    path = Path(name).expanduser()
+    files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if not files or (path / "config.json").exists():
+        return (str(path) if path.is_dir() else name), {}
+    if len(files) > 1:
+        raise ValueError(f"{name!r} holds {len(files)} GGUF files, {files[0].name!r} first; name the one you want")
+    return str(files[0].parent), {"gguf_file": files[0].name}
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Silences the Hub's retry warnings and, outside a terminal, the progress bar of the GGUF conversion."""
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)
+    try:
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        hub.setLevel(level)
+
+
+def _entropy(tokens: list[int]) -> float:
+    shares = np.array(list(Counter(tokens).values())) / max(len(tokens), 1)
+    return float(-(shares * np.log(shares)).sum())
+
+
+# ---- MAUVE --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mauve:
+    """The similarity of two sets of texts: 1 for equal distributions, towards 0 for different ones."""
+
+    value: float
+    smoothed: float
+    """MAUVE* of Pillutla et al. 2023, which is less biased for few texts."""
+    features: str
+    """The model whose features were compared; values of different features are not comparable."""
+    num_buckets: int
+    num_samples: int
+    num_real: int
+
+
+def featuriser(judge: Judge | None, device: torch.device) -> Judge:
+    """GPT-2 large, with which MAUVE was published, where available; else the judge."""
+    if judge is not None and judge.is_gpt2:
+        return judge
+    try:
+        return load_judge(USUAL_FEATURES, device)
+    except ValueError as error:
+        if judge is None:
+            raise ValueError(f"MAUVE needs a model for its features: give one as --judge ({error})") from None
+        return judge
+
+
+def compute_mauve(samples: NDArray[np.float32], real: NDArray[np.float32], features: str, seed: int = 0) -> Mauve:
+    """MAUVE by its authors' package, from the features of texts."""
+    package = require_mauve()
+    with _hushed():
+        found = package.compute_mauve(p_features=real, q_features=samples, seed=seed, verbose=False)
+    return Mauve(float(found.mauve), float(found.mauve_star), features, int(found.num_buckets), len(samples), len(real))
+
+
+def require_mauve() -> Any:
+    """Imports the package, or raises one line that says how to install it."""
+    try:
+        return importlib.import_module("mauve")
+    except ImportError:
+        raise ValueError("MAUVE needs the package mauve-text: pip install 'diffusionbert[eval]'") from None

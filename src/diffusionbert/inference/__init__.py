@@ -1,0 +1,1 @@
+"""Generation, infilling and scoring with a loaded model."""

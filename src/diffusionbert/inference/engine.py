@@ -1,0 +1,196 @@
+"""A loaded model: its network, tokenizer, token statistics and configuration, and what is made of them when needed.
+
+Generation, infilling and scoring are functions on an `Engine`. It stores nothing about a call, so one engine serves
+many threads.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from torch import nn
+from typing_extensions import Unpack
+
+from diffusionbert.data.canvas import MASK
+from diffusionbert.diffusion.gaussian import Gaussian
+from diffusionbert.diffusion.process import Process
+from diffusionbert.networks.base import HasBackbone
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.objectives.base import Objective, TrainingModule
+from diffusionbert.objectives.config import ScoringQuantity
+from diffusionbert.samplers.base import Sampler, SamplingContext
+from diffusionbert.samplers.blocks import Blocks
+from diffusionbert.samplers.request import SamplingRequest
+from diffusionbert.storage.hub import HubOptions
+from diffusionbert.training.model_folder import ModelMetadata, find_model, read_model, restore_beside
+
+SEQUENCES_AT_ONCE = {"cpu": 32, "cuda": 512}
+"""The most sequences that are generated in one batch, by device; the texts do not depend on it."""
+LOGITS_AT_ONCE = 750_000_000
+"""The most positions times tokens for which a batch has probabilities at once: 6 GB in float64."""
+
+
+@final
+class Engine:
+    """A loaded model.
+
+    Args:
+        metadata: What its folder holds beside the parameters.
+        folder: The model folder.
+        name: What the model is called in results and messages.
+        device: Where the network runs.
+        dtype: The type of the network's parameters; None keeps float32.
+    """
+
+    def __init__(
+        self,
+        metadata: ModelMetadata,
+        folder: Path,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.metadata, self.folder, self.name = metadata, folder, name
+        network = metadata.config.make_network(metadata.statistics)
+        restore_beside(network, folder, metadata.config)
+        self._module: nn.Module = network.to(device=device, dtype=dtype).eval()
+        self.config = metadata.config
+        self.statistics = metadata.statistics.padded(len(self.network.allowed))
+        self.vocabulary, self.length_histogram = metadata.vocabulary, metadata.length_histogram
+        self.paired, self.training_text = metadata.paired, metadata.training_text
+
+    @property
+    def network(self) -> HasBackbone:
+        """The network around the backbone."""
+        return cast("HasBackbone", self._module)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network runs."""
+        return next(self._module.parameters()).device
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        """Moves the network."""
+        self._module.to(device=None if device is None else torch.device(device), dtype=dtype)
+        self.__dict__.pop("process", None)
+        self.__dict__.pop("scoring_objective", None)
+
+    def with_steps(self, num_steps: int) -> Engine:
+        """The same network scored by the bound over another T; unchanged if its objective has no T."""
+        other = copy(self)
+        other.config = replace(self.config, objective=self.config.objective.with_steps(num_steps))
+        other.__dict__.pop("scoring_objective", None)
+        return other
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of trained parameters."""
+        return sum(parameter.numel() for parameter in self._module.parameters())
+
+    @property
+    def max_positions(self) -> int:
+        """The most positions of a sequence, special tokens included: what the network reads and was trained on."""
+        return min(self.network.max_length, self.config.data.max_length)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a text."""
+        return self.max_positions - self.vocabulary.num_special(paired=False)
+
+    def sequences_at_once(self, positions: int) -> int:
+        """How many sequences of so many positions are generated in one batch."""
+        most = SEQUENCES_AT_ONCE.get(self.device.type, SEQUENCES_AT_ONCE["cpu"])
+        return max(1, min(most, LOGITS_AT_ONCE // (max(1, positions) * len(self.statistics.allowed))))
+
+    # ---- what is made when needed -----------------------------------------------------------------------------------
+
+    @cached_property
+    def process(self) -> Process | Gaussian | None:
+        """The forward process, on the network's device."""
+        process = self.config.objective.process(self.statistics)
+        return process.to(self.device) if isinstance(process, Process) else process
+
+    @property
+    def scoring_quantity(self) -> ScoringQuantity:
+        """The quantity by which text is scored unless another is asked for; raises ValueError if there is none."""
+        return self.config.objective.scoring_quantities(self.config.time).primary
+
+    @cached_property
+    def scoring_objective(self) -> Objective[Any]:
+        """The objective that estimates the scoring quantity, on the network's device."""
+        return self.scoring_quantity.build(self.statistics).to(self.device)
+
+    def module(self, objective: Objective[Any] | None = None) -> TrainingModule:
+        """The network with an objective, by default that of the scoring quantity."""
+        return TrainingModule(self._module, self.scoring_objective if objective is None else objective.to(self.device))
+
+    def sampler(self, request: SamplingRequest, start_time: float = 1.0) -> tuple[Sampler, SamplingContext]:
+        """The sampler of a request and its context; raises ValueError if the model cannot be sampled like this.
+
+        Args:
+            request: Which sampler, with which settings.
+            start_time: 1 starts from pure noise, less from a partly masked text.
+        """
+        objective, process = self.config.objective, self.process
+        sampler = objective.choose_sampler(request.sampler)
+        if start_time < 1 and not isinstance(process, Process):
+            raise ValueError(f"this model does not generate from {MASK}, so it cannot rewrite text; use another model")
+        if request.block is not None:
+            sampler = Blocks(request.block, sampler)
+        context = SamplingContext(
+            mask_id=self.statistics.mask_id,
+            process=process,
+            config=request.config,
+            allowed_tokens=self.statistics.allowed.to(self.device),
+            forbidden=self.statistics.never_sampled,
+            time_agnostic=self.config.time is TimeEmbedding.NONE,
+            start_time=start_time,
+            max_length=self.max_positions,
+            word_vectors=cast("Any", self.network) if isinstance(process, Gaussian) else None,
+            causal=objective.is_causal,
+        )
+        return sampler.resolve(context), context
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
+
+    @property
+    def masked_network(self) -> Denoiser | None:
+        """The network, if it is a masked language model; None for decoders and word vectors."""
+        return self._module if isinstance(self._module, Denoiser) else None
+
+    def require_single_texts(self, task: str) -> None:
+        """Raises ValueError if the model was trained on pairs."""
+        if self.paired:
+            raise ValueError(
+                f"this model was trained on pairs of source and target and cannot {task} single texts; generate with a "
+                "`source` instead"
+            )
+
+    def require_positions(self, positions: int, what: str, remedy: str) -> None:
+        """Raises ValueError if a sequence has more positions than the model reads at once."""
+        if positions > self.max_positions:
+            num_tokens = positions - self.max_positions + self.max_length
+            raise ValueError(f"{what} {num_tokens} tokens, but this model reads at most {self.max_length}; {remedy}")
+
+
+def load_engine(
+    name_or_folder: str | Path | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Unpack[HubOptions],
+) -> Engine:
+    """Opens a model: the bundled one, a run directory, a model folder, or any masked or causal language model."""
+    if name_or_folder is not None and not isinstance(name_or_folder, str | Path):
+        raise TypeError(f"a model is a folder or a Hub name, got {type(name_or_folder).__name__}")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = "bundled" if name_or_folder is None else str(name_or_folder)
+    if not name.strip():
+        raise ValueError("the name of the model is empty; give a folder or a Hub name, or None for the bundled model")
+    folder = find_model(name, **options)
+    return Engine(read_model(folder), folder, name, chosen, dtype)

@@ -1,0 +1,155 @@
+"""Requests to a model and their results, as strings and plain numbers; no tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from diffusionbert.likelihood.protocol import Protocol
+from diffusionbert.objectives.base import Likelihood
+from diffusionbert.reporting import require_type
+from diffusionbert.storage.schema import to_json
+
+
+def words_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns words as a tuple; refuses a single string, which Python would split into letters."""
+    if isinstance(words, str):
+        raise ValueError(f"words to include or forbid must be a list, got a string; write [{words[:40]!r}]")
+    require_type("words to include or forbid", words, Iterable, "a list")
+    return tuple(words)
+
+
+def has_word(text: str, word: str, given: int = 0) -> bool:
+    """Whether a whole word occurs in a text, ignoring case and matches within its first `given` characters."""
+    found = re.finditer(rf"(?<!\w)(?={re.escape(word)}(?!\w))", text, re.IGNORECASE)  # overlapping matches, too
+    return any(match.start() + len(word) > given for match in found)
+
+
+MAX_TEXTS = 100_000
+"""The most texts per task, because all their canvases are in memory."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request to generate texts."""
+
+    number: int = 1
+    length: int | tuple[int, int] | None = None
+    """The number of tokens, or a range to draw it from; None draws from the length histogram of the training corpus."""
+    prompt: str = ""
+    source: str | None = None
+    """The source text, for models trained on pairs."""
+    include: tuple[str, ...] = ()
+    """Words that must occur, at any position."""
+    forbid: tuple[str, ...] = ()
+    """Words that must not be generated; a prompt and a source may contain them, and `rewrite` replaces them."""
+    rewrite: str | None = None
+    """A sentence of which a fraction is masked and generated again."""
+    strength: float = 0.4
+    """That fraction."""
+    seed: int = 0
+    max_new_tokens: int | None = None
+    """Tokens after the prompt, in place of `length`."""
+
+    def __post_init__(self) -> None:
+        self._require_kinds()
+        if self.max_new_tokens is not None and (self.length is not None or self.max_new_tokens < 1):
+            raise ValueError(
+                f"`max_new_tokens` must be >= 1 and given without `length`, got {self.max_new_tokens} and "
+                f"`length` {self.length}"
+            )
+        if not 1 <= self.number <= MAX_TEXTS:
+            raise ValueError(
+                f"`number` must be between 1 and {MAX_TEXTS}, got {self.number}; run several tasks for more"
+            )
+        if self.rewrite is not None and (self.prompt or self.source or self.length):
+            raise ValueError("a rewritten text keeps its own length and words; leave out length, prompt and source")
+        both = {word.lower() for word in self.include} & {word.lower() for word in self.forbid}
+        if both:
+            raise ValueError(f"{min(both)[:40]!r} is both included and forbidden; drop one of the two")
+        if empty := [word for word in self.include + self.forbid if not word.strip()]:
+            raise ValueError(f"words to include or forbid must not be empty, got {empty[0][:40]!r}; leave it out")
+
+    def _require_kinds(self) -> None:
+        require_type("number", self.number, Integral, "a whole number")
+        require_type("prompt", self.prompt, str, "a text")
+        require_type("strength", self.strength, Real, "a number")
+        for name, text in (("source", self.source), ("rewrite", self.rewrite)):
+            require_type(name, text, (str, type(None)), "a text or None")
+        for word in self.include + self.forbid:
+            require_type("a word to include or forbid", word, str, "a text")
+        lengths = self.length if isinstance(self.length, tuple) and len(self.length) == 2 else (self.length,)
+        for length in lengths:
+            require_type("length", length, (Integral, type(None)), "a whole number, a pair (10, 30), or None")
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """A generated text."""
+
+    text: str
+    length: int
+    """Its number of tokens."""
+    steps: int
+    calls: int
+    """The number of network calls for it."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """One intermediate state of a text during sampling."""
+
+    time: float
+    calls: int
+    pieces: tuple[str | None, ...]
+    """The tokens as the tokenizer spells them; None where a position is masked."""
+    text: str
+    """The unmasked tokens as text."""
+    tokens: tuple[int, ...] = ()
+    """The token ids, which cannot be recovered from `pieces` for every tokenizer."""
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A text with its blanks filled."""
+
+    text: str
+    fillings: tuple[str, ...]
+    """The text of each blank, from left to right."""
+    nats: float
+    """-log p(fillings | context); -log p(text) where blanks of several lengths are compared."""
+
+
+@dataclass(frozen=True)
+class TokenProbability:
+    """A token that may fill a blank."""
+
+    token: str
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The score of a sentence, with its interval and its kind of likelihood."""
+
+    text: str
+    nats: float
+    perplexity_per_token: float
+    perplexity_per_word: float
+    bits_per_byte: float
+    ci95: tuple[float, float]
+    """The 95 % interval of `nats` over draws."""
+    likelihood: Likelihood
+    protocol: Protocol
+    num_unknown: int = 0
+    """The number of [UNK] tokens. Each stands for arbitrary text, so scores with any are not comparable."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the score as plain data."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("likelihood", "protocol")}
+        return plain | {"likelihood": self.likelihood.value, "protocol": to_json(self.protocol)}

@@ -1,1 +1,0 @@
-"""Objectives, one paper per file: configuration and objective."""

@@ -1,0 +1,190 @@
+"""Li et al. 2022, "Diffusion-LM improves controllable text generation", sections 4.1 and 4.2: tokens as vectors.
+
+    x0 = E(w)      x̂0 = f(x_t, t)      p(w | x) ∝ exp(x·E(w) + b_w)
+
+E is a learned table of word vectors [V, D] of unit variance, and f a Hugging Face encoder between two projections. As
+in the original, one table serves for embedding and for rounding. Vectors come in and vectors go out: this module knows
+nothing about noise, losses or which positions are editable. All others keep their clean vectors E(w) in x_t, which
+makes DiffuSeq (Gong et al. 2022) a setting: its source text is a part of the sequence that is not editable.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffusionbert.diffusion.shapes import (
+    PositionMask,
+    TargetLogProbs,
+    TargetTokens,
+    TargetVectors,
+    Times,
+    Tokens,
+    TokenSet,
+    Vectors,
+)
+from diffusionbert.networks.base import (
+    attention_kernels,
+    distribution,
+    num_reserved_positions,
+    padded_allowed,
+    require_length,
+)
+from diffusionbert.networks.time_conditioning import SinusoidalTime
+
+
+@runtime_checkable
+class VectorNetwork(Protocol):
+    """A network over word vectors, as objectives and samplers call it."""
+
+    @property
+    def allowed(self) -> TokenSet:
+        """The allowed tokens."""
+
+    def embed(self, tokens: Tokens) -> Vectors:
+        """Returns E(w): the clean vector of each token."""
+
+    def __call__(self, x_t: Vectors, attend: PositionMask, t: Times) -> Vectors:
+        """Returns x̂0: the predicted clean vectors."""
+
+    def log_words(self, x: Vectors, targets: PositionMask) -> TargetLogProbs:
+        """Returns log p(w | x) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
+
+    def nearest(self, x: Vectors, targets: PositionMask, forbidden: tuple[int, ...] = ()) -> TargetTokens:
+        """Returns the allowed and not forbidden token with the nearest vector, at each of the N target positions."""
+
+    def likely(self, x: Vectors, precision: Times, targets: PositionMask) -> TargetVectors:
+        """Returns the mean of E(w) given x = E(w) + noise of that precision, for uniform w, at N target positions."""
+
+
+def clamp_to_words(
+    network: VectorNetwork, x: Vectors, positions: PositionMask, forbidden: tuple[int, ...] = ()
+) -> Vectors:
+    """The clamping trick: replaces the vectors at these positions by the nearest word vectors."""
+    words = torch.zeros_like(positions, dtype=torch.long).masked_scatter(
+        positions, network.nearest(x, positions, forbidden)
+    )
+    return torch.where(positions[..., None], network.embed(words), x)
+
+
+@final
+class EmbeddingDenoiser(nn.Module):
+    """An encoder that predicts clean word vectors from noisy ones, and the table of these vectors.
+
+    The encoder is that of any `*ForMaskedLM`, with its own positions, norms and layers; t is added to its input. The
+    head and the token embeddings of the backbone are not used, and frozen. A table of the same width as these
+    embeddings is initialised from them, scaled to unit variance, and the projection into the encoder undoes the
+    scaling, so that a pretrained encoder starts with the inputs it knows. Any other table is initialised randomly.
+
+    Everything that involves the table is computed in float32 or better, also under autocast: half precision would hide
+    the small noise of nearly clean vectors.
+    """
+
+    _allowed: Tensor
+
+    def __init__(self, backbone: PreTrainedModel, allowed: TokenSet, width: int | None = 128) -> None:
+        """`width` is that of a word vector; None takes the width of the backbone's token embeddings."""
+        super().__init__()
+        words = backbone.get_input_embeddings()
+        assert isinstance(words, nn.Embedding)
+        width = words.embedding_dim if width is None else width
+        if width < 1:
+            raise ValueError(f"word vectors need a width of at least 1, given {width}; Diffusion-LM takes 128")
+        self.backbone = backbone
+        num_words, inner, hidden = backbone.config.vocab_size, words.embedding_dim, backbone.config.hidden_size
+        # Not persistent: it belongs to the vocabulary and is no parameter.
+        self.register_buffer("_allowed", padded_allowed(allowed, num_words), persistent=False)
+        self.table = nn.Parameter(torch.randn(num_words, width))
+        self.bias = nn.Parameter(torch.zeros(num_words))
+        self.time = SinusoidalTime(inner)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, width))
+        _freeze_unused(backbone, words)
+        for parameter in self.time.mix[-1].parameters():
+            nn.init.zeros_(parameter)  # the input of a pretrained encoder starts unchanged
+        if width == inner:
+            _start_from(words.weight.detach(), self.table, self.up)
+        self._num_positions = backbone.config.max_position_embeddings - num_reserved_positions(backbone)
+
+    @property
+    def allowed(self) -> TokenSet:
+        """The allowed tokens."""
+        return self._allowed  # a buffer itself is not seen by `isinstance` with a protocol since Python 3.12
+
+    @property
+    def max_length(self) -> int:
+        """The number of positions a sequence may have."""
+        return int(self._num_positions)
+
+    @property
+    def width(self) -> int:
+        """The width of a word vector."""
+        return self.table.shape[1]
+
+    def embed(self, tokens: Tokens) -> Vectors:
+        """Returns the word vectors of tokens, in float32 or better."""
+        return _full(nn.functional.embedding(tokens, self.table))
+
+    def forward(self, x_t: Vectors, attend: PositionMask, t: Times) -> Vectors:
+        """Returns x̂0 at every position, in float32 or better."""
+        require_length(x_t.shape[1], self.max_length)
+        inputs = self.up(x_t.to(self.table.dtype)) + self.time(t)[:, None]
+        with attention_kernels():
+            # Numbers, not booleans: DeBERTa's convolution subtracts the mask from one.
+            output = self.backbone.base_model(inputs_embeds=inputs, attention_mask=attend.long(), return_dict=True)
+        with torch.autocast(x_t.device.type, enabled=False):
+            guess: Tensor = self.down(output.last_hidden_state.to(self.table.dtype))
+        return _full(guess)
+
+    def log_words(self, x: Vectors, targets: PositionMask) -> TargetLogProbs:
+        """Normalises x·E(w) + b_w over the allowed tokens."""
+        return distribution(self._products(x[targets], self.bias), self.allowed)
+
+    @torch.no_grad()
+    def nearest(self, x: Vectors, targets: PositionMask, forbidden: tuple[int, ...] = ()) -> TargetTokens:
+        """Maximises x·E(w) - ‖E(w)‖²/2, which minimises the distance."""
+        allowed = self.allowed.clone()
+        allowed[list(forbidden)] = False
+        if not bool(allowed.any()):
+            raise ValueError(f"all allowed tokens are among the {len(forbidden)} forbidden ones: forbid fewer")
+        offset = _full(self.table).square().sum(dim=1) / -2
+        return self._products(x[targets], offset).masked_fill(~allowed, -torch.inf).argmax(dim=-1)
+
+    @torch.no_grad()
+    def likely(self, x: Vectors, precision: Times, targets: PositionMask) -> TargetVectors:
+        """Weights tokens by exp(-precision·‖x - E(w)‖²/2)."""
+        table = _full(self.table)
+        scale = precision[:, None].expand(targets.shape)[targets][:, None]
+        logits = scale.to(table.dtype) * self._products(x[targets], table.square().sum(dim=1) / -2)
+        with torch.autocast(x.device.type, enabled=False):
+            return distribution(logits, self.allowed).exp().to(table.dtype) @ table
+
+    def _products(self, x: Tensor, offset: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = torch.promote_types(x.dtype, _full(self.table).dtype)
+            return x.to(dtype) @ self.table.to(dtype).T + offset.to(dtype)
+
+
+def _full(values: Tensor) -> Tensor:
+    """Converts to float32, unless the precision is higher already."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _freeze_unused(backbone: PreTrainedModel, words: nn.Embedding) -> None:
+    """Freezes what gets no gradient: engines that exchange gradients wait for those of all trainable parameters."""
+    used = {id(parameter) for parameter in backbone.base_model.parameters()} - {id(words.weight)}
+    for parameter in backbone.parameters():
+        if id(parameter) not in used:
+            parameter.requires_grad_(False)
+
+
+def _start_from(words: Tensor, table: Tensor, up: nn.Linear) -> None:
+    """Copies embeddings into the table, with mean 0 and variance 1, and sets `up` to undo the scaling."""
+    deviation, mean = torch.std_mean(words)
+    with torch.no_grad():
+        table.copy_((words - mean) / deviation)
+        up.weight.copy_(torch.eye(up.in_features) * deviation)
+        up.bias.fill_(float(mean))

@@ -1,0 +1,262 @@
+"""Time conditioning: how the time t reaches a backbone (DiffusionBERT, section 3.3).
+
+    time-agnostic (TAD)   nothing is added; the share of `[MASK]` tokens implies the time
+    prefix (PTE)          [CLS] e(t) x_1 x_2 …    one trained vector between `[CLS]` and the text
+    layer-wise (LTE)      h_i ← h_i + W_i e(t)    before every layer i
+
+A conditioning holds only the parameters of e and W. It calls an encoder, any Hugging Face `*ForMaskedLM` or its base
+model, and passes all it has to say about t as arguments of that call. Nothing about a call is stored, so threads may
+share a network. This module knows nothing about noise, output heads or what the network predicts.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
+
+from diffusionbert.diffusion.shapes import PositionMask, Times, Tokens
+
+
+class TimeConditioning(nn.Module, ABC):
+    """Calls an encoder at a time t."""
+
+    num_prefix_positions: ClassVar[int]
+    """The number of positions inserted after position 0, `[CLS]`, of each sequence."""
+
+    @abstractmethod
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Makes a backbone ready to be called at a time; done once, when a network is made around it."""
+
+    @abstractmethod
+    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
+        """Returns the encoder's output; its sequences are longer by `num_prefix_positions` positions."""
+
+
+@final
+class TimeAgnostic(TimeConditioning):
+    """Ignores t (TAD): the output is that of the bare model."""
+
+    num_prefix_positions = 0
+
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Needs nothing."""
+
+    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
+        """Calls the encoder with the tokens alone."""
+        return _call(encoder, attend, input_ids=tokens)
+
+
+@final
+class PrefixTime(TimeConditioning):
+    """Inserts one trained vector between `[CLS]` and the text (PTE).
+
+    The vectors are initialised with the scale of the backbone's own embeddings.
+    """
+
+    num_prefix_positions = 1
+
+    def __init__(self, backbone: PreTrainedModel, num_steps: int) -> None:
+        super().__init__()
+        words = backbone.get_input_embeddings()
+        assert isinstance(words, nn.Embedding)
+        # The width of a token embedding: in ELECTRA and ALBERT it is smaller than the hidden size.
+        self.embedding = LearnedTime(num_steps, words.embedding_dim)
+        nn.init.normal_(self.embedding.table.weight, std=backbone.config.initializer_range)
+
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Needs nothing."""
+
+    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
+        """Calls the encoder with token embeddings, the time's among them."""
+        words = encoder.get_input_embeddings()(tokens)
+        time = self.embedding(t)[:, None].to(words.dtype)
+        seen = attend.new_ones(len(attend), 1)
+        return _call(encoder, after_first(attend, seen), inputs_embeds=after_first(words, time))
+
+
+@final
+class LayerwiseTime(TimeConditioning):
+    """Adds a projection of the time features to the hidden states that enter each layer (LTE).
+
+    The projections start at zero, so that a pretrained network starts unchanged.
+    """
+
+    num_prefix_positions = 0
+
+    def __init__(self, backbone: PreTrainedModel, features: SinusoidalTime | LearnedTime) -> None:
+        super().__init__()
+        self.features = features
+        self.projections = nn.ModuleList(
+            nn.Linear(features.width, backbone.config.hidden_size) for _ in _layers_of(backbone)
+        )
+        for parameter in self.projections.parameters():
+            nn.init.zeros_(parameter)
+
+    def prepare(self, backbone: PreTrainedModel) -> None:
+        """Lets each layer i take its vector W_i e(t) from the arguments of a call.
+
+        In all other calls, also those of other networks around the same backbone, the layers do what they did before.
+        """
+        for index, layer in enumerate(_layers_of(backbone)):
+            _accept_time(layer, index)
+
+    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
+        """Calls the encoder with the tokens and a vector for each layer."""
+        features = self.features(t)
+        vectors = _LayerVectors([project(features)[:, None] for project in self.projections])
+        output = _call(encoder, attend, input_ids=tokens, output_attentions=vectors)
+        if vectors.num_taken != len(self.projections):
+            raise ValueError(
+                f"the layers of {type(encoder).__name__} took {vectors.num_taken} of {len(self.projections)} time "
+                "vectors, since it was not prepared or does not pass `output_attentions` on to them: make a network "
+                "around it, or use PrefixTime or TimeAgnostic"
+            )
+        return output
+
+
+@final
+class SinusoidalTime(nn.Module):
+    """Features of a continuous time: sines and cosines of t, mixed by a small network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        if width < 2 or width % 2:
+            raise ValueError(
+                f"the width of sinusoidal time features is {width}, but half of them are sines and half cosines: "
+                "give an even one"
+            )
+        self.width = width
+        self.mix = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t: Times) -> Tensor:
+        """Returns features [B, width]."""
+        # From one radian over the whole process to one radian per step of a thousand.
+        frequencies = torch.logspace(0, 3, self.width // 2, dtype=t.dtype, device=t.device)
+        angles = t[:, None] * frequencies
+        waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+        features: Tensor = self.mix(waves.to(next(self.parameters()).dtype))
+        return features
+
+
+@final
+class LearnedTime(nn.Module):
+    """Features of a discrete time: one trained vector for each of the steps 0, 1, …, `num_steps`."""
+
+    def __init__(self, num_steps: int, width: int) -> None:
+        super().__init__()
+        if num_steps < 1:
+            raise ValueError(f"a table of times needs at least 1 step, given {num_steps}: pass the T you train with")
+        self.num_steps = num_steps
+        self.width = width
+        self.table = nn.Embedding(num_steps + 1, width)
+
+    def forward(self, t: Times) -> Tensor:
+        """Returns features [B, width]: the vector of the step nearest to t."""
+        features: Tensor = self.table((t * self.num_steps).round().long())
+        return features
+
+
+def after_first(sequences: Tensor, inserted: Tensor) -> Tensor:
+    """Inserts columns [B, n, …] after the first column of rows [B, L, …]."""
+    return torch.cat([sequences[:, :1], inserted, sequences[:, 1:]], dim=1)
+
+
+def without_prefix(sequences: Tensor, num_prefix_positions: int) -> Tensor:
+    """Removes the `num_prefix_positions` columns after the first one: undoes `after_first`."""
+    return (
+        torch.cat([sequences[:, :1], sequences[:, 1 + num_prefix_positions :]], dim=1)
+        if num_prefix_positions
+        else sequences
+    )
+
+
+def _call(encoder: PreTrainedModel, attend: PositionMask, **inputs: Any) -> ModelOutput:
+    # Numbers, not booleans: DeBERTa's convolution subtracts the mask from one.
+    output: ModelOutput = encoder(**inputs, attention_mask=attend.long(), return_dict=True)
+    return output
+
+
+def _layers_of(backbone: PreTrainedModel) -> nn.ModuleList:
+    """Finds the list of a base model's layers: as long as the network is deep, and inside no other list."""
+    depth: int = backbone.config.num_hidden_layers
+    modules = backbone.base_model.named_modules()
+    lists: dict[str, nn.ModuleList] = {name: list_ for name, list_ in modules if isinstance(list_, nn.ModuleList)}
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    found = [lists[name] for name in outermost if len(lists[name]) == depth]
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(backbone).__name__} has no list of {depth} layers that each run once (ALBERT runs the same "
+            "layer at every depth), so time cannot be added layer by layer; use PrefixTime or TimeAgnostic"
+        )
+    return found[0]
+
+
+@final
+class _LayerVectors:
+    """The vectors W_i e(t) [B, 1, D] of one call, on their way to the layers.
+
+    They travel as the argument `output_attentions`, the only one that every encoder of transformers hands to its
+    layers: DeBERTa and MPNet drop keywords they do not know. For all code on the way it is a flag that is not set.
+    """
+
+    def __init__(self, vectors: list[Tensor]) -> None:
+        self._vectors = vectors
+        self.num_taken = 0
+
+    def __bool__(self) -> bool:
+        return False
+
+    def take(self, layer: int) -> Tensor:
+        """Returns the vector of one layer."""
+        self.num_taken += 1
+        return self._vectors[layer]
+
+
+class _TimedLayer(nn.Module):
+    """Adds the time vector of its call, if there is one, to the hidden states that enter a layer.
+
+    It is put in front of a layer's own class. A forward pre-hook would run inside gradient checkpointing, which passes
+    no gradient to keyword arguments if it is reentrant, and inside a layer that is compiled by itself, where every
+    layer's index would need a compilation of its own. What is added here is added before either of them starts.
+    """
+
+    _time_index: int
+    _untimed_class: ClassVar[type[nn.Module]]
+
+    def __call__(self, hidden_states: Tensor, *inputs: Any, **options: Any) -> Any:
+        vectors = options.get("output_attentions")
+        if isinstance(vectors, _LayerVectors):
+            del options["output_attentions"]
+            hidden_states = hidden_states + vectors.take(self._time_index).to(hidden_states.dtype)
+        return super().__call__(hidden_states, *inputs, **options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made at run time, so that a pickle can only name the class it was made from.
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (_empty_layer, (self._untimed_class,), *reduced[2:])
+
+
+@functools.cache
+def _timed_class(layer_class: Any) -> type[_TimedLayer]:
+    # Under the same name: whoever compiles or shards layers finds them by it (`_no_split_modules`).
+    names = {"__module__": layer_class.__module__, "__qualname__": layer_class.__qualname__}
+    return type(layer_class.__name__, (_TimedLayer, layer_class), {**names, "_untimed_class": layer_class})
+
+
+def _accept_time(layer: nn.Module, index: int) -> None:
+    """Lets a layer take its time vector from now on; its parameters and all other calls stay as they are."""
+    own_class: Any = type(layer)
+    if not issubclass(own_class, _TimedLayer):
+        layer.__class__ = _timed_class(own_class)
+    layer._time_index = index  # type: ignore[assignment]
+
+
+def _empty_layer(layer_class: Any) -> _TimedLayer:
+    timed = _timed_class(layer_class)
+    return timed.__new__(timed)

@@ -1,0 +1,224 @@
+"""Austin et al. 2021, "Structured denoising diffusion models in discrete state-spaces" (D3PM), eq. 1 and 5,
+and He et al. 2022, "DiffusionBERT", which is the same objective on a pretrained network.
+
+    nats(x0) = Σ over the grid's steps (s, t) of E_q(x_t | x0) [ KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) ]
+
+The prior term is 0, because every schedule ends at 0. One step is drawn per sequence and weighted by T.
+
+Where the original code differs: DiffusionBERT draws one t for a whole batch, and its spindle gives the reverse step the
+frequency of the true token (`Quantity.PAPER`). D3PM's hybrid loss adds the cross-entropy to the divergence of the drawn
+step, not to the sum of all steps as its eq. 5 reads; so do we.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from torch import Tensor
+
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.categorical import log_prob_of
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, require_grid, uniform_grid
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    Grid,
+    PerPosition,
+    PerSequence,
+    Times,
+    Tokens,
+    exact_bits,
+    from_bits,
+    per_position,
+)
+from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.uniform import Uniform
+from diffusionbert.networks.base import Network
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.objectives.base import (
+    Estimator,
+    Likelihood,
+    LikelihoodDefinition,
+    Objective,
+    TimeGrid,
+)
+from diffusionbert.objectives.config import (
+    GRID,
+    ObjectiveConfig,
+    ScoringQuantities,
+    ScoringQuantity,
+    require_num_steps,
+)
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, OrderAgnosticGrid
+from diffusionbert.registry import register
+from diffusionbert.storage.component import Component
+
+
+class Quantity(Enum):
+    """What is summed over the steps."""
+
+    STRICT = "strict"
+    """The divergence: a bound on -log p(x0)."""
+    PAPER = "paper"
+    """r_{s|t}(x0)·cross-entropy, which the published spindle figures use. Under a token-dependent schedule this is
+    *not* a bound: the reverse process is given the rarity of the masked token."""
+
+
+@register("discrete-time")
+@dataclass(frozen=True)
+class DiscreteTimeConfig(ObjectiveConfig):
+    """D3PM and DiffusionBERT: the T-step bound."""
+
+    schedule: NoiseSchedule = Linear()
+    num_steps: int = 128
+    """T."""
+    quantity: Quantity = Quantity.STRICT
+    hybrid: float = 0.0
+    """The weight of D3PM's auxiliary cross-entropy in the loss."""
+    time_sampling: TimeSampling = UniformTimes()
+    uniform_noise: bool = False
+    """Tokens turn into other tokens instead of `[MASK]`."""
+
+    takes_time = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hybrid < math.inf:
+            raise ValueError(
+                f"`hybrid`, the weight of the auxiliary cross-entropy (--hybrid), must be 0 or more, got "
+                f"{self.hybrid}; 0.01 is usual"
+            )
+        require_num_steps(self.num_steps)
+
+    def build(self, statistics: TokenStatistics) -> DiscreteTime:
+        """Makes the objective."""
+        grid = uniform_grid(self.num_steps)
+        return DiscreteTime(self.process(statistics), grid, self.quantity, self.hybrid, self.time_sampling)
+
+    def process(self, statistics: TokenStatistics) -> Process:
+        """Absorbing or uniform noise; the paper's quantity takes f for p(v | x_t, t), without reweighting."""
+        if self.uniform_noise:
+            return Uniform(self.schedule, statistics.allowed)
+        is_strict = self.quantity is Quantity.STRICT
+        return Absorbing(self.schedule, statistics.mask_id, statistics.information, reweighted=is_strict)
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """The T-step bound and its limit in continuous time, where there is one."""
+        definition = LikelihoodDefinition(
+            self.quantity.value if self.schedule.by_token else Quantity.STRICT.value,
+            TimeGrid(self.num_steps),
+            Estimator.STRATIFIED_TIMES,
+            Component.of(self.schedule),
+        )
+        own = ScoringQuantity(GRID, definition, self.build)
+        if self.uniform_noise:
+            return ScoringQuantities((own,), ("the continuous-time bound exists for [MASK] noise only",))
+        if time is TimeEmbedding.NONE and not self.schedule.by_token:
+            definition = replace(definition, estimator=Estimator.ORDER_AGNOSTIC)
+            return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(GRID, definition, self._order_agnostic_grid)))
+        if self.quantity is Quantity.PAPER and self.schedule.by_token:
+            return ScoringQuantities(
+                (own,), ("no bound: the model was trained by the paper's quantity, which is none",)
+            )
+        return ScoringQuantities((own, *ContinuousTimeConfig(self.schedule).scoring_quantities(time).available))
+
+    def _order_agnostic_grid(self, statistics: TokenStatistics) -> OrderAgnosticGrid:
+        return OrderAgnosticGrid(self.schedule, uniform_grid(self.num_steps), statistics.mask_id)
+
+    def with_steps(self, num_steps: int) -> DiscreteTimeConfig:
+        """The same with another T."""
+        return replace(self, num_steps=num_steps)
+
+    @property
+    def generates_on_masks(self) -> bool:
+        """Unless noise is uniform."""
+        return not self.uniform_noise
+
+    @property
+    def schedule_label(self) -> str:
+        """The schedule, and the quantity or the noise where they matter."""
+        if self.uniform_noise:
+            return f"{self.schedule}, uniform noise"
+        return f"{self.schedule}, {self.quantity.value}" if self.schedule.by_token else str(self.schedule)
+
+
+class DiscreteTime(Objective[Network]):
+    """The T-step bound, for any process on tokens."""
+
+    _grid: Tensor
+
+    def __init__(
+        self,
+        process: Process,
+        grid: Grid,
+        quantity: Quantity = Quantity.STRICT,
+        hybrid: float = 0.0,
+        time_sampling: TimeSampling | None = None,
+    ):
+        """`grid` rises from 0 to 1. `hybrid`, the weight of D3PM's auxiliary cross-entropy, and `time_sampling` act on
+        `loss` alone.
+        """
+        super().__init__()
+        require_grid(grid)
+        if quantity is Quantity.STRICT:
+            process.require_finite_divergence()
+        elif not isinstance(process, Absorbing):
+            raise ValueError("the paper's quantity is defined for absorbing noise only; use Quantity.STRICT")
+        elif process.schedule.by_token and process.reweighted:
+            raise ValueError(
+                "the paper's quantity trains f to be p(v | x_t, t) itself, which a reweighted process would reweight "
+                "again; use Absorbing(…, reweighted=False)"
+            )
+        self.process = process
+        self.quantity = quantity
+        self.hybrid = hybrid
+        self.time_sampling = time_sampling or UniformTimes()
+        self.register_buffer("_grid", exact_bits(grid), persistent=False)
+
+    @property
+    def grid(self) -> Grid:
+        """The time grid."""
+        return from_bits(self._grid)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """A bound, unless the paper's quantity meets a token-dependent schedule."""
+        is_bound = self.quantity is Quantity.STRICT or not self.process.schedule.by_token
+        return Likelihood.BOUND if is_bound else Likelihood.PSEUDO
+
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
+        """The bound and the hybrid term at one drawn step."""
+        return self._estimate(network, x0, noise, self.time_sampling, self.hybrid).sum(dim=1)
+
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
+        """The bound at one drawn step, early ones more often: few tokens are masked there, each with a high weight."""
+        return self._estimate(network, x0, noise, Early(), hybrid=0.0)
+
+    def step_nats(
+        self, network: Network, x0: Tokens, x_t: Batch, s: Times, t: Times, hybrid: float = 0.0
+    ) -> PerPosition:
+        """The term of step (s, t) for a given x_t."""
+        targets = self.process.targets(x_t)
+        log_f = network(x_t.tokens, x_t.attend, t, targets)
+        if self.quantity is Quantity.STRICT:
+            nats = self.process.divergence(x0, x_t, log_f, s, t)
+        else:
+            assert isinstance(self.process, Absorbing)
+            nats = -self.process.unmask_probability(x0, x_t, s, t) * log_prob_of(log_f, x0[targets])
+        if hybrid:
+            nats = nats - hybrid * self.process.log_clean(x0, x_t, log_f, t)
+        return per_position(nats, targets)
+
+    def _estimate(
+        self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling, hybrid: float
+    ) -> PerPosition:
+        num_steps = len(self.grid) - 1
+        quantile, weight = time_sampling.times(noise.quantile(x0))
+        index = (quantile * num_steps).long()
+        s, t = self.grid[index], self.grid[index + 1]
+        x_t = self.process.corrupt(x0, t, noise)
+        return (weight * num_steps)[:, None] * self.step_nats(network, x0.tokens, x_t, s, t, hybrid)

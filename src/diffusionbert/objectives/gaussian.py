@@ -1,0 +1,213 @@
+"""Li et al. 2022, "Diffusion-LM improves controllable text generation", eq. 1 to 3: Gaussian noise on word vectors.
+
+    nats(w) = KL(q(x_1 | w) ‖ N(0, 1)) + Σ over the grid's steps (s, t) of 𝔼 KL(q(x_s | x_t, w) ‖ p(x_s | x_t))
+              + 𝔼[ -log p(w | x_0) ],      each KL = ½(SNR_s - SNR_t)·‖E(w) - x̂0(x_t, t)‖²
+    loss(w) = (‖E(w) - x̂0(x_t, t)‖² + ‖mean of q(x_1 | w)‖²) / D - log p(w | x_0)      at one uniformly drawn step
+
+x_0 is the vector at time 0, which still has a little noise. The word vectors E are trained, too; the rounding term
+keeps them apart. The terms of x_1 are 0 for every schedule that ends at 0. Positions that are not editable keep E(w)
+and cost nothing.
+
+`nats` weights errors by the SNR, up to (1 - floor) / floor at t → 0, where the network's vectors are never exact and
+for rare tokens not even the nearest token is right: this is by far the largest part of the bound. It is a bound for any
+x̂0. So at times at which x_t alone nearly identifies the token, x̂0 is the mean of E(w) given x_t alone, under a
+uniform prior over tokens, and the network's prediction is not used. That is the bound of the chain with these steps.
+The sampler, which has no true tokens to start from, moves the network's prediction to the nearest token as soon as
+tokens are certain, as the paper does. Up to a given time `clamped`, the prediction is moved here, too. Finally tokens
+are drawn from p(w | x_0), where the sampler takes the nearest ones unless it is asked to draw. The step is drawn half
+uniformly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t), the information of the step if the D axes of a
+vector were one Gaussian number.
+
+Where the original differs: its equations sum squares over axes and steps, its code takes means over both, so that
+rounding has a higher weight. So do we: summed over axes, the vectors shrink until rounding fails. Its code predicts the
+noisy x_0 at all steps but the first, which predicts E(w); we predict E(w) at all steps. It counts padding as tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffusionbert.diffusion.categorical import nats_of
+from diffusionbert.diffusion.gaussian import Gaussian, require_clamping
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.schedules import Cosine, NoiseSchedule, require_grid, uniform_grid
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    Counts,
+    Grid,
+    PerPosition,
+    PerSequence,
+    Times,
+    TokenSet,
+    Vectors,
+    exact_bits,
+    from_bits,
+)
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.embedding import EmbeddingDenoiser, VectorNetwork, clamp_to_words
+from diffusionbert.objectives.base import (
+    Estimator,
+    Likelihood,
+    LikelihoodDefinition,
+    Objective,
+    TimeGrid,
+)
+from diffusionbert.objectives.config import (
+    VECTORS,
+    ObjectiveConfig,
+    ScoringQuantities,
+    ScoringQuantity,
+    require_num_steps,
+)
+from diffusionbert.registry import register
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.exact import Exact
+from diffusionbert.samplers.gaussian import GaussianAncestral
+from diffusionbert.storage.component import Component
+
+
+@register("gaussian")
+@dataclass(frozen=True)
+class GaussianConfig(ObjectiveConfig):
+    """Diffusion-LM: Gaussian noise on learned word vectors. On pairs, with the source not editable, it is DiffuSeq."""
+
+    schedule: NoiseSchedule = Cosine()
+    num_steps: int = 2000
+    """T."""
+    floor: float = 1e-4
+    """The variance of the noise at t = 0: 1e-4 with the cosine schedule, 0.01 with the square root."""
+    width: int | None = 128
+    """The width of a word vector; None takes the backbone's, whose own word vectors are then the initial ones."""
+    clamped: float | None = None
+    """Up to this time each predicted vector is moved to the nearest token, in the bound and in sampling; 0 is never.
+    None: in sampling, as long as tokens are certain; in the bound, x_t itself is used there."""
+
+    has_word_vectors = True
+    sampler_aliases = (Exact, Ancestral)
+
+    def __post_init__(self) -> None:
+        require_num_steps(self.num_steps)
+
+    def build(self, statistics: TokenStatistics) -> GaussianDiffusion:
+        """Makes the objective."""
+        return GaussianDiffusion(self.process(statistics), uniform_grid(self.num_steps), self.clamped)
+
+    def process(self, statistics: TokenStatistics) -> Gaussian:
+        """Gaussian noise."""
+        return Gaussian(self.schedule, self.floor)
+
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
+        """An encoder between word vectors; it always has the time as an input."""
+        return EmbeddingDenoiser(backbone, allowed, self.width)
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """The bound over the time grid, rounding included."""
+        definition = LikelihoodDefinition(
+            time=TimeGrid(self.num_steps), estimator=Estimator.STRATIFIED_TIMES, schedule=Component.of(self.schedule)
+        )
+        return ScoringQuantities((ScoringQuantity(VECTORS, definition, self.build),))
+
+    def default_sampler(self) -> Sampler:
+        """Ancestral sampling on vectors."""
+        return GaussianAncestral(self.clamped)
+
+    def with_steps(self, num_steps: int) -> GaussianConfig:
+        """The same with another T."""
+        return replace(self, num_steps=num_steps)
+
+    @property
+    def generates_on_masks(self) -> bool:
+        """No: generation starts from Gaussian noise."""
+        return False
+
+    @property
+    def schedule_label(self) -> str:
+        """The schedule."""
+        return str(self.schedule)
+
+    def time_label(self, time: TimeEmbedding) -> str:
+        """The time is an input of the network."""
+        return "input"
+
+
+class GaussianDiffusion(Objective[VectorNetwork]):
+    """The T-step bound, and the simplified loss by which Diffusion-LM is trained."""
+
+    _grid: Tensor
+
+    def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float | None = None):
+        """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them. None is
+        none of them, but x_t itself is used where it identifies the token.
+        """
+        super().__init__()
+        require_grid(grid)
+        require_clamping(clamped)
+        self.process = process
+        self.clamped = clamped
+        self.register_buffer("_grid", exact_bits(grid), persistent=False)
+
+    @property
+    def grid(self) -> Grid:
+        """The time grid."""
+        return from_bits(self._grid)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """A bound."""
+        return Likelihood.BOUND
+
+    def loss(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerSequence:
+        """The squared error at one uniformly drawn step, and the rounding term."""
+        clean = network.embed(x0.tokens)
+        num_steps = len(self.grid) - 1
+        t = self.grid[1 + (noise.quantile(x0) * num_steps).long()]
+        guess = network(self.process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attend, t)
+        left = self.process.signal(torch.ones_like(t))[:, None] * clean.double().square().mean(dim=-1)
+        squares = (clean - guess).double().square().mean(dim=-1) + left
+        return (torch.where(x0.editable, squares, 0.0) + self.rounding_nats(network, x0, clean, noise)).sum(dim=1)
+
+    def nats(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerPosition:
+        """The bound, its sum over steps estimated from one of them."""
+        clean = network.embed(x0.tokens)
+        index, probability = self._drawn_step(noise.quantile(x0), clean.shape[-1])
+        s, t = self.grid[index], self.grid[index + 1]
+        steps = self.step_nats(network, x0, clean, s, t, noise) / probability[:, None]
+        prior = torch.where(x0.editable, self.process.prior_divergence(clean), 0.0)
+        return prior + steps + self.rounding_nats(network, x0, clean, noise)
+
+    def step_nats(
+        self, network: VectorNetwork, x0: Batch, clean: Vectors, s: Times, t: Times, noise: Noise
+    ) -> PerPosition:
+        """The divergence of step (s, t) at one drawn x_t."""
+        x_t = self.process.corrupt(clean, x0.editable, x0.example, t, noise)
+        guess = network(x_t, x0.attend, t)
+        if self.clamped is None:
+            told = x0.editable & self.process.tells_words(t, clean.shape[-1], network.allowed.sum())[:, None]
+            likely = network.likely(self.process.unscaled(x_t, t), self.process.signal_to_noise(t), told)
+            guess = guess.masked_scatter(told[..., None], likely)
+        else:
+            guess = clamp_to_words(network, guess, x0.editable & (t <= self.clamped)[:, None])
+        return torch.where(x0.editable, self.process.divergence(clean, guess, s, t), 0.0)
+
+    def rounding_nats(self, network: VectorNetwork, x0: Batch, clean: Vectors, noise: Noise) -> PerPosition:
+        """-log p(w | x at time 0) at one drawn x."""
+        x = self.process.corrupt(clean, x0.editable, x0.example, x0.constant_times(0.0), noise)
+        log_p = network.log_words(x, x0.editable)
+        return nats_of(log_p, x0.tokens, x0.editable)
+
+    def step_probabilities(self, width: int) -> Grid:
+        """The probability with which `nats` draws each step of the grid."""
+        told = torch.log1p(width * self.process.signal_to_noise(self.grid))
+        return 0.5 / len(told.diff()) - 0.5 * told.diff() / (told[0] - told[-1])
+
+    def _drawn_step(self, quantile: Times, width: int) -> tuple[Counts, PerSequence]:
+        """The step at which the probabilities, summed, reach the position, and its probability."""
+        probabilities = self.step_probabilities(width)
+        index = torch.searchsorted(probabilities.cumsum(dim=0), quantile, right=True).clamp(max=len(probabilities) - 1)
+        return index, probabilities[index]

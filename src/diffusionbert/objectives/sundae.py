@@ -1,0 +1,122 @@
+"""Savinov et al. 2022, "Step-unrolled denoising autoencoders for text generation" (SUNDAE), section 2.1.
+
+    α ~ uniform on (0, 1) per sequence;  x_0: each editable token of x0 replaced with probability α by a uniform one
+    x_u ~ f(· | x_{u-1}) at all editable positions, independently, without gradient
+    loss(x0) = 1/U · Σ_{u=0..U-1} Σ_{editable i} -log f(x0_i | x_u)
+
+The network learns to correct its own predictions and not only the noise: U = 2 in the paper. All editable positions
+count, since it is not known which of them are wrong. Likelihood: none, nor a bound on one; the sampler is a Markov
+chain whose distribution after some steps is intractable, and the loss measures one step of correction alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from diffusionbert.diffusion.categorical import draw, nats_of
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.schedules import Linear
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    PerPosition,
+    PerSequence,
+    PerTarget,
+    TargetLogProbs,
+    TargetTokens,
+    TokenSet,
+)
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.uniform import Uniform
+from diffusionbert.networks.base import Network
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.objectives.base import Likelihood, Objective
+from diffusionbert.objectives.config import NO_LIKELIHOOD, ObjectiveConfig, ScoringQuantities
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.refinement import Refinement
+
+_POSITIONS_AT_ONCE = 1024
+
+
+@register("sundae")
+@dataclass(frozen=True)
+class SundaeConfig(ObjectiveConfig):
+    """SUNDAE: learns to correct uniform noise and its own predictions."""
+
+    unrolls: int = 2
+    """How often the network is called in training, each time on its own predictions but the first."""
+
+    def build(self, statistics: TokenStatistics) -> Sundae:
+        """Makes the objective."""
+        return Sundae(statistics.allowed, self.unrolls)
+
+    def process(self, statistics: TokenStatistics) -> None:
+        """No process that a sampler could reverse."""
+        return
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        """None."""
+        return ScoringQuantities((), (NO_LIKELIHOOD,))
+
+    def default_sampler(self) -> Sampler:
+        """Iterative refinement."""
+        return Refinement()
+
+    @property
+    def generates_on_masks(self) -> bool:
+        """No: generation starts from uniform noise."""
+        return False
+
+
+class Sundae(Objective[Network]):
+    """Cross-entropy of the clean text after noise, and again after the network's own corrections.
+
+    A time-conditioned network is always given 1: in sampling the wrong share is not known.
+    """
+
+    def __init__(self, allowed: TokenSet, unrolls: int = 2):
+        super().__init__()
+        if unrolls < 1:
+            raise ValueError(f"`unrolls` must be 1 or more, got {unrolls}; the paper's number is 2")
+        self.unrolls = unrolls
+        self.process = Uniform(Linear(), allowed)  # at time α, a share α of the tokens is replaced
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """None: judge it by its samples."""
+        return Likelihood.NONE
+
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
+        """The mean over unrolls of the cross-entropy at all editable positions."""
+        # By position first, so that the numbers of a sequence do not depend on its padding.
+        uniform = noise.uniform(x0.example, Purpose.UNROLL, x0.tokens.shape[1], self.unrolls - 1)
+        x = self.process.corrupt(x0, noise.quantile(x0), noise)
+        total, log_f = _corrected(network, x0, x)
+        for number in range(self.unrolls - 1):
+            tokens = _sampled(log_f.detach(), uniform[..., number][x0.editable])
+            x = replace(x0, tokens=x0.tokens.masked_scatter(x0.editable, tokens))
+            cost, log_f = _corrected(network, x0, x)
+            total = total + cost
+        return total / self.unrolls
+
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
+        """Raises ValueError: there is no likelihood."""
+        raise ValueError(
+            "SUNDAE has no likelihood, nor a bound on one: the distribution of its Markov chain after some steps is "
+            "intractable; judge it by its samples"
+        )
+
+
+def _corrected(network: Network, x0: Batch, x: Batch) -> tuple[PerSequence, TargetLogProbs]:
+    """The cross-entropy of the clean text per sequence when x is given, and the network's log-probabilities."""
+    log_f = network(x.tokens, x.attend, x.constant_times(1.0), x0.editable)
+    return nats_of(log_f, x0.tokens, x0.editable).sum(dim=1), log_f
+
+
+def _sampled(log_f: TargetLogProbs, uniform: PerTarget) -> TargetTokens:
+    """One token per position; in pieces, since a draw holds a few copies of its piece in float64."""
+    num_pieces = 1 + len(log_f) // _POSITIONS_AT_ONCE
+    pieces = zip(log_f.chunk(num_pieces), uniform.chunk(num_pieces), strict=True)
+    return torch.cat([draw(log_p, numbers) for log_p, numbers in pieces])

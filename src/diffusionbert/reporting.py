@@ -1,0 +1,69 @@
+"""What the package tells its users: log messages with one verbosity switch, progress callbacks, one-line errors.
+
+Messages go through the logger `diffusionbert` and are silent below warnings, unless `set_verbosity("info")` was called;
+the command line does that. Long work takes a progress callback; what it draws is up to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int], None]
+"""Called with a description of the work, the number of items done, and their total (0 if unknown)."""
+
+logger = logging.getLogger("diffusionbert")
+
+
+def no_progress(description: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+def set_verbosity(level: str | int) -> None:
+    """Sets which messages of the package are shown on standard error.
+
+    Args:
+        level: "debug", "info", "warning" (the default) or "error", or a level of `logging`.
+
+    Example:
+        >>> import diffusionbert
+        >>> diffusionbert.set_verbosity("info")
+    """
+    known = ("debug", "info", "warning", "error")
+    if isinstance(level, str) and level not in known:
+        raise ValueError(f"`level` must be one of {', '.join(known)}, got {level!r}")
+    logger.setLevel(level.upper() if isinstance(level, str) else level)
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        logger.addHandler(_StderrHandler())
+        logger.propagate = False
+
+
+class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes plain lines to what `sys.stderr` is at that moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return prefix + " ".join(record.getMessage().split())
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def require_type(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
+    """Raises TypeError unless a value of the user has one of the types."""
+    if not isinstance(value, types):
+        shown = " ".join(repr(value).split())
+        raise TypeError(f"{name} must be {expected}, got {shown[:40]} ({type(value).__name__})")

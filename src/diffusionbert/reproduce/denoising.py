@@ -1,0 +1,146 @@
+"""Table 1 of He et al. 2022, "DiffusionBERT": one sentence being denoised by several systems.
+
+Each system is shown at evenly spaced times, so that systems with different noise, steps and network calls can stand
+side by side. Tokens that are new since the row above are marked; masked positions show as [MASK].
+
+Pure functions of `StreamState`s; of tokenizers they only know that `##` continues a word.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
+from typing import Any, final
+
+from diffusionbert.evaluation.tables import escaped_for_latex, escaped_for_markdown
+from diffusionbert.inference.tasks import StreamState
+
+MASKED = "[MASK]"
+
+
+@final
+@dataclass(frozen=True)
+class Word:
+    """A word of a state: one position, or several whose tokens spell one word."""
+
+    text: str
+    """`MASKED` at a masked position."""
+    is_new: bool
+    """Whether any of its tokens is new since the row above."""
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """A system's state at a time."""
+
+    system: str
+    time: float
+    """From 1, where everything is masked, to 0."""
+    calls: int
+    """How often the network had been called."""
+    words: tuple[Word, ...]
+
+
+def denoising_table(systems: Mapping[str, Sequence[StreamState]], number: int = 5) -> tuple[Row, ...]:
+    """The rows of the table: `number` states per system, systems in the order given."""
+    if not systems:
+        raise ValueError("no system is given; give the moments of at least one")
+    rows = []
+    for name, moments in systems.items():
+        if not moments:
+            raise ValueError(f"{name!r} has no moments; give what `Model.stream` yields, as a list")
+        chosen = chosen_moments(moments, number)
+        for (_, before), (time, moment) in pairwise([chosen[0], *chosen]):
+            rows.append(Row(name, time, moment.calls, _words(moment.pieces, before.pieces)))
+    return tuple(rows)
+
+
+def chosen_moments(moments: Sequence[StreamState], number: int) -> list[tuple[float, StreamState]]:
+    """States at evenly spaced times, the first and the last included; a state that lasts long is repeated.
+
+    A sampler yields a state when something changes: the state at time t is the last one not later than t. Where times
+    do not decrease (as with Gibbs sampling), states are evenly spaced by their index instead.
+    """
+    if number < 2:
+        raise ValueError(f"`number` must be at least 2, for the first and the last state; got {number}")
+    if len(moments) == 1:
+        return [(moments[0].time, moments[0])]
+    times = [moment.time for moment in moments]
+    if times[0] <= times[-1] or any(after > before for before, after in pairwise(times)):
+        last = len(moments) - 1
+        chosen = [moments[index] for index in sorted({round(last * at / (number - 1)) for at in range(number)})]
+        return [(moment.time, moment) for moment in chosen]
+    wanted = [times[0] + (times[-1] - times[0]) * at / (number - 1) for at in range(1, number)]
+    # Times carry rounding errors: a state that is later by less than 1e-9 is not later.
+    found = [moments[bisect_right(times, 1e-9 - time, key=lambda other: -other) - 1] for time in wanted]
+    return [(times[0], moments[0]), *zip(wanted, found, strict=True)]
+
+
+def _words(pieces: Sequence[str | None], before: Sequence[str | None]) -> tuple[Word, ...]:
+    """The words of a state, each new unless the state before has the same tokens at its positions."""
+    words: list[Word] = []
+    for at, piece in enumerate(pieces):
+        if piece is None:
+            words.append(Word(MASKED, False))
+            continue
+        is_new = at >= len(before) or before[at] != piece
+        if piece.startswith("##") and at > 0 and pieces[at - 1] is not None:
+            words[-1] = Word(words[-1].text + piece[2:], words[-1].is_new or is_new)
+        else:
+            words.append(Word(piece, is_new))
+    return tuple(words)
+
+
+# ---- formats --------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """The table in GitHub's Markdown, new words in bold."""
+    lines = ["| system | t | calls | text |", "|---|---:|---:|---|"]
+    for name, own in groupby(rows, key=lambda row: row.system):
+        for index, row in enumerate(own):
+            first = "" if index else escaped_for_markdown(name)
+            text = _sentence(row, escaped_for_markdown, "**{}**")
+            lines.append(f"| {first} | {row.time:.2f} | {row.calls} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(rows: Sequence[Row]) -> str:
+    """The table as a LaTeX tabular, new words in bold; needs the packages booktabs and multirow."""
+    lines = [
+        "% needs \\usepackage{booktabs,multirow}",
+        "\\begin{tabular}{lrrl}",
+        "\\toprule",
+        "system & $t$ & calls & text \\\\",
+    ]
+    for name, group in groupby(rows, key=lambda row: row.system):
+        own = list(group)
+        lines.append("\\midrule")
+        for index, row in enumerate(own):
+            first = "" if index else f"\\multirow{{{len(own)}}}{{*}}{{{escaped_for_latex(name)}}}"
+            text = _sentence(row, escaped_for_latex, "\\textbf{{{}}}")
+            lines.append(f"{first} & {row.time:.2f} & {row.calls} & \\texttt{{{text}}} \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as plain data."""
+    return [asdict(row) for row in rows]
+
+
+def from_json(plain: Sequence[dict[str, Any]]) -> tuple[Row, ...]:
+    """Reads what `to_json` gave."""
+    return tuple(Row(**row | {"words": tuple(Word(**word) for word in row["words"])}) for row in plain)
+
+
+def _sentence(row: Row, escape: Callable[[str], str], mark: str) -> str:
+    """The words of a row; adjacent new words share one mark."""
+    parts = []
+    for is_new, words in groupby(row.words, key=lambda word: word.is_new):
+        # Tokens of white space alone cannot be marked.
+        text = " ".join(filter(None, (escape(word.text).strip() for word in words)))
+        parts.append(mark.format(text) if is_new and text else text)
+    return " ".join(filter(None, parts))

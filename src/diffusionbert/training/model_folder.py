@@ -1,0 +1,333 @@
+"""The model folder: what a run exports, a Hugging Face folder with what diffusion needs beside it.
+
+config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM (a decoder: AutoModelForCausalLM)
+                                                     and AutoTokenizer
+beside.safetensors                                   parameters beside the backbone's: time embeddings, word vectors;
+                                                     absent if there are none
+diffusionbert.json  token_counts.safetensors         the run's configuration, token counts and length histogram
+README.md                                            the model card
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import PreTrainedModel
+from typing_extensions import Unpack
+
+from diffusionbert import __version__
+from diffusionbert.data.corpus import parse_source
+from diffusionbert.data.sources import Source
+from diffusionbert.data.tokenizer import Vocabulary
+from diffusionbert.diffusion.absorbing import LearnedExponents
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.networks.base import HasBackbone
+from diffusionbert.networks.config import Pretrained, TimeEmbedding
+from diffusionbert.networks.loading import FILES, is_causal
+from diffusionbert.objectives.base import Likelihood, TrainingModule
+from diffusionbert.objectives.config import ObjectiveConfig
+from diffusionbert.reporting import reason_of
+from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.storage.hub import HubOptions, locate, quiet
+from diffusionbert.training.config import DataConfig, RunConfig
+from diffusionbert.training.run_folder import RunFolder
+
+BUNDLED = Path(str(files("diffusionbert"))) / "bundled"
+"""The model inside the package, called "bundled"."""
+_NETWORK, _BACKBONE = "network.", "network.backbone."
+
+
+@dataclass(frozen=True, eq=False)
+class ModelMetadata:
+    """What a model folder holds beside the parameters."""
+
+    config: RunConfig
+    vocabulary: Vocabulary
+    statistics: TokenStatistics
+    length_histogram: Tensor | None = None
+    """How many sentences of the training corpus have n tokens; None if unknown."""
+    data_fingerprint: str | None = None
+    paired: bool = False
+    """Whether the model was trained on pairs of source and target."""
+    training_text: frozenset[str] | None = None
+    """Hashes of the training text (`Source.contents`); None if unknown."""
+    trained: RunConfig | None = None
+    """The configuration as it was trained, its start included; None if unknown."""
+    tokens_seen: int | None = None
+    """Tokens of training up to these parameters; None if unknown."""
+
+
+def write_model(
+    folder: Path, module: TrainingModule, weights: Mapping[str, Tensor], metadata: ModelMetadata, state: Any
+) -> None:
+    """Writes parameters, which may be their EMA, as a model folder."""
+    with quiet():
+        backbone_of(module).save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
+    beside = _beside(weights)
+    if beside:
+        save_tensors(beside, folder / "beside.safetensors")
+    metadata.vocabulary.save(folder)
+    exponents = _exponents(module, weights)
+    tensors = {
+        "counts": metadata.statistics.counts,
+        "length_histogram": metadata.length_histogram,
+        "exponents": exponents,
+    }
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_tensors(given, folder / "token_counts.safetensors")
+    kind = module.objective.likelihood
+    best, step = (state.best, state.best_step) if state.is_validated else (None, state.step)
+    write_json(
+        folder / "diffusionbert.json",
+        {
+            "version": __version__,
+            "config": metadata.config.to_json(),
+            "data_fingerprint": metadata.data_fingerprint,
+            "training_text": _text_hashes(metadata.config.data),
+            "paired": metadata.paired,
+            "tokens_seen": state.best_tokens if state.is_validated else state.tokens,
+            "validation": {
+                # As in the log: a loss is not called nats.
+                "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": best,
+                "step": step,
+                "likelihood": kind.value,
+            },
+        },
+    )
+    (folder / "README.md").write_text(_card(module, metadata, state), encoding="utf-8")
+
+
+def training_source(data: DataConfig) -> Source:
+    """Where the training text is; raises ValueError if it no longer exists."""
+    return parse_source(data.corpus, [field for field in (data.field, data.target_field) if field])
+
+
+def _text_hashes(data: DataConfig) -> list[str] | None:
+    """The hashes by which the training text, or a copy, is recognised; None if it has no files."""
+    try:
+        contents = training_source(data).contents()
+    except (OSError, ValueError):  # the text was removed in the meantime, but the model is good
+        return None
+    return None if contents is None else sorted(contents)
+
+
+def backbone_of(module: TrainingModule) -> PreTrainedModel:
+    """The Hugging Face model inside a network; every network has one (`networks.HasBackbone`)."""
+    backbone = module.network.backbone
+    assert isinstance(backbone, PreTrainedModel)
+    return backbone
+
+
+def token_statistics(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor | None = None) -> TokenStatistics:
+    """The statistics of a tokenizer and a corpus."""
+    never_sampled = tuple(vocabulary.forbidden.nonzero()[:, 0].tolist())
+    return TokenStatistics(vocabulary.mask_id, vocabulary.pad_id, vocabulary.allowed, never_sampled, counts, exponents)
+
+
+def find_model(name: str, **options: Unpack[HubOptions]) -> Path:
+    """The folder of a model: "bundled", a run directory, a model folder or a Hub name; downloads it if need be."""
+    if name == "bundled":
+        return BUNDLED
+    return RunFolder(Path(name)).left_model() or locate("model", name, "a run directory, a model folder", **options)
+
+
+def find_start(name: str) -> Path:
+    """The folder of a language model to start from, or the file of an original `.th` checkpoint."""
+    return Path(name) if name.endswith(".th") else locate("language model", name, FILES)
+
+
+def is_diffusion_model(folder: Path) -> bool:
+    """Whether a folder holds a model that this package trained by an objective other than masked-language modelling."""
+    file = folder / "diffusionbert.json"
+    return file.exists() and not _description(file)[0].objective.is_pretraining
+
+
+def read_model(folder: Path) -> ModelMetadata:
+    """Reads a folder that `write_model` wrote, or that of any masked or causal language model.
+
+    A plain masked one generates without having been trained for it: order-agnostically, one token at a time.
+    """
+    vocabulary = Vocabulary.load(folder)
+    file, backbone = folder / "diffusionbert.json", Pretrained(str(folder))
+    if not file.exists():
+        name = "autoregressive" if is_causal(folder) else "order-agnostic"
+        # Texts are read as its tokenizer reads them: a cased model must see upper case.
+        data = DataConfig("unknown", lower=vocabulary.lowers, max_length=sys.maxsize)
+        config = RunConfig(data, backbone, objective=ObjectiveConfig.registry.get(name)())
+        counts = torch.zeros(vocabulary.size, dtype=torch.long)
+        return ModelMetadata(config, vocabulary, token_statistics(vocabulary, counts))
+    config, plain = _description(file)
+    objective = config.objective
+    tensors = load_tensors(folder / "token_counts.safetensors")
+    _require_frequencies(folder, tensors, vocabulary.size, objective.learns_exponents)
+    is_conditioned = config.time is not TimeEmbedding.NONE
+    if (objective.has_word_vectors or is_conditioned) and not (folder / "beside.safetensors").exists():
+        what = "has its own word vectors" if objective.has_word_vectors else "is time-conditioned"
+        raise ValueError(f"{str(folder)!r} {what}, but its beside.safetensors is missing; export it again")
+    hashes = plain.get("training_text")
+    return ModelMetadata(
+        replace(config, backbone=backbone),
+        vocabulary,
+        token_statistics(vocabulary, tensors["counts"], tensors.get("exponents")),
+        tensors["length_histogram"],
+        plain.get("data_fingerprint"),
+        bool(plain.get("paired", False)),
+        None if hashes is None else frozenset(map(str, hashes)),
+        config,
+        plain.get("tokens_seen"),
+    )
+
+
+def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int, has_exponents: bool) -> None:
+    """Refuses what lacks a tensor, or has one of another vocabulary; a network may have more exponents than its
+    tokenizer has ids.
+    """
+    needed = {"counts", "length_histogram"} | ({"exponents"} if has_exponents else set())
+    is_fitting = needed <= found.keys() and len(found["counts"]) == num_ids
+    if not is_fitting or (has_exponents and len(found["exponents"]) < num_ids):
+        raise ValueError(
+            f"{str(folder)!r} lacks {', '.join(sorted(needed))} of {num_ids} tokens in token_counts.safetensors; "
+            "export it again"
+        )
+
+
+def _description(file: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration in diffusionbert.json, and everything that it says."""
+    try:
+        plain = dict(read_json(file))
+        return RunConfig.from_json(plain["config"] if "config" in plain else plain["experiment"], "config"), plain
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{str(file)!r} does not describe a model ({reason_of(error)}); export it again") from error
+
+
+def save_model(network: HasBackbone, vocabulary: Vocabulary, source: Path, target: Path) -> Path:
+    """Writes a loaded model, with its parameters as they are now, as a new model folder.
+
+    Args:
+        network: The network.
+        vocabulary: Its tokenizer.
+        source: The folder that it was loaded from.
+        target: A new or empty directory.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{str(target)!r} exists and is not an empty directory; choose another")
+    with atomic_folder(target) as folder, quiet():
+        network.backbone.save_pretrained(folder)
+        vocabulary.save(folder)
+        assert isinstance(network, nn.Module)
+        beside = {name: tensor for name, tensor in network.named_parameters() if not name.startswith("backbone.")}
+        if beside:
+            save_tensors(
+                {name: tensor.detach().cpu() for name, tensor in beside.items()}, folder / "beside.safetensors"
+            )
+        for name in ("diffusionbert.json", "token_counts.safetensors", "README.md"):
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
+    return target
+
+
+def push_model(folder: Path, name: str) -> str:
+    """Uploads a model folder to the Hub, into a private repository if it is a new one, and gives its address."""
+    try:
+        api = HfApi()
+        address = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a DiffusionBERT model")
+    except Exception as error:  # no connection, no token, no such name: the model itself is safe
+        raise OSError(
+            f"{name!r} was not pushed ({reason_of(error)}); the model is in {str(folder)!r}, log in and try again"
+        ) from None
+    return str(address)
+
+
+def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
+    """Copies the parameters beside the backbone from a model folder, if it has some of the same kind."""
+    file, description = folder / "beside.safetensors", folder / "diffusionbert.json"
+    if not file.exists() or not description.exists():
+        return
+    stored_config, _ = _description(description)
+    if stored_config.time is not config.time:
+        return
+    if stored_config.objective.has_word_vectors != config.objective.has_word_vectors:
+        return
+    stored = load_tensors(file)
+    own = {name: weight for name, weight in network.named_parameters() if not name.startswith("backbone.")}
+    if {name: weight.shape for name, weight in own.items()} != {name: weight.shape for name, weight in stored.items()}:
+        raise ValueError(f"{str(file)!r} does not fit this network; use the settings it was trained with")
+    with torch.no_grad():
+        for name, weight in stored.items():
+            own[name].copy_(weight)
+
+
+def learned_exponents(folder: Path) -> Tensor | None:
+    """The exponents of a model folder whose schedule was learned; None if it was not."""
+    file = folder / "token_counts.safetensors"
+    return load_tensors(file).get("exponents") if file.exists() else None
+
+
+def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of the network that are not its backbone's."""
+    return {name: weight for name, weight in _below(_NETWORK, weights).items() if not name.startswith("backbone.")}
+
+
+def _exponents(module: TrainingModule, weights: Mapping[str, Tensor]) -> Tensor | None:
+    """The learned exponent of each token, if the objective learns any."""
+    for name, part in module.named_modules():
+        if isinstance(part, LearnedExponents):
+            found: Tensor = functional_call(part, {"logits": weights[f"{name}.logits"]}, ())
+            return found
+    return None
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _card(module: TrainingModule, metadata: ModelMetadata, state: Any) -> str:
+    config, objective = metadata.config, metadata.config.objective
+    num_parameters = sum(parameter.numel() for parameter in module.network.parameters())
+    family = "causal" if objective.is_causal else "masked"
+    opening = f"opens with `AutoModelFor{family.title()}LM`"
+    if _beside(dict(module.named_parameters())):
+        opening = "has parameters beside its backbone's, and opens with diffusionbert alone"
+    kind = module.objective.likelihood
+    is_none = kind is Likelihood.NONE
+    unit = "of loss per token; there is no likelihood" if is_none else f"nats per token, kind: {kind.value}"
+    training = config.training
+    step = state.best_step if state.is_validated else state.step
+    validation = "not validated: training was stopped before"
+    if state.is_validated:
+        validation = (
+            f"{state.best:.4f} {unit}; at most {training.validation_sentences} sentences, "
+            f"{training.validation_draws} stratified draws each, special tokens not counted, length given"
+        )
+    return f"""---
+library_name: diffusionbert
+pipeline_tag: {"fill-mask" if objective.generates_on_masks else "text-generation"}
+tags: [diffusionbert, {family}-lm]
+---
+# A DiffusionBERT model
+
+A {family} language model of {num_parameters / 1e6:.1f}M parameters, trained with diffusionbert {__version__}. It
+{opening}.
+
+| | |
+|---|---|
+| objective | {objective} |
+| time embedding | {config.time.value} |
+| backbone | {config.backbone} |
+| data | `{config.data.corpus}` (fingerprint {(metadata.data_fingerprint or "unknown")[:16]}) |
+| training | {step} of {training.steps} steps, {state.tokens:,} tokens seen in all |
+| validation text | {validation} |
+
+It generates text like its training corpus, with that corpus's errors and biases, and has no notion of truth.
+"""

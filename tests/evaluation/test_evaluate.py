@@ -1,0 +1,867 @@
+"""`evaluate` on a tiny run: every key, the same numbers again, figures that others find, files that read back equal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import math
+import shutil
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from drawing import requested
+from tiny_models import plain_bert
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from diffusionbert.cli.main import main
+from diffusionbert.data.canvas import Sentences
+from diffusionbert.data.cleaning import AS_IT_IS, Cleaning, detokenise
+from diffusionbert.data.corpus import parse_corpus
+from diffusionbert.data.sources import Split
+from diffusionbert.diffusion.categorical import log_prob_of
+from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
+from diffusionbert.diffusion.shapes import per_position
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.evaluation.conventions import Basis, ConventionScale, conventions
+from diffusionbert.evaluation.dataset import Trained, gather, held_out, sha256_of
+from diffusionbert.evaluation.evaluate import (
+    Plan,
+    assess,
+    compare_texts,
+    sample_bleu,
+    weight_hashes,
+    write_samples,
+)
+from diffusionbert.evaluation.judges import load_judge
+from diffusionbert.evaluation.likelihoods import PackedRows, ways_to_score
+from diffusionbert.evaluation.metrics import (
+    PerSample,
+    bleu4,
+    distinct_n,
+    repetition,
+    self_bleu4,
+    token_entropy,
+)
+from diffusionbert.evaluation.result import EvaluationResult, mean_with_interval
+from diffusionbert.inference.tasks import Task
+from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
+from diffusionbert.likelihood.protocol import Length, Protocol
+from diffusionbert.likelihood.scores import (
+    Estimate,
+    LikelihoodRates,
+    PointEstimate,
+    Scores,
+    paired_bootstrap,
+)
+from diffusionbert.model import Model, load
+from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
+from diffusionbert.objectives.config import CONTINUOUS, GRID, NO_LIKELIHOOD, ScoringQuantities
+from diffusionbert.objectives.continuous_time import ContinuousTime, ContinuousTimeConfig
+from diffusionbert.objectives.discrete_time import DiscreteTime, DiscreteTimeConfig, Quantity
+from diffusionbert.objectives.masked_lm import MaskedLMConfig
+from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticConfig, OrderAgnosticGrid
+from diffusionbert.storage.code_version import code_version
+from diffusionbert.storage.component import Component
+from diffusionbert.storage.files import load_tensors, read_json, save_tensors
+from diffusionbert.storage.schema import to_json
+from diffusionbert.training.config import DataConfig, RunConfig
+from diffusionbert.training.run_folder import RunFolder
+
+SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
+QUICK = ["--steps=4", "--validate-every=4", "--save-every=4", "--batch-tokens=512"]
+FEW = ["--sentences=6", "--samples=4", "--length=12", "--max-draws=8"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A network trained (hardly) by diffusion."""
+    output = tmp_path_factory.mktemp("runs") / "tiny"
+    cache = tmp_path_factory.mktemp("cache")
+    main(["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
+    return output
+
+
+@pytest.fixture(scope="module")
+def model(run) -> Model:
+    return load(run, "cpu")
+
+
+@pytest.fixture(scope="module")
+def evaluation_set(model):
+    return gather(held_out("pydoc", Trained(model.config.data), Cleaning(lower=True)), "pydoc", model.vocabulary, 46, 6)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory) -> Path:
+    """A causal model of five words, with random weights."""
+    folder = tmp_path_factory.mktemp("judge")
+    words = {word: index for index, word in enumerate(["<end>", "the", "of", "a", "is"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    GPT2LMHeadModel(GPT2Config(vocab_size=5, n_positions=128, n_embd=8, n_layer=1, n_head=1)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(run, judge) -> EvaluationResult:
+    """Everything at once, as the command leaves it in the run folder."""
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--judge={judge}"])
+    return EvaluationResult.load(run)
+
+
+def quick(**changes) -> Plan:
+    plan = Plan(requested(steps=8, top_k=30), samples=3, length=6, budget=EstimationBudget(None, 4, strata=2))
+    return replace(plan, **changes)
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp_path):
+    found = []
+    for number in range(2):
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--json", f"--output={tmp_path / str(number)}"])
+        said = capsys.readouterr()
+        assert not said.err
+        found.append(json.loads(said.out))
+    keys = "format name model weights code data seed likelihoods generation conventions notes"
+    assert list(found[0]) == keys.split()
+    for report in found:
+        speed = report["generation"].pop("speed")
+        assert set(speed) == {"seconds_per_sample", "tokens_per_second", "calls_per_sample", "device", "batch"}
+        assert speed["seconds_per_sample"] * speed["tokens_per_second"] == pytest.approx(12)
+        assert 1 <= speed["calls_per_sample"] <= 12
+        assert speed["batch"] == 8
+    assert found[0] == found[1]
+    own = found[0]["likelihoods"]["continuous"]
+    card = own["protocol"]
+    assert (card["length"], card["special_tokens"], card["packed"]) == ("given", False, False)
+    assert (card["num_draws"], card["strata"], card["precision"]) == (8, 4, 0.005)
+    assert own["kind"] == "bound"
+
+
+def test_the_result_comes_back_as_it_was_saved(evaluated, run, tmp_path):
+    evaluated.save(tmp_path)
+    again = EvaluationResult.load(tmp_path)
+    for field in fields(EvaluationResult):
+        before, after = getattr(evaluated, field.name), getattr(again, field.name)
+        if field.name not in ("scores", "bleu4", "self_bleu4"):
+            assert after == before
+    for path in (run / "evaluation").iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_summary_is_that_of_the_scores(evaluated):
+    scores, own = evaluated.primary_scores, evaluated.primary
+    assert scores is not None
+    assert list(evaluated.scores) == ["continuous", "grid"] == list(evaluated.likelihoods)
+    assert own == evaluated.likelihoods["continuous"]
+    assert own.rates == LikelihoodRates.of(scores.rates(seed=0))
+    assert evaluated.likelihoods["grid"].rates == LikelihoodRates.of(evaluated.scores["grid"].rates())
+    assert scores.num_rounds == 2
+    assert float(scores.spread.draws) == pytest.approx(own.standard_error.draws**2)
+    assert paired_bootstrap(scores, scores).value == 0
+
+
+def test_the_result_says_what_was_evaluated(evaluated, model):
+    about = evaluated.model
+    assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("discrete-time", "linear", 128)
+    assert (about.time_conditioning, about.backbone, about.start) == ("none", "bert", "scratch")
+    assert (about.parameters, about.seed, about.training_steps) == (model.num_parameters, 0, 4)
+    best = RunFolder(Path(model.name)).named("best")
+    assert about.tokens_seen == read_json(best / "standing.json")["tokens"] > 0
+    assert evaluated.code == code_version()
+    assert evaluated.seed == 0
+    continuous, grid = (evaluated.likelihoods[name].protocol.definition for name in ("continuous", "grid"))
+    assert continuous == LikelihoodDefinition("strict", TimeGrid(), Estimator.ORDER_AGNOSTIC)
+    assert (grid.quantity, grid.time, grid.schedule) == ("strict", TimeGrid(128), Component("linear"))
+
+
+def test_a_plain_masked_model_has_no_training_to_tell_of(tmp_path, capsys):
+    data = tmp_path / "a.txt"
+    data.write_text("the king saw a river .\nthe king saw the sea .\n")
+    few = ["--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--json"]
+    main(["evaluate", f"--model={plain_bert()}", f"--data={data}", *few])
+    about = json.loads(capsys.readouterr().out)["model"]
+    assert [about[name] for name in ("start", "seed", "training_steps", "tokens_seen")] == [None] * 4
+    assert about["backbone"] == "bert"
+
+
+def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, model):
+    lines = (run / "evaluation" / "samples.txt").read_text(encoding="utf-8").splitlines()
+    first, second = lines[:4], lines[4:]
+    assert (list(evaluated.samples), list(evaluated.more_samples)) == (first, second)
+    assert len(second) == 4
+    assert not set(first) & set(second)
+    sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
+    references = [model.vocabulary.decode(row) for row in model.vocabulary.encode(sentences)]
+    quality, others = bleu4(first, references), self_bleu4(second)
+    own = evaluated.generation.samples
+    assert (own.bleu4.value, own.self_bleu4.value) == (quality.mean, others.mean)
+    assert len({*quality.values.tolist(), *others.values.tolist()}) > 2  # else the comparison would say little
+    assert own.bleu4 == mean_with_interval(quality)
+    assert evaluated.bleu4.values.tolist() == quality.values.tolist()
+    assert evaluated.self_bleu4.values.tolist() == others.values.tolist()
+    assert own.distinct[1] == distinct_n(first, 2)
+    assert own.repeated_4grams == repetition(first).share.mean
+    assert own.entropy_pooled == token_entropy(first).pooled
+    assert own.entropy_per_text == token_entropy(first).within.mean
+    assert first == [written.text for written in model.write(Task(4, 12, seed=0), requested(top_k=30))]
+
+
+def test_texts_are_compared_like_with_like(model, tmp_path):
+    """In lower case, after the tokenizer, and each set with its own."""
+    lines = ["It 's the value of the object , not changed .", "An object is a value of the other object ."]
+    corpus = gather(corpus_of(tmp_path / "a.txt", lines), "a", model.vocabulary, 46)
+    assert corpus.decoded != corpus.texts
+    first, second = corpus.decoded[0].upper(), corpus.decoded[1]
+    written = write_samples(model, quick())
+    samples = replace(written, first=(first, first), second=(second, f"{second} and more"))
+    bleu, self_bleu = sample_bleu(samples, corpus)
+    own, real = compare_texts(samples, bleu, self_bleu, corpus, [0, 1])
+    assert bleu.values.tolist() == [1.0, 1.0]
+    assert self_bleu.values.tolist() == self_bleu4([second.lower(), f"{second} and more".lower()]).values.tolist()
+    assert self_bleu.values.max() < 1
+    assert (own.bleu4.value, own.self_bleu4.value) == (bleu.mean, self_bleu.mean)
+    decoded = [text.lower() for text in corpus.decoded]
+    assert real.bleu4.value == self_bleu4(decoded).mean
+
+
+def test_real_sentences_stand_beside_the_samples(model, evaluation_set):
+    found = assess(model, evaluation_set, quick())
+    numbers = evaluation_set.some(3)
+    real = [evaluation_set.decoded[number].lower() for number in numbers]
+    others = [
+        [text.lower() for index, text in enumerate(evaluation_set.decoded) if index != number] for number in numbers
+    ]
+    expected = [bleu4([text], rest).mean for text, rest in zip(real, others, strict=True)]
+    own = found.generation.real
+    assert own.bleu4.value == pytest.approx(np.mean(expected))
+    assert own.self_bleu4.value == self_bleu4(real).mean
+    assert own.number == 3
+    assert own.distinct[0] == distinct_n(real, 1)
+
+
+def test_hashes_are_those_of_the_files_and_texts(evaluated, run, model):
+    file = run / "model" / "model.safetensors"
+    own = hashlib.sha256(file.read_bytes()).hexdigest()
+    data = evaluated.data
+    assert evaluated.weights.files["model.safetensors"] == own
+    assert weight_hashes(model) == evaluated.weights
+    assert evaluated.primary.protocol.weights == evaluated.weights.sha256
+    sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
+    scored = [sentences[number] for number in evaluated.primary_scores.example.tolist()]
+    assert data.sha256 == hashlib.sha256("".join(f"{text}\n" for text in scored).encode()).hexdigest()
+    assert evaluated.primary.protocol.data == data.sha256
+    assert data.corpus_sha256 == sha256_of(sentences)
+    assert (data.split, data.num_sentences) == (Split.VALIDATION, 6)
+
+
+def test_the_judge_reads_samples_and_real_sentences(evaluated, judge, evaluation_set):
+    verdict, opened = evaluated.generation.judge, load_judge(str(judge), torch.device("cpu"))
+    real = [evaluation_set.decoded[number] for number in evaluation_set.some(4)]
+    for name, texts in (("samples", evaluated.samples), ("real", real)):
+        expected = opened.read(list(texts)).judged()
+        assert getattr(verdict, name).perplexity == pytest.approx(expected.perplexity)
+        assert getattr(verdict, name).entropy == pytest.approx(expected.entropy)
+    assert verdict.samples.perplexity != verdict.real.perplexity
+    assert "not counted" in verdict.convention
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, tmp_path):
+    targets = {}
+
+    def compute(**options):
+        targets.update(options)
+        return SimpleNamespace(mauve=0.25, mauve_star=0.5, num_buckets=2)
+
+    monkeypatch.setitem(sys.modules, "mauve", SimpleNamespace(compute_mauve=compute))
+    options = ["--mauve", f"--judge={judge}", "--json", f"--output={tmp_path}"]
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, *options])
+    mauve = json.loads(capsys.readouterr().out)["generation"]["mauve"]
+    assert (mauve["value"], mauve["features"]) == (0.25, str(judge))
+    opened, samples = load_judge(str(judge), torch.device("cpu")), EvaluationResult.load(tmp_path).samples
+    assert np.allclose(targets["q_features"], opened.read(list(samples)).features, atol=1e-5)
+
+
+def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, tmp_path):
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--output={tmp_path}"])
+    said = capsys.readouterr().out
+    assert EvaluationResult.load(tmp_path).table() in said
+    own, real, data = evaluated.generation.samples, evaluated.generation.real, evaluated.data
+    [words] = [line.split() for line in said.splitlines() if line.startswith("  words per text")]
+    assert words[3:] == [f"{own.words_per_text:.1f}", f"{real.words_per_text:.1f}"]
+    for shown in (
+        f"{evaluated.primary.rates.perplexity_per_token.value:,.2f}",
+        f"{own.bleu4.value:.3f}",
+        f"{real.distinct[0]:.3f}",
+    ):
+        assert shown in said
+    for words in (
+        "length given",
+        "128 steps",
+        "top-k 30",
+        "MDLM",
+        "NOT what it was trained for",
+        f"split {data.split.value}, sha256 {data.corpus_sha256[:12]}",  # as compare calls it
+        f"of those {data.num_sentences} {data.sha256[:12]}",
+    ):
+        assert words in said
+
+
+def test_a_model_without_a_run_folder_writes_only_where_it_is_told(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("stays")
+    model = f"--model={run / 'model'}"
+    main(["evaluate", model, "--data=pydoc", *FEW, "--json"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    main(["evaluate", model, "--data=pydoc", *FEW, "--output=out"])
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"mine.txt", "evaluation.json", "scores.safetensors", "samples.txt"}
+    assert "written to out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "scores.safetensors", "samples.txt"])
+def test_nothing_is_overwritten_without_a_word(run, tmp_path, capsys, monkeypatch, name):
+    monkeypatch.setattr("diffusionbert.model.load", None)  # no work is done first
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, f"--output={tmp_path}"])
+    assert caught.value.code == 2
+    [said] = capsys.readouterr().err.strip().splitlines()
+    assert said.endswith(f"contains '{name}'; give --overwrite, or choose another --output")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
+
+
+def test_a_run_is_evaluated_again_if_that_is_said(evaluated, run, capsys):
+    before = {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()}
+    with pytest.raises(SystemExit):
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW])
+    assert {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()} == before
+    assert "give --overwrite" in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder_for_an_evaluation(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("diffusionbert.model.load", None)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, f"--output={tmp_path / 'file'}"])
+    assert caught.value.code == 2
+    assert "file' (Not a directory); choose another --output" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp_path, capsys):
+    options = ["--sentences=4", "--samples=2", "--max-draws=4", "--steps=2", "--json", f"--output={tmp_path}"]
+    main(["evaluate", f"--model={run}", "--data=pydoc", *options])
+    assert json.loads(capsys.readouterr().out)["generation"]["sampling"]["length"] == 46
+    main(["evaluate", f"--model={run}", "--data=pydoc", *options, "--length=corpus", "--precision=0.1", "--overwrite"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["generation"]["sampling"]["length"] is None
+    assert found["likelihoods"]["continuous"]["protocol"]["precision"] == 0.1
+
+
+def test_texts_are_read_as_the_model_was_trained_unless_told_otherwise(run, tmp_path, capsys):
+    lines = [f"The Value isn 't changed , it 's {word} ." for word in ("one", "two", "three")]
+    data = tmp_path / "a.jsonl"
+    data.write_text("\n".join(json.dumps({"body": line}) for line in lines))
+    options = [f"--data={data}", "--field=body", "--samples=2", "--length=4", "--max-draws=4", "--json"]
+
+    def read(*more: str) -> str:
+        main(["evaluate", f"--model={run}", *options, *more, f"--output={tmp_path / 'out'}", "--overwrite"])
+        return json.loads(capsys.readouterr().out)["data"]["sha256"]
+
+    lower = [line.lower() for line in lines]
+    assert read() == sha256_of(lower)
+    assert read("--cased") == sha256_of(lines)
+    assert read("--detokenise") == sha256_of([detokenise(line).lower() for line in lines])
+    assert read("--split=all", "--sentences=2") in {sha256_of(lower[:2]), sha256_of(lower[1:]), sha256_of(lower[::2])}
+
+
+def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluated, run, tmp_path):
+    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--seed=1", f"--output={tmp_path}"])
+    other = EvaluationResult.load(tmp_path)
+    assert not {*other.samples, *other.more_samples} & {*evaluated.samples, *evaluated.more_samples}
+    assert other.data == evaluated.data
+    assert (other.seed, other.primary.protocol.seed, other.generation.sampling.seed) == (1, 1, 1)
+    assert torch.equal(other.primary_scores.example, evaluated.primary_scores.example)
+    assert not torch.equal(other.primary_scores.nats, evaluated.primary_scores.nats)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--data"),
+        (["--data=no-such-file.txt"], "no-such-file"),
+        (["--data=EMPTY"], "empty"),
+        (["--data=PAIRS"], "pairs"),
+        (["--data=pydoc", "--samples=0"], "2 to 50000, not 0"),
+        (["--data=pydoc", "--samples=1"], "2 to 50000, not 1"),
+        (["--data=pydoc", "--samples=60000"], "2 to 50000, not 60000"),
+        (["--data=pydoc", "--seed=-1"], "0 or more"),
+        (["--data=pydoc", "--sentences=1"], "at least two"),
+        (["--data=pydoc", "--length=64"], "46"),
+        (["--data=pydoc", "--length=nonsense"], "--length"),
+        (["--data=pydoc", "--judge=no/such-judge"], "no/such-judge"),
+        (["--data=pydoc", "--precision=fine"], "--precision"),
+        (["--data=pydoc", "--precision=0"], "precision"),
+        (["--data=pydoc", "--max-draws=1"], "--max-draws must be at least 2, given 1"),
+        (["--data=pydoc", "--max-draws=0"], "--max-draws must be at least 2, given 0"),
+        (["--data=pydoc", "--sampler=magic"], "magic"),
+        (["--data=pydoc", "--split=test"], "test split"),
+        (["--data=pydoc", "--field=text"], "JSONL"),
+        (["--data=pydoc", "--model=no/such/model"], "no/such/model"),
+    ],
+    ids=str,
+)
+def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, message):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "pairs.tsv").write_text("a question\tan answer\n" * 3)
+    positions = {"EMPTY": str(tmp_path / "empty.txt"), "PAIRS": str(tmp_path / "pairs.tsv")}
+    words = [
+        option.replace(name, position) for option in options for name, position in positions.items() if name in option
+    ]
+    words += [option for option in options if not any(name in option for name in positions)]
+    model = [] if any("--model" in word for word in words) else [f"--model={run}"]
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", *model, *words, f"--output={tmp_path / 'out'}"])
+    assert caught.value.code == 2
+    assert not (tmp_path / "out").exists()
+    [said] = capsys.readouterr().err.strip().splitlines()
+    assert said.startswith("diffusionbert: ")
+    assert message in said
+
+
+# ---- likelihoods --------------------------------------------------------------------------------------------------
+
+
+def test_the_likelihood_is_that_of_the_model(model, evaluation_set):
+    budget = EstimationBudget(None, 4, strata=2, seed=3)
+    found = assess(model, evaluation_set, quick(budget=budget))
+    expected = model.likelihood(evaluation_set.scored, budget)
+    assert torch.equal(found.primary_scores.nats, expected.scores.nats)
+    assert found.primary.rates == LikelihoodRates.of(expected.rates)
+    assert found.primary_scores.example.tolist() == list(evaluation_set.numbers)
+
+
+def test_other_likelihoods_get_no_more_draws_than_the_models_own(model, evaluation_set):
+    found = assess(
+        model, evaluation_set, quick(budget=EstimationBudget(0.5, 400, strata=2), conventions=True)
+    ).likelihoods
+    own, grid = found["continuous"], found["grid"]
+    assert 4 <= grid.protocol.num_draws <= own.protocol.num_draws < 400
+    assert own.limited_by is None
+
+
+def test_modelled_lengths_are_added_and_conventions_take_them_out_again(model, evaluation_set):
+    given = assess(model, evaluation_set, quick(conventions=True))
+    paid = assess(model, evaluation_set, quick(conventions=True, modelled_length=True))
+    assert model.length_histogram is not None
+    for name in ("continuous", "grid"):
+        own, more = given.scores[name], paid.scores[name]
+        price = length_nats(model.length_histogram, own.tokens)
+        assert torch.allclose(more.nats, own.nats + price)
+        assert given.likelihoods[name].protocol.length is Length.GIVEN
+        assert paid.likelihoods[name].protocol.length is Length.MODELLED
+    assert given.conventions is not None
+    assert paid.conventions is not None
+    for row, again in zip(given.conventions, paid.conventions, strict=True):
+        assert again.value.value == pytest.approx(row.value.value)
+
+
+ALLOWED = torch.tensor([False, True, True, True, False])
+STATISTICS = TokenStatistics(0, 4, ALLOWED, (1,), torch.tensor([0, 1, 5, 9, 0]))
+CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("objective", "time", "expected"),
+    [
+        (DiscreteTimeConfig(Linear(), 16), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic, GRID: OrderAgnosticGrid}),
+        (DiscreteTimeConfig(Linear(), 16), TimeEmbedding.LAYERS, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(CORPUS, 16), TimeEmbedding.NONE, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(SENTENCE, 16), TimeEmbedding.PREFIX, {GRID: DiscreteTime, CONTINUOUS: ContinuousTime}),
+        (DiscreteTimeConfig(SENTENCE, 16, Quantity.PAPER), TimeEmbedding.NONE, {GRID: DiscreteTime}),
+        (DiscreteTimeConfig(Linear(), 16, uniform_noise=True), TimeEmbedding.NONE, {GRID: DiscreteTime}),
+        (ContinuousTimeConfig(CORPUS), TimeEmbedding.NONE, {CONTINUOUS: ContinuousTime}),
+        (OrderAgnosticConfig(), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic}),
+        (MaskedLMConfig(), TimeEmbedding.NONE, {CONTINUOUS: OrderAgnostic}),
+    ],
+    ids=str,
+)
+def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expected):
+    """The model's own comes first; where the grid has no limit, a note says why."""
+    ways = ways_to_score(RunConfig(DataConfig("x"), time=time, objective=objective), STATISTICS)
+    assert {name: type(way[0]) for name, way in ways.by_name.items()} == expected
+    assert list(ways.by_name) == list(expected)
+    assert ways.primary == next(iter(expected))
+    assert bool(ways.notes) == (list(expected) == [GRID])
+    if GRID in expected:
+        assert ways.by_name[GRID][1].time == TimeGrid(16)
+
+
+def test_the_grid_is_that_of_the_asked_steps(model, evaluation_set):
+    """One step writes all words at once, none seeing another; a thousand come near to the limit."""
+    budget, found = EstimationBudget(None, 32, strata=16), {}
+    for steps in (1, 1000):
+        ways = ways_to_score(replace(model.config, objective=DiscreteTimeConfig(Linear(), steps)), model.statistics)
+        for name, way in ways.by_name.items():
+            found[steps, name] = model.likelihood(evaluation_set.scored, budget, way=way)
+    batch = Sentences(model.vocabulary, evaluation_set.scored).batch(range(6))
+    masked = batch.tokens.masked_fill(batch.editable, model.vocabulary.mask_id)
+    with torch.no_grad():
+        log_f = model.network(masked, batch.attend, torch.ones(6).double(), batch.editable)
+    nats = per_position(-log_prob_of(log_f, batch.tokens[batch.editable]), batch.editable).sum(dim=1)
+    assert torch.allclose(found[1, GRID].scores.nats, nats.double(), rtol=1e-4)
+    assert float(found[1, GRID].scores.draw_variance.max()) < 1e-6
+    assert torch.equal(found[1, CONTINUOUS].scores.nats, found[1000, CONTINUOUS].scores.nats)
+    assert found[1000, GRID].nats_per_token == pytest.approx(found[1000, CONTINUOUS].nats_per_token, rel=0.01)
+    assert [found[steps, GRID].protocol.definition.time.steps for steps in (1, 1000)] == [1, 1000]
+
+
+def test_a_method_without_a_likelihood_says_so(model, evaluation_set, monkeypatch):
+    none = ScoringQuantities((), (NO_LIKELIHOOD,))
+    monkeypatch.setattr(DiscreteTimeConfig, "scoring_quantities", lambda self, time: none)
+    found = assess(model, evaluation_set, quick(conventions=True))
+    assert (found.primary, found.likelihoods, found.conventions) == (None, {}, ())
+    assert found.generation.samples.bleu4.ci95 is not None
+    assert any("this method has no likelihood" in note for note in found.notes)
+
+
+def test_it_is_written_and_read_without_a_likelihood(model, evaluation_set, monkeypatch, tmp_path):
+    found = replace(assess(model, evaluation_set, quick()), likelihoods={}, scores={})
+    found.save(tmp_path)
+    again = EvaluationResult.load(tmp_path)
+    assert again.primary is again.primary_scores is None
+    assert again.samples == found.samples
+
+
+# ---- conventions --------------------------------------------------------------------------------------------------
+
+
+def estimate_of(nats: list[float], tokens: list[int], name: str) -> Estimate:
+    size = len(nats)
+    scores = Scores(
+        Likelihood.BOUND,
+        torch.arange(size),
+        torch.tensor(nats, dtype=torch.float64),
+        torch.zeros(size, dtype=torch.float64),
+        2,
+        torch.tensor(tokens),
+        torch.tensor([2, 3][:size]),
+        torch.tensor([10, 20][:size]),
+    )
+    return Estimate(scores, scores.rates(), None, Protocol(LikelihoodDefinition(name)))
+
+
+def basis(**changes) -> Basis:
+    own = estimate_of([6.0, 9.0], [4, 6], "own")
+    grid, limit = estimate_of([8.0, 12.0], [4, 6], "grid"), estimate_of([5.0, 7.0], [4, 6], "limit")
+    packed = estimate_of([30.0, 20.0], [10, 10], "limit")
+    return replace(Basis(own, grid, limit, packed, torch.tensor([1.0, 2.0]).double(), 2, 600), **changes)
+
+
+def test_conventions_by_hand():
+    word, token, padded, packed, paid, byte = conventions(basis())
+    assert word.value.value == pytest.approx(math.exp((8 + 12) / (2 + 3)))
+    assert token.value.value == pytest.approx(math.exp((6 + 9) / (4 + 6)))
+    assert padded.value.value == pytest.approx(math.exp((5 + 7) / (4 + 2 + 6 + 2)))
+    assert packed.value.value == pytest.approx(math.exp((30 + 20) / 20))
+    assert paid.value.value == pytest.approx(math.exp((6 + 1 + 9 + 2) / (4 + 6)))
+    assert byte.value.value == pytest.approx((6 + 9) / (10 + 20) / math.log(2))
+    assert [row.definition.quantity for row in (word, token, padded, packed, paid, byte)] == [
+        "grid", "own", "limit", "limit", "own", "own",
+    ]  # fmt: skip
+    assert [row.meaning.trained_for for row in (word, token, padded, packed, paid, byte)] == [
+        True, True, True, False, True, True,
+    ]  # fmt: skip
+    # Two sentences drawn from two: the interval reaches from one of them to the other.
+    assert word.value.ci95 == pytest.approx((math.exp(8 / 2), math.exp(12 / 3)))
+    assert padded.value.ci95 == pytest.approx(sorted((math.exp(5 / 6), math.exp(7 / 8))))
+    assert {row.meaning.scale for row in (word, token, padded, packed, paid)} == {ConventionScale.PERPLEXITY}
+    assert byte.meaning.scale is ConventionScale.BITS
+
+
+def test_a_convention_that_cannot_be_had_says_why():
+    rows = conventions(basis(packed=None, length_nats=None, own=estimate_of([math.inf, 9.0], [4, 6], "own")))
+    by_name = {row.meaning.name: row for row in rows}
+    assert "do not fill" in by_name["per token, packed"].meaning.note
+    assert "length histogram" in by_name["per token, with length"].meaning.note
+    assert "infinite" in by_name["per token"].meaning.note
+    for name in ("per token, packed", "per token, with length", "per token", "per byte"):
+        assert by_name[name].value is None
+    assert by_name["per word"].value is not None
+
+
+def test_conventions_of_a_run_agree_with_its_likelihoods(evaluated):
+    rows = {row.meaning.name: row for row in evaluated.conventions}
+    values = {name: row.value for name, row in rows.items()}
+    scores, rates = evaluated.primary_scores, evaluated.primary.rates
+    assert values["per token"].value == pytest.approx(rates.perplexity_per_token.value)
+    assert values["per token"].ci95 == pytest.approx(rates.perplexity_per_token.ci95)
+    grid = evaluated.likelihoods["grid"].rates
+    assert values["per word"].value == pytest.approx(grid.perplexity_per_word.value)
+    assert values["per byte"].value == pytest.approx(rates.bits_per_byte.value)
+    padded = float(scores.nats.sum()) / float(scores.tokens.sum() + 2 * len(scores))
+    assert values["per token, padded"].value == pytest.approx(math.exp(padded))
+    assert not rows["per token, packed"].meaning.trained_for
+
+
+def test_packed_rows_are_full_and_lose_nothing_but_the_end(model):
+    vocabulary = model.vocabulary
+    texts = ["the value is not changed .", "an object is a value", "this is the end of it"]
+    framed = vocabulary.encode(texts)
+    running = [token for row in framed for token in row[1:-1]]
+    rows = PackedRows(vocabulary, texts, 9)
+    assert len(rows.rows) == len(running) // 7
+    assert [token for row in rows.rows for token in row[1:-1]] == running[: 7 * len(rows.rows)]
+    assert {(row[0], row[-1], len(row)) for row in rows.rows} == {(framed[0][0], framed[0][-1], 9)}
+    batch = rows.batch([1, 0])
+    assert batch.editable.sum(dim=1).tolist() == [7, 7]
+    assert not batch.editable[:, [0, -1]].any()
+    assert batch.tokens.tolist() == [rows.rows[1], rows.rows[0]]
+    assert batch.example.tolist() == [1, 0]
+    assert rows.lengths.tolist() == [9] * len(rows.rows)
+
+
+# ---- what is assessed on ------------------------------------------------------------------------------------------
+
+
+def corpus_of(path: Path, lines: list[str]):
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return parse_corpus(str(path), Split.ALL, cleaning=AS_IT_IS)
+
+
+def test_sentences_keep_their_numbers_whoever_is_left_out(model, tmp_path):
+    lines = [f"the value {'of the value ' * (number % 5)}is not changed ." for number in range(40)]
+    corpus = corpus_of(tmp_path / "a.txt", lines)
+    everything = gather(corpus, "a", model.vocabulary, 46)
+    assert everything.numbers == tuple(range(40))
+    lengths = [len(row) - 2 for row in model.vocabulary.encode(lines)]
+    room = sorted(lengths)[20]
+    short = gather(corpus, "a", model.vocabulary, room)
+    assert short.numbers == tuple(number for number in range(40) if lengths[number] <= room)
+    assert 0 < short.num_overlong == 40 - len(short.numbers)
+    assert short.scored == tuple(lines[number] for number in short.numbers)
+    some, fewer = (gather(corpus, "a", model.vocabulary, 46, number).numbers for number in (20, 10))
+    assert (len(some), len(fewer)) == (20, 10)
+    assert set(fewer) < set(some)
+    assert some != tuple(range(20))
+    assert list(some) == sorted(some)
+    assert short.texts == everything.texts  # references are all sentences, also those that are not scored
+
+
+def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
+    own = tmp_path / "own.txt"
+    other = tmp_path / "other.txt"
+    for path in (own, other):
+        path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
+    trained = Trained(DataConfig(str(own)))
+    assert held_out(str(own), trained, AS_IT_IS).split is Split.VALIDATION
+    assert held_out(str(other), trained, AS_IT_IS).split is Split.ALL
+    assert held_out(str(own), Trained(DataConfig("gone.txt")), AS_IT_IS).split is Split.ALL
+    assert held_out("pydoc", Trained(DataConfig("pydoc")), AS_IT_IS).split is Split.VALIDATION
+    assert held_out("pydoc", trained, AS_IT_IS).split is Split.ALL
+    shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
+    shard.parent.mkdir(parents=True)
+    shard.write_text("a sentence\n")
+    assert held_out(f"lm1b:{tmp_path / 'lm1b'}", trained, AS_IT_IS).split is Split.TEST
+
+
+def test_text_that_was_trained_on_is_told(model, tmp_path):
+    path = tmp_path / "own.txt"
+    path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
+
+    def notes(split: Split, trained: DataConfig) -> tuple[str, ...]:
+        corpus = parse_corpus(str(path), split)
+        return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).provenance.notes
+
+    assert "trained on" in notes(Split.ALL, DataConfig(str(path)))[0]
+    assert "trained on" in notes(Split.VALIDATION, DataConfig(str(path), validation="other.txt"))[0]
+    assert not notes(Split.VALIDATION, DataConfig(str(path)))
+    assert not notes(Split.ALL, DataConfig("pydoc"))
+    assert "is unknown whether" in notes(Split.ALL, DataConfig("gone.txt"))[0]
+    (tmp_path / "torn.txt.xz").write_bytes(b"\0" * 100)
+    assert "is unknown whether" in notes(Split.ALL, DataConfig(str(tmp_path / "torn.txt.xz")))[0]
+    assert "is unknown whether" in notes(Split.ALL, DataConfig("hf:somewhere"))[0]
+    assert not notes(Split.VALIDATION, DataConfig("gone.txt"))  # had it been trained on them, these were held out
+
+
+def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, capsys, monkeypatch):
+    lines = "".join(f"the value {number} is not changed in the class .\n" for number in range(400))
+    Path(tmp_path / "own.txt").write_text(lines)
+    with lzma.open(tmp_path / "copy.txt.xz", "wt") as copy:
+        copy.write(lines)
+    (tmp_path / "other.txt").write_text(lines.replace("class", "module"))
+    monkeypatch.chdir(tmp_path)
+    trained = ["--data=own.txt", "--output=run", "--cache=cache", *QUICK, *SMALL]
+    main(["train", *trained])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    few = ["--sentences=2", "--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--overwrite"]
+
+    def noted(*arguments: str) -> tuple[str, str, list[str]]:
+        capsys.readouterr()
+        main(["evaluate", f"--model={tmp_path / 'run'}", "--json", *few, *arguments])
+        printed = capsys.readouterr()
+        report = json.loads(printed.out)
+        return report["data"]["split"], printed.err, [note for note in report["notes"] if "trained" in note]
+
+    assert noted(f"--data={tmp_path / 'copy.txt.xz'}") == ("validation", "", [])
+    split, warned, notes = noted(f"--data={tmp_path / 'copy.txt.xz'}", "--split=all")
+    assert (split, len(notes)) == ("all", 1)
+    assert "was trained on" in notes[0]
+    assert warned == f"note: {notes[0]}\n"
+    assert noted(f"--data={tmp_path / 'other.txt'}") == ("all", "", [])
+    about = tmp_path / "run" / "model" / "diffusionbert.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"training_text": None}))
+    split, warned, notes = noted(f"--data={tmp_path / 'copy.txt.xz'}")
+    assert (split, len(notes)) == ("all", 1)
+    assert "is unknown whether" in notes[0]
+    assert warned == f"note: {notes[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": (30, 10)}, "30-10"),
+        ({"length": (0, 10)}, "0-10"),
+        ({"length": (10, 99)}, "99"),
+        ({"sampling": requested("refinement")}, "refinement"),
+        ({"sampling": requested(block=0)}, "block"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_scored(
+    model, evaluation_set, monkeypatch, changes, message
+):
+    def scored(*_, **__):
+        raise AssertionError("a likelihood was computed")
+
+    monkeypatch.setattr(Model, "likelihood", scored)
+    with pytest.raises(ValueError, match=message):
+        assess(model, evaluation_set, quick(**changes))
+
+
+def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
+    lines = [f"The King saw {word} in Paris ." for word in ("a river", "the sea", "two red houses")]
+    data = tmp_path / "cased.txt"
+    data.write_text("\n".join(lines))
+    uncased = tmp_path / "uncased"
+    shutil.copytree(plain_bert(), uncased)
+    tokenizer = json.loads((uncased / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = True
+    (uncased / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((uncased / "tokenizer_config.json").read_text())
+    (uncased / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": True}))
+    for folder, expected in ((plain_bert(), lines), (uncased, [line.lower() for line in lines])):
+        few = ["--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--json"]
+        main(["evaluate", f"--model={folder}", f"--data={data}", *few])
+        report = json.loads(capsys.readouterr().out)
+        assert report["data"]["sha256"] == sha256_of(expected)
+        assert any("is unknown whether" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("objective", "kinds"),
+    [
+        (DiscreteTimeConfig(CORPUS, 16), {"grid": "bound", "continuous": "bound"}),
+        (DiscreteTimeConfig(SENTENCE, 16, Quantity.PAPER), {"grid": "pseudo"}),
+        (DiscreteTimeConfig(Linear(), 16, uniform_noise=True), {"grid": "bound"}),
+        (ContinuousTimeConfig(CORPUS), {"continuous": "bound"}),
+        (MaskedLMConfig(), {"continuous": "bound"}),
+    ],
+    ids=str,
+)
+def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
+    """The same weights, as if they had been trained in another way."""
+    folder = tmp_path / "model"
+    shutil.copytree(run / "model", folder)
+    about = json.loads((folder / "diffusionbert.json").read_text())
+    about["config"] |= {"objective": to_json(objective)}
+    (folder / "diffusionbert.json").write_text(json.dumps(about))
+    other = load(folder, "cpu")
+    corpus = held_out("pydoc", Trained(other.config.data), Cleaning(lower=True))
+    found = assess(other, gather(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True))
+    assert {name: summary.kind.value for name, summary in found.likelihoods.items()} == kinds
+    assert found.primary.kind.value == next(iter(kinds.values()))
+    assert all(summary.rates.nats_per_token.value > 0 for summary in found.likelihoods.values())
+    assert {row.kind.value for row in found.conventions} == {*kinds.values()}
+    quantities = {summary.protocol.definition.quantity for summary in found.likelihoods.values()}
+    assert quantities == {"paper" if "pseudo" in kinds.values() else "strict"}
+
+
+def test_progress_adds_up_to_what_there_is(model, evaluation_set):
+    seen: dict[str, tuple[int, int]] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        seen[what] = done, total
+
+    assess(model, evaluation_set, quick(conventions=True), progress=progress)
+    assert seen["samples"] == (6, 6)
+    assert seen["likelihood, grid"] == seen["likelihood, continuous"] == (12, 12)
+    assert all(0 < done <= total for done, total in seen.values())
+
+
+def test_an_interval_of_a_mean_lies_around_it():
+    values = PerSample(np.linspace(0, 1, 50))
+    low, high = mean_with_interval(values).ci95
+    assert low < 0.5 < high
+    assert high - low == pytest.approx(2 * 1.96 * np.std(values.values) / math.sqrt(50), rel=0.1)
+    assert mean_with_interval(PerSample(np.full(9, 0.25))) == PointEstimate(0.25, (0.25, 0.25))
+
+
+def change(folder: Path, key: str, value: object) -> None:
+    report = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").write_text(json.dumps(report | {key: value}))
+
+
+def lose(folder: Path, name: str) -> None:
+    tensors = load_tensors(folder / "scores.safetensors")
+    save_tensors({key: value for key, value in tensors.items() if key != name}, folder / "scores.safetensors")
+
+
+def without(folder: Path, *keys: str) -> None:
+    """Takes a key out of a report."""
+    report = inner = json.loads((folder / "evaluation.json").read_text())
+    for key in keys[:-1]:
+        inner = inner[key]
+    del inner[keys[-1]]
+    (folder / "evaluation.json").write_text(json.dumps(report))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "evaluation.json").unlink(), "no evaluation"),
+        (lambda folder: (folder / "evaluation.json").write_text('{"format": 99}'), "has the format 99"),
+        (lambda folder: (folder / "evaluation.json").write_text("{"), "no JSON"),
+        (lambda folder: without(folder, "data"), "damaged .*json: .*lacks the field 'data'"),
+        (lambda folder: without(folder, "data", "corpus_sha256"), "damaged .*json.data: .*'corpus_sha256'"),
+        (lambda folder: without(folder, "likelihoods", "grid", "protocol"), "json.likelihoods.grid: .*'protocol'"),
+        (lambda folder: change(folder, "seed", "x"), "json.seed must be a whole number, got 'x'"),
+        (lambda folder: change(folder, "generation", 1), "json.generation must be an object"),
+        (lambda folder: change(folder, "bleu4", 1), "unknown field 'bleu4'"),
+        (lambda folder: lose(folder, "nats.grid"), "scores.safetensors: no tensor 'nats.grid'"),
+        (lambda folder: (folder / "scores.safetensors").write_bytes(b"no"), "damaged"),
+        (lambda folder: (folder / "scores.safetensors").unlink(), "damaged"),
+        (lambda folder: (folder / "samples.txt").unlink(), "damaged"),
+    ],
+)
+def test_a_damaged_evaluation_is_one_line(model, evaluation_set, tmp_path, damage, message):
+    assess(model, evaluation_set, quick()).save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=message) as caught:
+        EvaluationResult.load(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,182 @@
+"""CMLM: its weights against enumeration and against the bound's, what it is no bound of, and mask-predict after it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, repeated_words, sentences, tokenizer_allowed
+from drawing import drawing
+from languages import Bayes, Language, Table
+from torch import Tensor, nn
+
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.schedules import Linear
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import TimeAgnostic
+from diffusionbert.objectives.base import Likelihood, Objective, TrainingModule
+from diffusionbert.objectives.cmlm import CMLM
+from diffusionbert.objectives.order_agnostic import OrderAgnostic
+from diffusionbert.samplers.mask_predict import MaskPredict
+
+THREE = Language.random(2, 3, seed=3)
+TWINS = Language(2, 2, [0.48, 0.02, 0.02, 0.48])
+
+
+@dataclass(frozen=True)
+class Chosen(Noise):
+    """Noise whose draws are given: the slice of (0, 1), and in which order places are hidden."""
+
+    position: float = 0.5
+    order: tuple[int, ...] = ()
+
+    def quantile(self, batch: Batch) -> Tensor:
+        return torch.full((len(batch.tokens),), self.position, dtype=torch.float64)
+
+    def uniform(self, example: Tensor, purpose: Purpose, *shape: int) -> Tensor:
+        assert purpose is Purpose.ORDER
+        return torch.tensor(self.order).double().expand(len(example), -1) / 8
+
+
+@torch.no_grad()
+def expected_nats(objective: Objective, network: nn.Module, language: Language) -> Tensor:
+    """The mean over every number of hidden places and every order, each as likely, place by place."""
+    length = language.length
+    orders = list(itertools.permutations(range(length)))
+    total = torch.zeros(language.sentences.shape, dtype=torch.float64)
+    for number, order in itertools.product(range(length), orders):
+        noise = Chosen(0, position=(number + 0.5) / length, order=order)
+        total += objective.nats(network, language.batch(), noise) / length / len(orders)
+    return total
+
+
+@torch.no_grad()
+def costs_by_number(network: nn.Module, language: Language) -> Tensor:
+    """c_k, the mean cost of a hidden word when k are hidden: sentences × 1 … n, from the definition."""
+    batch, by_number = language.batch(), []
+    for number in range(1, language.length + 1):
+        sets = list(itertools.combinations(range(language.length), number))
+        cost = torch.zeros(len(batch.tokens), dtype=torch.float64)
+        for positions in sets:
+            targets = torch.zeros_like(batch.editable)
+            targets[:, list(positions)] = True
+            t = torch.full((len(cost),), number / language.length, dtype=torch.float64)
+            log_f = network(batch.tokens.masked_fill(targets, language.mask_id), batch.attend, t, targets)
+            cost -= log_f.gather(1, batch.tokens[targets][:, None]).view(len(cost), number).mean(dim=1) / len(sets)
+        by_number.append(cost)
+    return torch.stack(by_number, dim=1)
+
+
+def test_its_expectation_is_the_size_weighted_mean_of_costs():
+    """Σ_k 2k/(n + 1)·c_k, for any network."""
+    network = Table(THREE, scale=2.0)
+    nats = expected_nats(CMLM(THREE.mask_id), network, THREE).sum(dim=1)
+    weights = 2 * torch.arange(1, 4).double() / 4
+    torch.testing.assert_close(nats, costs_by_number(network, THREE) @ weights)
+
+
+def test_from_the_bound_it_differs_by_the_weight_alone():
+    network, batch = Table(THREE, scale=2.0), THREE.batch(THREE.sentences.repeat(20, 1))
+    seen = []
+
+    def counting(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        seen.append((tokens, targets, t))
+        return network(tokens, attend, t, targets)
+
+    bound = OrderAgnostic(THREE.mask_id).nats(counting, batch, Noise(4))
+    nats = CMLM(THREE.mask_id).nats(counting, batch, Noise(4))
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+    num_masked = seen[0][1].sum(dim=1, keepdim=True)
+    assert num_masked.unique().tolist() == [1, 2, 3]
+    torch.testing.assert_close(nats, bound * 2 * num_masked / 4)
+
+
+def test_a_hidden_word_counts_alike_however_many_are_hidden_and_a_uniform_network_pays_log_v_for_each_token():
+    """For rows of every length; frozen words and padding count for nothing."""
+    batch = sentences(backbone_of("bert"), (9, 6, 3, 2))
+    batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 20))
+    batch.editable[0, 2] = False
+    length = batch.editable.sum(dim=1)
+    assert length.tolist() == [6, 4, 1, 0]
+    told = []
+
+    def uniform(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        assert not bool((targets & ~batch.editable).any())
+        assert torch.equal(tokens, batch.tokens.masked_fill(targets, MASK))
+        torch.testing.assert_close(t * length, targets.sum(dim=1).double())
+        told.append(targets)
+        return torch.zeros(int(targets.sum()), NUM_TOKENIZER_IDS, dtype=torch.float64).log_softmax(dim=-1)
+
+    draws = []
+    for number in range(12):  # twelve slices hold 1 … 6, 1 … 4 and 1 the same number of times each
+        edges = torch.tensor([number / 12, (number + 1) / 12], dtype=torch.float64)
+        sliced = replace(batch, strata=edges.expand(4, 2))
+        nats = CMLM(MASK).nats(uniform, sliced, Noise(number))
+        paid = nats[0][told[-1][0]]
+        torch.testing.assert_close(paid, torch.full_like(paid, 12 / 7 * math.log(NUM_TOKENIZER_IDS)))
+        draws.append(nats.sum(dim=1))
+    expected = length * math.log(NUM_TOKENIZER_IDS)
+    torch.testing.assert_close(torch.stack(draws).mean(dim=0), expected, check_dtype=False)
+
+
+@pytest.mark.parametrize("language", [THREE, TWINS], ids=["three", "twins"])
+def test_over_a_language_it_lies_above_the_bound_of_the_best_network(language):
+    network = Bayes(language, Absorbing(Linear(), language.mask_id))
+    nats, bound = (
+        float(language.probabilities @ expected_nats(objective, network, language).sum(dim=1))
+        for objective in (CMLM(language.mask_id), OrderAgnostic(language.mask_id))
+    )
+    assert bound == pytest.approx(language.entropy)
+    assert nats > bound + 0.01
+
+
+def test_of_a_single_sentence_it_is_no_bound():
+    """The best network writes the language itself, and yet a rare sentence seems cheaper than its probability."""
+    network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
+    nats = expected_nats(CMLM(TWINS.mask_id), network, TWINS).sum(dim=1)
+    surplus = nats + TWINS.probabilities.log()
+    assert (surplus < -0.5).tolist() == [False, True, True, False]
+    assert CMLM(TWINS.mask_id).likelihood is Likelihood.PSEUDO
+
+
+# The contract, and mask-predict.
+
+
+def method() -> TrainingModule:
+    network = Denoiser(backbone_of("bert"), TimeAgnostic(), tokenizer_allowed()).eval()
+    return TrainingModule(network, CMLM(MASK))
+
+
+def test_the_loss_is_the_nats():
+    tested, whole = method(), repeated_words()
+    nats = tested.nats(whole, Noise(1, 2)).sum(dim=1)
+    assert torch.equal(tested.objective.loss(tested.network, whole, Noise(1, 2)), nats)
+
+
+def test_it_learns_a_language_and_mask_predict_writes_it():
+    tested, whole = method(), repeated_words(32)
+    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
+    for step in range(60):
+        loss = tested(whole, Noise(0, step), whole.num_tokens)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
+    assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
+    sampler = drawing(MaskPredict(), Absorbing(Linear(), MASK), steps=4)
+    states = list(sampler.sample(tested.network, whole, seed=0))
+    last = states[-1].tokens
+    assert len(states) == 5
+    assert torch.equal(last[~whole.editable], whole.tokens[~whole.editable])
+    assert bool(tokenizer_allowed()[last[whole.editable]].all())
+    assert float(((last >= NUM_SPECIAL) & (last < 9))[whole.editable].double().mean()) > 0.95
+    assert float(((last == last[:, 1:2]) | ~whole.editable).all(dim=1).double().mean()) > 0.7
+    assert len(last[:, 1].unique()) > 1
+    assert torch.equal(list(sampler.sample(tested.network, whole, seed=0))[-1].tokens, last)
+    assert not torch.equal(list(sampler.sample(tested.network, whole, seed=1))[-1].tokens, last)

@@ -1,0 +1,159 @@
+"""Masked language modelling: which places are chosen, what becomes of them, and what a loss is worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.objectives.base import Likelihood
+from diffusionbert.objectives.masked_lm import MaskedLM
+
+VOCABULARY, SPECIAL, CLS, SEP, MASK = 105, 5, 2, 3, 4
+NUM_WORDS = VOCABULARY - SPECIAL
+
+
+def allowed() -> Tensor:
+    return torch.arange(VOCABULARY) >= SPECIAL
+
+
+def sentences(rows: int = 2000, length: int = 50) -> Batch:
+    """`[CLS] prompt words … [SEP]`, a third of the rows padded."""
+    tokens = torch.randint(SPECIAL, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+    attend = torch.ones_like(tokens, dtype=torch.bool)
+    attend[::3, length // 2 :] = False
+    tokens[:, 0] = CLS
+    tokens[:, -1] = SEP
+    tokens[~attend] = 0
+    editable = attend.clone()
+    editable[:, :4] = False
+    editable[:, -1] = False
+    return Batch.of(tokens, editable, attend)
+
+
+@dataclass
+class Uniform:
+    """Gives all words the same probability, and remembers what it was asked."""
+
+    targets: dict[str, Tensor] = field(default_factory=dict)
+
+    def __call__(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        self.targets = {"tokens": tokens, "attend": attend, "t": t, "places": targets}
+        log_f = torch.full((int(targets.sum()), VOCABULARY), -math.log(NUM_WORDS), dtype=torch.float64)
+        return log_f.masked_fill(~allowed(), -torch.inf)
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.4])
+@pytest.mark.parametrize("verb", ["loss", "nats"])
+def test_the_rate_is_the_share_of_editable_places_that_are_chosen(rate, verb):
+    batch, network = sentences(), Uniform()
+    getattr(MaskedLM(MASK, allowed(), rate), verb)(network, batch, Noise(0))
+    chosen = network.targets["places"]
+    assert not bool((chosen & ~batch.editable).any())
+    count = int(batch.num_tokens)
+    error = math.sqrt(rate * (1 - rate) / count)
+    assert float(chosen.sum()) / count == pytest.approx(rate, abs=4 * error)
+    assert torch.equal(network.targets["t"], torch.full((len(batch.tokens),), rate, dtype=torch.float64))
+    assert torch.equal(network.targets["attend"], batch.attend)
+
+
+def test_of_the_chosen_80_percent_are_hidden_10_replaced_10_kept():
+    batch, network = sentences(), Uniform()
+    MaskedLM(MASK, allowed()).loss(network, batch, Noise(0))
+    seen, chosen = network.targets["tokens"], network.targets["places"]
+    assert torch.equal(seen[~chosen], batch.tokens[~chosen])
+    before, after = batch.tokens[chosen], seen[chosen]
+    assert len(before) > 9000
+    error = 4 * math.sqrt(0.8 * 0.2 / len(before))
+    masked, kept = after == MASK, after == before
+    assert float(masked.double().mean()) == pytest.approx(0.8, abs=error)
+    # One in a hundred words that are replaced is replaced by itself.
+    assert float(kept.double().mean()) == pytest.approx(0.1 + 0.1 / NUM_WORDS, abs=error)
+    replaced = after[~masked & ~kept]
+    assert float(len(replaced)) / len(before) == pytest.approx(0.1 * (1 - 1 / NUM_WORDS), abs=error)
+    assert bool(allowed()[replaced].all())
+    # All words replace, about equally often: χ² with 99 degrees of freedom stays below 160 with odds of 1e-4.
+    counts = torch.bincount(replaced - SPECIAL, minlength=NUM_WORDS).double()
+    expected = len(replaced) / NUM_WORDS
+    assert float(((counts - expected) ** 2 / expected).sum()) < 160
+
+
+def test_estimates_hide_all_the_chosen():
+    batch, network = sentences(), Uniform()
+    MaskedLM(MASK, allowed()).nats(network, batch, Noise(0))
+    seen, chosen = network.targets["tokens"], network.targets["places"]
+    assert bool((seen[chosen] == MASK).all())
+    assert torch.equal(seen[~chosen], batch.tokens[~chosen])
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.15, 0.5])
+@pytest.mark.parametrize("verb", ["loss", "nats"])
+def test_a_uniform_network_pays_the_logarithm_of_the_vocabulary_for_each_token(rate, verb):
+    """Whatever the rate: losses of two rates, and of sentences of two lengths, can be compared."""
+    batch = sentences()
+    values = getattr(MaskedLM(MASK, allowed(), rate), verb)(Uniform(), batch, Noise(0))
+    values = values.sum(dim=1) if verb == "nats" else values
+    count = batch.editable.sum(dim=1)
+    error = 4 * math.log(NUM_WORDS) * math.sqrt((1 - rate) / rate / int(count.sum()))
+    assert float(values.sum() / count.sum()) == pytest.approx(math.log(NUM_WORDS), abs=error)
+    for length in count.unique():
+        rows = count == length
+        error = 4 * math.log(NUM_WORDS) * math.sqrt((1 - rate) / rate / int(count[rows].sum()))
+        assert float(values[rows].mean() / length) == pytest.approx(math.log(NUM_WORDS), abs=error)
+
+
+def test_only_the_chosen_words_are_paid_for():
+    """Each with its own cost: a network that is sure of one word pays nothing for it and all for the others."""
+    batch, network = sentences(rows=50), Uniform()
+    objective = MaskedLM(MASK, allowed())
+
+    def skewed(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        network(tokens, attend, t, targets)
+        return torch.arange(VOCABULARY).double().expand(int(targets.sum()), -1)
+
+    values = objective.loss(skewed, batch, Noise(0))
+    chosen = network.targets["places"]
+    expected = -(batch.tokens * chosen).sum(dim=1).double() / 0.15
+    torch.testing.assert_close(values, expected)
+
+
+def test_a_row_with_nothing_to_write_costs_nothing():
+    batch = sentences(rows=4)
+    batch.editable[1] = False
+    for verb in ("loss", "nats"):
+        values = getattr(MaskedLM(MASK, allowed(), 0.5), verb)(Uniform(), batch, Noise(0)).reshape(4, -1).sum(dim=1)
+        assert float(values[1]) == 0
+        assert bool((values[[0, 2, 3]] > 0).all())
+
+
+def test_noise_belongs_to_the_example_and_the_step():
+    batch, objective, network = sentences(rows=8), MaskedLM(MASK, allowed()), Uniform()
+    objective.loss(network, batch, Noise(0, 1))
+    first = network.targets
+    objective.loss(network, batch.select(torch.tensor([5, 2])), Noise(0, 1))
+    length = network.targets["tokens"].shape[1]
+    assert torch.equal(network.targets["tokens"], first["tokens"][[5, 2], :length])
+    objective.loss(network, batch, Noise(0, 2))
+    assert not torch.equal(network.targets["tokens"], first["tokens"])
+
+
+def test_its_likelihood_is_no_bound():
+    assert MaskedLM(MASK, allowed()).likelihood is Likelihood.PSEUDO
+
+
+def test_its_words_move_with_it_and_are_no_weights():
+    objective = MaskedLM(MASK, allowed())
+    assert not objective.state_dict()
+    assert objective.to("meta").allowed_ids.device.type == "meta"
+    assert objective.bfloat16().allowed_ids.dtype == torch.int64
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 15.0, math.nan])
+def test_other_rates_are_refused(rate):
+    with pytest.raises(ValueError, match=rf"\(0, 1\), got {rate}; BERT's is 0.15"):
+        MaskedLM(MASK, allowed(), rate)

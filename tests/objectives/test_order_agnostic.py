@@ -1,0 +1,130 @@
+"""The bound over a grid, gathered by the number of hidden places: the same number as by steps, by brute force."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from languages import Language, Table, exact_nats
+from torch import Tensor
+
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.schedules import Cosine, Linear, Spindle, uniform_grid
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.likelihood.estimate import EstimationBudget, estimate
+from diffusionbert.objectives.base import Likelihood, TrainingModule
+from diffusionbert.objectives.discrete_time import DiscreteTime
+from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticGrid
+
+LANGUAGE = Language.random(2, 3, seed=3)
+UNEVEN = torch.tensor([0.0, 0.05, 0.4, 0.93, 1.0], dtype=torch.float64)
+GRIDS = {"one step": uniform_grid(1), "four steps": uniform_grid(4), "uneven": UNEVEN}
+
+
+@dataclass(frozen=True)
+class Chosen(Noise):
+    """Noise whose draws are given: the slice of (0, 1), and in which order places are hidden."""
+
+    position: float = 0.5
+    order: tuple[int, ...] = ()
+
+    def quantile(self, batch: Batch) -> Tensor:
+        return torch.full((len(batch.tokens),), self.position, dtype=torch.float64)
+
+    def uniform(self, example: Tensor, purpose: Purpose, *shape: int) -> Tensor:
+        return torch.tensor(self.order).double().expand(len(example), -1) / 8
+
+
+def expected_nats(objective, network: Table, law: Tensor | None = None) -> Tensor:
+    """The mean over every order, each as likely, and every number of hidden places, as likely as the law says."""
+    length = LANGUAGE.length
+    law = torch.full((length,), 1 / length).double() if law is None else law
+    total = torch.zeros(len(LANGUAGE.sentences), dtype=torch.float64)
+    for share, end in zip(law.tolist(), law.cumsum(dim=0).tolist(), strict=True):
+        if share > 1e-12:
+            for order in itertools.permutations(range(length)):
+                noise = Chosen(0, position=end - share / 2, order=order)
+                total += share / 6 * objective.nats(network, LANGUAGE.batch(), noise).sum(dim=1)
+    return total
+
+
+@pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
+@pytest.mark.parametrize("name", GRIDS)
+def test_it_is_the_bound_over_the_steps(schedule, name):
+    network, grid = Table(LANGUAGE, seed=4), GRIDS[name]
+    by_steps = DiscreteTime(Absorbing(schedule, LANGUAGE.mask_id, LANGUAGE.information()), grid)
+    by_count = OrderAgnosticGrid(schedule, grid, LANGUAGE.mask_id)
+    with torch.no_grad():
+        expected = exact_nats(by_steps, network, LANGUAGE.batch())
+        law = by_count.distribution(LANGUAGE.length)
+        torch.testing.assert_close(expected_nats(by_count, network, law), expected, rtol=1e-9, atol=1e-9)
+    assert float(law.sum()) == pytest.approx(1)
+    assert by_count.likelihood is Likelihood.BOUND
+
+
+def test_finer_grids_come_near_to_any_order():
+    network, gaps = Table(LANGUAGE, seed=4), []
+    with torch.no_grad():
+        limit = expected_nats(OrderAgnostic(LANGUAGE.mask_id), network)
+        for steps in (4, 40, 4000):
+            objective = OrderAgnosticGrid(Linear(), uniform_grid(steps), LANGUAGE.mask_id)
+            gaps.append(float((expected_nats(objective, network, objective.distribution(3)) - limit).abs().max()))
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 1e-3
+
+
+def test_with_the_same_noise_it_hides_the_same_places_as_any_order():
+    fine, limit = OrderAgnosticGrid(Linear(), uniform_grid(100_000), LANGUAGE.mask_id), OrderAgnostic(LANGUAGE.mask_id)
+    network, noise = Table(LANGUAGE, seed=4), Noise(5, 2)
+    drawn = [objective.nats(network, LANGUAGE.batch(), noise) for objective in (fine, limit)]
+    torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-3, atol=1e-6)
+
+
+def test_estimates_find_it():
+    """Through `estimate`, with real noise: within its own interval."""
+    network, grid = Table(LANGUAGE, seed=4), uniform_grid(3)
+    process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
+    objective = OrderAgnosticGrid(Linear(), grid, LANGUAGE.mask_id)
+    method = TrainingModule(network, objective)
+    found = estimate(method, [LANGUAGE.batch()], EstimationBudget(None, 2048, strata=16), given=True)
+    with torch.no_grad():
+        exact = exact_nats(DiscreteTime(process, grid), network, LANGUAGE.batch())
+    error = (found.scores.nats - exact) / found.scores.draw_variance.sqrt()
+    assert float(error.abs().max()) < 4
+    assert found.scores.draw_variance.max() < 1e-2
+
+
+def test_one_step_hides_everything_and_leaves_nothing_to_chance():
+    objective = OrderAgnosticGrid(Cosine(), uniform_grid(1), LANGUAGE.mask_id)
+    assert objective.distribution(5).tolist() == pytest.approx([0, 0, 0, 0, 1])
+    network = Table(LANGUAGE, seed=4)
+    draws = [objective.nats(network, LANGUAGE.batch(), Noise(step)) for step in range(3)]
+    for draw in draws[1:]:
+        torch.testing.assert_close(draw, draws[0])
+
+
+def test_rows_of_different_lengths_follow_their_own_laws():
+    """Short and long ones side by side."""
+    objective = OrderAgnosticGrid(Linear(), uniform_grid(4), LANGUAGE.mask_id)
+    tokens = torch.zeros(2001, 8, dtype=torch.long)
+    editable = torch.arange(8) < torch.tensor([1, 8]).repeat(1000)[:, None]
+    editable = torch.cat([editable, torch.zeros(1, 8, dtype=torch.bool)])  # and a row with nothing to write
+    targets = []
+
+    def network(tokens: Tensor, attend: Tensor, t: Tensor, masked: Tensor) -> Tensor:
+        targets.append(masked.sum(dim=1))
+        return torch.zeros(int(masked.sum()), 3).double().log_softmax(dim=-1)
+
+    objective.nats(network, Batch.of(tokens, editable), Noise(1))
+    assert int(targets[0][-1]) == 0
+    assert set(targets[0][:-1:2].tolist()) == {1}
+    found = targets[0][1::2].bincount(minlength=9)[1:] / 1000
+    assert float((found - objective.distribution(8)).abs().max()) < 0.05
+
+
+def test_a_schedule_by_token_is_refused():
+    with pytest.raises(ValueError, match="use DiscreteTime"):
+        OrderAgnosticGrid(Spindle(0.3), uniform_grid(4), 9)

@@ -1,0 +1,387 @@
+"""The paper's experiment from beginning to end, as small as can be: trained once, then found again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import corpus, folder, run_of, toy_sentences
+from tiny_scale import SMALLER_THAN_TINY, STEPS
+
+from diffusionbert.cli.main import main
+from diffusionbert.recipes import SYSTEMS, Start
+from diffusionbert.reproduce import figures
+from diffusionbert.reproduce import reproduction as reproduction_module
+from diffusionbert.reproduce.reproduction import SCALES, Reproduction, is_finished
+from diffusionbert.reproduce.request import Request
+from diffusionbert.reproduce.targets import MAIN, TARGETS
+from diffusionbert.storage.files import write_json
+from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_smaller_scale():
+    """Everything here is reproduced at a scale of a few steps, by the name of the smallest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory) -> Path:
+    """The one folder into which all targets are reproduced."""
+    return tmp_path_factory.mktemp("reproduction") / "output"
+
+
+def requested(output: Path, **changes: object) -> Reproduction:
+    return Reproduction(output, Request(data=str(corpus()), **changes), folder() / "cache", "cpu")
+
+
+@pytest.fixture(scope="module")
+def done(output) -> dict[str, list[Path]]:
+    """What all targets have written."""
+    reproduction = requested(output)
+    return {name: make(reproduction) for name, make in TARGETS.items()}
+
+
+@pytest.fixture
+def nothing_is_done(monkeypatch):
+    """Training, opening a model or assessing one would fail."""
+
+    def refuse(*_, **__):
+        raise AssertionError("this was done before")
+
+    for name in ("train", "assess", "load"):
+        monkeypatch.setattr(reproduction_module, name, refuse)
+
+
+def sequence_index(table: Path) -> dict[str, list[str]]:
+    """The cells of a Markdown table, by the first of each row."""
+    lines = [line for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {row[0]: row[1:] for row in cells if len(row) > 1}
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_table2_has_every_system_and_keeps_kinds_apart(done, output):
+    rows = sequence_index(output / "table2.md")
+    header = rows["system"]
+    assert len(rows) == 2 + len(MAIN)  # with the header and real sentences
+    kinds = [next((kind for kind in ("exact", "bound", "pseudo") if f"({kind}," in cell), "") for cell in header]
+    assert {"exact", "bound", "pseudo"} < set(kinds)
+    for name, cells in rows.items():
+        if not name.startswith(("system", "real")):
+            said = {kind for kind, cell in zip(kinds, cells, strict=True) if kind and "[" in cell}
+            assert said == expected_kinds(name), name
+    assert rows["Transformer decoder, from scratch"][kinds.index("exact")] != "–"
+    titles = list(rows)
+    assert "BERT-Mouth, pretrained, left to right" in titles
+    assert "DiffusionBERT, pretrained, spindle (λ = 0.3, sentence mean), paper, TAD" in titles
+    assert (output / "table2.tex").read_text(encoding="utf-8").count(r"\\") > len(MAIN)
+    assert "D3PM" in json.dumps(json.loads((output / "table2.json").read_text(encoding="utf-8")))
+
+
+def expected_kinds(title: str) -> set[str]:
+    if title.startswith("SUNDAE"):
+        return set()
+    if title.startswith(("GPT", "Transformer decoder")):
+        return {"exact"}
+    if title.startswith("BERT-Mouth"):
+        return {"bound", "pseudo"}
+    return {"pseudo"} if "paper" in title else {"bound"}
+
+
+def test_every_interval_holds_its_figure(done, output):
+    pattern = re.compile(r"([\d,.]+)(?:</u>|\*\*)?(?:<sup>†</sup>)? \[([\d,.]+), ([\d,.]+)\]")
+    found = pattern.findall((output / "table2.md").read_text(encoding="utf-8"))
+    assert len(found) > 2 * len(MAIN)
+    for middle, low, high in found:
+        value, least, most = (float(number.replace(",", "")) for number in (middle, low, high))
+        assert least <= value <= most
+
+
+def test_why_there_is_no_figure_is_said(done, output):
+    text = (output / "table2.md").read_text(encoding="utf-8")
+    assert "has no likelihood, nor a bound on one: judge it by its samples" in text
+
+
+def test_table3_counts_steps_and_calls(done, output):
+    rows = sequence_index(output / "table3.md")
+    calls = {name: cells[-1].strip("*").removeprefix("<u>").removesuffix("</u>") for name, cells in rows.items()}
+    assert float(calls["DiffusionBERT, linear, 2 steps"]) <= 2
+    assert float(calls["BERT-Mouth, 48 steps"]) == 48
+    assert float(calls["GPT, 6 steps"]) == 6
+    assert float(calls["Diffusion-LM, cosine, 4 steps"]) == 4
+    bounds = [cell for cell in rows["system"] if "(bound, strict, different time grids)" in cell]
+    assert bounds  # over as many steps as are written in
+    assert "not ranked: the numbers of time steps differ" in (output / "table3.md").read_text(encoding="utf-8")
+
+
+def test_table1_shows_a_sentence_denoised(done, output):
+    text = (output / "table1.md").read_text(encoding="utf-8")
+    for name in ("bert-mouth", "d3pm", "diffusionbert-spindle"):
+        assert SYSTEMS[name].title in text
+    assert "MASK" in text
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["figure2", "figure3", "figure4"])
+def test_a_figure_is_a_picture_and_its_numbers(done, output, name):
+    picture, numbers = done[name]
+    assert (picture, numbers) == (output / f"{name}.png", output / f"{name}.json")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 5000
+    assert len(json.loads(numbers.read_text(encoding="utf-8"))) >= 4
+
+
+def test_curves_of_figure2_fall_from_1_to_0(done, output):
+    for curve in json.loads((output / "figure2.json").read_text(encoding="utf-8")):
+        *_, survival = (value for value in curve.values() if isinstance(value, list))
+        assert survival[0] == pytest.approx(1)
+        assert survival[-1] == pytest.approx(0, abs=1e-9)
+        assert survival == sorted(survival, reverse=True)
+
+
+def test_figure4_has_all_validations(done, output):
+    curves = json.loads((output / "figure4.json").read_text(encoding="utf-8"))
+    assert [curve["name"] for curve in curves][:2] == ["D3PM, from scratch, LTE", "D3PM, from scratch, TAD"]
+    assert {(curve["schedule"], curve["quantity"]) for curve in curves} == {
+        ("linear", "strict"),
+        ("spindle:strength=0.3,mean=corpus,floor=0.0", "strict"),
+    }
+    assert all(curve["num_steps"] > 0 for curve in curves)
+    assert all([0, 2, 3] in curve.values() for curve in curves)
+
+
+# ---- once is enough -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_is_done")
+def test_a_second_call_trains_and_evaluates_nothing(done, output):
+    table = (output / "table2.md").read_text(encoding="utf-8")
+    begin = time.process_time()
+    assert TARGETS["table2"](requested(output)) == done["table2"]
+    assert time.process_time() - begin < 1
+    assert (output / "table2.md").read_text(encoding="utf-8") == table
+    for name in ("table1", "table3", "figure2", "figure3", "figure4"):
+        assert TARGETS[name](requested(output)) == done[name]
+
+
+def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
+    with pytest.raises(ValueError, match=r"with seed 0, not 1; ask for the same, or choose another --output"):
+        requested(output, seed=1)
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "table2", f"--output={output}", f"--data={corpus()}", "--steps=7"])
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
+    """A signal ends a training in good order; no table may be made of what it left."""
+
+    def stopped(config, path, cache, resume=False):
+        RunFolder(path).checkpoints.mkdir(parents=True)
+        write_json(RunFolder(path).config, config.to_json())
+        RunFolder(path).log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "valid', encoding="utf-8")
+
+    monkeypatch.setattr(reproduction_module, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        requested(tmp_path).run("mdlm")
+    assert not (tmp_path / "runs").exists()  # the masked network was to come first
+
+
+def test_wrong_settings_leave_nothing_behind(tmp_path):
+    with pytest.raises(ValueError, match="steps"):
+        requested(tmp_path / "new", steps=0)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_call_that_failed_before_anything_was_trained_binds_nobody(tmp_path, capsys):
+    """The text was misspelt: the corrected call may have the same folder."""
+    output, cache = tmp_path / "new", folder() / "cache"
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "figure4", "--data=nofile.txt", f"--output={output}", f"--cache={cache}"])
+    assert caught.value.code == 2
+    assert "nofile.txt" in capsys.readouterr().err
+    requested(output)
+    assert json.loads((output / "settings.json").read_text())["data"] == str(corpus())
+    (output / "runs").mkdir()  # something began
+    with pytest.raises(ValueError, match="holds a reproduction with data"):
+        Reproduction(output, Request(data="another.txt"), cache, "cpu")
+
+
+@pytest.mark.parametrize("command", [["reproduce", "figure2"], ["plot", "RUN"]], ids=" ".join)
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("mine")
+    words = [str(run_of("linear")) if word == "RUN" else word for word in command]
+    capsys.readouterr()  # what a fixture said while it trained
+    with pytest.raises(SystemExit) as caught:
+        main([*words, f"--output={tmp_path / 'file' / 'x.png'}"])
+    assert caught.value.code == 2
+    [said] = capsys.readouterr().err.strip().splitlines()
+    assert "nothing can be written to" in said
+    assert said.endswith("(Not a directory); choose another --output")
+
+
+def log_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in RunFolder(run).log.read_text(encoding="utf-8").splitlines()]
+
+
+def validations(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["nats_per_token"]) for line in log_of(run) if line["event"] == "validation"]
+
+
+class KilledError(Exception):
+    """Stands for a machine that goes away."""
+
+
+def kill(*_, **__):
+    raise KilledError
+
+
+def test_a_run_that_was_killed_goes_on(done, output, tmp_path, monkeypatch):
+    """Killed in its last step, after a checkpoint, and again before its model is written."""
+    again = requested(tmp_path / "again", masked=str(output / "pretrained" / "masked"))
+    run, whole = again.output / "runs" / "mdlm", output / "runs" / "mdlm"
+    step = Trainer._step
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", lambda self, rows: kill() if self.standing.step == 2 else step(self, rows))
+        with pytest.raises(KilledError):
+            again.run("mdlm")
+    assert not is_finished(run)
+    assert RunFolder(run).named("last") == RunFolder(run).checkpoint(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_export_best", kill)
+        with pytest.raises(KilledError):
+            again.run("mdlm")
+    assert not RunFolder(run).model.exists()
+    model = again.model("mdlm")
+    assert validations(run) == validations(whole)
+    sentence = ["the old king saw a river today ."]
+    ours, theirs = (one.score(sentence, precision=1.0)[0].nats for one in (model, requested(output).model("mdlm")))
+    assert ours == theirs
+
+
+def test_a_given_network_is_not_pretrained_again(done, output, tmp_path):
+    other = requested(tmp_path / "other", masked=str(output / "pretrained" / "masked"))
+    assert other.start(Start.MASKED) == str(output / "pretrained" / "masked")
+    assert not (tmp_path / "other" / "pretrained").exists()
+
+
+def test_without_a_test_text_none_is_assessed_that_was_trained_on(tmp_path):
+    validation = tmp_path / "validation.txt"
+    validation.write_text("\n".join(toy_sentences(20, seed=7)))
+    reproduction = requested(tmp_path / "own", validation=str(validation), masked=str(run_of("masking")))
+    found = reproduction.evaluation("mdlm", "mdlm", scored=False, samples=2)
+    assert found.data.corpus == str(validation)
+    assert not [note for note in found.notes if "trained on" in note]
+    assert requested(tmp_path / "test", validation="a", test="b").test == "b"
+    assert requested(tmp_path / "neither").test == str(corpus())
+
+
+def test_all_systems_have_one_vocabulary_and_the_same_number_of_steps(done, output):
+    reproduction = requested(output)
+    names = {row.system for row in MAIN}
+    experiments = {name: reproduction.config(name) for name in names}
+    assert {experiment.training.steps for experiment in experiments.values()} == {STEPS}
+    tokenizers = {(Path(one.data.vocabulary) / "tokenizer.json").read_bytes() for one in experiments.values()}
+    assert len(tokenizers) == 1
+    assert names == {*SYSTEMS} - {"diffuseq"}
+
+
+def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch):
+    monkeypatch.setitem(SCALES, "smoke", replace(SMALLER_THAN_TINY, new_decoder=3.0))
+    names = "mdlm", "mdlm-pretrained", "decoder", "decoder-pretrained"
+    rates = [requested(output).planned(name).training.learning_rate for name in names]
+    assert rates == pytest.approx([1e-3, 1e-3, 3e-3, 1e-3])
+
+
+# ---- from the command line ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_is_done")
+def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
+    options = ["--scale", "smoke", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
+    main(["reproduce", "table2", *options])
+    said = capsys.readouterr().out
+    assert "| SUNDAE, from scratch |" in said
+    assert f"written: {output / 'table2.md'}" in said
+    main(["reproduce", "table3", *options, "--json"])
+    assert json.loads(capsys.readouterr().out) == {"table3": [str(path) for path in done["table3"]]}
+
+
+@pytest.mark.parametrize("command", ["reproduce", "plot"])
+def test_help_is_there(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "Example: diffusionbert" in " ".join(capsys.readouterr().out.split())
+
+
+def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
+    picture = tmp_path / "curves.png"
+    main(["plot", str(run_of("linear")), str(run_of("decoder")), f"--output={picture}"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "empty").mkdir()
+    for runs in (
+        [str(tmp_path / "empty")],
+        [str(tmp_path / "nowhere")],
+        [str(corpus())],
+        [],
+        [str(run_of("unrolled"))],
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(["plot", *runs, f"--output={tmp_path / 'none.png'}"])
+        assert caught.value.code == 2, runs
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1, said
+        assert not (tmp_path / "none.png").exists()
+
+
+def test_runs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apart(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(figures, "convergence", lambda curves, path: called.extend(one.name for one in curves))
+    for parent in ("a", "b"):
+        shutil.copytree(run_of("linear"), tmp_path / parent / "x")
+    main(["plot", str(tmp_path / "a" / "x"), str(tmp_path / "b" / "x"), "--output=none.png"])
+    main(["plot", str(run_of("linear")), str(run_of("decoder")), "--output=none.png"])
+    assert called == ["a/x", "b/x", run_of("linear").name, run_of("decoder").name]
+
+
+def test_the_folder_one_stands_in_is_a_run_as_well(tmp_path, monkeypatch):
+    monkeypatch.chdir(run_of("linear"))
+    main(["plot", ".", f"--output={tmp_path / 'here.png'}"])
+    assert (tmp_path / "here.png").exists()
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "figure2", "--device=nowhere", f"--output={tmp_path / 'none'}"])
+    assert caught.value.code == 2
+    assert "--device nowhere is not to be had" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_decoder_is_pretrained_with_the_vocabulary_of_the_masked_network(tmp_path):
+    reproduction = requested(tmp_path)
+    decoder = reproduction._pretraining(Start.DECODER).data.vocabulary
+    assert (
+        decoder == reproduction.planned("decoder").data.vocabulary == str(tmp_path / "pretrained" / "masked" / "model")
+    )
+
+
+def test_a_vocabulary_beside_a_network_that_has_its_own_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="give --vocabulary, or --masked and --decoder"):
+        requested(tmp_path / "new", vocabulary="a", masked="b")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,156 @@
+"""Ancestral sampling: its distribution on enumerable languages, and its invariants on real networks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from backbones import MASK, backbone_of, sentences, tokenizer_allowed
+from drawing import drawing
+from languages import Bayes, Language, Table, exact_log_likelihood
+from scipy import stats
+
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.categorical import LogitsWarper
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, uniform_grid
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.uniform import Uniform
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
+from diffusionbert.samplers.ancestral import Ancestral
+
+LANGUAGE = Language.random(3, 2, seed=6)
+UNEVEN = torch.tensor([0.0, 0.1, 0.15, 0.7, 1.0], dtype=torch.float64)
+
+
+def processes() -> list[Process]:
+    schedules = (Linear(), Cosine(), Spindle(0.4), Spindle(0.4, Mean.SENTENCE, floor=0.05))
+    absorbing = [Absorbing(schedule, LANGUAGE.mask_id, LANGUAGE.information()) for schedule in schedules]
+    return [*absorbing, Uniform(Linear(), LANGUAGE.allowed)]
+
+
+@pytest.mark.parametrize("grid", [uniform_grid(6), UNEVEN], ids=["6 steps", "uneven"])
+@pytest.mark.parametrize("process", processes(), ids=str)
+def test_ancestral_samples_follow_the_exact_distribution(process, grid):
+    """Chi-square over all nine sentences, against the exact reverse chain, for a time-conditioned network."""
+    network = Table(LANGUAGE, num_steps=6, seed=2)
+    probabilities = exact_log_likelihood(process, network, LANGUAGE, grid).exp().detach()
+    rows = 20000
+    canvas = LANGUAGE.batch(torch.full((rows, 2), LANGUAGE.mask_id))
+    *_, last = drawing(Ancestral(), process, grid=grid).sample(network, canvas, seed=11)
+    counts = torch.bincount(last.tokens @ torch.tensor([3, 1]), minlength=9)
+    assert stats.chisquare(counts.numpy(), (probabilities / probabilities.sum() * rows).numpy()).pvalue > 0.01
+
+
+def test_ancestral_samples_of_the_best_network_are_the_language():
+    """With many steps and the Bayes denoiser, samples are distributed as the language itself."""
+    process = Absorbing(Spindle(0.3), LANGUAGE.mask_id, LANGUAGE.information())
+    canvas = LANGUAGE.batch(torch.full((8000, 2), LANGUAGE.mask_id))
+    *_, last = drawing(Ancestral(), process, steps=200).sample(Bayes(LANGUAGE, process), canvas, seed=1)
+    counts = torch.bincount(last.tokens @ torch.tensor([3, 1]), minlength=9)
+    assert stats.chisquare(counts.numpy(), (LANGUAGE.probabilities * 8000).numpy()).pvalue > 0.01
+
+
+@pytest.mark.parametrize("process", processes(), ids=str)
+def test_a_batch_equals_its_sequences_one_by_one(process):
+    network = Table(LANGUAGE, seed=2)
+    canvas = LANGUAGE.batch(torch.full((6, 2), LANGUAGE.mask_id))
+    together = [state.tokens for state in drawing(Ancestral(), process, grid=UNEVEN).sample(network, canvas, seed=3)]
+    for row in range(6):
+        alone = canvas.select(torch.tensor([row]))
+        one_by_one = [
+            state.tokens for state in drawing(Ancestral(), process, grid=UNEVEN).sample(network, alone, seed=3)
+        ]
+        assert all(torch.equal(a[row : row + 1], b) for a, b in zip(together, one_by_one, strict=True))
+
+
+@pytest.fixture
+def bert() -> Denoiser:
+    backbone = backbone_of("bert")
+    return Denoiser(backbone, LayerwiseTime(backbone, SinusoidalTime(16)), tokenizer_allowed()).eval()
+
+
+def test_states_go_from_noise_to_text_and_keep_what_is_frozen(bert):
+    batch = sentences(bert.backbone)
+    frozen = batch.editable.clone()
+    frozen[0, 3] = False  # a token of a prompt
+    canvas = replace(batch, editable=frozen)
+    process = Absorbing(Linear(), MASK)
+    states = list(drawing(Ancestral(), process, steps=7).sample(bert, canvas, seed=0))
+    assert [float(state.time[0]) for state in states] == pytest.approx([i / 7 for i in range(7, -1, -1)])
+    assert bool((states[0].tokens[canvas.editable] == MASK).all())
+    assert not bool((states[-1].tokens[canvas.editable] == MASK).any())
+    for before, after in itertools.pairwise(states):
+        assert torch.equal(after.tokens[~canvas.editable], batch.tokens[~canvas.editable])
+        written = before.tokens != MASK
+        assert torch.equal(after.tokens[written], before.tokens[written])  # absorbing noise: unmasked tokens stay
+        assert bool((after.calls - before.calls <= 1).all())
+    words = states[-1].tokens[canvas.editable]
+    assert bool(tokenizer_allowed()[words].all())
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(bert):
+    canvas = sentences(bert.backbone)
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=5, warper=LogitsWarper(top_k=20, temperature=0.9))
+    first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_forbidden_tokens_are_never_generated(bert):
+    canvas = sentences(bert.backbone)
+    allowed = (7, 8)
+    forbidden = tuple(token for token in range(50) if token not in allowed)
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=5, warper=LogitsWarper(forbidden=forbidden))
+    *_, last = sampler.sample(bert, canvas, seed=0)
+    assert set(last.tokens[canvas.editable].tolist()) <= set(allowed)
+
+
+def test_low_temperature_still_unmasks_throughout_the_steps():
+    """The original sharpens the distribution that contains "stay masked", and unmasks all in the last step."""
+    backbone = backbone_of("bert")
+    network = Denoiser(backbone, TimeAgnostic(), tokenizer_allowed()).eval()
+    tokens = torch.full((64, 16), MASK)
+    canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=8, warper=LogitsWarper(temperature=0.1))
+    masked = [int((state.tokens == MASK).sum()) for state in sampler.sample(network, canvas, seed=0)]
+    unmasked = torch.tensor(masked).diff().neg().double() / tokens.numel()
+    assert float(unmasked.min()) > 0.08  # 1/8 each, give or take
+    assert float(unmasked.max()) < 0.17
+
+
+def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert):
+    batch = sentences(bert.backbone)
+    canvas = replace(batch, editable=torch.zeros_like(batch.editable))
+    calls = []
+    bert.register_forward_hook(lambda *_: calls.append(1))
+    *_, last = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=3).sample(bert, canvas, seed=0)
+    assert torch.equal(last.tokens, batch.tokens)
+    assert last.calls.tolist() == [0, 0, 0]
+    assert not calls
+
+
+@pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
+def test_a_time_grid_that_does_not_rise_from_0_to_1_is_rejected(grid):
+    with pytest.raises(ValueError, match="rise from 0 to 1"):
+        drawing(Ancestral(), Absorbing(Linear(), MASK), grid=torch.tensor(grid))
+
+
+def test_sampling_records_no_gradients_and_needs_no_context_manager(bert):
+    states = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=3).sample(bert, sentences(bert.backbone), seed=0)
+    next(states)
+    assert torch.is_grad_enabled()  # a suspended sampler must not switch gradients off for its caller
+    assert all(not state.tokens.requires_grad for state in states)
+
+
+def test_sampling_starts_at_the_start_time(bert):
+    told = []
+    bert.register_forward_pre_hook(lambda _, inputs: told.append(float(inputs[2][0])))
+    sampler = drawing(Ancestral(), Absorbing(Linear(), MASK), steps=4, end=0.5)
+    states = list(sampler.sample(bert, sentences(bert.backbone), seed=0))
+    assert [float(state.time[0]) for state in states] == [0.5, 0.375, 0.25, 0.125, 0.0]
+    assert told == [0.5, 0.375, 0.25, 0.125]
+    assert not bool((states[-1].tokens == MASK).any())

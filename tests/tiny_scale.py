@@ -1,0 +1,45 @@
+"""A scale of reproduction that takes seconds."""
+
+from __future__ import annotations
+
+from tiny_models import MAX_LENGTH
+
+from diffusionbert.networks.config import NewBert
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.recipes import decoder_pretraining, masked_pretraining
+from diffusionbert.reproduce.reproduction import Scale
+from diffusionbert.training.batches import TokenBudget
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+
+STEPS = 3
+
+
+def smallest(data: str) -> RunConfig:
+    training = TrainingConfig(
+        steps=STEPS,
+        batching=TokenBudget(256),
+        warmup=1,
+        validate_every=2,
+        validation_sentences=4,
+        validation_draws=2,
+        save_every=2,
+    )
+    return RunConfig(
+        DataConfig(data, vocabulary=512, max_length=MAX_LENGTH),
+        NewBert(layers=1, width=32, heads=2, dropout=0.0),
+        objective=DiscreteTimeConfig(num_steps=8),
+        training=training,
+    )
+
+
+SMALLER_THAN_TINY = Scale(
+    smallest,
+    lambda data, decoder: (decoder_pretraining if decoder else masked_pretraining)(smallest(data)),
+    sentences=4,
+    samples=4,
+    length=6,
+    max_draws=4,
+    vector_steps=4,
+    budgets=(2, 5),
+    timed_samples=4,
+)

@@ -1,0 +1,111 @@
+"""Averaged weights: the running mean by hand, and a module that gets its own weights back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from diffusionbert.training.ema import EMA
+
+
+def module() -> nn.Module:
+    """Two layers, one of them tied to a third."""
+    made = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
+    made[2].weight = made[0].weight
+    return made
+
+
+def walk(made: nn.Module, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+
+
+def values(made: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.9999])
+def test_averages_are_the_running_mean_with_a_warm_start(decay):
+    made, generator = module(), torch.Generator().manual_seed(1)
+    ema = EMA(made, decay)
+    expected = {name: value.double() for name, value in values(made).items()}
+    for update in range(1, 31):
+        walk(made, generator)
+        ema.update(made)
+        now = min(decay, (1 + update) / (10 + update))
+        expected = {name: now * mean + (1 - now) * values(made)[name] for name, mean in expected.items()}
+    assert ema.num_updates == 30
+    assert ema.ema.keys() == expected.keys()
+    for name, mean in expected.items():
+        torch.testing.assert_close(ema.ema[name].double(), mean, atol=1e-5, rtol=0)
+
+
+def test_the_random_start_is_soon_forgotten():
+    """After twenty steps at the same weights, hardly anything of the start is left, however long the memory."""
+    made = module()
+    ema = EMA(made, 0.9999)
+    start = values(made)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(1)
+    for _ in range(20):
+        ema.update(made)
+    for name, average in ema.ema.items():
+        torch.testing.assert_close(average, start[name] + 1, atol=1e-3, rtol=0)
+
+
+def test_averages_follow_without_touching_the_weights():
+    made = module()
+    ema = EMA(made, 0.9)
+    walk(made, torch.Generator().manual_seed(1))
+    before = values(made)
+    ema.update(made)
+    assert all(torch.equal(value, before[name]) for name, value in values(made).items())
+    assert not any(average.requires_grad for average in ema.ema.values())
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_module_gets_its_own_weights_back_bit_by_bit(failing):
+    made = module()
+    ema = EMA(made, 0.9)
+    walk(made, torch.Generator().manual_seed(1))
+    ema.update(made)
+    own, mean = values(made), copy.deepcopy(ema.ema)
+    try:
+        with ema.in_place_of(made):
+            assert all(torch.equal(value, mean[name]) for name, value in values(made).items())
+            assert made[2].weight is made[0].weight
+            if failing:
+                raise RuntimeError("in the middle of a validation")
+    except RuntimeError:
+        assert failing
+    assert all(torch.equal(value, own[name]) for name, value in values(made).items())
+    assert all(torch.equal(value, mean[name]) for name, value in ema.ema.items())
+
+
+def test_restored_averages_go_on_as_if_nothing_had_happened():
+    made, generator = module(), torch.Generator().manual_seed(1)
+    straight = EMA(made, 0.99)
+    for _ in range(5):
+        walk(made, generator)
+        straight.update(made)
+    saved = {name: average.clone() for name, average in straight.ema.items()}
+    resumed = EMA(made, 0.99)
+    resumed.restore(saved, straight.num_updates)
+    for _ in range(5):
+        walk(made, generator)
+        straight.update(made)
+        resumed.update(made)
+    assert resumed.num_updates == straight.num_updates == 10
+    assert all(torch.equal(value, straight.ema[name]) for name, value in resumed.ema.items())
+    assert not any(torch.equal(value, saved[name]) for name, value in resumed.ema.items())
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -0.5, 1.5, float("nan")])
+def test_other_decays_are_refused(decay):
+    with pytest.raises(ValueError, match=rf"\(0, 1\), given {decay}; try"):
+        EMA(module(), decay)
