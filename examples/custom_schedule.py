@@ -49,8 +49,8 @@ def main(steps: int = 800) -> None:
         for validation in run.history:
             print(validation)
         model = diffusionbert.load(run.path)
-        print(model.config.objective)
-        print(*model.generate(2, length=16), sep="\n")
+        print(model.engine.config.objective)
+        print(*model.generate(num_return_sequences=2, length=16), sep="\n")
 
 
 if __name__ == "__main__":
