@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusionbert.evaluation.likelihoods import PackedRows, ways_to_score
 from drawing import requested
 from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -40,7 +41,6 @@ from diffusionbert.evaluation.evaluate import (
     write_samples,
 )
 from diffusionbert.evaluation.judges import load_judge
-from diffusionbert.evaluation.likelihoods import PackedRows, ways_to_score
 from diffusionbert.evaluation.metrics import (
     PerSample,
     bleu4,

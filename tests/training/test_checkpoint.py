@@ -208,7 +208,12 @@ def test_a_failed_json_leaves_the_old_one(tmp_path, monkeypatch, where):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(b"", "is not valid JSON"), (b'{"a": ', "is not valid JSON"), (b"\xff\xfe", "is not valid JSON"), (None, "does not exist")],
+    [
+        (b"", "is not valid JSON"),
+        (b'{"a": ', "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (None, "does not exist"),
+    ],
 )
 def test_damaged_json_is_named_in_one_line(tmp_path, text, message):
     if text is not None:
@@ -368,7 +373,9 @@ def test_weights_of_another_network_are_refused(change, counts, first):
     before = weights_of(module)
     weights = {name: tensor + 1 for name, tensor in before.items()}
     change(weights)
-    with pytest.raises(ValueError, match=f"do not fit the network: {counts}, first '{first}'; use the settings they were saved with"):
+    with pytest.raises(
+        ValueError, match=f"do not fit the network: {counts}, first '{first}'; use the settings they were saved with"
+    ):
         set_weights(module, weights)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(module).items())
 

@@ -16,8 +16,8 @@ from diffusionbert.training.log import (
     ValidationEvent,
     append,
     events_of,
-    remove_after,
     read_log,
+    remove_after,
     row,
 )
 

@@ -87,7 +87,9 @@ def test_pretraining_leaves_a_folder_that_transformers_opens(masked_run):
     ids=" ".join,
 )
 def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path, options):
-    quick = [option for option in QUICK if not (option.startswith("--batch-tokens") and "--batch-sequences=8" in options)]
+    quick = [
+        option for option in QUICK if not (option.startswith("--batch-tokens") and "--batch-sequences=8" in options)
+    ]
     output = tmp_path / "run"
     main(
         [

@@ -13,7 +13,6 @@ Knows systems by name and what `train` and `evaluate` do; no concrete method.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -37,6 +36,7 @@ from diffusionbert.recipes import (
     started_from,
     tiny,
 )
+from diffusionbert.reporting import logger
 from diffusionbert.reproduce.request import Request
 from diffusionbert.samplers import SamplingRequest
 from diffusionbert.storage.files import read_json, require_writable, write_json
@@ -358,5 +358,5 @@ def _shortened(training: TrainingConfig, steps: int) -> TrainingConfig:
 
 
 def say(line: str) -> None:
-    """Tells whoever waits what is being done."""
-    print(line, file=sys.stderr, flush=True)
+    """Reports what is being done."""
+    logger.info(line)

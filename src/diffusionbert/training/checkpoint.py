@@ -107,7 +107,9 @@ class Checkpoint:
         if ema:
             with ema.applied_to(module):
                 averages = weights_of(module)
-        header = CheckpointHeader(state, ema.num_updates if ema else 0, LossScale.of(scaler) if scaler and scaler.is_enabled() else None)
+        header = CheckpointHeader(
+            state, ema.num_updates if ema else 0, LossScale.of(scaler) if scaler and scaler.is_enabled() else None
+        )
         return cls(header, weights, optimiser_state(optimiser, module), averages)
 
     def write(self, path: Path) -> None:
@@ -132,9 +134,7 @@ class Checkpoint:
             load_tensors(ema) if header.num_ema_updates > 0 or ema.exists() else None,
         )
 
-    def restore(
-        self, module: TrainingModule, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None
-    ) -> None:
+    def restore(self, module: TrainingModule, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None) -> None:
         """Sets parameters, optimiser, EMA and loss scale to those of the checkpoint."""
         if ema and self.ema is None:
             raise ValueError("the run was trained without EMA, which must start at the first step; leave out --ema")

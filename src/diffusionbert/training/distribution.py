@@ -57,7 +57,9 @@ def micro_batches(batch: Batch, accelerator: Accelerator, micro_tokens: int | No
     shares = parts(np.arange(num_sequences), num_processes * count)
     # A process without sequences must still exchange gradients: it gets one with nothing editable.
     return [
-        (batch.select(torch.from_numpy(share)) if len(share) else without_targets(batch.select(torch.tensor([0])))).to(device)
+        (batch.select(torch.from_numpy(share)) if len(share) else without_targets(batch.select(torch.tensor([0])))).to(
+            device
+        )
         for share in shares[accelerator.process_index :: num_processes]
     ]
 

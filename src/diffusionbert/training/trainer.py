@@ -278,9 +278,9 @@ class Trainer:
         # Without its checkpoint the best validation is useless: the restored parameters are validated anew.
         self.state = state if best.is_dir() else replace(state, best=None)
         self.first_step = self.state.step
-        if damage is not None:
-            self._inform(f"resuming from {path.name}: {damage}")
         if self.accelerator.is_main_process:
+            if damage is not None:
+                logger.warning(f"resuming from {path.name}: {damage}")
             self.run.write_pointer("last", path)
             if best.is_dir():  # the run may have been killed between writing the two pointers
                 self.run.write_pointer("best", best)
