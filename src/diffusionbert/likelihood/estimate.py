@@ -31,12 +31,11 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PerSequence
+from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PerSequence, batch_sizes
 from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import require_type
-from diffusionbert.training.batches import TokenBudget
 
 _SEED = 2**40  # added to the seed: far from the seeds of training
 _ENOUGH_DEGREES = 8  # of freedom: before, a variance that happens to look small could end the drawing
@@ -224,7 +223,7 @@ def _chunks(rows: Rows | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
     if isinstance(rows, Rows):
         lengths = np.asarray(rows.lengths)
         order = np.argsort(-lengths, kind="stable")
-        edges = np.cumsum(TokenBudget(batch_tokens).cut(lengths[order]))[:-1]
+        edges = np.cumsum(batch_sizes(lengths[order].tolist(), batch_tokens))[:-1]
         chunks = [(torch.from_numpy(index), partial(rows.batch, index.tolist())) for index in np.split(order, edges)]
     else:
         batches = list(rows)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diffusionbert.diffusion.shapes import batch_sizes
+
 Indices = npt.NDArray[np.int64]
 
 
@@ -36,14 +38,7 @@ class TokenBudget(Batching):
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
         """A sequence that exceeds the budget becomes a batch by itself."""
-        sizes, size, longest = [], 0, 0
-        for length in lengths.tolist():
-            longest = max(longest, length)
-            if size and longest * (size + 1) > self.tokens:
-                sizes.append(size)
-                size, longest = 0, length
-            size += 1
-        return [*sizes, size] if size else sizes
+        return batch_sizes(lengths.tolist(), self.tokens)
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,9 @@ def micro_batches(batch: Batch, accelerator: Accelerator, micro_tokens: int | No
     count = max(1, math.ceil(num_sequences / (num_processes * sequences_at_once)))
     shares = parts(np.arange(num_sequences), num_processes * count)
     # A process without sequences must still exchange gradients: it gets one with nothing editable.
+    idle = without_targets(batch.select(torch.tensor([0])))
     return [
-        (batch.select(torch.from_numpy(share)) if len(share) else without_targets(batch.select(torch.tensor([0])))).to(
-            device
-        )
+        (batch.select(torch.from_numpy(share)) if len(share) else idle).to(device)
         for share in shares[accelerator.process_index :: num_processes]
     ]
 

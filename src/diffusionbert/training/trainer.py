@@ -1,9 +1,9 @@
 """The training loop, on Accelerate: any `TrainingModule`, any sequences, one device or several, exact resumption.
 
-A step trains on one *global* batch, which is split over processes and micro-batches. Noise is keyed by example and step,
-and losses are divided by the tokens of the global batch, so that the split changes the speed alone. A step depends on the
-settings, its number, the position in the batch plan, the parameters and the optimiser; torch's generator, from which
-dropout draws, is seeded in every step. A checkpoint holds all of these, so that resuming is exact.
+A step trains on one *global* batch, which is split over processes and micro-batches. Noise is keyed by example and
+step, and losses are divided by the tokens of the global batch, so that the split changes the speed alone. A step
+depends on the settings, its number, the position in the batch plan, the parameters and the optimiser; torch's
+generator, from which dropout draws, is seeded in every step. A checkpoint holds all of these: resuming is exact.
 
 Does not depend on the objective; sequences come from anything with `lengths` and `batch`.
 """
