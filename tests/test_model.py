@@ -133,7 +133,7 @@ def test_a_plain_model_reads_what_its_positions_allow():
 def test_a_run_without_a_model_is_told_so():
     unfinished = folder() / "unfinished"
     shutil.copytree(trained_run(), unfinished, ignore=shutil.ignore_patterns("model"))
-    with pytest.raises(ValueError, match="has not left a model"):
+    with pytest.raises(ValueError, match="is a run without a model yet"):
         load(unfinished)
 
 

@@ -29,7 +29,7 @@ from diffusionbert.samplers.config import SamplerConfig
 from diffusionbert.samplers.request import SamplingRequest, parse_sampler
 from diffusionbert.storage.files import require_writable
 from diffusionbert.storage.hub import HubOptions
-from diffusionbert.training.model_folder import push_model, save_model
+from diffusionbert.training.model_folder import push_model
 
 Length = int | tuple[int, int]
 """The tokens of a text, or a range from which they are drawn."""
@@ -370,7 +370,7 @@ class Model:
 
     def save_pretrained(self, path: str | Path) -> Path:
         """Writes the model folder, which `diffusionbert.load` opens, to a new or empty directory."""
-        return save_model(self.engine.network, self.engine.vocabulary, self.engine.folder, Path(path))
+        return self.engine.save(Path(path))
 
     def push_to_hub(self, name: str) -> str:
         """Uploads the model folder to the Hub, into a private repository if it is a new one; returns its address."""

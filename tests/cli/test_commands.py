@@ -607,7 +607,7 @@ def test_an_empty_name_of_a_model_is_refused_in_one_line(wrong, name):
 def test_a_folder_without_a_model_is_refused_in_one_line(wrong, tmp_path, command):
     assert str(tmp_path) in wrong(*command, "--model", str(tmp_path))
     (tmp_path / "experiment.json").write_text("{}")
-    assert "has not left a model" in wrong(*command, "--model", str(tmp_path))
+    assert "is a run without a model yet" in wrong(*command, "--model", str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EXPERIMENTS if kind.startswith("uniform")])

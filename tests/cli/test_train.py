@@ -22,7 +22,7 @@ BEGUN = ["--width=16", "--layers=1", "--vocabulary=512"]
 
 
 def last_of(run: Path) -> str:
-    path = RunFolder(run).named("last")
+    path = RunFolder(run).read_pointer("last")
     assert path is not None
     return path.name
 
@@ -132,7 +132,7 @@ def test_a_run_goes_on_with_the_text_it_began_with_alone(short_run, tmp_path, re
     before, kept = files(tmp_path / "run"), changed.read_text()
     changed.write_text(spoiled(kept))
     said = refused(*resumed)
-    assert f"the {split} text {str(changed)!r} is not what it was when the run began; restore it" in said
+    assert f"the {split} text {str(changed)!r} has changed since the run was started; restore it" in said
     assert files(tmp_path / "run") == before
     changed.write_text(kept)
     command(tmp_path, *resumed[2:])
@@ -157,8 +157,9 @@ def test_settings_by_which_nothing_is_trained_are_not_noted(finished, capsys):
 def test_settings_that_fail_in_the_first_step_are_not_noted(finished, monkeypatch, lost):
     """Also if a checkpoint is written before that step, because the best one was lost and is found anew."""
     if lost is not None:
-        state = finished / "run" / "checkpoints" / last_of(finished / "run") / "standing.json"
-        state.write_text(json.dumps(json.loads(state.read_text()) | {"best_step": 1}))
+        state = finished / "run" / "checkpoints" / last_of(finished / "run") / "state.json"
+        plain = json.loads(state.read_text())
+        state.write_text(json.dumps(plain | {"state": plain["state"] | {"best_step": 1}}))
 
     def fail(*_):
         raise FloatingPointError("no numbers")
@@ -178,7 +179,7 @@ def test_a_folder_that_is_no_run_is_never_written_over(short_run, tmp_path, refu
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     said = refused(f"--output={tmp_path / 'folder'}", f"--data={short_run / 'text.txt'}", "--steps=1")
-    assert "is no run, but holds" in said
+    assert "is not a run, but holds" in said
     assert repr(name.split("/")[0]) in said
     assert files(tmp_path / "folder") == {name: b"mine"}
 
@@ -219,14 +220,14 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
     for output in (tmp_path / "file", tmp_path / "file" / "inside"):
         said = refused(f"--output={output}", f"--data={short_run / 'text.txt'}", "--steps=1")
         assert said.endswith("(Not a directory); choose another --output")
-        assert f"nothing can be written to {str(output)!r}" in said
+        assert f"{str(output)!r} is not writable" in said
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--batch-tokens=0"], "--batch-tokens) must be >= 1, got 0"),
-        (["--batch-rows=0"], "--batch-rows) must be >= 1, got 0"),
+        (["--batch-sequences=0"], "--batch-sequences) must be >= 1, got 0"),
         (["--layers=0"], "`layers` of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
         (["--dropout=1.5"], "`dropout` must lie in [0, 1), got 1.5"),
@@ -263,7 +264,7 @@ def test_options_that_would_do_nothing_or_harm_are_refused(short_run, tmp_path, 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 def test_half_precision_needs_a_gpu(short_run, tmp_path, refused):
     said = refused(f"--output={tmp_path / 'run'}", f"--data={short_run / 'text.txt'}", "--precision=fp16")
-    assert said.endswith("--precision fp16 needs a GPU, and there is none here; give bf16, or no")
+    assert said.endswith("`precision` fp16 needs a GPU, and none was found; use bf16 or no")
     assert not (tmp_path / "run").exists()
 
 
@@ -284,7 +285,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
         command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=9", "--push=me/mine")
     assert caught.value.code == 130
     said = capsys.readouterr()
-    assert "stopped at step 3; --resume goes on from there" in said.err
+    assert "stopped at step 3; --resume continues from there" in said.err
     assert said.out.strip().endswith(
         f"step 3, not validated yet; its parameters as they are in {tmp_path / 'run' / 'model'}"
     )
@@ -295,7 +296,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert about["validation"] == {"nats_per_token": None, "step": 3, "likelihood": "bound"}
     main(["generate", "--model", str(tmp_path / "run"), "--length", "5"])
     assert capsys.readouterr().out.strip()
-    assert "is at step 3, so it cannot end at --steps 3" in refused(
+    assert "`steps` must be more than 3, which the run has reached, got 3" in refused(
         f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=3"
     )
 

@@ -65,14 +65,14 @@ def test_a_stratified_number_lies_in_its_stratum():
     edges = torch.linspace(0, 1, 101, dtype=torch.float64)
     strata = torch.stack([edges[:-1], edges[1:]], dim=1)
     tokens = torch.zeros(100, 1, dtype=torch.long)
-    numbers = Noise(0).quantile(replace(Batch.of(tokens, tokens == 0), strata=strata))
+    numbers = Noise(0).stratified_uniform(replace(Batch.of(tokens, tokens == 0), strata=strata))
     assert bool(((numbers > strata[:, 0]) & (numbers < strata[:, 1])).all())
 
 
 def test_strata_tile_the_interval_and_shift_with_the_step():
     tokens = torch.zeros(10, 1, dtype=torch.long)
     batch = Batch.of(tokens, tokens == 0)
-    drawn = torch.stack([(noise := Noise(3, step)).quantile(noise.stratify(batch)) for step in range(400)])
+    drawn = torch.stack([(noise := Noise(3, step)).stratified_uniform(noise.stratify(batch)) for step in range(400)])
     shifted = [Noise(3, step).stratify(batch).strata[:, 0] % 1 for step in range(5)]
     for low in shifted:
         torch.testing.assert_close(low.sort().values.diff(), torch.full((9,), 0.1, dtype=torch.float64))

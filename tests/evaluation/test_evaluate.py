@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusionbert.evaluation.likelihoods import PackedRows, ways_to_score
 from drawing import requested
 from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -40,7 +41,6 @@ from diffusionbert.evaluation.evaluate import (
     write_samples,
 )
 from diffusionbert.evaluation.judges import load_judge
-from diffusionbert.evaluation.likelihoods import PackedRows, ways_to_score
 from diffusionbert.evaluation.metrics import (
     PerSample,
     bleu4,
@@ -177,8 +177,8 @@ def test_the_result_says_what_was_evaluated(evaluated, model):
     assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("discrete-time", "linear", 128)
     assert (about.time_conditioning, about.backbone, about.start) == ("none", "bert", "scratch")
     assert (about.parameters, about.seed, about.training_steps) == (model.num_parameters, 0, 4)
-    best = RunFolder(Path(model.name)).named("best")
-    assert about.tokens_seen == read_json(best / "standing.json")["tokens"] > 0
+    best = RunFolder(Path(model.name)).read_pointer("best")
+    assert about.tokens_seen == read_json(best / "state.json")["state"]["tokens"] > 0
     assert evaluated.code == code_version()
     assert evaluated.seed == 0
     continuous, grid = (evaluated.likelihoods[name].protocol.definition for name in ("continuous", "grid"))
@@ -846,7 +846,7 @@ def without(folder: Path, *keys: str) -> None:
     [
         (lambda folder: (folder / "evaluation.json").unlink(), "no evaluation"),
         (lambda folder: (folder / "evaluation.json").write_text('{"format": 99}'), "has the format 99"),
-        (lambda folder: (folder / "evaluation.json").write_text("{"), "no JSON"),
+        (lambda folder: (folder / "evaluation.json").write_text("{"), "not valid JSON"),
         (lambda folder: without(folder, "data"), "damaged .*json: .*lacks the field 'data'"),
         (lambda folder: without(folder, "data", "corpus_sha256"), "damaged .*json.data: .*'corpus_sha256'"),
         (lambda folder: without(folder, "likelihoods", "grid", "protocol"), "json.likelihoods.grid: .*'protocol'"),

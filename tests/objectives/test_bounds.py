@@ -333,7 +333,7 @@ def test_the_hybrid_term_is_a_weighted_cross_entropy_of_the_loss_alone(process):
     plain, hybrid = (DiscreteTime(process, uniform_grid(8), hybrid=weight) for weight in (0.0, 0.01))
     with torch.no_grad():
         added = hybrid.loss(network, x0, Noise(3)) - plain.loss(network, x0, Noise(3))
-        index = (Noise(3).quantile(x0) * 8).long()
+        index = (Noise(3).stratified_uniform(x0) * 8).long()
         x_t = process.corrupt(x0, uniform_grid(8)[index + 1], Noise(3))
         targets = process.targets(x_t)
         log_f = network(x_t.tokens, x_t.attend, uniform_grid(8)[index + 1], targets)
@@ -400,7 +400,7 @@ def test_logits_are_computed_at_hidden_places_only():
     x0 = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
     process = Absorbing(Linear(), mask_id=4)
     DiscreteTime(process, uniform_grid(10)).loss(network, x0, Noise(0))
-    index = (Noise(0).quantile(x0) * 10).long()
+    index = (Noise(0).stratified_uniform(x0) * 10).long()
     masked = process.targets(process.corrupt(x0, uniform_grid(10)[index + 1], Noise(0)))
     assert seen == [int(masked.sum())]
     assert 0 < int(masked.sum()) < tokens.numel()

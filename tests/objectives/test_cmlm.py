@@ -35,7 +35,7 @@ class Chosen(Noise):
     position: float = 0.5
     order: tuple[int, ...] = ()
 
-    def quantile(self, batch: Batch) -> Tensor:
+    def stratified_uniform(self, batch: Batch) -> Tensor:
         return torch.full((len(batch.tokens),), self.position, dtype=torch.float64)
 
     def uniform(self, example: Tensor, purpose: Purpose, *shape: int) -> Tensor:

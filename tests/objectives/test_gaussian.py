@@ -227,7 +227,7 @@ def test_steps_are_drawn_so_that_few_draws_suffice():
     x0 = COIN.batch(tokens)
     x0 = replace(x0, strata=torch.stack([slices[:-1], slices[1:]], dim=1).repeat(sentences, 1))
     estimates = objective.nats(network, x0, Noise(0)).view(sentences, draws).mean(dim=1)
-    index = (Noise(0).quantile(x0) * 500).long()
+    index = (Noise(0).stratified_uniform(x0) * 500).long()
     clean = network.embed(tokens)
     evenly = 500 * objective.step_nats(network, x0, clean, grid[index], grid[index + 1], Noise(0))
     evenly = evenly.view(sentences, draws).mean(dim=1)
@@ -266,7 +266,7 @@ def test_the_loss_is_the_squared_error_of_a_step_and_the_cost_of_rounding():
     process = PROCESSES["linear"]
     objective, network = GaussianDiffusion(process, uniform_grid(4)), OnALine(SKEWED, process, error=0.2)
     x0, noise = SKEWED.batch(), Noise(2)
-    t = (noise.quantile(x0) * 4).floor() / 4 + 0.25
+    t = (noise.stratified_uniform(x0) * 4).floor() / 4 + 0.25
     clean = network.embed(x0.tokens)
     epsilon = noise.normal(x0.example, Purpose.GAUSS, 2, 1)
     alpha = 0.95 * (1 - t)[:, None, None]
@@ -610,7 +610,7 @@ def test_the_loss_averages_squares_over_the_width():
     """As the original's code does; summed, they would outweigh the rounding."""
     tested, x0, noise = method(), batch(), Noise(2)
     process, network = tested.objective.process, tested.network
-    t = (noise.quantile(x0) * 16).floor() / 16 + 1 / 16
+    t = (noise.stratified_uniform(x0) * 16).floor() / 16 + 1 / 16
     with torch.no_grad():
         clean = network.embed(x0.tokens)
         guess = network(process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attend, t)

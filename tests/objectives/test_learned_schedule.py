@@ -266,7 +266,7 @@ def test_the_baseline_lowers_the_variance_of_long_sentences():
     for step in range(50):
         tokens = torch.randint(5, (1, 48))
         x0 = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
-        t = Noise(0, step).quantile(x0)
+        t = Noise(0, step).stratified_uniform(x0)
         draws = [process.corrupt(x0, t, Noise(seed, step)) for seed in (1, 2)]
         paired = LearnedSchedule(process).paired_nats(network, tokens, draws[0], draws[1], t)
         scores = [process.log_corrupt(tokens, x_t, t) for x_t in draws]

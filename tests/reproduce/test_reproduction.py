@@ -229,7 +229,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, c
         main([*words, f"--output={tmp_path / 'file' / 'x.png'}"])
     assert caught.value.code == 2
     [said] = capsys.readouterr().err.strip().splitlines()
-    assert "nothing can be written to" in said
+    assert "is not writable" in said
     assert said.endswith("(Not a directory); choose another --output")
 
 
@@ -259,7 +259,7 @@ def test_a_run_that_was_killed_goes_on(done, output, tmp_path, monkeypatch):
         with pytest.raises(KilledError):
             again.run("mdlm")
     assert not is_finished(run)
-    assert RunFolder(run).named("last") == RunFolder(run).checkpoint(2)
+    assert RunFolder(run).read_pointer("last") == RunFolder(run).checkpoint(2)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_export_best", kill)
         with pytest.raises(KilledError):

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from diffusionbert.training.batches import BatchPlan, FixedSequences, Position, TokenBudget, parts
+from diffusionbert.training.batches import BatchPlan, BatchPosition, FixedSequences, TokenBudget, parts
 
 # Lengths like those of real sentences: mostly 10 to 40 tokens, a few long ones.
 LENGTHS = np.random.default_rng(0).lognormal(3.2, 0.5, 30_000).astype(np.int64).clip(3, 128)
@@ -51,7 +51,7 @@ def test_the_plan_depends_on_the_seed_and_the_epoch():
 
 def test_resuming_from_a_position_continues_with_the_same_batches():
     plan = BatchPlan(LENGTHS[:500], FixedSequences(100), seed=0)
-    straight = list(itertools.islice(plan.following(Position()), 12))
+    straight = list(itertools.islice(plan.following(BatchPosition()), 12))
     for stop in (1, 5, 7):
         resumed = list(itertools.islice(plan.following(straight[stop - 1][0]), 12 - stop))
         for (position, batch), (expected_position, expected_batch) in zip(resumed, straight[stop:], strict=True):
@@ -75,7 +75,9 @@ def test_parts_cover_a_batch():
 def test_empty_batches_are_rejected():
     with pytest.raises(ValueError, match=r"^tokens per batch \(--batch-tokens\) must be >= 1, got 0; 4096 is usual$"):
         TokenBudget(0)
-    with pytest.raises(ValueError, match=r"^sequences per batch \(--batch-rows\) must be >= 1, got 0; 32 is usual$"):
+    with pytest.raises(
+        ValueError, match=r"^sequences per batch \(--batch-sequences\) must be >= 1, got 0; 32 is usual$"
+    ):
         FixedSequences(0)
     with pytest.raises(ValueError, match=r"^`lengths` must have at least one sequence, got none; give more text$"):
         BatchPlan(np.array([], dtype=np.int64), FixedSequences(1), seed=0)

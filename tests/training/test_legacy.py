@@ -23,7 +23,8 @@ from diffusionbert.networks.config import NewBert, TimeEmbedding
 from diffusionbert.objectives.config import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.storage.schema import from_json
-from diffusionbert.training.config import RunConfig
+from diffusionbert.training.batches import FixedSequences
+from diffusionbert.training.config import RunConfig, TrainingConfig
 from diffusionbert.training.legacy import _NAMES, upgraded
 from diffusionbert.training.run import stored_config
 
@@ -42,7 +43,7 @@ def test_scores_are_those_of_the_version_that_wrote_the_folder(name, nats):
     assert found.scores.nats.tolist() == pytest.approx(nats, abs=1e-4)
 
 
-def test_an_old_configuration_means_what_it_meant():
+def test_an_old_configuration_is_converted():
     model, run = load(V0 / "model", device="cpu").engine.config, stored_config(V0 / "run")
     assert model.objective == DiscreteTimeConfig(Spindle(0.3), 8, hybrid=0.01, time_sampling=Bell(0.5))
     assert (model.time, model.training.ema) == (TimeEmbedding.LAYERS, 0.9)
@@ -73,6 +74,12 @@ def test_every_old_kind_has_a_registered_name(kind):
     families = [NoiseSchedule, ObjectiveConfig, type(Bell()).__mro__[1], NewBert.__mro__[1]]
     [family] = [family for family in families if plain["name"] in family.registry.names()]
     assert type(from_json(plain, family, "old")).__module__.startswith("diffusionbert.")
+
+
+def test_an_old_batch_size_in_sequences_is_converted():
+    old = {"kind": "Training", "batching": {"kind": "FixedRows", "rows": 24}, "averaging": 0.9}
+    training = from_json(upgraded(old, "old"), TrainingConfig, "old")
+    assert (training.batching, training.ema) == (FixedSequences(24), 0.9)
 
 
 def test_an_unknown_kind_is_named():

@@ -86,7 +86,7 @@ def _changed_training(options: Run, config: RunConfig) -> RunConfig:
     """The configuration with those settings of training replaced that the command line names."""
     training = _changed(options, config.training)
     if options.batch_tokens is not None and options.batch_sequences is not None:
-        raise ValueError("--batch-tokens and --batch-rows exclude each other; give one of them")
+        raise ValueError("--batch-tokens and --batch-sequences exclude each other; give one of them")
     if options.batch_tokens is not None:
         training = replace(training, batching=TokenBudget(options.batch_tokens))
     if options.batch_sequences is not None:
@@ -152,7 +152,7 @@ def _resumed(options: Run) -> RunConfig:
     otherwise.
     """
     stored = stored_config(options.output)
-    free = {field.name for field in fields(stored.training)} | {"batch_tokens", "batch_rows"}
+    free = {field.name for field in fields(stored.training)} | {"batch_tokens", "batch_sequences"}
     free |= {"output", "auto", "resume", "push", "cache"}
     given = {field.name for field in fields(options) if getattr(options, field.name) != field.default} - free
     if given:

@@ -99,8 +99,8 @@ class Noise:
         bits = torch.stack(pairs, dim=-1).flatten(1)[:, :count]
         return ((bits.double() + 0.5) * 2.0**-52).reshape(len(example), *shape)
 
-    def quantile(self, batch: Batch) -> Times:
-        """Draws one number in [0, 1) per sequence, from its own stratum."""
+    def stratified_uniform(self, batch: Batch) -> Times:
+        """Draws one number in [0, 1) per sequence, from the stratum of that sequence."""
         low, high = batch.strata.unbind(dim=1)
         return (low + (high - low) * self.uniform(batch.example, Purpose.TIME)) % 1
 

@@ -15,6 +15,7 @@ This module does not depend on noise, networks or text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -140,3 +141,15 @@ def sequence_index(positions: PositionMask) -> TargetIndices:
 def per_position(values: PerTarget, positions: PositionMask) -> PerPosition:
     """Scatters the values of the N marked positions to [B, L], with 0 elsewhere."""
     return values.new_zeros(positions.shape).masked_scatter(positions, values)
+
+
+def batch_sizes(lengths: Iterable[int], max_tokens: int) -> list[int]:
+    """The sizes of successive batches with at most so many tokens, padding included; a longer sequence stands alone."""
+    sizes, size, longest = [], 0, 0
+    for length in lengths:
+        longest = max(longest, length)
+        if size and longest * (size + 1) > max_tokens:
+            sizes.append(size)
+            size, longest = 0, length
+        size += 1
+    return [*sizes, size] if size else sizes

@@ -28,7 +28,7 @@ from diffusionbert.samplers.base import Sampler, SamplingContext
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.request import SamplingRequest
 from diffusionbert.storage.hub import HubOptions
-from diffusionbert.training.model_folder import ModelMetadata, find_model, read_model, restore_beside
+from diffusionbert.training.model_folder import ModelMetadata, find_model, read_model, restore_beside, save_model
 
 SEQUENCES_AT_ONCE = {"cpu": 32, "cuda": 512}
 """The most sequences that are generated in one batch, by device; the texts do not depend on it."""
@@ -48,6 +48,8 @@ class Engine:
         dtype: The type of the network's parameters; None keeps float32.
     """
 
+    network: HasBackbone
+
     def __init__(
         self,
         metadata: ModelMetadata,
@@ -60,15 +62,11 @@ class Engine:
         network = metadata.config.make_network(metadata.statistics)
         restore_beside(network, folder, metadata.config)
         self._module: nn.Module = network.to(device=device, dtype=dtype).eval()
+        self.network = cast("HasBackbone", self._module)
         self.config = metadata.config
         self.statistics = metadata.statistics.padded(len(self.network.allowed))
         self.vocabulary, self.length_histogram = metadata.vocabulary, metadata.length_histogram
         self.paired, self.training_text = metadata.paired, metadata.training_text
-
-    @property
-    def network(self) -> HasBackbone:
-        """The network around the backbone."""
-        return cast("HasBackbone", self._module)
 
     @property
     def device(self) -> torch.device:
@@ -87,6 +85,10 @@ class Engine:
         other.config = replace(self.config, objective=self.config.objective.with_steps(num_steps))
         other.__dict__.pop("scoring_objective", None)
         return other
+
+    def save(self, target: Path) -> Path:
+        """Writes the model, with its parameters as they are now, as a new model folder."""
+        return save_model(self._module, self.vocabulary, self.folder, target)
 
     @property
     def num_parameters(self) -> int:

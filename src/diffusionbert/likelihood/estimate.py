@@ -32,12 +32,11 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PerSequence
+from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PerSequence, batch_sizes
 from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import require_type
-from diffusionbert.training.batches import TokenBudget
 
 _SEED = 2**40  # added to the seed, to keep it away from the seeds of training
 _MIN_DEGREES = 8  # of freedom; with fewer, a variance that is small by chance could stop the estimation
@@ -245,7 +244,7 @@ def _chunks(rows: Rows | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
     if isinstance(rows, Rows):
         lengths = np.asarray(rows.lengths)
         order = np.argsort(-lengths, kind="stable")
-        edges = np.cumsum(TokenBudget(batch_tokens).cut(lengths[order]))[:-1]
+        edges = np.cumsum(batch_sizes(lengths[order].tolist(), batch_tokens))[:-1]
         chunks = [(torch.from_numpy(index), partial(rows.batch, index.tolist())) for index in np.split(order, edges)]
     else:
         batches = list(rows)

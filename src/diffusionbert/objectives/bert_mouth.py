@@ -77,7 +77,7 @@ class BertMouth(Objective[Network]):
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """n times the cross-entropy of one masked position; n strata visit each position once."""
         length = x0.editable.sum(dim=1)
-        index = (noise.quantile(x0) * length).long()
+        index = (noise.stratified_uniform(x0) * length).long()
         targets = x0.editable & (x0.editable.cumsum(dim=1) == 1 + index[:, None])
         log_f = network(x0.tokens.masked_fill(targets, self.mask_id), x0.attend, x0.fraction_of(targets), targets)
         return length[:, None] * nats_of(log_f, x0.tokens, targets)

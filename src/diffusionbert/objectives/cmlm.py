@@ -73,7 +73,7 @@ class CMLM(Objective[Network]):
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """2n/(n + 1) times the cross-entropy at k masked positions; k and the positions are drawn."""
         length = x0.editable.sum(dim=1)
-        num_masked = 1 + (noise.quantile(x0) * length).long()
+        num_masked = 1 + (noise.stratified_uniform(x0) * length).long()
         masked = noise.chosen(x0, num_masked)
         log_f = network(x0.tokens.masked_fill(masked, self.mask_id), x0.attend, x0.fraction_of(masked), masked)
         weight = 2 * length.double() / (length + 1)

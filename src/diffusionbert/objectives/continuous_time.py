@@ -101,5 +101,5 @@ class ContinuousTime(Objective[Network]):
         return per_position(self.process.rate(x0, x_t, log_f, t), targets)
 
     def _estimate(self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> PerPosition:
-        t, weight = time_sampling.times(noise.quantile(x0))
+        t, weight = time_sampling.times(noise.stratified_uniform(x0))
         return weight[:, None] * self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)

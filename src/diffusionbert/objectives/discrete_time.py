@@ -217,7 +217,7 @@ class DiscreteTime(Objective[Network]):
         self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling, hybrid: float
     ) -> PerPosition:
         num_steps = len(self.grid) - 1
-        quantile, weight = time_sampling.times(noise.quantile(x0))
+        quantile, weight = time_sampling.times(noise.stratified_uniform(x0))
         index = (quantile * num_steps).long()
         s, t = self.grid[index], self.grid[index + 1]
         x_t = self.process.corrupt(x0, t, noise)

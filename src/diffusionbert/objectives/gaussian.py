@@ -166,7 +166,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         """The squared error at one uniformly drawn step, and the rounding term."""
         clean = network.embed(x0.tokens)
         num_steps = len(self.grid) - 1
-        t = self.grid[1 + (noise.quantile(x0) * num_steps).long()]
+        t = self.grid[1 + (noise.stratified_uniform(x0) * num_steps).long()]
         guess = network(self.process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attend, t)
         left = self.process.signal(torch.ones_like(t))[:, None] * clean.double().square().mean(dim=-1)
         squares = (clean - guess).double().square().mean(dim=-1) + left
@@ -175,7 +175,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
     def nats(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerPosition:
         """The bound, its sum over steps estimated from one of them."""
         clean = network.embed(x0.tokens)
-        index, probability = self._drawn_step(noise.quantile(x0), clean.shape[-1])
+        index, probability = self._drawn_step(noise.stratified_uniform(x0), clean.shape[-1])
         s, t = self.grid[index], self.grid[index + 1]
         steps = self.step_nats(network, x0, clean, s, t, noise) / probability[:, None]
         prior = torch.where(x0.editable, self.process.prior_divergence(clean), 0.0)

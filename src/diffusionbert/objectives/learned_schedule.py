@@ -103,14 +103,14 @@ class LearnedSchedule(Objective[Network]):
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         """The integrand of the bound at one drawn time, the mean of two draws of x_t."""
-        t, weight = self.time_sampling.times(noise.quantile(x0))
+        t, weight = self.time_sampling.times(noise.stratified_uniform(x0))
         first, second = (self.process.corrupt(x0, t, noise, purpose) for purpose in (Purpose.CORRUPT, Purpose.PAIR))
         return weight * self.paired_nats(network, x0.tokens, first, second, t)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """The integrand of the bound at one drawn time; exponents get no gradient from it."""
         process = self.process.fixed()
-        t, weight = Early().times(noise.quantile(x0))
+        t, weight = Early().times(noise.stratified_uniform(x0))
         return weight[:, None] * _rate_nats(process, network, x0.tokens, process.corrupt(x0, t, noise), t)
 
     def paired_nats(self, network: Network, x0: Tokens, first: Batch, second: Batch, t: Times) -> PerSequence:

@@ -91,7 +91,7 @@ class OrderAgnostic(Objective[Network]):
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
         length = x0.editable.sum(dim=1)
-        num_masked = 1 + (noise.quantile(x0) * length).long()
+        num_masked = 1 + (noise.stratified_uniform(x0) * length).long()
         masked = noise.chosen(x0, num_masked)
         x_t = replace(x0, tokens=x0.tokens.masked_fill(masked, self.mask_id))
         return length[:, None] * self.next_nats(network, x0.tokens, x_t)
@@ -136,7 +136,7 @@ class OrderAgnosticGrid(Objective[Network]):
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
         length = x0.editable.sum(dim=1)
-        num_masked = self._num_masked(length, noise.quantile(x0))
+        num_masked = self._num_masked(length, noise.stratified_uniform(x0))
         masked = noise.chosen(x0, num_masked)
         log_f = network(x0.tokens.masked_fill(masked, self.mask_id), x0.attend, x0.fraction_of(masked), masked)
         weight = length / num_masked.clamp(min=1)

@@ -92,7 +92,7 @@ class Sundae(Objective[Network]):
         """The mean over unrolls of the cross-entropy at all editable positions."""
         # By position first, so that the numbers of a sequence do not depend on its padding.
         uniform = noise.uniform(x0.example, Purpose.UNROLL, x0.tokens.shape[1], self.unrolls - 1)
-        x = self.process.corrupt(x0, noise.quantile(x0), noise)
+        x = self.process.corrupt(x0, noise.stratified_uniform(x0), noise)
         total, log_f = _corrected(network, x0, x)
         for number in range(self.unrolls - 1):
             tokens = _sampled(log_f.detach(), uniform[..., number][x0.editable])

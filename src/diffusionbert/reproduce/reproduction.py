@@ -13,7 +13,6 @@ Knows systems by name and what `train` and `evaluate` do; no concrete method.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -37,6 +36,7 @@ from diffusionbert.recipes import (
     started_from,
     tiny,
 )
+from diffusionbert.reporting import logger
 from diffusionbert.reproduce.request import Request
 from diffusionbert.samplers import SamplingRequest
 from diffusionbert.storage.files import read_json, require_writable, write_json
@@ -266,7 +266,7 @@ class Reproduction:
 
     def _ensure_model(self, output: Path) -> None:
         run = RunFolder(output)
-        if not run.model.exists() and run.named("last") is not None:  # it was stopped before the model was written
+        if not run.model.exists() and run.read_pointer("last") is not None:  # stopped before the export
             train(None, output, cache=self.cache, resume=True)
 
     # ---- evaluations ------------------------------------------------------------------------------------------------
@@ -358,5 +358,5 @@ def _shortened(training: TrainingConfig, steps: int) -> TrainingConfig:
 
 
 def say(line: str) -> None:
-    """Tells whoever waits what is being done."""
-    print(line, file=sys.stderr, flush=True)
+    """Reports what is being done."""
+    logger.info(line)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: JSON, safetensors and folders, written under another name and renamed."""
+"""Atomic writes of JSON and of folders, and safetensors: each is written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ TEMPORARY, REPLACED = ".unfinished", ".replaced"
 
 
 def require_writable(folder: Path) -> None:
-    """Refuses, before any work, a folder in which nothing can be written; nothing is made or left behind."""
+    """Raises ValueError unless a folder can be written to; leaves nothing behind."""
     try:
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        with TemporaryFile(dir=there):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        with TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise ValueError(
-            f"nothing can be written to {str(folder)!r} ({error.strerror}); choose another --output"
-        ) from None
+        raise ValueError(f"{str(folder)!r} is not writable ({error.strerror}); choose another --output") from None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file in one piece or not at all."""
+    """Writes a JSON file completely or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
@@ -44,18 +42,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; what is not there or not JSON is named in the error."""
+    """Reads a JSON file; raises ValueError if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"there is no {str(path)!r}; is its folder a run folder?") from None
+        raise ValueError(f"{str(path)!r} does not exist; give a run directory or a model folder") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} is no JSON ({error}); restore it, or make anew what it belongs to") from None
+        raise ValueError(f"{str(path)!r} is not valid JSON ({error}); restore it, or create its folder again") from None
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Gives a folder to write to, which takes the place of `path` when all is written, or vanishes."""
+    """Opens a temporary folder, which replaces `path` when the context ends and is removed after an error."""
     restore_replaced(path)
     temporary = path.with_name(path.name + TEMPORARY)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -73,19 +71,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def restore_replaced(path: Path) -> None:
-    """Gives a folder its name back, if a kill came when it had lost it and the one to replace it had not got it yet."""
+    """Restores a folder if the process was killed between the two renames that replace it."""
     if not path.exists():
-        with suppress(OSError):  # there is none, or another process was faster
+        with suppress(OSError):  # there is nothing to restore, or another process was faster
             replaced_path(path).rename(path)
 
 
 def replaced_path(path: Path) -> Path:
-    """What a folder is called while another takes its place."""
+    """The name of a folder while it is being replaced."""
     return path.with_name(path.name + REPLACED)
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Lets one folder take another's place; if it cannot, the old one stays."""
+    """Replaces a folder by another; after an error the old one is still there."""
     replaced = replaced_path(old)
     if old.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -107,10 +105,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads safetensors; a damaged file is named in the error."""
+    """Reads safetensors; raises ValueError if the file is missing or damaged."""
     try:
         return load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
         raise ValueError(
-            f"{str(path)!r} cannot be read ({reason_of(error)}); restore it, or make anew what it belongs to"
+            f"{str(path)!r} cannot be read ({reason_of(error)}); restore it, or create its folder again"
         ) from None

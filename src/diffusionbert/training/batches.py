@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diffusionbert.diffusion.shapes import batch_sizes
+
 Indices = npt.NDArray[np.int64]
 
 
@@ -36,33 +38,26 @@ class TokenBudget(Batching):
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
         """A sequence that exceeds the budget becomes a batch by itself."""
-        sizes, size, longest = [], 0, 0
-        for length in lengths.tolist():
-            longest = max(longest, length)
-            if size and longest * (size + 1) > self.tokens:
-                sizes.append(size)
-                size, longest = 0, length
-            size += 1
-        return [*sizes, size] if size else sizes
+        return batch_sizes(lengths.tolist(), self.tokens)
 
 
 @dataclass(frozen=True)
 class FixedSequences(Batching):
     """A fixed number of sequences, as in the paper; the last batch of a pool may be smaller."""
 
-    rows: int
+    sequences: int
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError(f"sequences per batch (--batch-rows) must be >= 1, got {self.rows}; 32 is usual")
+        if self.sequences < 1:
+            raise ValueError(f"sequences per batch (--batch-sequences) must be >= 1, got {self.sequences}; 32 is usual")
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
-        full, rest = divmod(len(lengths), self.rows)
-        return [self.rows] * full + [rest] * (rest > 0)
+        full, rest = divmod(len(lengths), self.sequences)
+        return [self.sequences] * full + [rest] * (rest > 0)
 
 
 @dataclass(frozen=True)
-class Position:
+class BatchPosition:
     """The next batch of a plan to train on."""
 
     epoch: int = 0
@@ -101,13 +96,13 @@ class BatchPlan:
         # Times are stratified by the index in the batch and `parts` takes every n-th: neither may depend on length.
         return [rng.permutation(batch) for batch in batches]
 
-    def following(self, position: Position) -> Iterator[tuple[Position, Indices]]:
+    def following(self, position: BatchPosition) -> Iterator[tuple[BatchPosition, Indices]]:
         """Yields the batches from a position on, endlessly, each with the position after it."""
         epoch, skip = position.epoch, position.batch
         while True:
             batches = self.epoch(epoch)
             for index in range(skip, len(batches)):
-                yield Position(epoch, index + 1), batches[index]
+                yield BatchPosition(epoch, index + 1), batches[index]
             epoch, skip = epoch + 1, 0
 
     def positions(self, epoch: int = 0) -> list[int]:

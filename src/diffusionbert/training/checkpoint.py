@@ -1,16 +1,20 @@
-"""What a checkpoint holds: how it is gathered from what is trained, written, read, and put back.
+"""Checkpoints: the tensors and the state from which training resumes exactly.
 
     step-00001000/
-      weights.safetensors, optimiser.safetensors, averages.safetensors (if there are any)
-      standing.json (with the scale of the loss, if there is one)
+      weights.safetensors    the parameters
+      optimiser.safetensors  the state of the optimiser
+      ema.safetensors        the EMA of the parameters, if there is one
+      state.json             format, training state, number of EMA updates, loss scale
 
-Under sharding all processes gather, and one writes. Knows nothing of the loop.
+With sharded parameters all processes gather, and one of them writes. Does not depend on the training loop. Checkpoints
+of earlier versions, with averages.safetensors and standing.json, are still read.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
@@ -25,113 +29,163 @@ from diffusionbert.storage.files import (
     save_tensors,
     write_json,
 )
+from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.training.ema import EMA
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.state import TrainState
 from diffusionbert.training.tensors import optimiser_state, set_optimiser_state, set_weights, weights_of
 
-_TENSORS = "weights", "optimiser", "averages"
+FORMAT = 1
+"""The version of state.json."""
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The state of a `GradScaler`: the factor of the loss in half precision, and the rule by which it changes."""
+
+    scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    growth_tracker: int
+    """Steps without overflow since the factor last changed."""
+
+    @classmethod
+    def of(cls, scaler: GradScaler) -> LossScale:
+        return cls(**{name.removeprefix("_"): value for name, value in scaler.state_dict().items()})
+
+    def restore(self, scaler: GradScaler) -> None:
+        """Sets the state of a scaler to this one."""
+        plain = to_json(self)
+        scaler.load_state_dict(plain | {"_growth_tracker": plain.pop("growth_tracker")})
+
+
+@dataclass(frozen=True)
+class CheckpointHeader:
+    """The contents of state.json."""
+
+    state: TrainState
+    num_ema_updates: int = 0
+    loss_scale: LossScale | None = None
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"`format` must be {FORMAT}, got {self.format}; a newer version of diffusionbert wrote it")
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
-    """One checkpoint."""
+class Checkpoint:
+    """All that training depends on at one step."""
 
-    state: TrainState
-    num_averaged: int
+    header: CheckpointHeader
     weights: dict[str, Tensor]
     optimiser: dict[str, Tensor]
     ema: dict[str, Tensor] | None
-    scaler: dict[str, float] | None
-    """By how much the loss is scaled in half precision, and since when."""
+
+    @property
+    def state(self) -> TrainState:
+        return self.header.state
 
     @classmethod
     def of(
         cls,
-        method: TrainingModule,
+        module: TrainingModule,
         optimiser: Optimizer,
         ema: EMA | None,
         scaler: GradScaler | None,
         state: TrainState,
-    ) -> Saved:
-        """Gathers what there is now; weights that are no numbers are refused."""
-        weights = weights_of(method)
+    ) -> Checkpoint:
+        """Gathers the present state; raises FloatingPointError if a parameter is infinite or NaN."""
+        weights = weights_of(module)
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
             raise FloatingPointError(
-                f"the weights are no numbers any more at step {state.step}; the last checkpoint is good: "
+                f"the parameters are not finite at step {state.step}, but the last checkpoint is good: "
                 "resume with a lower learning rate or in bf16"
             )
-        averaged: dict[str, Tensor] | None = None
+        averages: dict[str, Tensor] | None = None
         if ema:
-            with ema.in_place_of(method):
-                averaged = weights_of(method)
-        num_averaged = ema.num_updates if ema else 0
-        scale = scaler.state_dict() if scaler else None
-        return cls(state, num_averaged, weights, optimiser_state(optimiser, method), averaged, scale)
+            with ema.applied_to(module):
+                averages = weights_of(module)
+        loss_scale = LossScale.of(scaler) if scaler and scaler.is_enabled() else None
+        header = CheckpointHeader(state, ema.num_updates if ema else 0, loss_scale)
+        return cls(header, weights, optimiser_state(optimiser, module), averages)
 
     def write(self, path: Path) -> None:
-        """Writes it whole or not at all."""
+        """Writes the folder completely or not at all."""
         with atomic_folder(path) as folder:
-            for name in _TENSORS:
-                if (tensors := getattr(self, name)) is not None:
-                    save_tensors(tensors, folder / f"{name}.safetensors")
-            beside = {"num_averaged": self.num_averaged, "scaler": self.scaler}
-            write_json(folder / "standing.json", asdict(self.state) | beside)
+            save_tensors(self.weights, folder / "weights.safetensors")
+            save_tensors(self.optimiser, folder / "optimiser.safetensors")
+            if self.ema is not None:
+                save_tensors(self.ema, folder / "ema.safetensors")
+            write_json(folder / "state.json", to_json(self.header))
 
     @classmethod
-    def read(cls, path: Path) -> Saved:
-        """Reads all of it, or raises ValueError."""
+    def read(cls, path: Path) -> Checkpoint:
+        """Reads the folder completely; raises ValueError if a file is missing or damaged."""
         if not path.is_dir():
-            raise ValueError(f"the checkpoint {str(path)!r} is gone; restore it, or start anew in another --output")
-        try:
-            plain = dict(read_json(path / "standing.json"))
-            num_averaged, scaler = plain.pop("num_averaged"), plain.pop("scaler", None)
-            state = TrainState.from_json(plain)
-        except (KeyError, TypeError) as error:
-            reason = f"{type(error).__name__}: {reason_of(error)}"
-            raise ValueError(f"{str(path / 'standing.json')!r} is damaged ({reason}); restore it") from None
-        files = {name: path / f"{name}.safetensors" for name in _TENSORS}
-        is_averaged = num_averaged > 0 or files["averages"].exists()
-        tensors = {name: load_tensors(file) for name, file in files.items() if name != "averages" or is_averaged}
-        return cls(state, num_averaged, tensors["weights"], tensors["optimiser"], tensors.get("averages"), scaler)
+            raise ValueError(f"the checkpoint {str(path)!r} is missing; restore it, or train in another --output")
+        header, ema = _read_header(path), _ema_file(path)
+        return cls(
+            header,
+            load_tensors(path / "weights.safetensors"),
+            load_tensors(path / "optimiser.safetensors"),
+            load_tensors(ema) if header.num_ema_updates > 0 or ema.exists() else None,
+        )
 
-    def put_back(
-        self, method: TrainingModule, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None
-    ) -> None:
-        """Gives weights, optimiser, averages and the scale of the loss what they had."""
+    def restore(self, module: TrainingModule, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None) -> None:
+        """Sets parameters, optimiser, EMA and loss scale to those of the checkpoint."""
         if ema and self.ema is None:
-            raise ValueError(
-                "the run was trained without averaged weights, and they cannot begin in the middle; leave out --ema"
-            )
-        set_weights(method, self.weights)
-        set_optimiser_state(optimiser, method, self.optimiser)
+            raise ValueError("the run was trained without EMA, which must start at the first step; leave out --ema")
+        set_weights(module, self.weights)
+        set_optimiser_state(optimiser, module, self.optimiser)
         if ema and self.ema is not None:
-            ema.restore(self.ema, self.num_averaged)
-        if scaler and self.scaler:
-            scaler.load_state_dict(self.scaler)
+            ema.restore(self.ema, self.header.num_ema_updates)
+        if scaler and self.header.loss_scale:
+            self.header.loss_scale.restore(scaler)
 
 
-def newest_whole(run: RunFolder) -> tuple[Path, Saved, str | None]:
-    """The last checkpoint, or, if that is damaged, the newest one that is not; and what the damage is."""
+def newest_complete(run: RunFolder) -> tuple[Path, Checkpoint, str | None]:
+    """The last checkpoint or, if it is damaged, the newest complete one; and a message about the damage."""
     damage: list[str] = []
-    for path in run.resumable():
-        saved = _read_or_note(path, damage)
-        if saved is not None:
-            return path, saved, next(iter(damage), None)
+    for path in run.resume_candidates():
+        try:
+            return path, Checkpoint.read(path), next(iter(damage), None)
+        except ValueError as error:  # noqa: PERF203 - there are few checkpoints
+            damage.append(str(error))
     if damage:
-        raise ValueError(f"no checkpoint of {str(run.path)!r} is whole: {damage[0]}")
+        raise ValueError(f"no checkpoint of {str(run.path)!r} is complete: {damage[0]}")
     raise ValueError(f"{str(run.path)!r} has no checkpoint to resume from; start it without --resume")
 
 
-def _read_or_note(path: Path, damage: list[str]) -> Saved | None:
-    try:
-        return Saved.read(path)
-    except ValueError as error:
-        damage.append(str(error))
-        return None
-
-
-def weights_to_use(checkpoint: Path) -> dict[str, Tensor]:
-    """The averaged weights of a checkpoint, if it has any; else its weights."""
-    ema = checkpoint / "averages.safetensors"
+def weights_to_export(checkpoint: Path) -> dict[str, Tensor]:
+    """The EMA of a checkpoint, if it has one; else its parameters."""
+    ema = _ema_file(checkpoint)
     return load_tensors(ema if ema.exists() else checkpoint / "weights.safetensors")
+
+
+def _ema_file(checkpoint: Path) -> Path:
+    earlier = checkpoint / "averages.safetensors"
+    return earlier if earlier.exists() else checkpoint / "ema.safetensors"
+
+
+def _read_header(checkpoint: Path) -> CheckpointHeader:
+    file, earlier = checkpoint / "state.json", checkpoint / "standing.json"
+    is_earlier = earlier.exists() and not file.exists()
+    file = earlier if is_earlier else file
+    plain = read_json(file)
+    try:
+        return from_json(_upgraded(plain) if is_earlier else plain, CheckpointHeader, file.name)
+    except ValueError as error:
+        raise ValueError(f"{str(file)!r} is damaged ({reason_of(error)}); restore it") from None
+
+
+def _upgraded(plain: Any) -> Any:
+    """The contents of standing.json, of earlier versions, as those of state.json."""
+    if not isinstance(plain, dict) or "num_averaged" not in plain:
+        return plain
+    state = {name: value for name, value in plain.items() if name not in ("num_averaged", "scaler")}
+    scale = plain.get("scaler") or None
+    if isinstance(scale, dict):
+        scale = {name.removeprefix("_"): value for name, value in scale.items()}
+    return {"state": state, "num_ema_updates": plain["num_averaged"], "loss_scale": scale}

@@ -1,4 +1,4 @@
-"""Averaged weights (EMA), also of sharded parameters: each process averages the shard it has."""
+"""An exponential moving average (EMA) of parameters; each process averages its own shards."""
 
 from __future__ import annotations
 
@@ -9,50 +9,51 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from diffusionbert.training.tensors import like
+from diffusionbert.training.tensors import distributed_like
 
 
 class EMA:
-    """A running mean of a module's parameters: average ← decay · average + (1 - decay) · weight.
+    """average ← decay · average + (1 - decay) · parameter.
 
-    Early on the decay is smaller, (1 + n) / (10 + n), so that the random start is soon forgotten.
+    In update n the decay is at most (1 + n) / (10 + n), so that the initial parameters are soon forgotten.
     """
 
     def __init__(self, module: nn.Module, decay: float):
         if not 0 < decay < 1:
-            raise ValueError(f"the decay of averaged weights must lie in (0, 1), given {decay}; try 0.9999")
+            raise ValueError(f"the decay of the EMA must be between 0 and 1, got {decay}; 0.9999 is usual")
         self.decay = decay
         self.num_updates = 0
-        self.ema = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+        self.averages = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Takes in the weights after a step."""
+        """Averages the parameters after a step."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
-        weights = dict(module.named_parameters())
-        ema = [self.ema[name] for name in weights]
-        # All tensors in one launch; torch's rule is ours: average ← average + (1 - decay) · (weight - average).
+        parameters = dict(module.named_parameters())
+        averages = [self.averages[name] for name in parameters]
+        # All tensors in one launch: average ← average + (1 - decay) · (parameter - average).
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        update(ema, list(weights.values()), torch.tensor(self.num_updates))
+        update(averages, list(parameters.values()), torch.tensor(self.num_updates))
 
     @contextmanager
-    def in_place_of(self, module: nn.Module) -> Iterator[None]:
-        """Lets the module have the averaged weights while the context is open."""
+    def applied_to(self, module: nn.Module) -> Iterator[None]:
+        """Replaces the parameters of the module by their averages while the context is open."""
         own = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-        self._put(module, self.ema)
+        _copy(self.averages, module)
         try:
             yield
         finally:
-            self._put(module, own)
+            _copy(own, module)
 
-    def restore(self, ema: Mapping[str, Tensor], num_updates: int) -> None:
-        """Goes on from saved averages."""
+    def restore(self, averages: Mapping[str, Tensor], num_updates: int) -> None:
+        """Continues from saved averages."""
         self.num_updates = num_updates
-        for name, average in self.ema.items():
-            average.copy_(like(ema[name], average))
+        for name, average in self.averages.items():
+            average.copy_(distributed_like(averages[name], average))
 
-    @torch.no_grad()
-    def _put(self, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        for name, parameter in module.named_parameters():
-            parameter.copy_(weights[name])
+
+@torch.no_grad()
+def _copy(values: Mapping[str, Tensor], module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        parameter.copy_(values[name])

@@ -27,12 +27,13 @@ _NAMES = {
     "NextWord": "autoregressive",
 }
 """Registered names by kind."""
-_PLAIN = {"Experiment", "Data", "Training", "TokenBudget", "FixedSequences"}
+_PLAIN = {"Experiment", "Data", "Training", "TokenBudget", "FixedRows"}
 """Kinds that have no name."""
 _FIELDS = {
     ("Experiment", "network"): "backbone",
     ("Training", "averaging"): "ema",
     ("Pretrained", "name"): "name_or_path",
+    ("FixedRows", "rows"): "sequences",
     ("Diffusion", "proposal"): "time_sampling",
     ("ContinuousDiffusion", "proposal"): "time_sampling",
 }

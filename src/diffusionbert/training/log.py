@@ -2,7 +2,7 @@
 
     run           once, at the start: what is trained, and what the numbers of the log are
     train         every `log_every` steps: the mean loss since the last such row
-    validation    every `validate_every` steps: the likelihood of held-out text, or the loss of a method without one
+    validation    every `validate_every` steps: the likelihood of held-out text, or the loss of an objective without one
 
 `pd.read_json("log.jsonl", lines=True)` reads it. Rows of format 1, which had no `event`, are converted when read.
 """
@@ -40,7 +40,7 @@ class RunEvent:
     objective: str | None = None
     schedule: str | None = None
     diffusion_steps: int | None = None
-    """T; none in continuous time."""
+    """T; None in continuous time."""
     time_conditioning: str | None = None
     backbone: str | None = None
     start: str | None = None
@@ -77,7 +77,7 @@ class ValidationEvent:
     nats_per_token: float | None = None
     perplexity_per_token: float | None = None
     loss_per_token: float | None = None
-    """Instead of nats, if the method has no likelihood."""
+    """In place of nats, if the objective has no likelihood."""
 
 
 Event = RunEvent | TrainEvent | ValidationEvent
@@ -86,7 +86,7 @@ _EVENTS: dict[str, type[Event]] = {cls.event: cls for cls in (RunEvent, TrainEve
 
 
 def row(event: Event) -> dict[str, int | float | str]:
-    """The fields of a row; what is unknown is left out."""
+    """The fields of a row except those that are unknown."""
     plain = {name: value for name, value in to_json(event).items() if value is not None}
     return {"event": event.event, **plain}
 
@@ -98,7 +98,7 @@ def append(log: Path, event: Event) -> None:
 
 
 def read_log(log: Path) -> list[Event]:
-    """Reads all rows; a line cut off by a kill and rows of unknown events are left out."""
+    """Reads all rows except incomplete lines, which a killed process leaves, and rows of unknown events."""
     found = []
     for number, line in enumerate(log.read_text(encoding="utf-8").splitlines() if log.exists() else (), start=1):
         try:
@@ -112,12 +112,12 @@ def read_log(log: Path) -> list[Event]:
 
 
 def events_of(log: Path, kind: type[EventT]) -> list[EventT]:
-    """The rows of one event."""
+    """Reads the rows of one event."""
     return [event for event in read_log(log) if isinstance(event, kind)]
 
 
-def forget_after(log: Path, step: int) -> None:
-    """Drops the rows after the checkpoint from which a run resumes."""
+def remove_after(log: Path, step: int) -> None:
+    """Removes the rows after the step from which a run resumes."""
     if not log.exists():
         return
     kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
@@ -137,7 +137,7 @@ def _event(plain: Mapping[str, object], where: str) -> Event | None:
 
 
 def _from_format_1(plain: Mapping[str, object]) -> dict[str, object]:
-    """Rows were told apart by their keys."""
+    """Converts a row of format 1, in which the keys show the event."""
     if "validation_standard_error" in plain:
         row = {name.removeprefix("validation_"): value for name, value in plain.items()}
         return {"event": "validation", "kind": row.pop("likelihood", None), **row}
@@ -149,5 +149,5 @@ def _from_format_1(plain: Mapping[str, object]) -> dict[str, object]:
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # cut off by a kill
+    except (ValueError, KeyError, TypeError):  # incomplete: the process was killed
         return math.inf

@@ -31,7 +31,6 @@ from diffusionbert.data.sources import Source
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.absorbing import LearnedExponents
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.config import Pretrained, TimeEmbedding
 from diffusionbert.networks.loading import FILES, is_causal
 from diffusionbert.objectives.base import Likelihood, TrainingModule
@@ -138,7 +137,7 @@ def find_model(name: str, **options: Unpack[HubOptions]) -> Path:
     """The folder of a model: "bundled", a run directory, a model folder or a Hub name; downloads it if need be."""
     if name == "bundled":
         return BUNDLED
-    return RunFolder(Path(name)).left_model() or locate("model", name, "a run directory, a model folder", **options)
+    return RunFolder(Path(name)).find_model() or locate("model", name, "a run directory, a model folder", **options)
 
 
 def find_start(name: str) -> Path:
@@ -210,21 +209,22 @@ def _description(file: Path) -> tuple[RunConfig, dict[str, Any]]:
         raise ValueError(f"{str(file)!r} does not describe a model ({reason_of(error)}); export it again") from error
 
 
-def save_model(network: HasBackbone, vocabulary: Vocabulary, source: Path, target: Path) -> Path:
+def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target: Path) -> Path:
     """Writes a loaded model, with its parameters as they are now, as a new model folder.
 
     Args:
-        network: The network.
+        network: The network; it has the attributes of `networks.HasBackbone`.
         vocabulary: Its tokenizer.
         source: The folder that it was loaded from.
         target: A new or empty directory.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{str(target)!r} exists and is not an empty directory; choose another")
+    backbone = network.backbone
+    assert isinstance(backbone, PreTrainedModel)
     with atomic_folder(target) as folder, quiet():
-        network.backbone.save_pretrained(folder)
+        backbone.save_pretrained(folder)
         vocabulary.save(folder)
-        assert isinstance(network, nn.Module)
         beside = {name: tensor for name, tensor in network.named_parameters() if not name.startswith("backbone.")}
         if beside:
             save_tensors(

@@ -1,4 +1,4 @@
-"""Progress on long work: a live line on a terminal, plain lines of what matters elsewhere, always on stderr."""
+"""A progress bar with figures beside it, on standard error and only on a terminal."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class ProgressLine:
-    """A bar with a text of figures beside it; says nothing on processes other than the main one."""
+    """A progress bar while its context is open; log messages appear above it.
+
+    Args:
+        total: The number of items.
+        visible: Whether to show it if standard error is a terminal; False on all processes but the main one.
+        completed: The number of items that are already done.
+    """
 
     def __init__(self, total: int, visible: bool, completed: int = 0):
-        self.console = Console(stderr=True, quiet=not visible, highlight=False)
+        console = Console(stderr=True, highlight=False)
         self.progress = Progress(
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
-            console=self.console,
+            console=console,
             transient=True,
-            disable=not (visible and self.console.is_terminal),
+            disable=not (visible and console.is_terminal),
         )
         self.task: TaskID = self.progress.add_task("", total=total, completed=completed)
 
@@ -32,9 +38,5 @@ class ProgressLine:
         self.progress.stop()
 
     def update(self, completed: int, description: str) -> None:
-        """Moves the bar."""
+        """Moves the bar, and shows a text of figures beside it."""
         self.progress.update(self.task, completed=completed, description=description)
-
-    def say(self, text: str) -> None:
-        """Prints a line that stays."""
-        self.console.print(text, soft_wrap=True)

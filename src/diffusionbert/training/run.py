@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,9 +29,10 @@ from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.config import Pretrained, Provided
 from diffusionbert.networks.loading import new_lm, require_reopenable
 from diffusionbert.objectives.base import TrainingModule
-from diffusionbert.reporting import reason_of
+from diffusionbert.reporting import logger, reason_of
 from diffusionbert.storage.cache import build_once
 from diffusionbert.storage.files import atomic_folder, read_json, require_writable, write_json
+from diffusionbert.storage.schema import from_json
 from diffusionbert.training.batches import BatchPlan
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.description import describe
@@ -62,21 +62,21 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True, eq=False)
 class PreparedData:
-    """A corpus as a network reads it."""
+    """The encoded training and validation splits of a corpus, and their tokenizer."""
 
     vocabulary: Vocabulary
-    rows: Encoded
+    sequences: Encoded
     validation: Encoded
 
     @property
     def statistics(self) -> TokenStatistics:
         """The token statistics of the training split."""
-        return token_statistics(self.vocabulary, self.rows.counts)
+        return token_statistics(self.vocabulary, self.sequences.counts)
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """A hash of all sequences of each split."""
-        return {"training": self.rows.fingerprint, "validation": self.validation.fingerprint}
+        return {"training": self.sequences.fingerprint, "validation": self.validation.fingerprint}
 
 
 def open_corpus(data: DataConfig, split: Split) -> Corpus:
@@ -87,16 +87,19 @@ def open_corpus(data: DataConfig, split: Split) -> Corpus:
 
 
 def prepare(data: DataConfig, cache: Path, vocabulary: Vocabulary | None = None) -> PreparedData:
-    """Reads, tokenises and encodes a corpus; what was encoded before is opened from the cache.
+    """Reads, tokenises and encodes a corpus, or opens it from the cache.
 
-    A `vocabulary` that is given is used in place of the configured one.
+    Args:
+        data: The corpus.
+        cache: Where encoded corpora are kept.
+        vocabulary: Used in place of the configured one.
     """
     vocabulary = vocabulary or _vocabulary(data, cache)
-    rows, validation = (
+    sequences, validation = (
         encode_corpus(open_corpus(data, split), vocabulary, cache, max_length=data.max_length)
         for split in (Split.TRAIN, Split.VALIDATION)
     )
-    return PreparedData(vocabulary, rows, validation)
+    return PreparedData(vocabulary, sequences, validation)
 
 
 def _vocabulary(data: DataConfig, cache: Path) -> Vocabulary:
@@ -113,7 +116,7 @@ def _vocabulary(data: DataConfig, cache: Path) -> Vocabulary:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run directory after training, as one of its processes knows it."""
+    """A run directory after training."""
 
     path: Path
     state: TrainState
@@ -187,42 +190,42 @@ def train(
             require_reopenable(backbone)
             config = replace(config, backbone=Provided(type(backbone).__name__))
     config.to_json()  # refuses, before any work, what could not be opened again
-    beginning = run.kept_beginning() if resume else None
+    start = run.resumable_start() if resume else None
     accelerator = _accelerator(config.training, output)
-    prepared = _prepared(config.data, cache, beginning, accelerator)
+    prepared = _prepared(config.data, cache, start, accelerator)
     if auto:
-        config = _measured(config, prepared, beginning, accelerator, backbone)
-    module = _module(config, prepared, beginning, backbone)
+        config = _measured(config, prepared, start, accelerator, backbone)
+    module = _module(config, prepared, start, backbone)
     metadata = _metadata(config, prepared)
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
         write_model(folder, module, weights, metadata, trainer.state)
 
-    def settle() -> None:
+    def save_config() -> None:
         write_json(run.config, metadata.config.to_json())
 
     settings = config.training
-    with _alone_in(run, accelerator):
+    with _locked(run, accelerator):
         trainer = Trainer(
             module,
-            prepared.rows,
+            prepared.sequences,
             prepared.validation,
             settings,
             run,
             export,
             accelerator,
-            settle,
+            save_config,
             describe(config, module.network),
         )
-        if stored is not None and run.resumable():
+        if stored is not None and run.resume_candidates():
             trainer.resume()
             _require_steps(settings, stored.training, trainer)
-            if trainer.is_over:  # then no step is trained by other settings
+            if trainer.is_over:  # no step will be trained by the new settings
                 metadata = replace(metadata, config=stored)
         elif accelerator.is_main_process:
-            settle()
-            run.log.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-            _keep_beginning(run.beginning, module, prepared)
+            save_config()
+            run.log.unlink(missing_ok=True)  # from a run that was killed before its first checkpoint
+            _write_start(run.start, module, prepared)
         state = trainer.train()
     # Closes trackers and synchronises processes, whose threads would otherwise abort the interpreter's shutdown.
     accelerator.end_training()
@@ -230,8 +233,8 @@ def train(
 
 
 @contextmanager
-def _alone_in(run: RunFolder, accelerator: Accelerator) -> Iterator[None]:
-    """Locks a run directory, in which two processes would overwrite each other's checkpoints."""
+def _locked(run: RunFolder, accelerator: Accelerator) -> Iterator[None]:
+    """Locks a run directory, because two runs would overwrite each other's checkpoints."""
     if not accelerator.is_main_process:
         yield
         return
@@ -241,7 +244,7 @@ def _alone_in(run: RunFolder, accelerator: Accelerator) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise ValueError(
-            f"another process trains in {str(run.path)!r}; wait until it ends, or choose another --output"
+            f"another process is training in {str(run.path)!r}; wait until it ends, or choose another --output"
         ) from None
     try:
         yield
@@ -250,53 +253,58 @@ def _alone_in(run: RunFolder, accelerator: Accelerator) -> Iterator[None]:
 
 
 def _metadata(config: RunConfig, prepared: PreparedData) -> ModelMetadata:
-    rows, paired = prepared.rows, open_corpus(config.data, Split.TRAIN).paired
+    sequences, paired = prepared.sequences, open_corpus(config.data, Split.TRAIN).paired
     return ModelMetadata(
-        config, prepared.vocabulary, prepared.statistics, rows.length_histogram, rows.fingerprint, paired
+        config, prepared.vocabulary, prepared.statistics, sequences.length_histogram, sequences.fingerprint, paired
     )
 
 
-def _prepared(data: DataConfig, cache: Path, beginning: Path | None, accelerator: Accelerator) -> PreparedData:
-    """The data of a run, which may have begun before; reports how much there is."""
+def _prepared(data: DataConfig, cache: Path, start: Path | None, accelerator: Accelerator) -> PreparedData:
+    """The data of a new run or, given its start folder, of a resumed one; reports how much there is."""
     with accelerator.main_process_first():  # the others then find everything in the cache
-        prepared = prepare(data, cache) if beginning is None else _resumed_data(data, cache, beginning)
+        prepared = prepare(data, cache) if start is None else _resumed_data(data, cache, start)
     if accelerator.is_main_process:
-        for name, rows in (("training", prepared.rows), ("validation", prepared.validation)):
-            print(f"{name} text: {rows.report.summary()}", file=sys.stderr)
+        for name, sequences in (("training", prepared.sequences), ("validation", prepared.validation)):
+            logger.info(f"{name} text: {sequences.report.summary()}")
     return prepared
 
 
-def _keep_beginning(folder: Path, module: TrainingModule, prepared: PreparedData) -> None:
-    """Writes what resuming needs, whatever becomes of the training text and of the start."""
+_FINGERPRINTS, _EARLIER_FINGERPRINTS = "data.json", "rows.json"
+
+
+def _write_start(folder: Path, module: TrainingModule, prepared: PreparedData) -> None:
+    """Writes what resuming needs even if the training text or the starting model is gone."""
     with atomic_folder(folder) as unfinished:
         prepared.vocabulary.save(unfinished)
         backbone_of(module).config.save_pretrained(unfinished)
-        write_json(unfinished / "rows.json", prepared.fingerprints)
+        write_json(unfinished / _FINGERPRINTS, prepared.fingerprints)
 
 
-def _resumed_data(data: DataConfig, cache: Path, beginning: Path) -> PreparedData:
-    """The data of a resumed run, with the vocabulary it began with; refuses another text."""
-    vocabulary, began = Vocabulary.load(beginning), read_json(beginning / "rows.json")
+def _resumed_data(data: DataConfig, cache: Path, start: Path) -> PreparedData:
+    """The data of a resumed run, with its own vocabulary; refuses text that has changed."""
+    earlier = start / _EARLIER_FINGERPRINTS
+    file = earlier if earlier.exists() else start / _FINGERPRINTS
+    expected = from_json(read_json(file), dict[str, str], str(file))
     try:
-        prepared = prepare(data, cache, vocabulary)
+        prepared = prepare(data, cache, Vocabulary.load(start))
     except ValueError as error:
         raise ValueError(
-            f"the run cannot read its text here ({error}); restore it, or resume where the run began"
+            f"the text of the run cannot be read here ({error}); restore it, or resume where it was started"
         ) from None
-    for split, found in prepared.fingerprints.items():
-        if began.get(split) != found:
+    for split, fingerprint in prepared.fingerprints.items():
+        if expected.get(split) != fingerprint:
             corpus = data.validation if split == "validation" and data.validation else data.corpus
             raise ValueError(
-                f"the {split} text {corpus!r} is not what it was when the run began; restore it, or train on the new "
-                "one in another --output"
+                f"the {split} text {corpus!r} has changed since the run was started; restore it, or train on the new "
+                "text in another --output"
             )
     return prepared
 
 
 def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
-    """The devices and processes of this machine; refuses what they cannot do."""
+    """The devices and processes of this machine; refuses settings that they do not support."""
     if settings.precision == "fp16" and not torch.accelerator.is_available():
-        raise ValueError("--precision fp16 needs a GPU, and there is none here; give bf16, or no")
+        raise ValueError("`precision` fp16 needs a GPU, and none was found; use bf16 or no")
     missing = set(settings.trackers) - {str(tracker) for tracker in get_available_trackers()}
     if missing:
         name = min(missing)
@@ -310,50 +318,49 @@ def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
 
 
 def _require_steps(settings: TrainingConfig, before: TrainingConfig, trainer: Trainer) -> None:
-    """Refuses an end that the run has passed."""
+    """Refuses a last step that the run has passed."""
     step = trainer.state.step
     if settings.steps != before.steps and settings.steps <= step:
-        raise ValueError(f"the run is at step {step}, so it cannot end at --steps {settings.steps}; give more")
+        raise ValueError(f"`steps` must be more than {step}, which the run has reached, got {settings.steps}")
     if trainer.is_over and settings != before and trainer.accelerator.is_main_process:
-        print(f"the run ended at step {step}: other settings have no effect without more --steps", file=sys.stderr)
+        logger.info(f"the run ended at step {step}: other settings have no effect without more --steps")
 
 
 def _measured(
     config: RunConfig,
     prepared: PreparedData,
-    beginning: Path | None,
+    start: Path | None,
     accelerator: Accelerator,
     backbone: PreTrainedModel | None,
 ) -> RunConfig:
-    """Measures this machine, reports its speed, and takes the micro-batch that suits it."""
+    """The configuration with the micro-batch that is fastest on this machine; reports its speed."""
     settings = config.training
-    tokens = int(np.mean(BatchPlan(prepared.rows.lengths, settings.batching, settings.seed).positions()))
+    tokens = int(np.mean(BatchPlan(prepared.sequences.lengths, settings.batching, settings.seed).positions()))
     share = max(1, tokens // accelerator.num_processes)
-    module = _module(config, prepared, beginning, backbone)
-    found = measure(module, prepared.rows, settings, accelerator.device, share)
+    module = _module(config, prepared, start, backbone)
+    found = measure(module, prepared.sequences, settings, accelerator.device, share)
     found = broadcast_object_list([found])[0]  # processes must split their batches alike
     settings, seconds = proposed(settings, found, tokens, accelerator.num_processes)
     if accelerator.is_main_process:
-        print(
-            f"this machine: {found.tokens_per_second:,.0f} tokens/s on {accelerator.device} at {found.micro_tokens:,} "
-            f"at once, {accelerator.num_processes} process(es); {settings.steps:,} steps of {tokens:,} tokens will "
-            f"take about {datetime.timedelta(seconds=round(seconds))}, validation not counted",
-            file=sys.stderr,
+        logger.info(
+            f"{accelerator.device}: {found.tokens_per_second:,.0f} tokens/s in micro-batches of {found.micro_tokens:,} "
+            f"tokens on {accelerator.num_processes} process(es); {settings.steps:,} steps of {tokens:,} tokens will "
+            f"take about {datetime.timedelta(seconds=round(seconds))}, validation not counted"
         )
     return replace(config, training=settings)
 
 
 def _module(
-    config: RunConfig, prepared: PreparedData, beginning: Path | None, backbone: PreTrainedModel | None
+    config: RunConfig, prepared: PreparedData, start: Path | None, backbone: PreTrainedModel | None
 ) -> TrainingModule:
-    """Network and objective with the parameters of the start; for a resumed run any, which a checkpoint replaces."""
+    """Network and objective with initial parameters; those of a resumed run are arbitrary until it is restored."""
     torch.manual_seed(config.training.seed)
-    if beginning is not None:
-        return config.make_module(prepared.statistics, new_lm(beginning))
+    if start is not None:
+        return config.make_module(prepared.statistics, new_lm(start))
     if config.backbone.pretrained is None:
         return config.make_module(prepared.statistics, backbone)
-    start = find_start(config.backbone.pretrained)
-    config = replace(config, backbone=Pretrained(str(start)))
-    module = config.make_module(replace(prepared.statistics, exponents=learned_exponents(start)))
-    restore_beside(module.network, start, config)
+    pretrained = find_start(config.backbone.pretrained)
+    config = replace(config, backbone=Pretrained(str(pretrained)))
+    module = config.make_module(replace(prepared.statistics, exponents=learned_exponents(pretrained)))
+    restore_beside(module.network, pretrained, config)
     return module

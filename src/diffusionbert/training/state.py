@@ -1,22 +1,21 @@
-"""The state of a run beside its tensors, and the result of a validation."""
+"""The training state without tensors, validation results, and means over the steps between two rows of the log."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from diffusionbert.objectives.base import Likelihood
-from diffusionbert.training.batches import Position
+from diffusionbert.training.batches import BatchPosition
 from diffusionbert.training.log import ValidationEvent
 
 
 @dataclass(frozen=True)
-class Score:
-    """The result of a validation."""
+class ValidationResult:
+    """Nats (or loss) per token of held-out text."""
 
     nats_per_token: float
     standard_error: float
@@ -28,13 +27,13 @@ class Score:
         return math.exp(min(self.nats_per_token, 700.0))
 
     def event(self, step: int, time: float) -> ValidationEvent:
-        """The row of the log; a loss is not called nats."""
+        """The row of the log, in which a loss is not called nats."""
         if self.kind is Likelihood.NONE:
             return ValidationEvent(step, time, self.kind, self.standard_error, loss_per_token=self.nats_per_token)
         return ValidationEvent(step, time, self.kind, self.standard_error, self.nats_per_token, self.perplexity)
 
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         figure = f"{self.nats_per_token:.4f} ± {1.96 * self.standard_error:.4f}"
         if self.kind is Likelihood.NONE:
             return f"held-out loss {figure} per token (no likelihood)"
@@ -44,45 +43,41 @@ class Score:
 
 @dataclass(frozen=True)
 class TrainState:
-    """The state of a run beside its tensors."""
+    """The training state without tensors."""
 
     step: int = 0
-    position: Position = Position()
+    position: BatchPosition = BatchPosition()
     tokens: int = 0
+    """Tokens trained on so far."""
     best: float | None = None
     """The best validation so far, in nats per token."""
     best_step: int = 0
     best_tokens: int = 0
-    """Tokens seen up to the best validation."""
+    """Tokens trained on up to the best validation."""
     validations_since_best: int = 0
 
     @property
     def is_validated(self) -> bool:
-        """Whether anything trained has been validated, or nothing is trained yet."""
+        """Whether trained parameters have been validated, or there are none yet."""
         return self.step == 0 or self.best_step > 0 or self.validations_since_best > 0
 
-    @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> TrainState:
-        """Reads what `asdict` returned."""
-        return cls(**plain | {"position": Position(**plain["position"])})
 
-
-def score_of(nats: Tensor, tokens: Tensor, kind: Likelihood) -> Score:
-    """Nats per token over all sentences, with the standard error of that ratio."""
+def validation_result(nats: Tensor, tokens: Tensor, kind: Likelihood) -> ValidationResult:
+    """The ratio Σ nats / Σ tokens over all sequences, with its standard error."""
     mean = float(nats.sum() / tokens.sum())
     residual = nats - mean * tokens
     error = math.sqrt(float(residual.square().sum())) / float(tokens.sum())
-    return Score(mean, error, kind)
+    return ValidationResult(mean, error, kind)
 
 
-class Window:
-    """The steps since the last row of the log."""
+class LogInterval:
+    """The mean loss and the speed of the steps between two rows of the log."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
         self.steps = 0
         self.tokens = 0
-        self.started = time.perf_counter()
+        self.start_time = time.perf_counter()
 
     def add(self, loss: Tensor, tokens: int) -> None:
         """Adds a step."""
@@ -92,11 +87,9 @@ class Window:
 
     @property
     def loss(self) -> Tensor:
-        """The mean over the steps."""
         assert self.total is not None
         return self.total / self.steps
 
     @property
-    def speed(self) -> float:
-        """Tokens per second."""
-        return self.tokens / (time.perf_counter() - self.started)
+    def tokens_per_second(self) -> float:
+        return self.tokens / (time.perf_counter() - self.start_time)
