@@ -151,7 +151,7 @@ def _run(kind: str, steps: int) -> Path:
 
 @cache
 def _model(kind: str, steps: int) -> Model:
-    return load(_run(kind, steps), "cpu")
+    return load(_run(kind, steps), device="cpu")
 
 
 @cache

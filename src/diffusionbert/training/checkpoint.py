@@ -72,8 +72,8 @@ class Saved:
     def write(self, path: Path) -> None:
         """Writes it whole or not at all."""
         with atomic_folder(path) as folder:
-            for name in _TENSORS:
-                if (tensors := getattr(self, name)) is not None:
+            for name, tensors in zip(_TENSORS, (self.weights, self.optimiser, self.ema), strict=True):
+                if tensors is not None:
                     save_tensors(tensors, folder / f"{name}.safetensors")
             beside = {"num_averaged": self.num_averaged, "scaler": self.scaler}
             write_json(folder / "standing.json", asdict(self.state) | beside)
