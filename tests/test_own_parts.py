@@ -91,12 +91,12 @@ def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys
     run = trained(tmp_path, objective, time)
     assert stored_config(run.path) == run.config
     assert run.config.objective == objective
-    model = load(run.path, "cpu")
-    assert model.config.objective == objective
-    assert len(model.generate(2, length=6, steps=4)) == 2
+    model = load(run.path, device="cpu")
+    assert model.engine.config.objective == objective
+    assert len(model.generate(num_return_sequences=2, length=6, steps=4)) == 2
     [score] = model.score([SENTENCE], precision=1.0)
     assert score.nats > 0
-    assert score.kind is Likelihood.BOUND
+    assert score.likelihood is Likelihood.BOUND
     sizes = ["--samples=2", "--length=6", "--steps=4", "--max-draws=4"]
     capsys.readouterr()
     main(["evaluate", f"--model={run.path}", f"--data={corpus()}", *sizes, "--device=cpu", "--json"])
@@ -118,7 +118,7 @@ def test_its_module_is_stored_and_named_if_it_is_missing(tmp_path, monkeypatch):
     assert plain == {"name": "tilted", "module": __name__, "floor": 0.1, "mean": "sentence"}
     monkeypatch.delitem(NoiseSchedule.registry._members, "tilted")
     with pytest.raises(ValueError, match=rf"unknown schedule 'tilted'.*registered by the module '{__name__}'"):
-        load(run.path, "cpu")
+        load(run.path, device="cpu")
 
 
 def test_what_could_not_be_opened_again_is_refused_before_training(tmp_path):
@@ -150,7 +150,7 @@ def test_a_backbone_given_as_an_object_is_trained(tmp_path):
     config, given = config_of("linear", steps=2), backbone()
     run = train(config, tmp_path / "run", cache=folder() / "cache", backbone=given)
     assert run.config.backbone == Provided("BertForMaskedLM")
-    assert load(run.path, "cpu").network.backbone.config.hidden_size == 16
+    assert load(run.path, device="cpu").backbone.config.hidden_size == 16
     training = replace(config.training, steps=3)
     again = train(replace(config, training=training), run.path, cache=folder() / "cache", resume=True)
     assert again.state.step == 3
@@ -169,7 +169,7 @@ def test_a_run_has_its_history(tmp_path):
     run = trained(tmp_path, DiscreteTimeConfig(num_steps=8))
     assert [validation.step for validation in run.history] == [0, 2]
     assert {validation.kind for validation in run.history} == {Likelihood.BOUND}
-    assert min(validation.value for validation in run.history) == run.state.best
+    assert min(validation.nats_per_token for validation in run.history) == run.state.best
     assert not run.is_stopped
 
 

@@ -30,8 +30,10 @@ from diffusionbert.diffusion.schedules import Sqrt
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.diffusion.uniform import Uniform
+from diffusionbert.inference.engine import load_engine
+from diffusionbert.inference.generate import make_canvas
 from diffusionbert.inference.tasks import Task
-from diffusionbert.model import load
+from diffusionbert.model import Model
 from diffusionbert.networks.causal import new_decoder
 from diffusionbert.networks.config import NewBert, NewDecoder, Pretrained, TimeEmbedding
 from diffusionbert.networks.embedding import EmbeddingDenoiser
@@ -352,17 +354,17 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     written = capsys.readouterr().out.splitlines()
     assert len(written) == 3
     assert not any("[" in text for text in written)
-    model = load(output, "cpu")
-    assert model.paired
+    engine = load_engine(output, "cpu")
+    assert engine.paired
     task, sampling = Task(2, length=5, source=source), requested(steps=8)
-    assert model.config.objective.num_steps == 20
-    row = model.vocabulary.encode([source])[0]
-    canvas = model._canvas(task, sampling)
+    assert engine.config.objective.num_steps == 20
+    row = engine.vocabulary.encode([source])[0]
+    canvas = make_canvas(engine, task, sampling)
     assert canvas.tokens[0, : len(row)].tolist() == row
-    for state in model._states(task, sampling, canvas):
+    for state in sample(*engine.sampler(sampling), engine.network, canvas, seed=0):
         assert bool((state.tokens[:, : len(row)] == torch.tensor(row)).all())
-    with pytest.raises(ValueError, match="give a source"):
-        model.generate(1)
+    with pytest.raises(ValueError, match="generates from a source only; give `source`"):
+        Model(engine).generate()
 
 
 def refused(capsys, *arguments: str) -> str:

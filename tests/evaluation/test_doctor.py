@@ -26,8 +26,10 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.evaluation import doctor
 from diffusionbert.evaluation.doctor import Severity, diagnose
 from diffusionbert.evaluation.symptoms import Case, Reference, examine, measure, read, unmask_times
+from diffusionbert.inference.engine import Engine, load_engine
+from diffusionbert.inference.generate import generate
 from diffusionbert.inference.tasks import Task
-from diffusionbert.model import load
+from diffusionbert.model import Model
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.samplers import Sampler
@@ -369,8 +371,8 @@ def test_the_most_serious_comes_first_and_json_says_all(healthy):
 
 
 @pytest.fixture(scope="module")
-def bundled():
-    return load(device="cpu")
+def bundled() -> Engine:
+    return load_engine(device="cpu")
 
 
 def test_the_bundled_model_is_healthy(bundled):
@@ -392,12 +394,12 @@ def test_a_top_k_of_one_is_diagnosed(bundled):
 
 
 def test_an_untrained_network_is_diagnosed(sentences):
-    model = load(device="cpu")
-    for parameter in model.network.backbone.parameters():
+    engine = load_engine(device="cpu")
+    for parameter in engine.network.backbone.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)
     for corpus in ([], sorted(sentences, key=len)[:8]):
-        found = diagnose(examine(model, Task(1, 12), requested(steps=12, top_k=1), corpus=corpus)).findings
+        found = diagnose(examine(engine, Task(1, 12), requested(steps=12, top_k=1), corpus=corpus)).findings
         assert found[0].code == "untrained-network"
         texts = "8 sentences of the corpus" if corpus else "8 texts of its own"
         assert f"nats a token ({texts}, 4 draws each), no fewer than" in found[0].what
@@ -420,9 +422,9 @@ def mixed_up(tmp_path_factory) -> Path:
 
 
 def test_a_wrong_tokenizer_is_diagnosed(mixed_up, sentences):
-    model = load(mixed_up, "cpu")
+    engine = load_engine(mixed_up, "cpu")
     for corpus in ([], sentences[:200]):
-        found = diagnose(examine(model, Task(1, 12), requested(steps=12), corpus=corpus)).findings
+        found = diagnose(examine(engine, Task(1, 12), requested(steps=12), corpus=corpus)).findings
         assert found[0].code == "wrong-tokenizer"
         assert "untrained-network" not in [finding.code for finding in found]
 
@@ -436,7 +438,7 @@ def run(*arguments: str) -> None:
 
 @pytest.fixture
 def quick(monkeypatch, bundled) -> None:
-    monkeypatch.setattr(Doctor, "loaded", lambda self: bundled)
+    monkeypatch.setattr(Doctor, "loaded", lambda self: Model(bundled))
 
 
 @pytest.fixture
@@ -502,14 +504,14 @@ def test_codes_are_stable():
 
 def test_what_a_byte_level_model_writes_is_known_by_its_ids():
     """Its spelling does not lead back to them: read again, `Ġking` would be unknown or special."""
-    model = load(plain_roberta())
-    case = examine(model, Task(2, 6, seed=0), requested(steps=6))
-    own = next(iter(model.write(Task(1, 6, seed=0), requested(steps=6)))).text
-    assert model.vocabulary.decode(case.written[0]) == own
+    engine = load_engine(plain_roberta())
+    case = examine(engine, Task(2, 6, seed=0), requested(steps=6))
+    own = next(iter(generate(engine, Task(1, 6, seed=0), requested(steps=6)))).text
+    assert engine.vocabulary.decode(case.written[0]) == own
     assert measure(case).special_tokens == 0
 
 
 def test_a_methods_own_way_of_writing_is_called_by_its_name():
-    case = examine(load(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
+    case = examine(load_engine(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
     assert case.sampling is not None
     assert case.sampling.sampler == MaskPredict()

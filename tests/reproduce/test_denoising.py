@@ -13,7 +13,7 @@ from diffusionbert.reproduce.denoising import (
     MASKED,
     Row,
     Word,
-    chosen_moments,
+    choose_states,
     denoising_table,
     from_json,
     to_json,
@@ -45,43 +45,43 @@ def shown(rows: tuple[Row, ...]) -> list[str]:
 
 
 def test_a_state_lasts_until_the_next_and_times_are_even():
-    chosen = chosen_moments(WRITING, 5)
+    chosen = choose_states(WRITING, 5)
     assert [time for time, _ in chosen] == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert [state.calls for _, state in chosen] == [0, 1, 2, 3, 4]
     # At 0.6 and 0.4: what was written at 0.9, and at 0.5.
-    assert [state.calls for _, state in chosen_moments(WRITING, 6)] == [0, 1, 1, 2, 3, 4]
-    assert [state.calls for _, state in chosen_moments(WRITING, 2)] == [0, 4]
+    assert [state.calls for _, state in choose_states(WRITING, 6)] == [0, 1, 1, 2, 3, 4]
+    assert [state.calls for _, state in choose_states(WRITING, 2)] == [0, 4]
 
 
 def test_times_that_differ_by_rounding_are_the_same():
     steps = 10
     states = [moment(sum([0.1] * (steps - at), start=0.0), "·" if at < steps else "a", at) for at in range(steps + 1)]
-    assert [state.calls for _, state in chosen_moments(states, steps + 1)] == list(range(steps + 1))
+    assert [state.calls for _, state in choose_states(states, steps + 1)] == list(range(steps + 1))
 
 
 def test_the_first_and_the_last_state_are_shown_even_if_others_share_their_times():
     states = [moment(1.0, "· ·", 0), moment(1.0, "a ·", 1), moment(0.0, "a b", 2), moment(0.0, "a c", 3)]
-    assert [state.calls for _, state in chosen_moments(states, 2)] == [0, 3]
-    assert [state.calls for _, state in chosen_moments(states, 3)] == [0, 1, 3]
+    assert [state.calls for _, state in choose_states(states, 2)] == [0, 3]
+    assert [state.calls for _, state in choose_states(states, 3)] == [0, 1, 3]
 
 
 def test_a_way_that_begins_below_one_is_divided_evenly_too():
     states = [moment(0.4, "a ·", 0), moment(0.1, "a b", 1), moment(0.0, "a b", 2)]
-    assert [time for time, _ in chosen_moments(states, 3)] == [0.4, 0.2, 0.0]
-    assert [state.calls for _, state in chosen_moments(states, 3)] == [0, 0, 2]
+    assert [time for time, _ in choose_states(states, 3)] == [0.4, 0.2, 0.0]
+    assert [state.calls for _, state in choose_states(states, 3)] == [0, 0, 2]
 
 
 @pytest.mark.parametrize("times", [(0.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.5, 0.7, 0.2, 0.0)])
 def test_without_one_way_down_states_are_even_by_number(times):
     states = [replace(state, time=time) for state, time in zip(WRITING, times, strict=True)]
-    chosen = chosen_moments(states, 3)
+    chosen = choose_states(states, 3)
     assert [state.calls for _, state in chosen] == [0, 2, 4]
     assert [time for time, _ in chosen] == [times[0], times[2], times[4]]
-    assert len(chosen_moments(states, 50)) == 5
+    assert len(choose_states(states, 50)) == 5
 
 
 def test_one_state_is_one_row():
-    assert chosen_moments(WRITING[-1:], 5) == [(0.0, WRITING[-1])]
+    assert choose_states(WRITING[-1:], 5) == [(0.0, WRITING[-1])]
 
 
 # ---- what is new ----------------------------------------------------------------------------------------------------
@@ -187,8 +187,8 @@ def test_json_says_all():
     ("systems", "number", "message"),
     [
         ({}, 5, "no system is given"),
-        ({"a": []}, 5, "'a' has no moments"),
-        ({"a": WRITING}, 1, "must be at least 2"),
+        ({"a": []}, 5, "'a' has no states"),
+        ({"a": WRITING}, 1, "must be >= 2"),
     ],
 )
 def test_wrong_use_is_one_line(systems, number, message):

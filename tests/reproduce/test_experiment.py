@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import corpus, folder
-from tiny_scale import SMALLER_THAN_TINY, STEPS
+from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
-from diffusionbert.model import load
+from diffusionbert.inference.engine import load_engine
 from diffusionbert.reproduce.reproduction import SCALES
 from diffusionbert.reproduce.request import Request
 from diffusionbert.reproduce.targets import BY_STEPS, MAIN, TRADED_OFF, Row
@@ -47,8 +47,8 @@ def test_systems_of_table_3_and_figure_3_are_trained_with_every_seed():
 def request_(monkeypatch) -> Request:
     monkeypatch.setenv("DIFFUSIONBERT_CACHE", str(folder() / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
-    monkeypatch.setitem(SCALES, "34m", replace(SMALLER_THAN_TINY, samples=3))
+    monkeypatch.setitem(SCALES, "smoke", SMALLER_THAN_SMOKE)
+    monkeypatch.setitem(SCALES, "34m", replace(SMALLER_THAN_SMOKE, samples=3))
     return Request(data=str(corpus()), other_test=str(corpus()))
 
 
@@ -71,8 +71,8 @@ def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_othe
     runs = tmp_path / "larger" / "runs"
     assert stored_config(runs / "diffusionbert").training.steps == STEPS + 1
     assert (tmp_path / "larger" / "pretrained" / "masked").is_dir()
-    owner = load(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
-    assert {load(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
+    owner = load_engine(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
+    assert {load_engine(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
 
 
 def test_without_networks_to_start_from_nothing_is_run(request_, tmp_path):
@@ -105,11 +105,11 @@ def test_keeping_a_restored_evaluation_gives_the_committed_one(tmp_path):
 def test_weights_are_not_kept_and_logs_are(tmp_path):
     run = tmp_path / "experiment" / "seed0" / "runs" / "d3pm"
     (run / "model").mkdir(parents=True)
-    for name in ("config.json", "log.jsonl", "model/model.safetensors"):
+    for name in ("run.json", "log.jsonl", "model/model.safetensors"):
         (run / name).write_text("{}")
     keep(tmp_path / "experiment", tmp_path / "kept")
     found = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*") if path.is_file()}
-    assert found == {"seed0/trained/d3pm/config.json", "seed0/trained/d3pm/log.jsonl"}
+    assert found == {"seed0/trained/d3pm/run.json", "seed0/trained/d3pm/log.jsonl"}
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
