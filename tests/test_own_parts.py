@@ -86,7 +86,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys):
+def test_a_part_is_trained_exported_loaded_sampled_and_evaluated(name, tmp_path, capsys):
     objective, time = OWN[name]
     run = trained(tmp_path, objective, time)
     assert stored_config(run.path) == run.config
@@ -106,13 +106,13 @@ def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys
     assert str(objective) in (run.path / "model" / "README.md").read_text()
 
 
-def test_it_can_be_named_on_the_command_line(tmp_path):
+def test_a_part_can_be_named_on_the_command_line(tmp_path):
     options = ["--layers=1", "--width=16", "--vocabulary=512", "--steps=1", f"--cache={folder() / 'cache'}"]
     main(["train", f"--data={corpus()}", f"--output={tmp_path}", "--schedule=tilted:floor=0.3", *options])
     assert stored_config(tmp_path).objective.schedule == Tilted(0.3)
 
 
-def test_its_module_is_stored_and_named_if_it_is_missing(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_part_names_its_module(tmp_path, monkeypatch):
     run = trained(tmp_path, DiscreteTimeConfig(Tilted(), 8))
     plain = json.loads((run.path / "run.json").read_text())["objective"]["schedule"]
     assert plain == {"name": "tilted", "module": __name__, "floor": 0.1, "mean": "sentence"}
@@ -121,13 +121,13 @@ def test_its_module_is_stored_and_named_if_it_is_missing(tmp_path, monkeypatch):
         load(run.path, device="cpu")
 
 
-def test_what_could_not_be_opened_again_is_refused_before_training(tmp_path):
+def test_an_unregistered_part_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match=r'Unregistered is not a registered schedule.*put @register\("a-name"\) above'):
         trained(tmp_path, DiscreteTimeConfig(Unregistered(), 8))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_token_dependent_schedule_of_ones_own_guesses_the_sentence_mean():
+def test_an_own_token_dependent_schedule_estimates_the_sentence_mean():
     information = TokenInformation.from_counts(torch.tensor([1, 10, 100, 0]))
     process = Absorbing(Tilted(), 3, information)
     assert process._guesses_center

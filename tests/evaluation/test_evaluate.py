@@ -84,7 +84,7 @@ FEW = ["--sentences=6", "--samples=4", "--length=12", "--max-draws=8"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A network trained (hardly) by diffusion."""
+    """A run of four steps."""
     output = tmp_path_factory.mktemp("runs") / "tiny"
     cache = tmp_path_factory.mktemp("cache")
     main(["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
@@ -130,7 +130,7 @@ def quick(**changes) -> Plan:
 # ---- the command --------------------------------------------------------------------------------------------------
 
 
-def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp_path):
+def test_json_alone_is_printed_with_every_key_and_is_reproducible(run, capsys, tmp_path):
     found = []
     for number in range(2):
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--json", f"--output={tmp_path / str(number)}"])
@@ -153,7 +153,7 @@ def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp
     assert own["kind"] == "bound"
 
 
-def test_the_result_comes_back_as_it_was_saved(evaluated, run, tmp_path):
+def test_a_saved_result_loads_unchanged(evaluated, run, tmp_path):
     evaluated.save(tmp_path)
     again = EvaluationResult.load(tmp_path)
     for field in fields(EvaluationResult):
@@ -164,7 +164,7 @@ def test_the_result_comes_back_as_it_was_saved(evaluated, run, tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_summary_is_that_of_the_scores(evaluated):
+def test_the_summary_agrees_with_the_scores(evaluated):
     scores, own = evaluated.primary_scores, evaluated.primary
     assert scores is not None
     assert list(evaluated.scores) == ["continuous", "grid"] == list(evaluated.likelihoods)
@@ -176,7 +176,7 @@ def test_the_summary_is_that_of_the_scores(evaluated):
     assert paired_bootstrap(scores, scores).value == 0
 
 
-def test_the_result_says_what_was_evaluated(evaluated, engine):
+def test_the_result_describes_the_model_and_its_likelihoods(evaluated, engine):
     about = evaluated.model
     assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("discrete-time", "linear", 128)
     assert (about.time_conditioning, about.backbone, about.start) == ("none", "bert", "scratch")
@@ -190,7 +190,7 @@ def test_the_result_says_what_was_evaluated(evaluated, engine):
     assert (grid.quantity, grid.time, grid.schedule) == ("strict", TimeGrid(128), Component("linear"))
 
 
-def test_a_plain_masked_model_has_no_training_to_tell_of(tmp_path, capsys):
+def test_a_plain_masked_model_has_no_training_settings(tmp_path, capsys):
     data = tmp_path / "a.txt"
     data.write_text("the king saw a river .\nthe king saw the sea .\n")
     few = ["--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--json"]
@@ -200,7 +200,7 @@ def test_a_plain_masked_model_has_no_training_to_tell_of(tmp_path, capsys):
     assert about["backbone"] == "bert"
 
 
-def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, engine):
+def test_bleu_is_computed_from_the_samples_in_the_file(evaluated, run, engine):
     lines = (run / "evaluation" / "samples.txt").read_text(encoding="utf-8").splitlines()
     first, second = lines[:4], lines[4:]
     assert (list(evaluated.samples), list(evaluated.more_samples)) == (first, second)
@@ -222,7 +222,7 @@ def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, engine):
     assert first == [made.text for made in generate(engine, Task(4, 12, seed=0), requested(top_k=30))]
 
 
-def test_texts_are_compared_like_with_like(engine, tmp_path):
+def test_samples_and_references_are_normalised_alike(engine, tmp_path):
     """In lower case, after the tokenizer, and each set with its own."""
     lines = ["It 's the value of the object , not changed .", "An object is a value of the other object ."]
     corpus = read_evaluation_set(corpus_of(tmp_path / "a.txt", lines), "a", engine.vocabulary, 46)
@@ -240,7 +240,7 @@ def test_texts_are_compared_like_with_like(engine, tmp_path):
     assert real.bleu4.value == self_bleu4(decoded).mean
 
 
-def test_real_sentences_stand_beside_the_samples(engine, evaluation_set):
+def test_real_sentences_are_reported_with_the_samples(engine, evaluation_set):
     found = evaluate(engine, evaluation_set, quick())
     numbers = evaluation_set.some(3)
     real = [evaluation_set.decoded[number].lower() for number in numbers]
@@ -255,7 +255,7 @@ def test_real_sentences_stand_beside_the_samples(engine, evaluation_set):
     assert own.distinct[0] == distinct_n(real, 1)
 
 
-def test_hashes_are_those_of_the_files_and_texts(evaluated, run, engine):
+def test_hashes_are_computed_from_files_and_texts(evaluated, run, engine):
     file = run / "model" / "model.safetensors"
     own = hashlib.sha256(file.read_bytes()).hexdigest()
     data = evaluated.data
@@ -282,7 +282,7 @@ def test_the_judge_reads_samples_and_real_sentences(evaluated, judge, evaluation
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, tmp_path):
+def test_mauve_names_the_model_of_its_features(run, judge, capsys, monkeypatch, tmp_path):
     targets = {}
 
     def compute(**options):
@@ -298,7 +298,7 @@ def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, 
     assert np.allclose(targets["q_features"], opened.read(list(samples)).features, atol=1e-5)
 
 
-def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, tmp_path):
+def test_the_table_shows_figures_and_protocol(evaluated, run, capsys, tmp_path):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--output={tmp_path}"])
     said = capsys.readouterr().out
     assert EvaluationResult.load(tmp_path).table() in said
@@ -323,7 +323,7 @@ def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, t
         assert words in said
 
 
-def test_a_model_without_a_run_folder_writes_only_where_it_is_told(run, tmp_path, monkeypatch, capsys):
+def test_without_a_run_directory_only_the_given_output_is_written(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("stays")
@@ -337,7 +337,7 @@ def test_a_model_without_a_run_folder_writes_only_where_it_is_told(run, tmp_path
 
 
 @pytest.mark.parametrize("name", ["evaluation.json", "scores.safetensors", "samples.txt"])
-def test_nothing_is_overwritten_without_a_word(run, tmp_path, capsys, monkeypatch, name):
+def test_existing_files_are_not_overwritten(run, tmp_path, capsys, monkeypatch, name):
     monkeypatch.setattr("diffusionbert.model.load", None)  # no work is done first
     (tmp_path / name).write_text("mine")
     with pytest.raises(SystemExit) as caught:
@@ -348,7 +348,7 @@ def test_nothing_is_overwritten_without_a_word(run, tmp_path, capsys, monkeypatc
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
 
 
-def test_a_run_is_evaluated_again_if_that_is_said(evaluated, run, capsys):
+def test_an_existing_evaluation_needs_overwrite(evaluated, run, capsys):
     before = {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()}
     with pytest.raises(SystemExit):
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW])
@@ -356,7 +356,7 @@ def test_a_run_is_evaluated_again_if_that_is_said(evaluated, run, capsys):
     assert "give --overwrite" in capsys.readouterr().err
 
 
-def test_a_file_is_no_folder_for_an_evaluation(run, tmp_path, capsys, monkeypatch):
+def test_an_output_that_is_a_file_is_refused(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("diffusionbert.model.load", None)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(SystemExit) as caught:
@@ -366,7 +366,7 @@ def test_a_file_is_no_folder_for_an_evaluation(run, tmp_path, capsys, monkeypatc
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp_path, capsys):
+def test_the_default_length_is_limited_by_the_model(run, tmp_path, capsys):
     options = ["--sentences=4", "--samples=2", "--max-draws=4", "--steps=2", "--json", f"--output={tmp_path}"]
     main(["evaluate", f"--model={run}", "--data=pydoc", *options])
     assert json.loads(capsys.readouterr().out)["generation"]["sampling"]["length"] == 46
@@ -376,7 +376,7 @@ def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp
     assert found["likelihoods"]["continuous"]["protocol"]["precision"] == 0.1
 
 
-def test_texts_are_read_as_the_model_was_trained_unless_told_otherwise(run, tmp_path, capsys):
+def test_texts_are_cleaned_as_in_training_by_default(run, tmp_path, capsys):
     lines = [f"The Value isn 't changed , it 's {word} ." for word in ("one", "two", "three")]
     data = tmp_path / "a.jsonl"
     data.write_text("\n".join(json.dumps({"body": line}) for line in lines))
@@ -429,7 +429,7 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
     ],
     ids=str,
 )
-def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, message):
+def test_wrong_use_gives_one_line_and_exit_code_2(run, capsys, tmp_path, options, message):
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "pairs.tsv").write_text("a question\tan answer\n" * 3)
     positions = {"EMPTY": str(tmp_path / "empty.txt"), "PAIRS": str(tmp_path / "pairs.tsv")}
@@ -450,7 +450,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, m
 # ---- likelihoods --------------------------------------------------------------------------------------------------
 
 
-def test_the_likelihood_is_that_of_the_model(engine, evaluation_set):
+def test_the_likelihood_equals_that_of_estimate_nats(engine, evaluation_set):
     budget = EstimationBudget(None, 4, strata=2, seed=3)
     found = evaluate(engine, evaluation_set, quick(budget=budget))
     expected = estimate_nats(engine, evaluation_set.scored, budget)
@@ -468,7 +468,7 @@ def test_other_likelihoods_get_no_more_draws_than_the_models_own(engine, evaluat
     assert own.limited_by is None
 
 
-def test_modelled_lengths_are_added_and_conventions_take_them_out_again(engine, evaluation_set):
+def test_modelled_lengths_are_added_except_in_conventions(engine, evaluation_set):
     given = evaluate(engine, evaluation_set, quick(conventions=True))
     paid = evaluate(engine, evaluation_set, quick(conventions=True, modelled_length=True))
     assert engine.length_histogram is not None
@@ -504,7 +504,7 @@ CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0
     ],
     ids=str,
 )
-def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expected):
+def test_every_objective_has_its_scoring_quantities(objective, time, expected):
     """The model's own comes first; where the grid has no limit, a note says why."""
     quantities = objective.scoring_quantities(time)
     built = {quantity.name: type(quantity.build(STATISTICS)) for quantity in quantities.available}
@@ -516,8 +516,8 @@ def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expec
         assert quantities.named(GRID).definition.time == TimeGrid(16)
 
 
-def test_the_grid_is_that_of_the_asked_steps(engine, evaluation_set):
-    """One step writes all words at once, none seeing another; a thousand come near to the limit."""
+def test_the_bound_uses_the_requested_number_of_steps(engine, evaluation_set):
+    """One step generates all tokens independently; a thousand steps are close to the limit."""
     budget, found = EstimationBudget(None, 32, strata=16), {}
     for steps in (1, 1000):
         for quantity in DiscreteTimeConfig(Linear(), steps).scoring_quantities(engine.config.time).available:
@@ -534,7 +534,7 @@ def test_the_grid_is_that_of_the_asked_steps(engine, evaluation_set):
     assert [found[steps, GRID].protocol.definition.time.steps for steps in (1, 1000)] == [1, 1000]
 
 
-def test_a_method_without_a_likelihood_says_so(engine, evaluation_set, monkeypatch):
+def test_a_missing_likelihood_is_noted(engine, evaluation_set, monkeypatch):
     none = ScoringQuantities((), (NO_LIKELIHOOD,))
     monkeypatch.setattr(DiscreteTimeConfig, "scoring_quantities", lambda self, time: none)
     found = evaluate(engine, evaluation_set, quick(conventions=True))
@@ -543,7 +543,7 @@ def test_a_method_without_a_likelihood_says_so(engine, evaluation_set, monkeypat
     assert any("this method has no likelihood" in note for note in found.notes)
 
 
-def test_it_is_written_and_read_without_a_likelihood(engine, evaluation_set, monkeypatch, tmp_path):
+def test_a_result_without_a_likelihood_is_saved_and_loaded(engine, evaluation_set, monkeypatch, tmp_path):
     found = replace(evaluate(engine, evaluation_set, quick()), likelihoods={}, scores={})
     found.save(tmp_path)
     again = EvaluationResult.load(tmp_path)
@@ -576,7 +576,7 @@ def basis(**changes) -> Basis:
     return replace(Basis(own, grid, limit, packed, torch.tensor([1.0, 2.0]).double(), 2, 600), **changes)
 
 
-def test_conventions_by_hand():
+def test_conventions_computed_by_hand():
     word, token, padded, packed, paid, byte = conventions(basis())
     assert word.value.value == pytest.approx(math.exp((8 + 12) / (2 + 3)))
     assert token.value.value == pytest.approx(math.exp((6 + 9) / (4 + 6)))
@@ -597,7 +597,7 @@ def test_conventions_by_hand():
     assert byte.meaning.scale is ConventionScale.BITS
 
 
-def test_a_convention_that_cannot_be_had_says_why():
+def test_an_unavailable_convention_has_a_reason():
     rows = conventions(basis(packed=None, length_nats=None, own=estimate_of([math.inf, 9.0], [4, 6], "own")))
     by_name = {row.meaning.name: row for row in rows}
     assert "do not fill" in by_name["per token, packed"].meaning.note
@@ -622,7 +622,7 @@ def test_conventions_of_a_run_agree_with_its_likelihoods(evaluated):
     assert not rows["per token, packed"].meaning.trained_for
 
 
-def test_packed_rows_are_full_and_lose_nothing_but_the_end(engine):
+def test_packed_sequences_are_full_and_drop_only_the_rest(engine):
     vocabulary = engine.vocabulary
     texts = ["the value is not changed .", "an object is a value", "this is the end of it"]
     framed = vocabulary.encode(texts)
@@ -647,7 +647,7 @@ def corpus_of(path: Path, lines: list[str]):
     return parse_corpus(str(path), Split.ALL, cleaning=AS_IT_IS)
 
 
-def test_sentences_keep_their_numbers_whoever_is_left_out(engine, tmp_path):
+def test_sentences_keep_their_numbers_in_subsets(engine, tmp_path):
     lines = [f"the value {'of the value ' * (number % 5)}is not changed ." for number in range(40)]
     corpus = corpus_of(tmp_path / "a.txt", lines)
     everything = read_evaluation_set(corpus, "a", engine.vocabulary, 46)
@@ -683,7 +683,7 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     assert evaluation_corpus(f"lm1b:{tmp_path / 'lm1b'}", trained, AS_IT_IS).split is Split.TEST
 
 
-def test_text_that_was_trained_on_is_told(engine, tmp_path):
+def test_training_text_is_noted(engine, tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
 
@@ -702,7 +702,7 @@ def test_text_that_was_trained_on_is_told(engine, tmp_path):
     assert not notes(Split.VALIDATION, DataConfig("gone.txt"))  # had it been trained on them, these were held out
 
 
-def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, capsys, monkeypatch):
+def test_a_copy_of_the_training_text_is_recognised(run, tmp_path, capsys, monkeypatch):
     lines = "".join(f"the value {number} is not changed in the class .\n" for number in range(400))
     Path(tmp_path / "own.txt").write_text(lines)
     with lzma.open(tmp_path / "copy.txt.xz", "wt") as copy:
@@ -747,9 +747,7 @@ def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, ca
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_scored(
-    engine, evaluation_set, monkeypatch, changes, message
-):
+def test_invalid_settings_are_refused_before_scoring(engine, evaluation_set, monkeypatch, changes, message):
     def scored(*_, **__):
         raise AssertionError("a likelihood was computed")
 
@@ -789,7 +787,7 @@ def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
     ids=str,
 )
 def test_every_kind_of_model_is_evaluated_completely(run, tmp_path, objective, kinds):
-    """The same weights, as if they had been trained in another way."""
+    """The same weights under another objective."""
     folder = tmp_path / "model"
     shutil.copytree(run / "model", folder)
     about = json.loads((folder / "diffusionbert.json").read_text())
@@ -808,7 +806,7 @@ def test_every_kind_of_model_is_evaluated_completely(run, tmp_path, objective, k
     assert quantities == {"paper" if "pseudo" in kinds.values() else "strict"}
 
 
-def test_progress_adds_up_to_what_there_is(engine, evaluation_set):
+def test_progress_adds_up_to_the_total(engine, evaluation_set):
     seen: dict[str, tuple[int, int]] = {}
 
     def progress(what: str, done: int, total: int) -> None:
@@ -820,7 +818,7 @@ def test_progress_adds_up_to_what_there_is(engine, evaluation_set):
     assert all(0 < done <= total for done, total in seen.values())
 
 
-def test_an_interval_of_a_mean_lies_around_it():
+def test_the_interval_of_a_mean_contains_it():
     values = PerSample(np.linspace(0, 1, 50))
     low, high = mean_with_interval(values).ci95
     assert low < 0.5 < high
@@ -865,7 +863,7 @@ def without(folder: Path, *keys: str) -> None:
         (lambda folder: (folder / "samples.txt").unlink(), "damaged"),
     ],
 )
-def test_a_damaged_evaluation_is_one_line(engine, evaluation_set, tmp_path, damage, message):
+def test_a_damaged_evaluation_gives_a_one_line_error(engine, evaluation_set, tmp_path, damage, message):
     evaluate(engine, evaluation_set, quick()).save(tmp_path)
     damage(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:

@@ -75,7 +75,7 @@ def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_othe
     assert {load_engine(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
 
 
-def test_without_networks_to_start_from_nothing_is_run(request_, tmp_path):
+def test_missing_networks_to_start_from_are_an_error(request_, tmp_path):
     with pytest.raises(SystemExit, match="--masked and --decoder"):
         experiment.run(tmp_path / "new", request_)
     assert not (tmp_path / "new").exists()
@@ -84,7 +84,7 @@ def test_without_networks_to_start_from_nothing_is_run(request_, tmp_path):
 # ---- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_committed_is_small():
+def test_committed_results_are_small():
     assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 6e6
 
 
@@ -102,7 +102,7 @@ def test_keeping_a_restored_evaluation_gives_the_committed_one(tmp_path):
     assert (KEPT / "sentences" / sentences.name).read_bytes() == sentences.read_bytes()
 
 
-def test_weights_are_not_kept_and_logs_are(tmp_path):
+def test_logs_are_kept_without_weights(tmp_path):
     run = tmp_path / "experiment" / "seed0" / "runs" / "d3pm"
     (run / "model").mkdir(parents=True)
     for name in ("run.json", "log.jsonl", "model/model.safetensors"):
@@ -125,14 +125,14 @@ def some(tmp_path) -> Path:
     return tmp_path / "some"
 
 
-def test_tables_have_every_row_and_settings_their_own_table(some, tmp_path):
+def test_tables_have_every_row_and_sampler_settings_have_their_own(some, tmp_path):
     tables(some, tmp_path / "tables")
     assert {path.name for path in (tmp_path / "tables").glob("*.md")} == {"seed2.md", "seed1-settings.md", "paired.md"}
     rows = (tmp_path / "tables" / "seed2.md").read_text(encoding="utf-8").splitlines()
     assert [row.split(" | ")[0] for row in rows[2:5]] == ["| d3pm", "| decoder", "| diffusionbert"]
 
 
-def test_paired_differences_are_those_of_the_reports_with_interval_and_p(some, tmp_path):
+def test_paired_differences_agree_with_the_reports(some, tmp_path):
     tables(some, tmp_path / "tables", ("diffusionbert:d3pm", "diffusionbert:decoder", "diffusionbert:not-run"))
     found = read_json(tmp_path / "tables" / "paired.json")
     nats = {

@@ -27,7 +27,7 @@ from diffusionbert.training.trainer import Trainer
 
 @pytest.fixture(scope="module", autouse=True)
 def _a_smaller_scale():
-    """Everything here is reproduced at a scale of a few steps, by the name of the smallest."""
+    """Replaces the scale smoke by one of a few steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "smoke", SMALLER_THAN_SMOKE)
         yield
@@ -99,7 +99,7 @@ def expected_kinds(title: str) -> set[str]:
     return {"pseudo"} if "paper" in title else {"bound"}
 
 
-def test_every_interval_holds_its_figure(done, output):
+def test_every_interval_contains_its_figure(done, output):
     pattern = re.compile(r"([\d,.]+)(?:</u>|\*\*)?(?:<sup>†</sup>)? \[([\d,.]+), ([\d,.]+)\]")
     found = pattern.findall((output / "table2.md").read_text(encoding="utf-8"))
     assert len(found) > 2 * len(MAIN)
@@ -108,7 +108,7 @@ def test_every_interval_holds_its_figure(done, output):
         assert least <= value <= most
 
 
-def test_why_there_is_no_figure_is_said(done, output):
+def test_a_missing_likelihood_has_a_footnote(done, output):
     text = (output / "table2.md").read_text(encoding="utf-8")
     assert "has no likelihood, nor a bound on one: judge it by its samples" in text
 
@@ -136,7 +136,7 @@ def test_table1_shows_a_sentence_denoised(done, output):
 
 
 @pytest.mark.parametrize("name", ["figure2", "figure3", "figure4"])
-def test_a_figure_is_a_picture_and_its_numbers(done, output, name):
+def test_a_figure_is_an_image_and_its_numbers(done, output, name):
     picture, numbers = done[name]
     assert (picture, numbers) == (output / f"{name}.png", output / f"{name}.json")
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -175,7 +175,7 @@ def test_a_second_call_trains_and_evaluates_nothing(done, output):
         assert TARGETS[name](requested(output)) == done[name]
 
 
-def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
+def test_different_settings_for_the_same_folder_are_refused(done, output, capsys):
     with pytest.raises(ValueError, match=r"with seed 0, got 1; give the same settings, or choose another --output"):
         requested(output, seed=1)
     with pytest.raises(SystemExit) as caught:
@@ -184,8 +184,8 @@ def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
-    """A signal ends a training in good order; no table may be made of what it left."""
+def test_a_stopped_training_ends_the_command(tmp_path, monkeypatch):
+    """No table may be made from a training that was stopped by a signal."""
 
     def stopped(config, path, cache, resume=False):
         RunFolder(path).checkpoints.mkdir(parents=True)
@@ -198,14 +198,14 @@ def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()  # the masked network was to come first
 
 
-def test_wrong_settings_leave_nothing_behind(tmp_path):
+def test_wrong_settings_write_no_files(tmp_path):
     with pytest.raises(ValueError, match="steps"):
         requested(tmp_path / "new", steps=0)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_call_that_failed_before_anything_was_trained_binds_nobody(tmp_path, capsys):
-    """The text was misspelt: the corrected call may have the same folder."""
+def test_settings_of_a_call_that_failed_before_training_are_replaced(tmp_path, capsys):
+    """After a misspelt file name, the corrected call may use the same folder."""
     output, cache = tmp_path / "new", folder() / "cache"
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "figure4", "--data=nofile.txt", f"--output={output}", f"--cache={cache}"])
@@ -219,7 +219,7 @@ def test_a_call_that_failed_before_anything_was_trained_binds_nobody(tmp_path, c
 
 
 @pytest.mark.parametrize("command", [["reproduce", "figure2"], ["plot", "RUN"]], ids=" ".join)
-def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, command):
+def test_an_unwritable_output_is_refused_before_work(tmp_path, capsys, command):
     (tmp_path / "file").write_text("mine")
     words = [str(run_of("linear")) if word == "RUN" else word for word in command]
     capsys.readouterr()  # what a fixture said while it trained
@@ -240,14 +240,14 @@ def validations(run: Path) -> list[tuple[int, float]]:
 
 
 class KilledError(Exception):
-    """Stands for a machine that goes away."""
+    """Simulates a machine failure."""
 
 
 def kill(*_, **__):
     raise KilledError
 
 
-def test_a_run_that_was_killed_goes_on(done, output, tmp_path, monkeypatch):
+def test_a_killed_run_is_resumed(done, output, tmp_path, monkeypatch):
     """Killed in its last step, after a checkpoint, and again before its model is written."""
     again = requested(tmp_path / "again", masked=str(output / "pretrained" / "masked"))
     run, whole = again.output / "runs" / "mdlm", output / "runs" / "mdlm"
@@ -309,7 +309,7 @@ def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch
 
 
 @pytest.mark.usefixtures("nothing_is_done")
-def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
+def test_the_command_prints_the_table_and_its_path(done, output, capsys):
     options = ["--scale", "smoke", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
     main(["reproduce", "table2", *options])
     said = capsys.readouterr().out
@@ -320,14 +320,14 @@ def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
 
 
 @pytest.mark.parametrize("command", ["reproduce", "plot"])
-def test_help_is_there(command, capsys):
+def test_help_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
     assert "Example: diffusionbert" in " ".join(capsys.readouterr().out.split())
 
 
-def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
+def test_plot_draws_runs_and_refuses_other_folders(tmp_path, capsys):
     picture = tmp_path / "curves.png"
     main(["plot", str(run_of("linear")), str(run_of("decoder")), f"--output={picture}"])
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -348,7 +348,7 @@ def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
         assert not (tmp_path / "none.png").exists()
 
 
-def test_runs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apart(tmp_path, monkeypatch):
+def test_runs_with_equal_names_are_told_apart_by_their_paths(tmp_path, monkeypatch):
     called = []
     monkeypatch.setattr(figures, "convergence", lambda curves, path: called.extend(one.name for one in curves))
     for parent in ("a", "b"):
@@ -358,13 +358,13 @@ def test_runs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apa
     assert called == ["a/x", "b/x", run_of("linear").name, run_of("decoder").name]
 
 
-def test_the_folder_one_stands_in_is_a_run_as_well(tmp_path, monkeypatch):
+def test_the_current_directory_can_be_plotted(tmp_path, monkeypatch):
     monkeypatch.chdir(run_of("linear"))
     main(["plot", ".", f"--output={tmp_path / 'here.png'}"])
     assert (tmp_path / "here.png").exists()
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path, capsys):
+def test_a_missing_device_is_refused_before_training(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "figure2", "--device=nowhere", f"--output={tmp_path / 'none'}"])
     assert caught.value.code == 2
@@ -380,7 +380,7 @@ def test_a_decoder_is_pretrained_with_the_vocabulary_of_the_masked_network(tmp_p
     )
 
 
-def test_a_vocabulary_beside_a_network_that_has_its_own_is_refused(tmp_path):
+def test_a_vocabulary_together_with_a_network_is_refused(tmp_path):
     with pytest.raises(ValueError, match="give --vocabulary, or --masked and --decoder"):
         requested(tmp_path / "new", vocabulary="a", masked="b")
     assert not (tmp_path / "new").exists()

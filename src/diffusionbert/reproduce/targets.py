@@ -149,7 +149,7 @@ def table1(reproduction: Reproduction) -> list[Path]:
         write_json(numbers, denoising.to_json(denoising.denoising_table(_trajectories(reproduction))))
     rows = denoising.from_json(read_json(numbers))
     stem = reproduction.output / "table1"
-    return [*_written(stem, {".md": denoising.to_markdown(rows), ".tex": denoising.to_latex(rows)}), numbers]
+    return [*_write_texts(stem, {".md": denoising.to_markdown(rows), ".tex": denoising.to_latex(rows)}), numbers]
 
 
 def _trajectories(reproduction: Reproduction) -> dict[str, tuple[StreamState, ...]]:
@@ -294,10 +294,10 @@ def curve(run: Path, name: str) -> figures.Curve:
 
 def write_table(stem: Path, table: Table) -> list[Path]:
     """Writes a table as Markdown, LaTeX and JSON."""
-    return _written(stem, {".md": to_markdown(table), ".tex": to_latex(table), ".json": as_json(table)})
+    return _write_texts(stem, {".md": to_markdown(table), ".tex": to_latex(table), ".json": as_json(table)})
 
 
-def _written(stem: Path, texts: dict[str, str]) -> list[Path]:
+def _write_texts(stem: Path, texts: dict[str, str]) -> list[Path]:
     paths = []
     for suffix, text in texts.items():
         path = stem.with_suffix(suffix)
