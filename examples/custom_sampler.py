@@ -47,15 +47,20 @@ class RandomOrder(Sampler):
         chosen = masked & (order < self.per_call)
         tokens = torch.where(chosen, state.tokens.masked_scatter(masked, drawn), state.tokens)
         time = (masked & ~chosen).sum(dim=1).double() / state.x.editable.sum(dim=1).clamp(min=1)
-        return replace(state, tokens=tokens, time=time, calls=state.calls + masked.any(dim=1), done=not time.any())
+        return replace(
+            state, tokens=tokens, time=time, calls=state.calls + masked.any(dim=1), done=not bool(time.any())
+        )
 
 
 def main(steps: int, folder: Path) -> None:
     run = db.train("pydoc", folder / "run", steps=steps, cache=folder / "cache")
     model = db.load(run.path)
     print(model.generate(length=12, sampler="random-order:per_call=3", seed=0)[0])
-    samplers, sizes = ["exact", "random-order"], {"sentences": 32, "samples": 16, "length": 12, "max_draws": 8}
-    results = [db.evaluate(model, "pydoc", sampler=sampler, steps=16, **sizes) for sampler in samplers]
+    samplers = ["exact", "random-order"]
+    results = [
+        db.evaluate(model, "pydoc", sentences=32, samples=16, length=12, steps=16, max_draws=8, sampler=sampler)
+        for sampler in samplers
+    ]
     print(db.compare(results, names=samplers))
 
 

@@ -41,8 +41,7 @@ def main(steps: int, folder: Path) -> None:
         run = db.train("pydoc", output, schedule=schedule, steps=steps, cache=folder / "cache")
         model = db.load(run.path)
         print(f"{model.engine.config.objective}: {model.generate(length=12, steps=16, seed=0)[0]}")
-        sizes = {"sentences": 32, "samples": 16, "length": 12, "steps": 16, "max_draws": 8}
-        results.append(db.evaluate(model, "pydoc", output=output / "evaluation", **sizes))
+        results.append(db.evaluate(model, "pydoc", sentences=32, samples=16, length=12, steps=16, max_draws=8))
     print(db.compare(results, names=["linear", "quadratic"]))
 
 

@@ -1,4 +1,4 @@
-"""The doctor: what is planted is found by its code, and what is healthy is not called sick."""
+"""The doctor: planted faults are found by their codes, and healthy samples give no finding."""
 
 from __future__ import annotations
 
@@ -96,22 +96,22 @@ def test_a_vocabulary_and_samples_are_enough(vocabulary, sentences):
         Case(vocabulary, ())
 
 
-# ---- reveal times ---------------------------------------------------------------------------------------------------
+# ---- unmasking times ------------------------------------------------------------------------------------------------
 
 
-def test_reveal_times_are_those_of_the_last_writing():
+def test_unmasking_times_are_the_last_ones():
     states = [
         (1.0, [True, True, True, False, True]),
         (0.7, [False, True, True, False, False]),
-        (0.4, [True, False, True, False, True]),  # places 0 and 4 are hidden again
-        (0.1, [False, False, True, False, True]),  # places 2 and 4 stay hidden, place 3 never was
+        (0.4, [True, False, True, False, True]),  # positions 0 and 4 are masked again
+        (0.1, [False, False, True, False, True]),  # positions 2 and 4 stay masked, position 3 never was
     ]
     assert unmask_times(states) == pytest.approx((0.9, 0.6))
 
 
 def test_a_histogram_has_each_step_in_the_tenth_that_it_ends(healthy):
     steps = tuple((step + 1) / 10 for step in range(10))
-    case = replace(healthy, unmask_times=(steps, steps, (1.0,)))  # a sample of one place says nothing
+    case = replace(healthy, unmask_times=(steps, steps, (1.0,)))  # a sample of one position is ignored
     assert measure(case).unmask_histogram == pytest.approx((0.1,) * 10)
     early = replace(healthy, unmask_times=((0.04,) * 15 + (0.95,) * 5,))
     assert measure(early).unmask_histogram == pytest.approx((0.75, 0, 0, 0, 0, 0, 0, 0, 0, 0.25))
@@ -157,12 +157,12 @@ def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken)
     )
     states = list(sampler.sample(network, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
-    unmask_times = tuple(
+    times = tuple(
         unmask_times((float(state.time[row]), (state.tokens[row] == MASK).tolist()) for state in states)
         for row in range(6)
     )
     due = 1 - float(schedule.survival(torch.tensor([0.1]), torch.ones(1)))
-    found = diagnose(replace(healthy, unmask_times=unmask_times, expected_late=due)).findings
+    found = diagnose(replace(healthy, unmask_times=times, expected_late=due)).findings
     assert [finding.code for finding in found] == (["reveals-at-the-end"] if is_broken else [])
     if is_broken:
         assert "stay masked" in found[0].why
@@ -473,7 +473,7 @@ def test_the_command_prints_json_alone(quick, capsys):
     plain = json.loads(capsys.readouterr().out)
     assert plain["model"] == "bundled"
     assert [finding["code"] for finding in plain["findings"]] == ["few-samples"]
-    assert len(plain["symptoms"]["reveal_histogram"]) == 10
+    assert len(plain["symptoms"]["unmask_histogram"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_codes_are_stable():
         assert f'"{code}"' in source
 
 
-def test_what_a_byte_level_model_writes_is_known_by_its_ids():
+def test_tokens_of_a_byte_level_model_are_read_by_id():
     """Its spelling does not lead back to them: read again, `Ġking` would be unknown or special."""
     engine = load_engine(plain_roberta())
     case = examine(engine, Task(2, 6, seed=0), requested(steps=6))
@@ -511,7 +511,7 @@ def test_what_a_byte_level_model_writes_is_known_by_its_ids():
     assert measure(case).special_tokens == 0
 
 
-def test_a_methods_own_way_of_writing_is_called_by_its_name():
+def test_the_default_sampler_is_resolved():
     case = examine(load_engine(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
     assert case.sampling is not None
     assert case.sampling.sampler == MaskPredict()
