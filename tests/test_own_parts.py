@@ -10,6 +10,7 @@ import torch
 from tiny_models import config_of, corpus, folder
 from transformers import BertConfig, BertForMaskedLM
 
+import diffusionbert
 from diffusionbert.cli.main import main
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
@@ -110,6 +111,16 @@ def test_a_part_can_be_named_on_the_command_line(tmp_path):
     options = ["--layers=1", "--width=16", "--vocabulary=512", "--steps=1", f"--cache={folder() / 'cache'}"]
     main(["train", f"--data={corpus()}", f"--output={tmp_path}", "--schedule=tilted:floor=0.3", *options])
     assert stored_config(tmp_path).objective.schedule == Tilted(0.3)
+
+
+def test_train_takes_parts_by_name(tmp_path):
+    sizes = {"steps": 1, "max_length": 24, "cache": folder() / "cache"}
+    run = diffusionbert.train(corpus(), tmp_path / "run", schedule="tilted:floor=0.3", **sizes)
+    assert run.config.objective.schedule == Tilted(0.3)
+    run = diffusionbert.train(corpus(), tmp_path / "other", objective="half-masked:scale=0.75", **sizes)
+    assert run.config.objective == HalfMaskedConfig(0.75)
+    with pytest.raises(ValueError, match=r"schedule: unknown schedule 'tilde'; did you mean 'tilted'"):
+        diffusionbert.train(corpus(), tmp_path / "none", schedule="tilde", **sizes)
 
 
 def test_the_error_for_a_missing_part_names_its_module(tmp_path, monkeypatch):

@@ -606,6 +606,24 @@ def test_the_command_prints_and_writes_every_format(four_kinds, tmp_path, capsys
     assert sign in written
 
 
+def test_a_printed_table_is_readable(four_kinds, capsys):
+    run(*four_kinds)
+    shown = str(compare(four_kinds))
+    assert capsys.readouterr().out == f"{shown}\n"
+    lines = shown.splitlines()
+    assert lines[0].split()[: len(four_kinds)] == [folder.name for folder in four_kinds]
+    for heading in ("perplexity per token (", "BLEU-4 ↑", "seconds per sample ↓", "calls per sample ↓"):
+        assert any(line.startswith(heading) for line in lines)
+    assert "Cell(" not in shown
+
+
+def test_a_printed_result_is_its_table(four_kinds):
+    result = EvaluationResult.load(four_kinds[0])
+    assert str(result) == result.table()
+    assert "seconds per sample" in str(result)
+    assert "samples=" not in repr(result).replace("samples=TextMetrics", "")
+
+
 def test_the_command_takes_a_unit_and_json(four_kinds, capsys):
     run(*four_kinds, "--unit=byte", "--json")
     keys = [one["key"] for one in json.loads(capsys.readouterr().out)["columns"]]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffusionbert.diffusion.schedules import Mean, Spindle
+from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.metrics import PerSample
 from diffusionbert.evaluation.result import EvaluationResult
@@ -36,6 +36,7 @@ from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.storage.files import read_json, write_json
+from diffusionbert.storage.schema import from_text
 from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import RunEvent, ValidationEvent, events_of
 from diffusionbert.training.run_folder import RunFolder
@@ -287,9 +288,17 @@ def curve(run: Path, name: str) -> figures.Curve:
         found[0].kind.value,
         tuple(event.standard_error for event in found),
         None if described is None else described.diffusion_steps,
-        None if described is None else described.schedule,
+        None if described is None or described.schedule is None else _schedule_label(described.schedule),
         None if described is None else described.quantity,
     )
+
+
+def _schedule_label(recorded: str) -> str:
+    """A schedule as tables show it, from its record in a log; the record itself if its class is not installed."""
+    try:
+        return str(from_text(recorded, NoiseSchedule, "schedule"))  # type: ignore[type-abstract]
+    except ValueError:
+        return recorded
 
 
 def write_table(stem: Path, table: Table) -> list[Path]:
