@@ -26,8 +26,10 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.evaluation import doctor
 from diffusionbert.evaluation.doctor import Severity, diagnose
 from diffusionbert.evaluation.symptoms import Case, Reference, examine, measure, read, unmask_times
+from diffusionbert.inference.engine import Engine, load_engine
+from diffusionbert.inference.generate import generate
 from diffusionbert.inference.tasks import Task
-from diffusionbert.model import load
+from diffusionbert.model import Model
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.samplers import Sampler
@@ -155,12 +157,12 @@ def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken)
     )
     states = list(sampler.sample(network, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
-    unmask_times = tuple(
+    times = tuple(
         unmask_times((float(state.time[row]), (state.tokens[row] == MASK).tolist()) for state in states)
         for row in range(6)
     )
     due = 1 - float(schedule.survival(torch.tensor([0.1]), torch.ones(1)))
-    found = diagnose(replace(healthy, unmask_times=unmask_times, expected_late=due)).findings
+    found = diagnose(replace(healthy, unmask_times=times, expected_late=due)).findings
     assert [finding.code for finding in found] == (["reveals-at-the-end"] if is_broken else [])
     if is_broken:
         assert "stay masked" in found[0].why
@@ -369,8 +371,8 @@ def test_findings_are_sorted_by_severity_and_json_is_complete(healthy):
 
 
 @pytest.fixture(scope="module")
-def bundled():
-    return load(device="cpu")
+def bundled() -> Engine:
+    return load_engine(device="cpu")
 
 
 def test_the_bundled_model_is_healthy(bundled):
@@ -392,12 +394,12 @@ def test_a_top_k_of_one_is_diagnosed(bundled):
 
 
 def test_an_untrained_network_is_diagnosed(sentences):
-    model = load(device="cpu")
-    for parameter in model.network.backbone.parameters():
+    engine = load_engine(device="cpu")
+    for parameter in engine.network.backbone.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)
     for corpus in ([], sorted(sentences, key=len)[:8]):
-        found = diagnose(examine(model, Task(1, 12), requested(steps=12, top_k=1), corpus=corpus)).findings
+        found = diagnose(examine(engine, Task(1, 12), requested(steps=12, top_k=1), corpus=corpus)).findings
         assert found[0].code == "untrained-network"
         texts = "8 sentences of the corpus" if corpus else "8 generated texts"
         assert f"nats per token ({texts}, 4 draws each), no fewer than" in found[0].what
@@ -420,9 +422,9 @@ def permuted_model(tmp_path_factory) -> Path:
 
 
 def test_a_wrong_tokenizer_is_diagnosed(permuted_model, sentences):
-    model = load(permuted_model, "cpu")
+    engine = load_engine(permuted_model, "cpu")
     for corpus in ([], sentences[:200]):
-        found = diagnose(examine(model, Task(1, 12), requested(steps=12), corpus=corpus)).findings
+        found = diagnose(examine(engine, Task(1, 12), requested(steps=12), corpus=corpus)).findings
         assert found[0].code == "wrong-tokenizer"
         assert "untrained-network" not in [finding.code for finding in found]
 
@@ -436,7 +438,7 @@ def run(*arguments: str) -> None:
 
 @pytest.fixture
 def quick(monkeypatch, bundled) -> None:
-    monkeypatch.setattr(Doctor, "loaded", lambda self: bundled)
+    monkeypatch.setattr(Doctor, "loaded", lambda self: Model(bundled))
 
 
 @pytest.fixture
@@ -471,7 +473,7 @@ def test_the_command_prints_only_json_on_stdout(quick, capsys):
     plain = json.loads(capsys.readouterr().out)
     assert plain["model"] == "bundled"
     assert [finding["code"] for finding in plain["findings"]] == ["few-samples"]
-    assert len(plain["symptoms"]["reveal_histogram"]) == 10
+    assert len(plain["symptoms"]["unmask_histogram"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -500,16 +502,16 @@ def test_codes_are_stable():
         assert f'"{code}"' in source
 
 
-def test_samples_of_a_byte_level_model_are_identified_by_their_ids():
-    """Ids cannot be recovered from spellings: encoded again, `Ġking` would be unknown or special."""
-    model = load(plain_roberta())
-    case = examine(model, Task(2, 6, seed=0), requested(steps=6))
-    own = next(iter(model.write(Task(1, 6, seed=0), requested(steps=6)))).text
-    assert model.vocabulary.decode(case.written[0]) == own
+def test_tokens_of_a_byte_level_model_are_read_by_id():
+    """Its spelling does not lead back to them: read again, `Ġking` would be unknown or special."""
+    engine = load_engine(plain_roberta())
+    case = examine(engine, Task(2, 6, seed=0), requested(steps=6))
+    own = next(iter(generate(engine, Task(1, 6, seed=0), requested(steps=6)))).text
+    assert engine.vocabulary.decode(case.written[0]) == own
     assert measure(case).special_tokens == 0
 
 
-def test_the_default_sampler_of_a_method_is_resolved():
-    case = examine(load(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
+def test_the_default_sampler_is_resolved():
+    case = examine(load_engine(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
     assert case.sampling is not None
     assert case.sampling.sampler == MaskPredict()
