@@ -219,7 +219,7 @@ def started_from(config: RunConfig, start: str) -> RunConfig:
         config: What to train.
         start: "bundled", a run directory, a model folder, a language model by name, or an original `.th` file.
     """
-    path = str(BUNDLED if start == "bundled" else RunFolder(Path(start)).left_model() or start)
+    path = str(BUNDLED if start == "bundled" else RunFolder(Path(start)).find_model() or start)
     vocabulary = "bert-base-uncased" if path.endswith(".th") else path
     return replace(config, backbone=Pretrained(path), data=replace(config.data, vocabulary=vocabulary))
 

@@ -35,12 +35,12 @@ SENTENCES = ["the cat sat on the mat .", "a mat sat ."]
     [("model", [29.621429279985477, 18.093799893547793]), ("run", [31.111673289123505, 18.018793549802567])],
 )
 def test_scores_are_those_of_the_version_that_wrote_the_folder(name, nats):
-    scores = load(V0 / name, "cpu").score(SENTENCES, seed=0)
+    scores = load(V0 / name, device="cpu").score(SENTENCES, seed=0)
     assert [score.nats for score in scores] == pytest.approx(nats, abs=1e-4)
 
 
 def test_an_old_configuration_is_converted():
-    model, run = load(V0 / "model", "cpu").config, stored_config(V0 / "run")
+    model, run = load(V0 / "model", device="cpu").engine.config, stored_config(V0 / "run")
     assert model.objective == DiscreteTimeConfig(Spindle(0.3), 8, hybrid=0.01, time_sampling=Bell(0.5))
     assert (model.time, model.training.ema) == (TimeEmbedding.LAYERS, 0.9)
     assert (run.backbone, run.time) == (NewBert(1, 12, 2, 0.0), TimeEmbedding.NONE)
@@ -58,7 +58,7 @@ def test_an_old_run_is_resumed(tmp_path, monkeypatch):
 
 
 def test_the_bundled_model_opens():
-    config = bundled().config
+    config = bundled().engine.config
     assert config.objective == DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False))
     assert config.training.ema == 0.9995
 
