@@ -39,7 +39,7 @@ MODULE = r"(?:torchrun|accelerate launch)[^\n]* -m diffusionbert"
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of every line that runs the command, without its comment; lines with shell variables are left out."""
+    """The arguments of every line that runs the command, without comments; lines with shell variables are left out."""
     found = re.findall(rf"^(?: {{4}})?(?:diffusionbert|{MODULE}) ([^$\n]*?)(?:  +#.*)?$", text, re.MULTILINE)
     return [shlex.split(command) for command in found]
 
