@@ -23,6 +23,7 @@ from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTime
+from diffusionbert.reporting import set_verbosity
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.run_folder import RunFolder
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    set_verbosity("info")
     settings = TrainingConfig(
         steps=options.steps,
         batching=FixedSequences(16),

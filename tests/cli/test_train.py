@@ -141,7 +141,7 @@ def test_a_run_goes_on_with_the_text_it_began_with_alone(short_run, tmp_path, re
 
 def test_a_run_that_kept_nothing_of_its_beginning_goes_on(finished):
     """As older ones, which did not keep it."""
-    shutil.rmtree(finished / "run" / "beginning")
+    shutil.rmtree(finished / "run" / "start")
     command(finished, "--resume", "--steps=9")
     assert last_of(finished / "run") == "step-00000009"
 

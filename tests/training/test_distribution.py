@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from training_worker import MASK, MadeUpSequences, training_module
@@ -16,15 +14,11 @@ from diffusionbert.objectives.order_agnostic import OrderAgnostic
 from diffusionbert.training.distribution import micro_batches, without_targets
 
 
-def process(count: int, index: int) -> SimpleNamespace:
-    return SimpleNamespace(num_processes=count, process_index=index, device=torch.device("cpu"))
-
-
 def test_every_sequence_is_in_one_part_and_other_parts_have_no_targets():
     batch = Noise(0).stratify(MadeUpSequences(100, seed=1).batch(list(range(10, 15))))
     found, tokens = [], 0
     for index in range(8):
-        (part,) = micro_batches(batch, process(8, index), None)
+        (part,) = micro_batches(batch, 8, index, None)
         tokens += int(part.num_tokens)
         if index < 5:
             found += part.example.tolist()
@@ -42,7 +36,7 @@ def test_every_process_has_equally_many_parts(sequences, limit, count):
     batch = Noise(0).stratify(MadeUpSequences(100, seed=1).batch(list(range(sequences))))
     lengths, found = set(), []
     for index in range(count):
-        parts = micro_batches(batch, process(count, index), limit)
+        parts = micro_batches(batch, count, index, limit)
         lengths.add(len(parts))
         found += [name for part in parts if part.num_tokens for name in part.example.tolist()]
     assert len(lengths) == 1
@@ -54,7 +48,7 @@ def test_no_part_exceeds_the_limit(sequences):
     batch = MadeUpSequences(100, seed=1).batch(list(range(sequences)))
     longest = batch.tokens.shape[1]
     for limit in range(longest, longest * sequences):
-        assert max(part.tokens.numel() for part in micro_batches(batch, process(1, 0), limit)) <= limit
+        assert max(part.tokens.numel() for part in micro_batches(batch, 1, 0, limit)) <= limit
 
 
 OBJECTIVES = {

@@ -305,13 +305,22 @@ def test_the_initial_parameters_are_exported_if_training_made_them_worse(tmp_pat
 # ---- how it fails -----------------------------------------------------------------------------------------------
 
 
+class NaNLoss(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        return self.module(*inputs) * math.nan
+
+
 def poisoned(trainer: Trainer, at: int) -> None:
     """Makes the loss of one step NaN."""
     inner, taken = trainer.wrapped, trainer._step
 
     def step(indices):
         is_bad = trainer.state.step == at
-        trainer.wrapped = (lambda *arguments: inner(*arguments) * math.nan) if is_bad else inner
+        trainer.wrapped = NaNLoss(inner) if is_bad else inner
         return taken(indices)
 
     trainer._step = step

@@ -26,6 +26,7 @@ class Network(Protocol):
         """Returns log f(v | x_t) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
 
+@runtime_checkable
 class HasBackbone(Protocol):
     """A network of this package: a Hugging Face model, and perhaps some parameters beside it.
 

@@ -158,7 +158,9 @@ class Trainer:
         noise = Noise(settings.seed, self.state.step)
         global_batch = noise.stratify(self.sequences.batch(indices.tolist()))
         num_tokens = int(global_batch.num_tokens)
-        batches = micro_batches(global_batch, accelerator, settings.micro_tokens)
+        batches = micro_batches(
+            global_batch, accelerator.num_processes, accelerator.process_index, settings.micro_tokens
+        )
         torch.manual_seed(_dropout_seed(settings.seed, self.state.step, accelerator.process_index))
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate(self.state.step)
@@ -166,7 +168,7 @@ class Trainer:
         for index, batch in enumerate(batches):
             with gradient_sync(self.wrapped, enabled=index == len(batches) - 1), accelerator.autocast():
                 # Gradients are averaged over processes, but parts of a batch are to be added up.
-                loss = self.wrapped(batch, noise, num_tokens / accelerator.num_processes)
+                loss = self.wrapped(batch.to(accelerator.device), noise, num_tokens / accelerator.num_processes)
             accelerator.backward(loss)
             total += loss.detach()
         accelerator.unscale_gradients(self.stepper)
