@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import final, overload
 
@@ -21,9 +22,17 @@ from diffusionbert.evaluation.metrics import most_agreed
 from diffusionbert.evaluation.result import EvaluationResult, require_free
 from diffusionbert.inference import generate, infill, score
 from diffusionbert.inference.engine import Engine, load_engine
-from diffusionbert.inference.tasks import Filling, StreamState, Task, TextScore, TokenProbability, words_of
+from diffusionbert.inference.tasks import (
+    Filling,
+    GeneratedText,
+    StreamState,
+    Task,
+    TextScore,
+    TokenProbability,
+    words_of,
+)
 from diffusionbert.likelihood.estimate import EstimationBudget
-from diffusionbert.reporting import Progress, no_progress
+from diffusionbert.reporting import Progress, no_progress, require_type
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.config import SamplerConfig
 from diffusionbert.samplers.request import SamplingRequest, parse_sampler
@@ -116,8 +125,9 @@ class Model:
         return self
 
     def __repr__(self) -> str:
-        size = f"{self.num_parameters / 1e6:.1f}M parameters"
-        return f"Model({self.name!r}, {self.engine.config.objective}, {size}, {self.device})"
+        objective = self.engine.config.objective
+        name, size = objective.registry.name_of(objective), f"{self.num_parameters / 1e6:.1f}M parameters"
+        return f"Model({self.name!r}, {name}, {size}, {self.device})"
 
     # ---- generate ---------------------------------------------------------------------------------------------------
 
@@ -169,23 +179,27 @@ class Model:
             >>> len(diffusionbert.load().generate("the king", num_return_sequences=2, length=12, seed=0))
             2
         """
-        seed = fresh_seed() if seed is None else seed
+        require_type("num_return_sequences", num_return_sequences, Integral, "a whole number")
+        require_type("max_new_tokens", max_new_tokens, (Integral, type(None)), "a whole number or None")
         request = sampling_request(sampler, steps, temperature, top_k, top_p, block)
-        texts: list[str] = []
-        for one in _prompts(prompt):
-            task = Task(
-                num_return_sequences * num_candidates,
+        tasks = [
+            Task(
+                num_return_sequences,
                 length,
                 one,
                 source,
                 words_of(include),
                 words_of(forbid),
-                seed=seed,
+                seed=fresh_seed() if seed is None else seed,
                 max_new_tokens=max_new_tokens,
             )
-            found = [generation.text for generation in generate.generate(self.engine, task, request)]
-            texts += choose_agreed(found, num_candidates)
-        return texts
+            for one in ([""] if prompt is None else _texts("prompt", prompt))
+        ]
+        return [
+            generated.text
+            for task in tasks
+            for generated in generate_agreed(self.engine, task, request, num_candidates)
+        ]
 
     def stream(
         self,
@@ -211,14 +225,14 @@ class Model:
             >>> last.time
             0.0
         """
-        seed = fresh_seed() if seed is None else seed
+        require_type("max_new_tokens", max_new_tokens, (Integral, type(None)), "a whole number or None")
         task = Task(
             1,
             length,
-            prompt or "",
+            "" if prompt is None else prompt,
             include=words_of(include),
             forbid=words_of(forbid),
-            seed=seed,
+            seed=fresh_seed() if seed is None else seed,
             max_new_tokens=max_new_tokens,
         )
         return generate.stream(self.engine, task, sampling_request(sampler, steps, temperature, top_k, top_p, block))
@@ -254,12 +268,20 @@ class Model:
         Returns:
             A text for a text, a list for a list or if `num_return_sequences` is given.
         """
-        seed = fresh_seed() if seed is None else seed
+        require_type("num_return_sequences", num_return_sequences, (Integral, type(None)), "a whole number or None")
         request = sampling_request(sampler, steps, temperature, top_k, top_p, None)
-        texts = [text] if isinstance(text, str) else list(text)
         number = 1 if num_return_sequences is None else num_return_sequences
-        tasks = [Task(number, rewrite=one, strength=strength, forbid=words_of(forbid), seed=seed) for one in texts]
-        found = [made.text for task in tasks for made in generate.generate(self.engine, task, request)]
+        tasks = [
+            Task(
+                number,
+                rewrite=one,
+                strength=strength,
+                forbid=words_of(forbid),
+                seed=fresh_seed() if seed is None else seed,
+            )
+            for one in _texts("text", text)
+        ]
+        found = [generated.text for task in tasks for generated in generate.generate(self.engine, task, request)]
         return found[0] if isinstance(text, str) and num_return_sequences is None else found
 
     # ---- fill -------------------------------------------------------------------------------------------------------
@@ -329,11 +351,10 @@ class Model:
         Returns:
             The best text (a list for a list); with `num_alternatives`, a list of `Filling` (a list of them per text).
         """
-        texts = [text] if isinstance(text, str) else list(text)
         number = 1 if num_alternatives is None else num_alternatives
         found = [
             infill.fill(self.engine, one, number, max_blank_tokens=max_blank_tokens, forbid=forbid, seed=seed)
-            for one in texts
+            for one in _texts("text", text)
         ]
         if num_alternatives is None:
             best = [fillings[0].text for fillings in found]
@@ -358,13 +379,11 @@ class Model:
         Returns:
             One score per text.
         """
-        return score.score(
-            self.engine, [texts] if isinstance(texts, str) else list(texts), precision=precision, seed=seed
-        )
+        return score.score(self.engine, _texts("texts", texts), precision=precision, seed=seed)
 
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """Sentence embeddings [N, D]: the mean of the last layer over each text's own tokens."""
-        return score.embed(self.engine, [texts] if isinstance(texts, str) else list(texts))
+        return score.embed(self.engine, _texts("texts", texts))
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
@@ -484,7 +503,8 @@ def evaluate(
     budget = EstimationBudget(precision, max_draws, strata=min(16, max_draws // 2), seed=seed)
     request = sampling_request(sampler, steps, temperature, top_k, top_p, block)
     chosen = None if length == "corpus" else PAPER_LENGTH if length is None else length
-    assert not isinstance(chosen, str)
+    if isinstance(chosen, str):
+        raise ValueError(f'`length` must be a number, a range such as (10, 30), "corpus" or None, got {length!r}')
     plan = Plan(request, samples, chosen, budget, modelled_length, conventions, seed)
     if output is not None:
         require_writable(Path(output))
@@ -531,11 +551,25 @@ def sampling_request(
     return SamplingRequest(named, SamplerConfig(steps, temperature, top_k, top_p), block)
 
 
-def choose_agreed(texts: Sequence[str], num_candidates: int) -> list[str]:
-    """Of each `num_candidates` texts the one that agrees most with the others."""
-    groups = [texts[start : start + num_candidates] for start in range(0, len(texts), num_candidates)]
-    return [group[most_agreed(group) if num_candidates > 1 else 0] for group in groups]
+def generate_agreed(
+    engine: Engine, task: Task, request: SamplingRequest, num_candidates: int
+) -> Iterator[GeneratedText]:
+    """Yields, for each text of a task, that of `num_candidates` which agrees most with the others."""
+    require_type("num_candidates", num_candidates, Integral, "a whole number")
+    if num_candidates < 1 or (num_candidates > 1 and task.source is None):
+        raise ValueError(f"`num_candidates` must be >= 1, and 1 without a `source`, got {num_candidates}")
+    if num_candidates == 1:
+        yield from generate.generate(engine, task, request)
+        return
+    candidates = list(generate.generate(engine, replace(task, number=task.number * num_candidates), request))
+    for start in range(0, len(candidates), num_candidates):
+        group = candidates[start : start + num_candidates]
+        yield group[most_agreed([candidate.text for candidate in group])]
 
 
-def _prompts(prompt: str | Sequence[str] | None) -> list[str]:
-    return [prompt or ""] if prompt is None or isinstance(prompt, str) else list(prompt)
+def _texts(name: str, value: str | Iterable[str]) -> list[str]:
+    """A text or several, as a list."""
+    if isinstance(value, str):
+        return [value]
+    require_type(name, value, Iterable, "a text or a list of texts")
+    return list(value)

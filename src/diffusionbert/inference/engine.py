@@ -24,6 +24,7 @@ from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.objectives.base import Objective, TrainingModule
 from diffusionbert.objectives.config import ScoringQuantity
+from diffusionbert.reporting import require_type
 from diffusionbert.samplers.base import Sampler, SamplingContext
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.request import SamplingRequest
@@ -188,8 +189,7 @@ def load_engine(
     **options: Unpack[HubOptions],
 ) -> Engine:
     """Opens a model: the bundled one, a run directory, a model folder, or any masked or causal language model."""
-    if name_or_folder is not None and not isinstance(name_or_folder, str | Path):
-        raise TypeError(f"a model is a folder or a Hub name, got {type(name_or_folder).__name__}")
+    require_type("a model", name_or_folder, (str, Path, type(None)), "a folder or a Hub name")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = "bundled" if name_or_folder is None else str(name_or_folder)
     if not name.strip():

@@ -126,22 +126,22 @@ def _states(engine: Engine, task: Task, request: SamplingRequest, canvas: Batch)
 
 def _require_space(engine: Engine, positions: int, task: Task, request: SamplingRequest) -> None:
     """Raises ValueError if sequences of so many positions cannot be generated, before they take memory."""
-    if request.block is None:
-        blocks = (
-            ", or generate in blocks (`block=32`, --block 32)" if engine.config.objective.generates_on_masks else ""
-        )
-        engine.require_positions(positions, "the text would have", f"ask for less{blocks}")
+    if task.rewrite is not None:
+        engine.require_positions(positions, f"{task.rewrite[:40]!r} has", "shorten it")
+    elif request.block is None:
+        longer = ", or use `block=32` (--block 32)" if engine.config.objective.generates_on_masks else ""
+        engine.require_positions(positions, "the text would have", f"ask for fewer{longer}")
     elif task.include:
-        engine.require_positions(positions, "with words to include, the text would have", "ask for less")
+        engine.require_positions(positions, "with words to include, the text would have", "ask for fewer")
 
 
 def _lengths(engine: Engine, task: Task, given: int) -> list[int]:
     if task.max_new_tokens is not None:
-        return [given + task.max_new_tokens] * task.number
-    if isinstance(task.length, int):
-        return [task.length] * task.number
+        return [given + int(task.max_new_tokens)] * task.number
     histogram = engine.length_histogram
     if task.length is not None:
+        if not isinstance(task.length, tuple):
+            return [int(task.length)] * task.number
         low, high = task.length
         if not 1 <= low <= high or high <= given:
             raise ValueError(

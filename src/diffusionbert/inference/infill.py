@@ -81,7 +81,7 @@ def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[
 
 
 def _blanks(engine: Engine, text: str) -> Blanks:
-    require_type("text", text, str, "a text")
+    require_type("text", text, str, "a string")
     engine.require_single_texts("fill")
     if not engine.config.objective.generates_on_masks:
         raise ValueError(f"this model does not generate from {MASK}, so it cannot fill blanks; use another model")

@@ -130,7 +130,7 @@ def encode_texts(engine: Engine, texts: Sequence[str]) -> Sentences:
     if not texts or isinstance(texts, str):
         raise ValueError(f"texts must be a list of one or more texts, got {texts!r:.40}")
     for text in texts:
-        require_type("a text", text, str, "a text")
+        require_type("each text", text, str, "a string")
     engine.require_single_texts("score")
     sentences = Sentences(engine.vocabulary, tuple(texts))
     empty = (sentences.lengths <= engine.vocabulary.num_special(paired=False)).nonzero()[0].tolist()

@@ -243,9 +243,7 @@ def push_model(folder: Path, name: str) -> str:
         address = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a DiffusionBERT model")
     except Exception as error:  # no connection, no token, no such name: the model itself is safe
-        raise OSError(
-            f"{name!r} was not pushed ({reason_of(error)}); the model is in {str(folder)!r}, log in and try again"
-        ) from None
+        raise OSError(f"{name!r} was not pushed ({reason_of(error)}); log in and try again") from None
     return str(address)
 
 

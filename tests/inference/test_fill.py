@@ -1,0 +1,151 @@
+"""Infilling: joint fillings and their nats, blanks of unknown length, token probabilities."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from tiny_models import EXPERIMENTS, bundled, model_of, plain_bert, plain_roberta, trained
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from diffusionbert.inference.infill import fill
+from diffusionbert.model import Model, load
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return trained()
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS)
+def test_every_model_fills_or_rejects_blanks(kind):
+    model = model_of(kind)
+    if kind.startswith("uniform") or kind in ("unrolled", "vectors", "decoder"):
+        with pytest.raises(ValueError, match=r"does not generate from \[MASK\], so it cannot fill blanks"):
+            model.fill("the [MASK] saw .")
+        return
+    found = fill(model.engine, "the [MASK] saw [BLANK] .", 3, max_blank_tokens=2)
+    assert len(found) == 3
+    assert [each.nats for each in found] == sorted(each.nats for each in found)
+    assert all(len(each.fillings) == 2 and math.isfinite(each.nats) for each in found)
+
+
+def test_one_blank_matches_transformers():
+    """On a plain masked language model, without training: the same numbers as from transformers itself."""
+    model, theirs = load(plain_bert()), AutoModelForMaskedLM.from_pretrained(plain_bert()).eval()
+    tokenizer = AutoTokenizer.from_pretrained(plain_bert())
+    inputs = tokenizer("The king [MASK] a river .", return_tensors="pt")
+    with torch.no_grad():
+        logits = theirs(**inputs).logits[0, inputs["input_ids"][0] == tokenizer.mask_token_id][0]
+    log_p = logits[model.engine.network.allowed].log_softmax(-1)
+    found = fill(model.engine, "The king [MASK] a river .", 4)
+    best = log_p.masked_fill(
+        model.engine.network.allowed.nonzero()[:, 0] == model.engine.vocabulary.unk_id, -torch.inf
+    ).topk(4)
+    assert [each.nats for each in found] == pytest.approx((-best.values).tolist(), abs=1e-4)
+    spelled = model.engine.vocabulary.spelled(model.engine.network.allowed.nonzero()[best.indices, 0].tolist())
+    assert [each.fillings[0] for each in found] == [piece.removeprefix("##") for piece in spelled]
+
+
+@pytest.mark.parametrize(("path", "mask"), [(plain_bert, "[MASK]"), (plain_roberta, "<mask>")])
+def test_two_blanks_cost_the_mean_of_both_orders(path, mask):
+    model = load(path())
+    text = "the [MASK] saw a [MASK] ."
+    [row] = model.engine.vocabulary.encode([text.replace("[MASK]", mask)], marked=True)
+    positions = [position for position, token in enumerate(row) if token == model.engine.vocabulary.mask_id]
+
+    def nats(wanted: tuple[int, ...], position: int, shown: tuple[int, ...] = ()) -> float:
+        """Of one blank, while the others are shown or not."""
+        tokens = torch.tensor([row])
+        for other in shown:
+            tokens[0, positions[other]] = wanted[other]
+        targets = torch.zeros_like(tokens, dtype=torch.bool)
+        targets[0, positions[position]] = True
+        with torch.no_grad():
+            log_f = model.engine.network(tokens, torch.ones_like(targets), torch.ones(1).double(), targets)
+        return -float(log_f[0, wanted[position]])
+
+    num_checked = 0
+    for each in fill(model.engine, text, 20):
+        [again] = model.engine.vocabulary.encode([each.text])
+        if len(again) == len(row):  # the words that were written are those that are read
+            num_checked += 1
+            wanted = tuple(again[position] for position in positions)
+            one = nats(wanted, 0) + nats(wanted, 1, shown=(0,))
+            other = nats(wanted, 1) + nats(wanted, 0, shown=(1,))
+            assert each.nats == pytest.approx((one + other) / 2, abs=1e-4)
+    assert num_checked > 3
+
+
+def test_blanks_are_filled_jointly_and_ranked(model):
+    found = fill(model.engine, "the [MASK] king saw the city of [MASK] today .", 3)
+    assert found[0].fillings[1] == "paris"
+    assert found[0].text == f"the {found[0].fillings[0]} king saw the city of paris today ."
+    assert [each.nats for each in found] == sorted(each.nats for each in found)
+    assert len({each.text for each in found}) == 3
+    assert model.fill("the [MASK] king saw the city of [MASK] today .") == found[0].text
+
+
+@pytest.mark.parametrize(
+    ("text", "blanks"),
+    [
+        ("[MASK] [MASK] saw a river .", 2),
+        ("the king saw a [MASK][MASK]", 2),
+        ("[MASK]", 1),
+        ("[BLANK] [BLANK]", 2),
+        ("[MASK] [BLANK] .", 2),
+        ("The KING saw [MASK] 🙂 , e.g. [MASK]!", 2),
+    ],
+)
+def test_each_blank_has_a_filling(model, text, blanks):
+    for each in fill(model.engine, text, 3, max_blank_tokens=2):
+        assert len(each.fillings) == blanks
+        assert all(each.fillings)
+        given = [part.strip() for part in re.split(r"\[MASK\]|\[BLANK\]", text)]
+        assert re.fullmatch(r"\s*.+?\s*".join(map(re.escape, given)), each.text), each.text
+
+
+def test_a_blank_of_unknown_length_gets_the_best_length(model):
+    text = "the old king saw [BLANK] today ."
+    found = fill(model.engine, text, 12, max_blank_tokens=4)
+    assert all(1 <= len(each.fillings[0].split()) <= 4 for each in found)
+    assert len(found[0].fillings[0].split()) > 1  # the toy English sees nothing in one word
+    assert all(len(each.fillings[0].split()) == 1 for each in fill(model.engine, text, 3, max_blank_tokens=1))
+
+
+def test_forbidden_words_are_never_filled_in(model):
+    text = "the old [MASK] saw the city of [MASK] today ."
+    assert "paris" in fill(model.engine, text, 1)[0].fillings
+    for each in fill(model.engine, text, 20, forbid=["paris", "king"]):
+        assert not {"paris", "king"} & set(each.fillings)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("no blank .", {}, "nothing to fill"),
+        ("", {}, "nothing to fill"),
+        ("the [MASK] [SEP] .", {}, "special tokens"),
+        ("[MASK] " * 23, {}, "has 23 tokens, but this model reads at most 22"),
+        ("king " * 20 + "[BLANK]", {}, "`max_blank_tokens` must be <= 2 for .*, got 4"),
+        ("king " * 22 + "[BLANK]", {}, "23 tokens, but this model reads at most 22; shorten it"),
+        ("the [MASK] .", {"num_alternatives": 0}, "num_alternatives"),
+        ("the [BLANK] .", {"max_blank_tokens": 0}, "max_blank_tokens"),
+        ("the [BLANK] .", {"max_blank_tokens": 21}, "must be <= 20 for .*, got 21: this model reads at most 22 tokens"),
+        ("caf\udce9 [MASK]", {}, "UTF-8"),
+    ],
+)
+def test_texts_that_cannot_be_filled_are_rejected(model, text, options, message):
+    with pytest.raises(ValueError, match=message):
+        fill(model.engine, text, **options)
+
+
+def test_a_blank_may_use_all_remaining_positions(model):
+    assert len(fill(model.engine, "king " * 10 + "[BLANK] [MASK] [BLANK]", 1, max_blank_tokens=5)) == 1
+
+
+def test_the_bundled_model_knows_a_capital():
+    [best, *_] = fill(bundled().engine, "paris is the capital of [MASK] .", 3)
+    assert best.fillings == ("france",)
