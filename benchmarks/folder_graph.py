@@ -60,6 +60,8 @@ def draw(path: Path) -> None:
 
     graph = {node: others for node, others in folder_graph().items() if node not in ("__init__", "__main__")}
     graph = {node: others & graph.keys() for node, others in graph.items()}
+    if (cycle := find_cycle(graph)) is not None:
+        raise SystemExit(f"folders import each other in a circle: {' -> '.join(cycle)}")
     layers: dict[str, int] = {}
     while len(layers) < len(graph):
         ready = [node for node in graph if node not in layers and graph[node] <= layers.keys()]
