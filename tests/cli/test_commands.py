@@ -33,7 +33,7 @@ import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli import common
 from diffusionbert.cli.main import Command, main
-from diffusionbert.cli.terminal import coloured, line_of, show_writing
+from diffusionbert.cli.terminal import coloured, line_of, show_generation
 from diffusionbert.inference.tasks import StreamState
 from diffusionbert.model import Model
 
@@ -104,10 +104,10 @@ def has_word(text: str, word: str) -> bool:
 
 
 def test_512_steps_cost_24_calls_at_most(objects):
-    written = objects("generate", "-n", "4", "--steps", "512", "--length", "24")
+    written = objects("generate", "-n", "4", "--steps", "512", "--length", "24", "--seed", "0")
     assert len(written) == 4
     for each in written:
-        assert list(each) == ["text", "length", "steps", "calls", "seed"]
+        assert list(each) == ["prompt", "text", "length", "steps", "calls", "seed"]
         assert (each["length"], each["steps"], each["seed"]) == (24, 512, 0)
         assert 1 <= each["calls"] <= 24
         assert len(each["text"].split()) > 8
@@ -115,8 +115,8 @@ def test_512_steps_cost_24_calls_at_most(objects):
 
 
 def test_texts_are_printed_one_a_line(run, tiny):
-    lines = run("generate", "-n", "5", "--length", "6", *tiny).splitlines()
-    assert lines == trained().generate(5, length=6)
+    lines = run("generate", "-n", "5", "--length", "6", "--seed", "3", *tiny).splitlines()
+    assert lines == trained().generate(num_return_sequences=5, length=6, seed=3)
 
 
 @pytest.mark.parametrize(("given", "allowed"), [("7", {7}), ("4-6", {4, 5, 6}), ("corpus", set(range(5, 18)))])
@@ -127,7 +127,7 @@ def test_lengths_are_a_number_a_range_or_the_corpus(objects, tiny, given, allowe
 
 
 def test_a_prompt_stands_first_as_it_was_typed(run, tiny):
-    for line in run("generate", "-n", "3", "--prompt", "The OLD king 🙂,", "--length", "12", *tiny).splitlines():
+    for line in run("generate", "-n", "3", "The OLD king 🙂,", "--length", "12", *tiny).splitlines():
         assert line.startswith("The OLD king 🙂,")
 
 
@@ -143,7 +143,7 @@ def test_words_are_included_and_forbidden(objects, tiny):
 
 def test_rewriting_keeps_the_rest(run, tiny):
     words = SENTENCE.removesuffix(" .").split()
-    for line in run("generate", "-n", "6", "--from", SENTENCE, "--strength", "0.3", *tiny).splitlines():
+    for line in run("rewrite", SENTENCE, "-n", "6", "--strength", "0.3", *tiny).splitlines():
         assert sum(map(has_word, [line] * len(words), words)) >= 6  # three of ten were hidden
 
 
@@ -166,7 +166,7 @@ def test_blocks_write_long_texts(objects, tiny):
 
 
 def test_knobs_of_the_distribution(run, tiny):
-    common = ["generate", "-n", "4", "--length", "9", *tiny]
+    common = ["generate", "-n", "4", "--length", "9", "--seed", "0", *tiny]
     usual = run(*common)
     assert run(*common, "--top-k", "30") == usual
     assert run(*common, "--top-k", "0", "--temperature", "2") != usual
@@ -179,14 +179,24 @@ def test_watching_without_a_terminal_prints_states(run, tiny):
     assert lines[0].split() == ["t", "=", "1.00"] + ["▁▁▁"] * 6
     masked = [line.count("▁▁▁") for line in lines]
     assert masked == [6, 5, 4, 3, 2, 1, 0]
-    [text] = trained().generate(1, length=6, seed=2)
+    [text] = trained().generate(length=6, seed=2)
     assert lines[-1].removeprefix("t = 0.00").split() == text.replace(".", " .").split()
 
 
 def test_a_source_is_answered_by_the_candidate_that_agrees_most(objects):
-    command = ["generate", "--model", str(run_of("pairs")), "--source", "the king saw a river today .", "--length", "4"]
+    command = [
+        "generate",
+        "--model",
+        str(run_of("pairs")),
+        "--source",
+        "the king saw a river today .",
+        "--length",
+        "4",
+        "--seed",
+        "0",
+    ]
     candidates = [each["text"] for each in objects(*command, "-n", "6")]
-    answers = [each["text"] for each in objects(*command, "-n", "2", "--candidates", "3")]
+    answers = [each["text"] for each in objects(*command, "-n", "2", "--num-candidates", "3")]
     assert answers[0] in candidates[:3]
     assert answers[1] in candidates[3:]
 
@@ -202,10 +212,10 @@ def test_a_plain_masked_model_writes_without_training(objects):
 
 
 def test_blanks_have_ranked_alternatives(objects):
-    found = objects("fill", "the [MASK] of the company said on [MASK] .", "--alternatives", "3")
+    found = objects("fill", "the [MASK] of the company said on [MASK] .", "--num-alternatives", "3")
     assert len(found) == 3
     for each in found:
-        assert list(each) == ["text", "fillings", "nats"]
+        assert list(each) == ["input", "text", "fillings", "nats"]
         first, second = each["fillings"]
         assert each["text"] == f"the {first} of the company said on {second} ."
     assert [each["nats"] for each in found] == sorted(each["nats"] for each in found)
@@ -213,7 +223,7 @@ def test_blanks_have_ranked_alternatives(objects):
 
 
 def test_alternatives_are_printed_with_their_nats(run, tiny):
-    lines = run("fill", "the king saw [MASK] .", "--alternatives", "3", *tiny).splitlines()
+    lines = run("fill", "the king saw [MASK] .", "--num-alternatives", "3", *tiny).splitlines()
     nats = [float(line.split()[0]) for line in lines]
     assert nats == sorted(nats)
     assert all(re.fullmatch(r" *\d+\.\d\d  the king saw .+ \.", line) for line in lines)
@@ -224,7 +234,7 @@ def test_alternatives_are_printed_with_their_nats(run, tiny):
 def test_a_plain_masked_model_fills_without_training(objects, mark):
     path = plain_bert() if mark == "[MASK]" else plain_roberta()
     for text in (f"the {mark} saw a {mark} .", "the [MASK] saw a [BLANK] ."):
-        found = objects("fill", text, "--alternatives", "2", "--model", str(path))
+        found = objects("fill", text, "--num-alternatives", "2", "--model", str(path))
         assert [len(each["fillings"]) for each in found] == [2, 2]
 
 
@@ -242,20 +252,20 @@ def test_many_texts_come_from_arguments_a_file_or_stdin(run, tiny, tmp_path, mon
 def test_forbidden_words_are_not_filled_in(objects, tiny):
     text = "the old king saw the city of [MASK] today ."
     assert objects("fill", text, *tiny)[0]["fillings"] == ["paris"]
-    assert "paris" not in [each["fillings"][0] for each in objects("fill", text, "--alternatives", "9", "--forbid",
+    assert "paris" not in [each["fillings"][0] for each in objects("fill", text, "--num-alternatives", "9", "--forbid",
                                                                    "paris", *tiny)]  # fmt: skip
 
 
 def test_a_word_of_the_text_itself_may_be_forbidden_as_a_filling(objects, tiny):
     text = "the king saw [MASK] city of paris today ."
     assert objects("fill", text, *tiny)[0]["fillings"] == ["the"]
-    for each in objects("fill", text, "--alternatives", "9", "--forbid", "the", "king", *tiny):
+    for each in objects("fill", text, "--num-alternatives", "9", "--forbid", "the", "king", *tiny):
         assert each["text"].startswith("the king saw ")
         assert each["fillings"][0] not in ("the", "king")
 
 
 def test_a_prompt_may_have_what_must_not_be_written(objects, tiny):
-    options = ["-n", "12", "--length", "12", "--prompt", "the old king", "--forbid", "the", "king", "king saw"]
+    options = ["-n", "12", "--length", "12", "the old king", "--forbid", "the", "king", "king saw"]
     for each in objects("generate", *options, *tiny):
         assert each["text"].startswith("the old king ")
         rest = each["text"].removeprefix("the old king ")
@@ -308,7 +318,9 @@ def test_the_seed_and_the_precision_reach_the_estimate(objects, tiny):
 
 def test_a_gap_is_as_long_as_allowed(objects, tiny):
     text = "the old king saw [BLANK] today ."
-    short, long = (objects("fill", text, "--longest", longest, *tiny)[0]["fillings"][0] for longest in ("1", "3"))
+    short, long = (
+        objects("fill", text, "--max-blank-tokens", longest, *tiny)[0]["fillings"][0] for longest in ("1", "3")
+    )
     assert len(short.split()) == 1
     assert len(long.split()) > 1
 
@@ -339,7 +351,7 @@ def test_an_infinite_number_is_still_json(objects, tiny, monkeypatch):
 def test_info_says_what_a_model_is(run, objects):
     [facts] = objects("info")
     assert facts["model"] == "bundled"
-    assert facts["weights"] == sum(parameter.numel() for parameter in bundled().network.parameters())
+    assert facts["weights"] == sum(parameter.numel() for parameter in bundled().engine.network.parameters())
     assert (facts["vocabulary"], facts["longest_text"], facts["knows_lengths"]) == (16_000, 126, True)
     printed = run("info", "--model", str(run_of("spindle-layers")))
     assert "spindle" in printed
@@ -389,10 +401,10 @@ def test_help_does_not_wait_for_torch():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "generate, fill, score"),
+        ([], "generate, fill, rewrite, score"),
         (["nonsense"], "nonsense"),
         (["generate", "--nonsense"], "--nonsense"),
-        (["generate", "stray words"], "stray words"),
+        (["info", "stray words"], "stray words"),
         (["generate", "--steps", "many"], "--steps"),
         (["generate", "--seed"], "--seed"),
         (["fill", "--seed", "x", "a [MASK] ."], "--seed"),
@@ -427,13 +439,13 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
         (["--length", "many"], "'many'"),
         (["--length", "9-3"], "9-3"),
         (["--length", "0-3"], "0-3"),
-        (["--length", "23"], "23 tokens, more than the 22"),
+        (["--length", "23"], "23 tokens, but this model reads at most 22"),
         (["--length", "999999"], "--block"),
         (["-n", "0"], "0"),
         (["-n", "-2"], "-2"),
         (["-n", "1000000000"], "1000000000"),
         (["--sampler", "nonsense"], "unknown sampler 'nonsense'; known: ancestral"),
-        (["--sampler", "refining"], "for a model trained by SUNDAE"),
+        (["--sampler", "refinement"], "for a model trained by SUNDAE"),
         (["--sampler", "left-to-right"], "for a model that is a decoder"),
         (["--steps", "0"], "steps"),
         (["--steps=-1"], "steps"),
@@ -443,17 +455,17 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
         (["--temperature", "nan"], "temperature"),
         (["--top-p", "2"], "top_p"),
         (["--top-p", "0"], "top_p"),
-        (["--top-k=-1"], "--top-k must be at least 1, got -1; 0 keeps all tokens"),
+        (["--top-k=-1"], "--top-k must be >= 1, or 0 for all tokens, got -1"),
         (["--sampler", "ancestral:threshold=0.5"], "'ancestral' has no knob 'threshold'; it has none"),
         (["--sampler", "confidence:threshold=5"], "threshold must be between 0.0 and 1.0"),
         (["--sampler", "remasking:eat=0.5"], "did you mean 'eta'"),
         (["--sampler", "remasking:eta=5"], "eta must be between 0 and 1, got 5.0"),
         (["--block", "0"], "block"),
         (["--block", "30", "--length", "60"], "block"),
-        (["--block", "5", "--length", "60", "--include", "river"], "included"),
-        (["--prompt", "the old king saw", "--length", "3"], "`length` must be >= 5 with a prompt of 4 tokens"),
-        (["--prompt", "the old king saw", "--length", "2-4"], "2-4"),
-        (["--prompt", "caf\udce9", "--length", "6"], "UTF-8"),
+        (["--block", "5", "--length", "60", "--include", "river"], "with words to include"),
+        (["the old king saw", "--length", "3"], "`length` must be >= 5 with a prompt of 4 tokens"),
+        (["the old king saw", "--length", "2-4"], "2-4"),
+        (["caf\udce9", "--length", "6"], "UTF-8"),
         (["--include", "king", "--forbid", "King"], "'king'"),
         (["--include", "old king", "--forbid", "king", "--length", "6"], "'king'"),
         (["--include", "a", "an", "river", "sea", "--length", "3"], "4 words"),
@@ -461,16 +473,12 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
         (["--include", ""], "words to include or forbid must not be empty, got ''"),
         (["--include", "🙂", "--length", "6"], "🙂"),
         (["--forbid", "🙂", "--length", "6"], "🙂"),
-        (["--from", ""], "nothing to rewrite"),
-        (["--from", SENTENCE, "--strength", "0"], "strength"),
-        (["--from", SENTENCE, "--strength", "1.5"], "strength"),
-        (["--from", SENTENCE, "--length", "5"], "leave out"),
-        (["--from", SENTENCE, "--prompt", "the"], "leave out"),
-        (["--from", "king " * 30], "more than the 22"),
-        (["--strength", "0.5"], "--from"),
+        (["--strength", "0.5"], "--strength"),
+        (["--max-new-tokens", "0"], "`max_new_tokens` must be >= 1"),
+        (["--max-new-tokens", "5", "--length", "9"], "without `length`"),
         (["--source", "the king"], "pairs"),
-        (["--candidates", "3"], "--source"),
-        (["--candidates", "0"], "--source"),
+        (["--num-candidates", "3"], "1 without a `source`, got 3"),
+        (["--num-candidates", "0"], "`num_candidates` must be >= 1"),
         (["--watch", "--json"], "--json"),
         (["--watch", "-n", "3"], "-n"),
         (["--device", "nonsense"], "nonsense"),
@@ -485,19 +493,38 @@ def test_generate_refuses_in_one_line(wrong, tiny, options, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "--file"),
+        ([""], "nothing to rewrite"),
+        ([SENTENCE, "--strength", "0"], "strength"),
+        ([SENTENCE, "--strength", "1.5"], "strength"),
+        ([SENTENCE, "--length", "5"], "--length"),
+        ([SENTENCE, "-n", "0"], "0"),
+        ([SENTENCE, "--forbid", ""], "'' is no word"),
+        (["king " * 30], "has 30 tokens, but this model reads at most 22; shorten it"),
+        ([SENTENCE, "--file", "x"], "give one of the two"),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
+)
+def test_rewrite_rejects_in_one_line(wrong, tiny, arguments, message):
+    assert message in wrong("rewrite", *arguments, *tiny)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["no blank here ."], "[MASK] for one token, [BLANK]"),
         ([""], "nothing to fill"),
         ([], "--file"),
         (["the [CLS] [MASK] ."], "special tokens"),
-        (["king " * 30 + "[MASK]"], "more than the 22"),
-        (["the [BLANK] .", "--longest", "0"], "longest"),
+        (["king " * 30 + "[MASK]"], "has 31 tokens, but this model reads at most 22; shorten it"),
+        (["the [BLANK] .", "--max-blank-tokens", "0"], "`max_blank_tokens`"),
         (
-            ["the [BLANK] .", "--longest", "50"],
-            "longest is 50, too large by 30: in 'the [BLANK] .'",
+            ["the [BLANK] .", "--max-blank-tokens", "50"],
+            "`max_blank_tokens` must be <= 20 for 'the [BLANK] .', got 50",
         ),
-        (["[BLANK] the [BLANK] .", "--longest", "11"], "too large by 1"),
-        (["the [MASK] .", "--alternatives", "0"], "alternatives"),
-        (["the [MASK] .", "--alternatives=-1"], "alternatives"),
+        (["[BLANK] the [BLANK] .", "--max-blank-tokens", "11"], "must be <= 10 for"),
+        (["the [MASK] .", "--num-alternatives", "0"], "`num_alternatives`"),
+        (["the [MASK] .", "--num-alternatives=-1"], "`num_alternatives`"),
         (["the [MASK] .", "--forbid", ""], "words to include or forbid must not be empty, got ''"),
         (["caf\udce9 [MASK] ."], "UTF-8"),
         (["the [MASK] .", "--device", "cuda:99"], "cuda:99"),
@@ -512,9 +539,9 @@ def test_fill_refuses_in_one_line(wrong, tiny, arguments, message):
     ("arguments", "message"),
     [
         ([], "--file"),
-        ([""], "sentence 1 has no words"),
-        (["the king .", "  "], "sentence 2 has no words"),
-        (["the king .", "king " * 30], "sentence 2"),
+        ([""], "text 1 has no tokens"),
+        (["the king .", "  "], "text 2 has no tokens"),
+        (["the king .", "king " * 30], "text 2"),
         (["the king .", "--precision", "0"], "precision"),
         (["the king .", "--precision", "nan"], "precision"),
         (["caf\udce9 ."], "UTF-8"),
@@ -537,7 +564,7 @@ def test_score_refuses_in_one_line(wrong, tiny, arguments, message):
         ("café".encode("latin-1"), "not UTF-8"),
         ("the [MASK]".encode("utf-16"), "not UTF-8"),
         (b"[MASK] " * 20_000, "split it"),
-        (b"\x00\x01\x02", "nothing to fill|no words"),
+        (b"\x00\x01\x02", "nothing to fill|no tokens"),
     ],
     ids=["missing", "empty", "blank", "binary", "latin-1", "utf-16", "huge line", "control characters"],
 )
@@ -634,7 +661,7 @@ def test_every_command_works_with_every_method_or_says_why_not(objects, wrong, t
     model = ["--model", str(run_of(kind))]
     [facts] = objects("info", *model)
     assert facts["objective"]["name"]
-    written = objects("generate", "-n", "2", "--length", "6", "--steps", "5", "--prompt", "the old king", *model)
+    written = objects("generate", "-n", "2", "--length", "6", "--steps", "5", "the old king", *model)
     assert all(each["text"].startswith("the old king") and each["length"] == 6 for each in written)
     assert objects("doctor", "-n", "4", "--length", "6", "--steps", "4", *model)
     if likelihood is None:
@@ -644,7 +671,7 @@ def test_every_command_works_with_every_method_or_says_why_not(objects, wrong, t
         assert score["likelihood"] == likelihood
     if kind in ("vectors", "decoder", "unrolled"):
         assert "[MASK]" in wrong("fill", "a [MASK] .", *model)
-        assert "rewrite" in wrong("generate", "--from", SENTENCE, *model)
+        assert "rewrite" in wrong("rewrite", SENTENCE, *model)
     else:
         assert objects("fill", "the [MASK] saw a river .", *model)
 
@@ -664,8 +691,8 @@ def test_every_method_is_evaluated(capsys, tmp_path, kind, likelihood):
 def test_a_model_of_pairs_wants_a_source(wrong):
     model = ["--model", str(run_of("pairs"))]
     assert "source" in wrong("generate", "--length", "5", *model)
-    assert "source" in wrong("generate", "--from", SENTENCE, *model)
-    assert "more than the 22" in wrong("generate", "--source", "king " * 40, "--length", "5", *model)
+    assert "source" in wrong("rewrite", SENTENCE, *model)
+    assert "source and text together would have 46 tokens" in wrong("generate", "--source", "king " * 40, "--length", "5", *model)
 
 
 def test_a_bad_line_in_a_file_is_found(capsys, tiny, tmp_path):
@@ -692,7 +719,7 @@ def moments() -> list[StreamState]:
 
 def test_a_terminal_shows_the_text_in_place():
     console = Console(file=io.StringIO(), force_terminal=True, width=40, highlight=False)
-    show_writing(moments(), console)
+    show_generation(moments(), console)
     shown = console.file.getvalue()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "the kingdom" in plain
@@ -711,7 +738,7 @@ def test_hidden_places_are_dim_and_words_are_not():
 
 def test_without_a_terminal_only_as_many_states_as_wanted():
     console = Console(file=io.StringIO(), width=200, highlight=False)
-    show_writing(moments(), console, num_lines=2)
+    show_generation(moments(), console, num_lines=2)
     first, last = console.file.getvalue().splitlines()
     assert first.count("▁▁▁") == 3
     assert last.endswith("the kingdom")
@@ -757,5 +784,5 @@ def test_a_pipe_that_nobody_reads_is_no_error(monkeypatch, tiny):
 def test_the_toy_english_is_as_the_tests_believe():
     """What the tests above rest on: lengths of 5 to 17 tokens, words that are one piece each."""
     assert {len(sentence.split()) for sentence in toy_sentences(400)} <= set(range(5, 18))
-    vocabulary = model_of("linear").vocabulary
+    vocabulary = model_of("linear").engine.vocabulary
     assert all(len(vocabulary.pieces(word)) == 1 for word in SENTENCE.split())

@@ -48,35 +48,26 @@ class Generate(SamplerOptions, WithModel):
 
     def run(self) -> None:
         """Prints one text per line."""
-        from diffusionbert.inference.generate import generate
-        from diffusionbert.model import choose_agreed
+        from diffusionbert.model import generate_agreed
 
         tasks, request = self.tasks(), self.request(self.block)
-        if self.num_candidates < 1 or (self.num_candidates > 1 and self.source is None):
-            raise ValueError(f"--num-candidates must be 1 without --source, got {self.num_candidates}")
-        if self.watch and (self.json or self.num_return_sequences > 1 or len(tasks) > 1 or self.source is not None):
-            raise ValueError("--watch shows one text; leave out --json, -n, --source and all prompts but one")
+        if self.watch and (self.json or self.num_return_sequences > 1 or len(tasks) > 1 or self.num_candidates > 1):
+            raise ValueError("--watch shows one text; leave out --json, -n, --num-candidates and all prompts but one")
         model = self.loaded()
         if self.watch:
             from rich.console import Console
 
-            from diffusionbert.cli.terminal import show_writing
+            from diffusionbert.cli.terminal import show_generation
             from diffusionbert.inference.generate import stream
 
-            show_writing(stream(model.engine, tasks[0], request), Console(highlight=False))
+            show_generation(stream(model.engine, tasks[0], request), Console(highlight=False))
             return
         for task in tasks:
-            generated = generate(model.engine, task, request)
-            if self.num_candidates > 1:
-                made = list(generated)
-                chosen = choose_agreed([one.text for one in made], self.num_candidates)
-                by_text = {one.text: one for one in made}
-                generated = iter([by_text[text] for text in chosen])
-            for one in generated:
+            for generated in generate_agreed(model.engine, task, request, self.num_candidates):
                 if self.json:
-                    print_json({"prompt": task.prompt or None, **asdict(one)})
+                    print_json({"prompt": task.prompt or None, **asdict(generated)})
                 else:
-                    print(printable(one.text), flush=True)
+                    print(printable(generated.text), flush=True)
 
     def tasks(self) -> list[Task]:
         """One task per prompt."""
@@ -86,7 +77,7 @@ class Generate(SamplerOptions, WithModel):
         seed = fresh_seed() if self.seed is None else self.seed
         return [
             Task(
-                self.num_return_sequences * self.num_candidates,
+                self.num_return_sequences,
                 parse_length(self.length),
                 prompt,
                 self.source,

@@ -17,7 +17,7 @@ DEAR = 10.0
 """Nats from which a token is fully red."""
 
 
-def show_writing(moments: Iterable[StreamState], console: Console, num_lines: int | None = None) -> None:
+def show_generation(moments: Iterable[StreamState], console: Console, num_lines: int | None = None) -> None:
     """Shows a text being generated: in place on a terminal, else one line per state, at most `num_lines`."""
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:

@@ -130,7 +130,8 @@ def _require_space(engine: Engine, positions: int, task: Task, request: Sampling
         engine.require_positions(positions, f"{task.rewrite[:40]!r} has", "shorten it")
     elif request.block is None:
         longer = ", or use `block=32` (--block 32)" if engine.config.objective.generates_on_masks else ""
-        engine.require_positions(positions, "the text would have", f"ask for fewer{longer}")
+        what = "the text" if task.source is None else "source and text together"
+        engine.require_positions(positions, f"{what} would have", f"ask for fewer{longer}")
     elif task.include:
         engine.require_positions(positions, "with words to include, the text would have", "ask for fewer")
 

@@ -38,26 +38,38 @@ def score(engine: Engine, texts: Sequence[str], *, precision: float = 0.05, seed
         precision: Draw until the 95 % interval of the perplexity of all texts together is this narrow, relative to it.
         seed: Of the draws.
     """
-    unique = list(dict.fromkeys(texts))
+    encode_texts(engine, texts)  # rejects what cannot be scored, by its number in the list
+    encoded = [tuple(tokens) for tokens in engine.vocabulary.encode(texts)]
+    unique: dict[tuple[int, ...], str] = {}  # texts with the same tokens have the same nats
+    for tokens, text in zip(encoded, texts, strict=True):
+        unique.setdefault(tokens, text)
     budget = EstimationBudget(precision=precision, seed=seed)
-    found = estimate_nats(engine, unique, budget, keyed_by_content=True, given=True)
-    rates_of = {text: found.scores.select(torch.tensor([index])).given_rates() for index, text in enumerate(unique)}
-    unknown = -1 if engine.vocabulary.unk_id is None else engine.vocabulary.unk_id
+    found = estimate_nats(engine, list(unique.values()), budget, keyed_by_content=True, given=True)
+    index_of = {tokens: index for index, tokens in enumerate(unique)}
     return [
-        TextScore(
-            text,
-            rates[Unit.SENTENCE].nats,
-            rates[Unit.TOKEN].perplexity,
-            rates[Unit.WORD].perplexity,
-            rates[Unit.BYTE].nats / math.log(2),
-            (rates[Unit.SENTENCE].low, rates[Unit.SENTENCE].high),
-            found.kind,
-            found.protocol,
-            tokens.count(unknown),
-        )
-        for text, tokens in zip(texts, engine.vocabulary.encode(texts), strict=True)
-        for rates in (rates_of[text],)
+        _text_score(engine, found, index_of[tokens], text, tokens) for tokens, text in zip(encoded, texts, strict=True)
     ]
+
+
+def _text_score(engine: Engine, found: Estimate, index: int, text: str, tokens: Sequence[int]) -> TextScore:
+    """The score of a text whose tokens have this index in an estimate."""
+    own = replace(
+        found.scores.select(torch.tensor([index])),
+        words=torch.tensor([count_words(text)]),
+        bytes=torch.tensor([count_bytes(text)]),
+    )
+    rates = own.given_rates()
+    return TextScore(
+        text,
+        rates[Unit.SENTENCE].nats,
+        rates[Unit.TOKEN].perplexity,
+        rates[Unit.WORD].perplexity,
+        rates[Unit.BYTE].nats / math.log(2),
+        (rates[Unit.SENTENCE].low, rates[Unit.SENTENCE].high),
+        found.kind,
+        found.protocol,
+        0 if engine.vocabulary.unk_id is None else tokens.count(engine.vocabulary.unk_id),
+    )
 
 
 def estimate_nats(
