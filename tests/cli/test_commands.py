@@ -692,7 +692,9 @@ def test_a_model_of_pairs_wants_a_source(wrong):
     model = ["--model", str(run_of("pairs"))]
     assert "source" in wrong("generate", "--length", "5", *model)
     assert "source" in wrong("rewrite", SENTENCE, *model)
-    assert "source and text together would have 46 tokens" in wrong("generate", "--source", "king " * 40, "--length", "5", *model)
+    assert "source and text together would have 46 tokens" in wrong(
+        "generate", "--source", "king " * 40, "--length", "5", *model
+    )
 
 
 def test_a_bad_line_in_a_file_is_found(capsys, tiny, tmp_path):
