@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 import diffusionbert as db
-from diffusionbert.cli.terminal import show_writing
+from diffusionbert.cli.terminal import show_generation
 from diffusionbert.diffusion.schedules import Spindle
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 
@@ -27,7 +27,7 @@ def main(steps: int) -> None:
         db.train("pydoc", run, objective=DiscreteTimeConfig(Spindle(0.3)), steps=steps, cache=Path(folder) / "cache")
         model = db.load(run)
         for seed in (0, 1, 2):
-            show_writing(model.stream(length=16, seed=seed), console, num_lines=5)
+            show_generation(model.stream(length=16, seed=seed), console, num_lines=5)
 
 
 if __name__ == "__main__":
