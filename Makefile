@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Each sets up what it needs in .venv, once.
+# Two commands: `make demo` and `make test`. Each installs what it needs into .venv, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/core  ## Watch the model inside the package write, fill and score
+demo: $(VENV)/core  ## Watch the bundled model generate, fill blanks and score
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev  ## Run the tests

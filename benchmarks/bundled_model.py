@@ -1,9 +1,9 @@
-"""Measures the model inside the package: the numbers of docs/bundled_model.md.
+"""Measures the bundled model: the numbers of docs/bundled_model.md.
 
     python benchmarks/bundled_model.py --corpus wiki.valid.txt.xz --before runs/wiki-small-masked --judge JUDGE
 
-Writes docs/bundled_model/figures.json (bounds before and after diffusion training and their paired difference, judge
-perplexities and entropies, seconds of a cold start) and samples.txt.
+Writes figures.json (bounds before and after diffusion training and their paired difference, judge
+perplexities and entropies, seconds of a cold start) and samples.txt to --output.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from diffusionbert.data.corpus import parse_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.evaluation.judges import load_judge
 from diffusionbert.evaluation.metrics import token_entropy
+from diffusionbert.inference.engine import Engine, load_engine
+from diffusionbert.inference.generate import generate
+from diffusionbert.inference.score import estimate_nats
 from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.likelihood.scores import paired_bootstrap
-from diffusionbert.model import Model, load
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.files import write_json
 from diffusionbert.storage.schema import to_json
@@ -32,18 +34,20 @@ NUM_SAMPLES = 50
 SETTINGS = {"top-k 30": SamplingRequest(config=SamplerConfig(top_k=30)), "nothing cut": SamplingRequest()}
 
 
-def measure(corpus: str, before: str, judge: str, num_sentences: int) -> None:
+def measure(corpus: str, before: str, judge: str, num_sentences: int, output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
     texts = list(parse_corpus(corpus, Split.ALL, cleaning=Cleaning(lower=True)))[:num_sentences]
-    after = load()
+    after = load_engine()
     samples = {
-        name: [written.text for written in after.write(Task(NUM_SAMPLES), how)] for name, how in SETTINGS.items()
+        name: [one.text for one in generate(after, Task(NUM_SAMPLES), request)] for name, request in SETTINGS.items()
     }
-    (FOLDER / "samples.txt").write_text("\n".join(samples["top-k 30"]) + "\n", encoding="utf-8")
+    (output / "samples.txt").write_text("\n".join(samples["top-k 30"]) + "\n", encoding="utf-8")
     shown = {**samples, "real sentences": [respelled(after, text) for text in texts[:NUM_SAMPLES]]}
     reader = load_judge(judge, after.device)
     judged = {name: vars(reader.read(sentences).judged()) for name, sentences in shown.items()}
     budget = EstimationBudget(precision=None, strata=4, max_draws=8)
-    estimates = {"before": load(before).likelihood(texts, budget), "after": after.likelihood(texts, budget)}
+    models = {"before": load_engine(before), "after": after}
+    estimates = {name: estimate_nats(model, texts, budget) for name, model in models.items()}
     difference = paired_bootstrap(estimates["after"].scores, estimates["before"].scores)
     figures = {
         "corpus": Path(corpus).name,
@@ -53,12 +57,12 @@ def measure(corpus: str, before: str, judge: str, num_sentences: int) -> None:
         "entropy": {name: token_entropy(sentences).pooled for name, sentences in shown.items()},
         "cold_generate_seconds": cold_start(),
     }
-    write_json(FOLDER / "figures.json", figures)
+    write_json(output / "figures.json", figures)
 
 
-def respelled(model: Model, text: str) -> str:
+def respelled(engine: Engine, text: str) -> str:
     """A text, encoded and decoded as samples are."""
-    return model.vocabulary.decode(model.vocabulary.encode([text])[0])
+    return engine.vocabulary.decode(engine.vocabulary.encode([text])[0])
 
 
 def cold_start() -> float:
@@ -75,5 +79,6 @@ if __name__ == "__main__":
     parser.add_argument("--before", required=True, help="the same network before diffusion training")
     parser.add_argument("--judge", required=True, help="a causal language model")
     parser.add_argument("--sentences", type=int, default=3000)
+    parser.add_argument("--output", type=Path, default=FOLDER)
     options = parser.parse_args()
-    measure(options.corpus, options.before, options.judge, options.sentences)
+    measure(options.corpus, options.before, options.judge, options.sentences, options.output)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "objectives"))
 
 from languages import PAPER, SKEWED, Bayes, exact_nats
 from rich.console import Console

@@ -34,6 +34,7 @@ import tyro
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.likelihood.intervals import paired_difference
+from diffusionbert.reporting import set_verbosity
 from diffusionbert.reproduce.reproduction import Reproduction
 from diffusionbert.reproduce.request import Request
 from diffusionbert.reproduce.targets import MAIN, TRADED_OFF, Row, tradeoff, write_table
@@ -107,6 +108,7 @@ def jobs() -> list[Job]:
 
 def do(job: Job, output: Path, request: Request, workers: int) -> float:
     """Trains and evaluates one row; returns the seconds it took."""
+    set_verbosity("info")  # in a process of its own
     started = time.monotonic()
     request = replace(request, seed=job.seed, steps=job.steps)
     if job.scale is None:
@@ -135,7 +137,7 @@ def do(job: Job, output: Path, request: Request, workers: int) -> float:
 
 
 def do_apart(job: Job, output: Path, request: Request, workers: int) -> float:
-    """In a process of its own, which frees its memory; a crash costs one job."""
+    """Runs a job in a process of its own, which frees its memory; a crash costs one job."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(do, job, output, request, workers).result()
 
@@ -182,7 +184,8 @@ def keep(source: Folder, target: Folder) -> None:
     for name in (
         "settings.json",
         "seconds/*.json",
-        "runs/*/config.json",
+        "runs/*/run.json",
+        "runs/*/experiment.json",  # of earlier versions
         "runs/*/log.jsonl",
         "pretrained/*/log.jsonl",
     ):
@@ -257,20 +260,20 @@ def differences_of(folder: str, *rows: Path) -> list[dict[str, Any]]:
     names, (first, second) = [row.name for row in rows], [EvaluationResult.load(row) for row in rows]
     common = [(name, name) for name in first.scores if name in second.scores]
     found = []
-    for ways in common or [(next(iter(first.scores)), next(iter(second.scores)))]:
-        one, two = first.scores[ways[0]], second.scores[ways[1]]
+    for pair in common or [(next(iter(first.scores)), next(iter(second.scores)))]:
+        one, two = first.scores[pair[0]], second.scores[pair[1]]
         if not torch.equal(one.example, two.example):
             raise ValueError(f"{folder}: {names[0]} and {names[1]} have different sentences")
         counts = one.tokens.double().numpy(), two.tokens.double().numpy()
         change = paired_difference((one.nats.numpy(), two.nats.numpy()), counts)
-        cards = [asdict(one.likelihoods[way].protocol) for one, way in zip((first, second), ways, strict=True)]
+        cards = [asdict(one.likelihoods[name].protocol) for one, name in zip((first, second), pair, strict=True)]
         differ = [key for key in cards[0] if key != "weights" and cards[0][key] != cards[1][key]]
         found.append(
             {
                 "folder": folder,
                 "first": names[0],
                 "second": names[1],
-                "quantity": " - ".join(dict.fromkeys(ways)),
+                "quantity": " - ".join(dict.fromkeys(pair)),
                 "kind": " - ".join(dict.fromkeys((one.kind.value, two.kind.value))),
                 "sentences": len(one),
                 "unit": "nats per token",

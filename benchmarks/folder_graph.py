@@ -13,6 +13,8 @@ import diffusionbert
 
 PACKAGE = Path(diffusionbert.__file__).parent
 Graph = dict[str, set[str]]
+_EVERYWHERE = {"registry", "reporting"}
+_ENTRANCES = {"__init__", "__main__"}
 
 
 def folder_graph(package: Path = PACKAGE) -> Graph:
@@ -55,11 +57,13 @@ def reduced(graph: Graph) -> Graph:
 
 
 def draw(path: Path) -> None:
-    """Draws the folders in layers, each above what it imports, with the direct imports between them."""
+    """Draws the folders in layers, each above what it imports, without the edges that follow from others."""
     from matplotlib import pyplot as plt
 
-    graph = {node: others for node, others in folder_graph().items() if node not in ("__init__", "__main__")}
-    graph = {node: others & graph.keys() for node, others in graph.items()}
+    complete = folder_graph()
+    if (cycle := find_cycle(complete)) is not None:
+        raise ValueError(f"the folders import each other in a circle: {' -> '.join(cycle)}")
+    graph = {node: others - _EVERYWHERE for node, others in complete.items() if node not in _EVERYWHERE | _ENTRANCES}
     layers: dict[str, int] = {}
     while len(layers) < len(graph):
         ready = [node for node in graph if node not in layers and graph[node] <= layers.keys()]
@@ -68,24 +72,31 @@ def draw(path: Path) -> None:
     for node in sorted(layers):
         by_layer.setdefault(layers[node], []).append(node)
     position = {
-        node: (index - (len(nodes) - 1) / 2, layer)
+        node: (2.0 * index - (len(nodes) - 1), 0.0 + layer)
         for layer, nodes in by_layer.items()
         for index, node in enumerate(nodes)
     }
-    figure, axes = plt.subplots(figsize=(7, 0.75 * (1 + max(by_layer))))
-    for node, others in reduced(graph).items():
-        for other in others:
-            style = {"arrowstyle": "-|>", "color": "0.55", "connectionstyle": "arc3,rad=0.08"}
-            arrow = {**style, "shrinkA": 13, "shrinkB": 13}
-            axes.annotate("", position[other], position[node], arrowprops=arrow)
+    top = max(by_layer)
+    figure, axes = plt.subplots(figsize=(6, 0.62 * (top + 2)))
+    axes.set(xlim=(-2, 2), ylim=(-1.5, top + 0.4))
+    axes.axis("off")
+    boxes = {}
     for node, (x, y) in position.items():
         is_file = (PACKAGE / f"{node}.py").exists()
         style = {"boxstyle": "round,pad=0.35", "fc": "white" if is_file else "#dbe9f6", "ec": "#2b5c8a"}
-        axes.text(x, y, f"{node}.py" if is_file else f"{node}/", ha="center", va="center", fontsize=10, bbox=style)
-    width = max(len(nodes) for nodes in by_layer.values())
-    axes.set(xlim=(-width / 2, width / 2), ylim=(-0.6, max(by_layer) + 0.6))
-    axes.axis("off")
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+        name = f"{node}.py" if is_file else f"{node}/"
+        boxes[node] = axes.text(x, y, name, ha="center", va="center", fontsize=11, bbox=style)
+    figure.canvas.draw()  # gives the boxes their sizes, at which arrows end
+    for node, others in reduced(graph).items():
+        for other in others:
+            # An arrow that skips layers bends around the boxes between them.
+            bend = 0.35 if layers[node] - layers[other] > 1 and position[other][0] < 0 else 0.0
+            arrow = {"arrowstyle": "-|>", "color": "0.45", "connectionstyle": f"arc3,rad={bend}", "shrinkA": 0}
+            ends = {"patchA": boxes[node].get_bbox_patch(), "patchB": boxes[other].get_bbox_patch(), "shrinkB": 0}
+            axes.annotate("", position[other], position[node], arrowprops={**arrow, **ends})
+    everywhere = " and ".join(f"{node}.py" for node in sorted(_EVERYWHERE))
+    axes.text(0, -1.1, f"An arrow means “imports”. Every folder may import\n{everywhere}.", ha="center", va="center")
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def _node(parts: tuple[str, ...]) -> str:

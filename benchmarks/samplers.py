@@ -1,4 +1,4 @@
-"""Prints the figures of docs/mathematics.md on samplers: how long exact ones take, how far inexact ones are off.
+"""Prints the figures of docs/mathematics.md on samplers: the time of exact ones, the error of inexact ones.
 
 python benchmarks/samplers.py          # about a minute on one thread
 """
@@ -38,13 +38,13 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.skip_exact import SkipExact
 
-VOCABULARY, PLACES, ROWS, STEPS = 16_000, 24, 8, 512
+VOCABULARY, POSITIONS, SEQUENCES, STEPS = 16_000, 24, 8, 512
 LANGUAGE = Language.random(3, 3, seed=0)
 SAMPLES, FEW_STEPS = 100_000, 8
 
 
 def timings() -> Table:
-    """Seconds on one thread, with a network of random weights."""
+    """Seconds on one thread, with a network of random parameters."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512
@@ -52,11 +52,11 @@ def timings() -> Table:
     mask = VOCABULARY - 1
     allowed = torch.arange(VOCABULARY) != mask
     network = Denoiser(BertForMaskedLM(config), TimeAgnostic(), allowed).eval()
-    tokens = torch.full((ROWS, PLACES), mask)
+    tokens = torch.full((SEQUENCES, POSITIONS), mask)
     canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
     information = TokenInformation.from_counts((1e9 / torch.arange(1, VOCABULARY + 1)).long(), allowed=allowed)
-    table = Table(title=f"{PLACES} places, {ROWS} rows, {STEPS} steps, V = {VOCABULARY:,}, one thread")
-    for column in ("schedule", "sampler", "seconds", "calls a row"):
+    table = Table(title=f"{POSITIONS} positions, {SEQUENCES} sequences, {STEPS} steps, V = {VOCABULARY:,}, one thread")
+    for column in ("schedule", "sampler", "seconds", "calls per sequence"):
         table.add_column(column)
     for schedule, faster in ((Linear(), FirstHitting), (Spindle(0.3), SkipExact)):
         process = Absorbing(schedule, mask, information)
@@ -69,7 +69,7 @@ def timings() -> Table:
 
 
 def distances() -> Table:
-    """Total variation between samples and language, the network being the best one."""
+    """Total variation between samples and the language, with the Bayes-optimal network."""
     process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
     samplers = {
         "ancestral": "ancestral",

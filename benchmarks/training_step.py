@@ -1,9 +1,9 @@
-"""Measures training steps of the core: tokens a second and memory, by schedule and time conditioning.
+"""Measures training steps of the core: tokens per second and memory, by schedule and time conditioning.
 
     python benchmarks/training_step.py                                          # a tiny BERT on this machine
     python benchmarks/training_step.py --device cuda --size base --batch 256    # BERT-base in bfloat16
 
-Tokens are places of the batch, all of them real. Random weights; the vocabulary is BERT's 30,522.
+Tokens are positions of the batch, without padding. Random parameters; the vocabulary is BERT's 30,522.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def build(size: str, schedule: NoiseSchedule, time_conditioning: str) -> Trainin
     return TrainingModule(network, DiscreteTime(process, grid))
 
 
-def measure(method: TrainingModule, batch: Batch, device: torch.device, steps: int) -> tuple[float, float]:
-    """Tokens a second and GiB of memory at the peak."""
-    optimiser = torch.optim.AdamW(method.parameters(), lr=1e-5, fused=device.type == "cuda")
+def measure(module: TrainingModule, batch: Batch, device: torch.device, steps: int) -> tuple[float, float]:
+    """Tokens per second and peak memory in GiB."""
+    optimiser = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for step in range(steps + 3):
@@ -72,7 +72,7 @@ def measure(method: TrainingModule, batch: Batch, device: torch.device, steps: i
                 torch.cuda.synchronize()
             started = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = method(batch, Noise(0, step), batch.num_tokens)
+            loss = module(batch, Noise(0, step), batch.num_tokens)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -102,8 +102,8 @@ def main() -> None:
         ("spindle, sentence mean", Spindle(0.3, Mean.SENTENCE, floor=0.05)),
     ):
         for time_conditioning in ("agnostic", "prefix", "layer-wise"):
-            method = build(options.size, schedule, time_conditioning).to(device).train()
-            speed, memory = measure(method, batch, device, options.steps)
+            module = build(options.size, schedule, time_conditioning).to(device).train()
+            speed, memory = measure(module, batch, device, options.steps)
             print(f"{name:24} {time_conditioning:12} {speed:10,.0f} {memory:6.1f}", flush=True)
 
 

@@ -1,57 +1,52 @@
-"""A noise schedule of your own: registered by name, trained, opened again and sampled.
+"""A noise schedule of your own: trained, exported, loaded again, sampled, evaluated and compared.
 
-ᾱ_t = 1 - t^p masks few tokens early for p > 1. A registered name is all that JSON and the command line need: `train
---schedule power-of-time:power=2` finds it if the module is imported or announced as an entry point of the group
-`diffusionbert.schedules`.
+A schedule is a frozen dataclass with `survival` and `decay`, registered by name. The name also works on the command
+line: `diffusionbert train --plugin custom_schedule --schedule quadratic:bend=0.5 …`.
 
-    python examples/custom_schedule.py
+    python examples/custom_schedule.py --steps 40
 """
 
 from __future__ import annotations
 
+import argparse
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-import diffusionbert
+import diffusionbert as db
 from diffusionbert.diffusion.schedules import NoiseSchedule
 from diffusionbert.diffusion.shapes import Values
-from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
-from diffusionbert.recipes import tiny
-from diffusionbert.registry import register
-from diffusionbert.training.run import train
 
 
-@register("power-of-time")
+@db.register("quadratic")
 @dataclass(frozen=True)
-class PowerOfTime(NoiseSchedule):
-    """ᾱ_t = 1 - t^p, the same for all tokens."""
+class Quadratic(NoiseSchedule):
+    """ᾱ_t = (1 - t)(1 + bt), -1 ≤ b ≤ 1: with b > 0, tokens are masked later than under the linear schedule."""
 
-    power: float = 2.0
+    bend: float = 0.5
 
     def survival(self, t: Values, relative_information: Values) -> Values:
-        """1 - t^p."""
-        return 1 - t**self.power + torch.zeros_like(relative_information)
+        return (1 - t) * (1 + self.bend * t) + torch.zeros_like(relative_information)
 
     def decay(self, t: Values, relative_information: Values) -> Values:
-        """p·t^(p-1)."""
-        return self.power * t ** (self.power - 1) + torch.zeros_like(relative_information)
+        return 1 - self.bend + 2 * self.bend * t + torch.zeros_like(relative_information)
 
 
-def main(steps: int = 800) -> None:
-    """Trains, opens the run again and generates."""
-    config = replace(tiny("pydoc"), objective=DiscreteTimeConfig(PowerOfTime(), num_steps=128))
-    config = replace(config, training=replace(config.training, steps=steps))
-    with tempfile.TemporaryDirectory() as folder:
-        run = train(config, Path(folder) / "run", cache=Path(folder) / "cache")
-        for validation in run.history:
-            print(validation)
-        model = diffusionbert.load(run.path)
-        print(model.config.objective)
-        print(*model.generate(2, length=16), sep="\n")
+def main(steps: int, folder: Path) -> None:
+    results = []
+    for schedule in ("linear", "quadratic:bend=0.5"):
+        output = folder / schedule.partition(":")[0]
+        run = db.train("pydoc", output, schedule=schedule, steps=steps, cache=folder / "cache")
+        model = db.load(run.path)
+        print(f"{model.engine.config.objective}: {model.generate(length=12, steps=16, seed=0)[0]}")
+        results.append(db.evaluate(model, "pydoc", sentences=32, samples=16, length=12, steps=16, max_draws=8))
+    print(db.compare(results, names=["linear", "quadratic"]))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40, help="training steps")
+    with tempfile.TemporaryDirectory() as folder:
+        main(parser.parse_args().steps, Path(folder))

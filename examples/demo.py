@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 import diffusionbert
-from diffusionbert.cli.terminal import coloured, show_writing
+from diffusionbert.cli.terminal import coloured, show_generation
 from diffusionbert.inference.score import token_nats
 
 
@@ -19,7 +19,7 @@ def main() -> None:
 
     title("Three sentences, generated from nothing but masks")
     for seed in (1, 2, 3):
-        show_writing(model.stream(length=18, seed=seed), console, num_lines=5)
+        show_generation(model.stream(length=18, seed=seed), console, num_lines=5)
 
     title("Blanks, filled jointly: the [MASK] of the [MASK] was born in [MASK] .")
     for filled in model.fill("the [MASK] of the [MASK] was born in [MASK] .", num_alternatives=3):

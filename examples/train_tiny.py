@@ -8,26 +8,29 @@ on a thousand sentences for a minute, learns which words occur near each other i
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
 import diffusionbert as db
-from diffusionbert.cli.terminal import show_writing
+from diffusionbert.cli.terminal import show_generation
 from diffusionbert.diffusion.schedules import Spindle
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 
 
-def main() -> None:
+def main(steps: int) -> None:
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        db.train("pydoc", run, objective=DiscreteTimeConfig(Spindle(0.3)), cache=Path(folder) / "cache")
+        db.train("pydoc", run, objective=DiscreteTimeConfig(Spindle(0.3)), steps=steps, cache=Path(folder) / "cache")
         model = db.load(run)
         for seed in (0, 1, 2):
-            show_writing(model.stream(length=16, seed=seed), console, num_lines=5)
+            show_generation(model.stream(length=16, seed=seed), console, num_lines=5)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=800, help="training steps")
+    main(parser.parse_args().steps)

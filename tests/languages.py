@@ -1,7 +1,7 @@
-"""Languages small enough to enumerate, and brute-force oracles on them.
+"""Enumerable languages, and brute-force oracles on them.
 
-Words are 0 … V-1 and `[MASK]` is V. A language is a probability for each of the V^L sentences. Everything here
-is written from the definitions, in float64, without the package's closed forms.
+Tokens are 0 … V-1 and `[MASK]` is V. A language is a probability for each of the V^L sentences. Everything here
+follows the definitions, in float64, without the package's closed forms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from diffusionbert.objectives.order_agnostic import OrderAgnostic
 
 
 class Language:
-    """All sentences of `length` words over `num_words` words, with their probabilities."""
+    """All sentences of `length` tokens over `num_words` tokens, with their probabilities."""
 
     def __init__(self, num_words: int, length: int, probabilities: list[float] | Tensor):
         self.num_words, self.length = num_words, length
@@ -49,7 +49,7 @@ class Language:
         return float(-torch.xlogy(self.probabilities, self.probabilities).sum())
 
     def information(self) -> TokenInformation:
-        """Word frequencies as a large corpus of this language would show them."""
+        """Token information from a large corpus of this language."""
         counts = torch.zeros(self.vocabulary, dtype=torch.float64)
         for position in range(self.length):
             counts.index_add_(0, self.sentences[:, position], self.probabilities * 1e9)
@@ -61,13 +61,13 @@ class Language:
 
 
 SKEWED = Language(2, 2, [0.72, 0.13, 0.10, 0.05])
-"""DESIGN's language of entropy 0.882, on which the reweighting is shown."""
+"""A language of entropy 0.882, on which the effect of the reweighting is large."""
 PAPER = Language(2, 2, [0.70, 0.12, 0.10, 0.08])
-"""DESIGN's language of entropy 0.936, on which the paper's quantity sums above 1."""
+"""A language of entropy 0.936, on which Σ exp(-nats) of the paper's quantity exceeds 1."""
 
 
 class Table(nn.Module):
-    """The most general network on a language: free logits for each state (and time step, if it has any)."""
+    """The most general network on a language: free logits per state (and per timestep, if `num_steps` > 0)."""
 
     def __init__(self, language: Language, num_steps: int = 0, scale: float = 1.0, seed: int = 0):
         super().__init__()
@@ -84,10 +84,9 @@ class Table(nn.Module):
 
 
 class Bayes(nn.Module):
-    """The best network: the posterior of each hidden word, from the language and the forward process.
+    """The optimal network: the posterior of each masked token under the language and the forward process.
 
-    Under a reweighted process it answers with the posterior divided by 1 - ᾱ_t(v), since the process
-    multiplies by that again.
+    For a reweighted process, the posterior is divided by 1 - ᾱ_t(v), by which the process multiplies.
     """
 
     def __init__(self, language: Language, process: Absorbing):
@@ -96,27 +95,27 @@ class Bayes(nn.Module):
 
     def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         language = self.language
-        rows, sentences = len(tokens), len(language.sentences)
-        x0 = language.batch(language.sentences.repeat(rows, 1))
-        alpha = self.process.survival(x0, t.repeat_interleave(sentences)).view(rows, sentences, -1)
+        size, sentences = len(tokens), len(language.sentences)
+        x0 = language.batch(language.sentences.repeat(size, 1))
+        alpha = self.process.survival(x0, t.repeat_interleave(sentences)).view(size, sentences, -1)
         masked = (tokens == language.mask_id)[:, None]
         agrees = tokens[:, None] == language.sentences[None]
         factor = torch.where(masked, 1 - alpha, torch.where(agrees, alpha, 0.0))
-        joint = language.probabilities * factor.prod(dim=-1)  # rows × sentences
+        joint = language.probabilities * factor.prod(dim=-1)  # batch × sentences
         word = nn.functional.one_hot(language.sentences, language.vocabulary).double()
         posterior = torch.einsum("bs,slv->blv", joint, word)
         if self.process.reweighted and self.process.schedule.by_token:
             relative = self.process.information / self.process.corpus_mean
             weight = 1 - self.process.schedule.survival(t[:, None], relative[None])
             posterior = torch.where(weight[:, None] > 0, posterior / weight[:, None], 0.0)
-        # States that q never reaches get any answer: nothing depends on it but finiteness.
+        # In states that q never reaches, any finite output will do.
         total = posterior.sum(dim=-1, keepdim=True)
         posterior = torch.where(total > 0, posterior / total, word.mean(dim=(0, 1)))
         return posterior.log()[targets]
 
 
 def all_states(process: Process, x0: Tensor) -> list[Tensor]:
-    """Everything that noise may make of each row: lists of tokens, one tensor for each pattern."""
+    """All noisy versions of each sequence: one tensor per mask, or per noisy sequence under uniform noise."""
     length = x0.shape[1]
     if isinstance(process, Absorbing):
         patterns = itertools.product([False, True], repeat=length)
@@ -126,7 +125,7 @@ def all_states(process: Process, x0: Tensor) -> list[Tensor]:
 
 
 def log_forward(process: Process, x0: Batch, x_t: Tensor, t: Tensor) -> Tensor:
-    """log q(x_t | x0) of each row."""
+    """log q(x_t | x0) of each sequence."""
     if isinstance(process, Absorbing):
         alpha = process.survival(x0, t)
         return torch.where(x_t == process.mask_id, 1 - alpha, alpha * (x_t == x0.tokens)).log().sum(dim=1)
@@ -137,9 +136,9 @@ def log_forward(process: Process, x0: Batch, x_t: Tensor, t: Tensor) -> Tensor:
 
 
 def exact_nats(objective: Objective, network: nn.Module, x0: Batch, per_panel: int = 40) -> Tensor:
-    """The expectation of `objective.nats` over all noise, for each row: every time, every corrupted state.
+    """The expectation of `objective.nats` over all times and corrupted states, per sequence.
 
-    An integral over time takes `per_panel` nodes between kinks; a network whose answer varies with time wants more.
+    Integrals over time use `per_panel` nodes between kinks; time-conditioned networks need more.
     """
     if isinstance(objective, OrderAgnostic):
         return _any_order_nats(objective, network, x0)
@@ -159,7 +158,7 @@ def exact_nats(objective: Objective, network: nn.Module, x0: Batch, per_panel: i
 def _all_noise(
     process: Process, x0: Batch, s: Tensor, t: Tensor
 ) -> tuple[Batch, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Every reachable (x_t, x0, row, s, t) of a batch, with its probability q(x_t | x0), as one large batch."""
+    """Every reachable (x_t, x0, batch index, s, t) with its probability q(x_t | x0), as one large batch."""
     patterns = _editable_states(process, x0)
     rows, times = len(x0.tokens), len(t)
     row = torch.arange(rows).repeat(len(patterns) * times)
@@ -173,12 +172,12 @@ def _all_noise(
 
 
 def quadrature(process: Absorbing, x0: Batch, per_panel: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for an integral over (0, 1), by the tanh-sinh rule between the kinks of survival.
+    """Nodes and weights of the tanh-sinh rule on (0, 1), between the kinks of the survival.
 
-    Where a clamp begins to act, the integrand has a logarithmic pole, which this rule integrates well.
+    Where the clamp starts to act, the integrand has a logarithmic singularity, which this rule handles well.
     """
     if isinstance(process.schedule, Spindle) and process.schedule.mean is Mean.SENTENCE:
-        # The reverse process has kinks of its own, at every guess of c; but with a floor no poles.
+        # The reverse process has further kinks, at each value of ĉ, but no singularities with a floor.
         nodes = (torch.arange(1500, dtype=torch.float64) + 0.5) / 1500
         return nodes, torch.full_like(nodes, 1 / 1500)
     edges = [0.0, *sorted(_kinks(process, x0)), 1.0]
@@ -193,7 +192,7 @@ def quadrature(process: Absorbing, x0: Batch, per_panel: int) -> tuple[Tensor, T
 
 
 def _kinks(process: Absorbing, x0: Batch) -> set[float]:
-    """The times at which a clamp begins or ceases to act on some token, by bisection on the printed curve."""
+    """The times at which the clamp starts or stops acting on some token, by bisection on the unclamped curve."""
     if not isinstance(process.schedule, Spindle):
         return set()
     relative = (process.information / process.corpus_mean)[x0.tokens.unique()]
@@ -209,7 +208,7 @@ def _kinks(process: Absorbing, x0: Batch) -> set[float]:
 
 
 def _any_order_nats(objective: OrderAgnostic, network: nn.Module, x0: Batch) -> Tensor:
-    positions = _shared_places(x0).nonzero()[:, 0].tolist()
+    positions = _shared_positions(x0).nonzero()[:, 0].tolist()
     total = torch.zeros(len(x0.tokens), dtype=torch.float64)
     for num_masked in range(1, len(positions) + 1):
         for chosen in itertools.combinations(positions, num_masked):
@@ -219,15 +218,16 @@ def _any_order_nats(objective: OrderAgnostic, network: nn.Module, x0: Batch) -> 
     return total
 
 
-def _shared_places(x0: Batch) -> Tensor:
+def _shared_positions(x0: Batch) -> Tensor:
+    """The editable positions, which must be the same in all sequences."""
     editable = x0.editable[0]
     assert bool((x0.editable == editable).all())
     return editable
 
 
 def _editable_states(process: Process, x0: Batch) -> list[Tensor]:
-    """Everything that noise may make of each row, other places left as they are."""
-    editable = _shared_places(x0)
+    """All noisy versions of each sequence; positions that are not editable keep their tokens."""
+    editable = _shared_positions(x0)
     states = []
     for inner in all_states(process, x0.tokens[:, editable]):
         tokens = x0.tokens.clone()
@@ -237,7 +237,7 @@ def _editable_states(process: Process, x0: Batch) -> list[Tensor]:
 
 
 def exact_log_likelihood(process: Process, network: nn.Module, language: Language, grid: Tensor) -> Tensor:
-    """log p(x0) of every sentence, by walking the reverse chain over all states, all trajectories summed."""
+    """log p(x0) of every sentence: the reverse chain on the distribution over all states."""
     states = language.states
     batch = language.batch(states)
     index = {tuple(state.tolist()): i for i, state in enumerate(states)}
@@ -250,11 +250,9 @@ def exact_log_likelihood(process: Process, network: nn.Module, language: Languag
         targets = process.targets(batch)
         log_f = network(states, batch.attend, t.expand(rows), targets)
         log_p = process.reverse(batch, log_f, s.expand(rows), t.expand(rows))
-        # Places that are not asked stay what they are.
+        # Positions that are not targets keep their tokens.
         steps = nn.functional.one_hot(states, language.vocabulary).double()
         steps[targets] = log_p.exp()
-        positions = [
-            steps[:, position, states[:, position]] for position in range(language.length)
-        ]  # from state × to state
-        mass = mass @ torch.stack(positions).prod(dim=0)
+        factors = [steps[:, position, states[:, position]] for position in range(language.length)]  # from × to state
+        mass = mass @ torch.stack(factors).prod(dim=0)
     return mass[[index[tuple(sentence.tolist())] for sentence in language.sentences]].log()

@@ -1,4 +1,4 @@
-"""Evaluation results and runs that nobody made, for tests of what reads them."""
+"""Synthetic evaluation results and runs, for tests of what reads them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ KINDS = {"grid": "bound", "continuous": "bound", "vectors": "bound", "exact": "e
 
 
 def metrics(bleu: float, self_bleu: float = 0.2, number: int = 40) -> TextMetrics:
-    """Figures of texts that were never written."""
+    """Synthetic figures of texts."""
     measured = [PointEstimate(value, (value - 0.01, value + 0.01)) for value in (bleu, self_bleu)]
     return TextMetrics(number, *measured, (0.5, 0.9, None, None), 0.0, 1.0, 4.0, 0.7, 2.0)
 
 
 def result(name: str = "made up", estimates: dict[str, Estimate] | None = None, **changes: Any) -> EvaluationResult:
-    """An evaluation of nothing; `changes` are fields of the result or of its `generation`."""
+    """A synthetic evaluation; `changes` are fields of the result or of its `generation`."""
     values = np.full(40, 0.3)
     estimates = estimates or {}
     sampling = SamplingRecord(Component("exact"), 128, 1.0, 30, None, None, 64, 40, 0)

@@ -1,10 +1,13 @@
-"""The documents: their commands are understood, their links lead somewhere, and what they name is there."""
+"""The documents: commands parse or run, links resolve, and everything that is named exists."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -16,24 +19,33 @@ import diffusionbert
 from diffusionbert import model
 from diffusionbert.cli.main import Command, main
 from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.evaluation.compare import compare
+from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.objectives.autoregressive import AutoregressiveConfig
 from diffusionbert.objectives.gaussian import GaussianConfig
 from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
 from diffusionbert.objectives.sundae import SundaeConfig
-from diffusionbert.recipes import SYSTEMS, Start
+from diffusionbert.recipes import SYSTEMS, Start, train
 from diffusionbert.reproduce.targets import MAIN, TARGETS
+from diffusionbert.training.config import DataConfig, TrainingConfig
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(diffusionbert.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+INFERENCE = ("generate", "fill", "rewrite", "score", "info")
+MODULE = r"(?:torchrun|accelerate launch)[^\n]* -m diffusionbert"
 
 
 def commands(text: str) -> list[list[str]]:
-    """Lines that begin with the command's name, without what is said of them."""
-    found = re.findall(r"^diffusionbert (.*?)(?:  +#.*)?$", text, re.MULTILINE)
+    """The arguments of every line that runs the command, without comments; lines with shell variables are left out."""
+    found = re.findall(rf"^(?: {{4}})?(?:diffusionbert|{MODULE}) ([^$\n]*?)(?:  +#.*)?$", text, re.MULTILINE)
     return [shlex.split(command) for command in found]
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def option(command: list[str], name: str) -> str | None:
@@ -60,24 +72,24 @@ def row_of(name: str) -> SystemRow:
     return SystemRow(*row)
 
 
-@pytest.mark.parametrize("command", commands(METHODS), ids=" ".join)
-def test_the_commands_of_the_methods_are_understood(command):
-    tyro.cli(Command, args=command)
-
-
-def test_the_commands_of_the_results_are_understood():
-    found = commands((ROOT / "docs" / "results.md").read_text(encoding="utf-8").replace("\\\n", " "))
-    assert found
-    for command in found:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_parses(document):
+    for command in commands(document.read_text(encoding="utf-8").replace("\\\n", " ")):
         tyro.cli(Command, args=command)
 
 
-@pytest.mark.parametrize("command", commands(README), ids=" ".join)
-def test_the_commands_of_the_readme_are_understood_and_those_of_the_model_inside_work(command, capsys, monkeypatch):
-    """The others train, or read what was trained; `test_commands.py` and its peers do that with small models."""
-    if command[0] not in ("generate", "fill", "score"):
-        tyro.cli(Command, args=command)
-        return
+def test_commands_are_found():
+    assert len(commands(README)) > 15
+    assert len(commands(METHODS)) > 30
+    assert commands("    torchrun --nproc-per-node=8 -m diffusionbert train --data x  # so") == [
+        ["train", "--data", "x"]
+    ]
+    assert commands("    SMALL='--preset tiny'\n    diffusionbert train $SMALL --output runs/x") == []
+
+
+@pytest.mark.parametrize("command", [one for one in commands(README) if one[0] in INFERENCE], ids=" ".join)
+def test_inference_commands_of_the_readme_run(command, capsys, monkeypatch):
+    """The others train, or read what was trained; tests/cli does that with small models."""
     monkeypatch.setattr(model, "load", lambda name, device: bundled())
     capsys.readouterr()
     main(command)
@@ -88,15 +100,69 @@ def test_the_commands_of_the_readme_are_understood_and_those_of_the_model_inside
         assert word in printed.out
 
 
-def test_the_readme_shows_every_way_of_using_the_model_inside():
-    assert {command[0] for command in commands(README)} > {"generate", "fill", "score"}
+def test_the_readme_shows_every_command():
+    [*_, last] = str(tyro.extras.get_parser(Command).format_usage()).split("{")
+    assert {command[0] for command in commands(README)} == set(re.sub(r"\s", "", last).split("}")[0].split(","))
 
 
-def test_the_python_of_the_readme_works(capsys, monkeypatch):
-    [code] = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def test_the_picture_of_the_readme_is_what_its_command_prints(capsys, monkeypatch):
+    [command] = re.findall(r"`diffusionbert (generate .*?--watch)`", README)
+    monkeypatch.setattr(model, "load", lambda name, device: bundled())
+    main(shlex.split(command))
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    picture = re.findall(r"^t = .*$", README, re.MULTILINE)
+    assert len(picture) == 5
+    assert (picture[0], picture[-1]) == (printed[0], printed[-1])
+    assert [line for line in printed if line in picture] == picture
+
+
+def test_the_python_of_the_readme_runs(capsys, monkeypatch):
+    code, _ = python_blocks()
     monkeypatch.setattr(diffusionbert, "load", bundled, raising=False)
     exec(compile(code, "README.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) > 10
+
+
+def test_the_training_in_python_of_the_readme_has_valid_arguments(monkeypatch):
+    """Training takes a minute; `tests/test_recipes.py` and its peers run it."""
+    called = []
+
+    def stub(function, returned):
+        signature = inspect.signature(function)
+
+        def call(*arguments, **options):
+            bound = signature.bind(*arguments, **options).arguments
+            settings = {field.name for kind in (TrainingConfig, DataConfig) for field in fields(kind)}
+            assert set(bound.get("settings", {})) <= settings
+            called.append(function.__name__)
+            return returned
+
+        return call
+
+    result = SimpleNamespace(table=lambda: "a table")
+    for function, returned in [
+        (train, SimpleNamespace(path="runs/mine")),
+        (model.evaluate, result),
+        (compare, "a table"),
+    ]:
+        monkeypatch.setattr(diffusionbert, function.__name__, stub(function, returned), raising=False)
+    _, code = python_blocks()
+    exec(compile(code, "README.md", "exec"), {})
+    assert called == ["train", "evaluate", "compare"]
+    assert callable(EvaluationResult.table)
+
+
+def test_the_tree_names_every_folder_and_module_and_nothing_else():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w./]+)/` \| [^|]+ \| (.+) \|$", text, re.MULTILINE)
+    named = {folder: set(re.findall(r"`(\w+)`", modules)) for folder, modules in rows}
+    assert len(named) == len(rows)
+    existing: dict[str, set[str]] = {".": {file.stem for file in PACKAGE.glob("*.py")}}
+    for file in PACKAGE.glob("*/*.py"):
+        existing.setdefault(file.parent.name, set()).update({file.stem} - {"__init__"})
+    assert named == existing
+    assert not list(PACKAGE.glob("*/*/*.py"))
+    assert len(text.splitlines()) <= 60
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -150,11 +216,20 @@ def test_links_lead_to_files(document):
         assert "://" in target or (document.parent / target).exists(), target
 
 
-def test_the_tests_that_the_mathematics_names_exist():
-    text = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
-    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
-    names = re.findall(r"`(test_\w+)`", text)
-    assert len(names) > 20
+def test_tests_that_the_documents_name_exist():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    names, files = re.findall(r"`(test_\w+)`", text), re.findall(r"`(?:tests/)?((?:\w+/)?test_\w+\.py)`", text)
+    assert len(names) > 4
+    assert len(files) > 20
     assert not [name for name in names if f"def {name}(" not in tests]
-    for file in re.findall(r"`(test_\w+\.py)`", text):
-        assert (ROOT / "tests" / file).exists(), file
+    assert not [file for file in files if not (ROOT / "tests" / file).exists()]
+
+
+def test_source_files_that_the_documents_name_exist():
+    for document in DOCUMENTS:
+        if document.name == "CHANGELOG.md":
+            continue  # names what is gone, too
+        for path in re.findall(r"`((?:[a-z_]+/)?[a-z_0-9]+\.py)`", document.read_text(encoding="utf-8")):
+            folders = ROOT, PACKAGE, ROOT / "tests"
+            assert any((folder / path).exists() for folder in folders), (document.name, path)

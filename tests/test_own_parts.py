@@ -12,6 +12,7 @@ import torch
 from tiny_models import config_of, corpus, folder
 from transformers import BertConfig, BertForMaskedLM
 
+import diffusionbert
 from diffusionbert.cli.main import main
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, TokenInformation
@@ -88,17 +89,17 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys):
+def test_a_part_is_trained_exported_loaded_sampled_and_evaluated(name, tmp_path, capsys):
     objective, time = OWN[name]
     run = trained(tmp_path, objective, time)
     assert stored_config(run.path) == run.config
     assert run.config.objective == objective
-    model = load(run.path, "cpu")
-    assert model.config.objective == objective
-    assert len(model.generate(2, length=6, steps=4)) == 2
+    model = load(run.path, device="cpu")
+    assert model.engine.config.objective == objective
+    assert len(model.generate(num_return_sequences=2, length=6, steps=4)) == 2
     [score] = model.score([SENTENCE], precision=1.0)
     assert score.nats > 0
-    assert score.kind is Likelihood.BOUND
+    assert score.likelihood is Likelihood.BOUND
     sizes = ["--samples=2", "--length=6", "--steps=4", "--max-draws=4"]
     capsys.readouterr()
     main(["evaluate", f"--model={run.path}", f"--data={corpus()}", *sizes, "--device=cpu", "--json"])
@@ -108,28 +109,38 @@ def test_it_is_trained_exported_opened_sampled_and_scored(name, tmp_path, capsys
     assert str(objective) in (run.path / "model" / "README.md").read_text()
 
 
-def test_it_can_be_named_on_the_command_line(tmp_path):
+def test_a_part_can_be_named_on_the_command_line(tmp_path):
     options = ["--layers=1", "--width=16", "--vocabulary=512", "--steps=1", f"--cache={folder() / 'cache'}"]
     main(["train", f"--data={corpus()}", f"--output={tmp_path}", "--schedule=tilted:floor=0.3", *options])
     assert stored_config(tmp_path).objective.schedule == Tilted(0.3)
 
 
-def test_its_module_is_stored_and_named_if_it_is_missing(tmp_path, monkeypatch):
+def test_train_takes_parts_by_name(tmp_path):
+    sizes = {"steps": 1, "max_length": 24, "cache": folder() / "cache"}
+    run = diffusionbert.train(corpus(), tmp_path / "run", schedule="tilted:floor=0.3", **sizes)
+    assert run.config.objective.schedule == Tilted(0.3)
+    run = diffusionbert.train(corpus(), tmp_path / "other", objective="half-masked:scale=0.75", **sizes)
+    assert run.config.objective == HalfMaskedConfig(0.75)
+    with pytest.raises(ValueError, match=r"schedule: unknown schedule 'tilde'; did you mean 'tilted'"):
+        diffusionbert.train(corpus(), tmp_path / "none", schedule="tilde", **sizes)
+
+
+def test_the_error_for_a_missing_part_names_its_module(tmp_path, monkeypatch):
     run = trained(tmp_path, DiscreteTimeConfig(Tilted(), 8))
     plain = json.loads((run.path / "run.json").read_text())["objective"]["schedule"]
     assert plain == {"name": "tilted", "module": __name__, "floor": 0.1, "mean": "sentence"}
     monkeypatch.delitem(NoiseSchedule.registry._members, "tilted")
     with pytest.raises(ValueError, match=rf"unknown schedule 'tilted'.*registered by the module '{__name__}'"):
-        load(run.path, "cpu")
+        load(run.path, device="cpu")
 
 
-def test_what_could_not_be_opened_again_is_refused_before_training(tmp_path):
+def test_an_unregistered_part_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match=r'Unregistered is not a registered schedule.*put @register\("a-name"\) above'):
         trained(tmp_path, DiscreteTimeConfig(Unregistered(), 8))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_token_dependent_schedule_of_ones_own_guesses_the_sentence_mean():
+def test_an_own_token_dependent_schedule_estimates_the_sentence_mean():
     information = TokenInformation.from_counts(torch.tensor([1, 10, 100, 0]))
     process = Absorbing(Tilted(), 3, information)
     assert process._guesses_center
@@ -152,7 +163,7 @@ def test_a_backbone_given_as_an_object_is_trained(tmp_path):
     config, given = config_of("linear", steps=2), backbone()
     run = train(config, tmp_path / "run", cache=folder() / "cache", backbone=given)
     assert run.config.backbone == Provided("BertForMaskedLM")
-    assert load(run.path, "cpu").network.backbone.config.hidden_size == 16
+    assert load(run.path, device="cpu").backbone.config.hidden_size == 16
     training = replace(config.training, steps=3)
     again = train(replace(config, training=training), run.path, cache=folder() / "cache", resume=True)
     assert again.state.step == 3
@@ -171,7 +182,7 @@ def test_a_run_has_its_history(tmp_path):
     run = trained(tmp_path, DiscreteTimeConfig(num_steps=8))
     assert [validation.step for validation in run.history] == [0, 2]
     assert {validation.kind for validation in run.history} == {Likelihood.BOUND}
-    assert min(validation.value for validation in run.history) == run.state.best
+    assert min(validation.nats_per_token for validation in run.history) == run.state.best
     assert not run.is_stopped
 
 

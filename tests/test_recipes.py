@@ -39,7 +39,7 @@ def test_a_learning_rate_that_is_given_is_used(tmp_path):
     assert (given.learning_rate, given.warmup) == (3e-3, 7)
 
 
-def test_bundled_is_the_model_inside_the_package(tmp_path, monkeypatch):
+def test_bundled_means_the_bundled_model_in_any_directory(tmp_path, monkeypatch):
     (tmp_path / "bundled").mkdir()  # whatever the current folder holds
     monkeypatch.chdir(tmp_path)
     config = recipe("pydoc", start="bundled")
@@ -50,7 +50,7 @@ def test_bundled_is_the_model_inside_the_package(tmp_path, monkeypatch):
     assert stored_config(tmp_path / "run").training.learning_rate == FINE_TUNING_RATE
 
 
-def test_a_name_of_a_preset_means_one_thing():
+def test_preset_and_scale_names_are_distinct_and_complete():
     assert set(get_args(get_type_hints(Request)["scale"])) == set(SCALES)
     assert not set(SCALES) & set(PRESETS)
     [presets, _] = get_args(get_type_hints(Train)["preset"])

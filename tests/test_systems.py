@@ -30,8 +30,10 @@ from diffusionbert.diffusion.schedules import Sqrt
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.diffusion.uniform import Uniform
+from diffusionbert.inference.engine import load_engine
+from diffusionbert.inference.generate import make_canvas
 from diffusionbert.inference.tasks import Task
-from diffusionbert.model import load
+from diffusionbert.model import Model
 from diffusionbert.networks.causal import new_decoder
 from diffusionbert.networks.config import NewBert, NewDecoder, Pretrained, TimeEmbedding
 from diffusionbert.networks.embedding import EmbeddingDenoiser
@@ -58,7 +60,7 @@ UNIFORM = math.log(NUM_WORDS)
 
 @dataclass(frozen=True, eq=False)
 class Toy:
-    """All rows that can be, with their probabilities and the nats that they must cost at least."""
+    """All possible sequences, with their probabilities and the entropy."""
 
     rows: Batch
     probabilities: Tensor
@@ -90,7 +92,7 @@ def language(paired: bool) -> Toy:
     return Toy(Batch.of(tokens, editable), probabilities, -(probabilities * (NUM_WORDS if paired else 1)).log())
 
 
-def test_the_language_is_what_it_says():
+def test_the_toy_language_has_the_stated_entropy():
     alone, paired = language(False), language(True)
     assert (len(alone.probabilities), len(paired.probabilities)) == (90, 96)
     for toy in (alone, paired):
@@ -172,7 +174,7 @@ def toy_of(name: str) -> Toy:
 
 
 def figure(method: TrainingModule, toy: Toy, *, of: str, rounds: int = 8) -> tuple[float, float]:
-    """Nats a token over all sentences of the language, and their standard error over independent rounds of draws."""
+    """Nats per token over all sentences of the language, and their standard error over independent rounds of draws."""
     strata = torch.arange(9, dtype=torch.float64) / 8
     rows = toy.rows.select(torch.arange(len(toy.probabilities)).repeat(8))
     slices = torch.stack([strata[:-1], strata[1:]], dim=1).repeat_interleave(len(toy.probabilities), dim=0)
@@ -210,7 +212,7 @@ every_system = pytest.mark.parametrize("name", SYSTEMS)
 
 
 @every_system
-def test_every_system_learns_and_no_likelihood_lies_below_the_entropy(name):
+def test_every_system_learns_and_no_likelihood_is_below_the_entropy(name):
     method, before = trained(name)
     toy, kind = toy_of(name), method.objective.likelihood
     if kind in (Likelihood.EXACT, Likelihood.BOUND):
@@ -223,8 +225,8 @@ def test_every_system_learns_and_no_likelihood_lies_below_the_entropy(name):
 
 
 @every_system
-def test_every_system_writes_its_language(name):
-    """A network that knows nothing would write 1 sentence in 14 of it; given a topic, 1 in 81."""
+def test_every_system_generates_the_language(name):
+    """A uniform network would generate a sentence of it in 1 of 14 cases; given a topic, in 1 of 81."""
     method, _ = trained(name)
     toy = toy_of(name)
     given = toy.drawn(100, seed=5)
@@ -236,7 +238,7 @@ def test_every_system_writes_its_language(name):
     assert sum(tuple(row) in known for row in last.tokens.tolist()) > 20
 
 
-def test_diffuseq_sees_a_clean_source_at_every_step_of_training_and_writing():
+def test_diffuseq_has_a_clean_source_at_every_step_of_training_and_sampling():
     method, given = built("diffuseq"), language(True).drawn(6, seed=0)
     clean = method.network.embed(given.tokens).detach()
     seen = []
@@ -268,8 +270,8 @@ def classes(name: str) -> tuple[type, ...]:
     return type(method.objective), type(process), type(method.network), type(sampler)
 
 
-def test_three_systems_are_settings_alone():
-    """Each is made of classes that other systems have, too."""
+def test_three_systems_differ_by_settings_only():
+    """They consist of classes that other systems use as well."""
     assert classes("multinomial") == (DiscreteTime, Uniform, Denoiser, Ancestral) == classes("d3pm-uniform")
     assert built("multinomial").objective.hybrid == 0 < built("d3pm-uniform").objective.hybrid
     assert classes("oa-ardm") == (OrderAgnostic, type(None), Denoiser, FirstHitting)
@@ -283,13 +285,13 @@ def test_three_systems_are_settings_alone():
 
 
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.start is not Start.SCRATCH])
-def test_a_system_that_starts_from_a_network_refuses_without_one(name):
+def test_a_system_that_needs_a_start_is_refused_without_one(name):
     with pytest.raises(ValueError, match=r"starts from a (masked|causal) language model; give one by --start"):
         SYSTEMS[name].configure(BASE)
 
 
 @every_system
-def test_a_system_keeps_the_size_and_the_text_of_its_base(name):
+def test_a_system_keeps_the_size_and_the_data_of_its_base(name):
     config = config_of(name)
     assert config.data == BASE.data
     assert config.training == BASE.training
@@ -302,7 +304,7 @@ def test_a_system_keeps_the_size_and_the_text_of_its_base(name):
         assert type(config.backbone) is (NewDecoder if name == "decoder" else NewBert)
 
 
-def test_a_decoder_and_an_encoder_are_not_taken_for_each_other():
+def test_decoders_and_encoders_are_not_confused():
     with pytest.raises(ValueError, match="needs a causal language model, got a new BERT"):
         replace(config_of("decoder"), backbone=NewBert()).make_module(statistics())
     with pytest.raises(ValueError, match="needs a masked language model, got a new GPT-2"):
@@ -352,17 +354,17 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     written = capsys.readouterr().out.splitlines()
     assert len(written) == 3
     assert not any("[" in text for text in written)
-    model = load(output, "cpu")
-    assert model.paired
+    engine = load_engine(output, "cpu")
+    assert engine.paired
     task, sampling = Task(2, length=5, source=source), requested(steps=8)
-    assert model.config.objective.num_steps == 20
-    row = model.vocabulary.encode([source])[0]
-    canvas = model._canvas(task, sampling)
+    assert engine.config.objective.num_steps == 20
+    row = engine.vocabulary.encode([source])[0]
+    canvas = make_canvas(engine, task, sampling)
     assert canvas.tokens[0, : len(row)].tolist() == row
-    for state in model._states(task, sampling, canvas):
+    for state in sample(*engine.sampler(sampling), engine.network, canvas, seed=0):
         assert bool((state.tokens[:, : len(row)] == torch.tensor(row)).all())
-    with pytest.raises(ValueError, match="give a source"):
-        model.generate(1)
+    with pytest.raises(ValueError, match="generates from a source only; give `source`"):
+        Model(engine).generate()
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -391,7 +393,7 @@ def refused(capsys, *arguments: str) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_a_system_does_not_take_is_refused_in_one_line(options, message, tmp_path, capsys):
+def test_unsupported_options_of_a_system_are_refused_in_one_line(options, message, tmp_path, capsys):
     cache = f"--cache={folder() / 'cache'}"
     data, output = f"--data={corpus()}", f"--output={tmp_path / 'run'}"
     said = refused(capsys, "train", data, output, cache, *SMALL, *QUICK, *options)
@@ -399,8 +401,8 @@ def test_what_a_system_does_not_take_is_refused_in_one_line(options, message, tm
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_a_start_that_would_not_be_used_is_refused(tmp_path, capsys):
-    """Else a network of another size, with random weights, would be trained in its place without a word."""
+def test_an_unused_start_is_refused(tmp_path, capsys):
+    """Otherwise a network of another size with random parameters would be trained silently."""
     run = ["train", f"--data={corpus()}", f"--output={tmp_path / 'run'}", "--system=d3pm", "--start=some/model"]
     said = refused(capsys, *run)
     assert "d3pm starts from random parameters, got the start 'some/model'; leave it out" in said

@@ -32,7 +32,7 @@ def smallest(data: str) -> RunConfig:
     )
 
 
-SMALLER_THAN_TINY = Scale(
+SMALLER_THAN_SMOKE = Scale(
     smallest,
     lambda data, decoder: (decoder_pretraining if decoder else masked_pretraining)(smallest(data)),
     sentences=4,
@@ -40,6 +40,6 @@ SMALLER_THAN_TINY = Scale(
     length=6,
     max_draws=4,
     vector_steps=4,
-    budgets=(2, 5),
+    step_counts=(2, 5),
     timed_samples=4,
 )

@@ -1,4 +1,4 @@
-"""Trains a tiny network on made-up sentences; run by test_training.py in processes of its own.
+"""Trains a tiny network on made-up sentences; run by training/test_processes.py in its own processes.
 
 python tests/training_worker.py FOLDER --steps 30 [--resume] [--kill-at 17] [--sharded] [--dropout 0.1]
 """
@@ -23,6 +23,7 @@ from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTime
+from diffusionbert.reporting import set_verbosity
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.run_folder import RunFolder
@@ -31,8 +32,8 @@ from diffusionbert.training.trainer import Trainer
 VOCABULARY, MASK = 30, 4
 
 
-class MadeUpRows:
-    """Sentences of a few words that are far from equally frequent."""
+class MadeUpSequences:
+    """Random sentences of a few tokens with very different frequencies."""
 
     def __init__(self, count: int, seed: int):
         generator = np.random.default_rng(seed)
@@ -49,7 +50,7 @@ class MadeUpRows:
         return Batch(batch.tokens, batch.attend, batch.editable, torch.as_tensor(indices), batch.strata)
 
 
-def method(dropout: float) -> TrainingModule:
+def training_module(dropout: float) -> TrainingModule:
     torch.manual_seed(7)
     config = BertConfig(
         vocab_size=VOCABULARY,
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    set_verbosity("info")
     settings = TrainingConfig(
         steps=options.steps,
         batching=FixedSequences(16),
@@ -101,9 +103,9 @@ def main() -> None:
     run = RunFolder(options.folder)
     run.checkpoints.mkdir(exist_ok=True)
     trainer = Trainer(
-        method(options.dropout),
-        MadeUpRows(100, seed=1),
-        MadeUpRows(80, seed=2),
+        training_module(options.dropout),
+        MadeUpSequences(100, seed=1),
+        MadeUpSequences(80, seed=2),
         settings,
         run,
         export=lambda weights, folder: save_file(weights, folder / "weights.safetensors"),
@@ -123,9 +125,9 @@ def main() -> None:
 
     trainer._step = step
     if options.kill_while_saving:
-        import diffusionbert.training.checkpoint as saving
+        import diffusionbert.training.checkpoint as checkpoint
 
-        written = saving.save_tensors
+        written = checkpoint.save_tensors
 
         def save(tensors, path):
             if trainer.state.step >= options.kill_at and path.name == "optimiser.safetensors":
@@ -133,7 +135,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             written(tensors, path)
 
-        saving.save_tensors = save
+        checkpoint.save_tensors = save
     trainer.train()
     trainer.accelerator.end_training()
 

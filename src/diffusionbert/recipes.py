@@ -34,6 +34,7 @@ from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.samplers.gibbs import Gibbs
 from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.storage.schema import from_text
 from diffusionbert.training.batches import FixedSequences, TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.model_folder import BUNDLED, is_diffusion_model
@@ -376,8 +377,8 @@ def train(
     start: str | Path | None = None,
     preset: str = "tiny",
     system: str | None = None,
-    objective: ObjectiveConfig | None = None,
-    schedule: NoiseSchedule | None = None,
+    objective: ObjectiveConfig | str | None = None,
+    schedule: NoiseSchedule | str | None = None,
     time: TimeEmbedding | str | None = None,
     backbone: PreTrainedModel | None = None,
     config: RunConfig | None = None,
@@ -395,8 +396,9 @@ def train(
             file; None starts from random parameters.
         preset: The size and length of the run: tiny, small, paper, wiki-small or wiki-medium.
         system: A system of the paper or one of its peers, such as "d3pm"; None trains the preset's objective.
-        objective: An objective in place of the system's.
-        schedule: A noise schedule in place of the objective's.
+        objective: An objective in place of the system's, or its name with settings.
+        schedule: A noise schedule in place of the objective's, or its name with settings such as
+            "spindle:strength=0.5".
         time: How the time reaches the network: none, prefix, layers or layers-learned.
         backbone: A masked language model to train, given as an object.
         config: A whole configuration, in place of preset, system and start.
@@ -422,6 +424,10 @@ def train(
             raise ValueError("`data` is missing; give a text file, or pydoc for the English that ships with Python")
         named = None if start is None else str(start)
         config = recipe(str(data), preset, system_name=system, start=named)
+    if isinstance(objective, str):
+        objective = from_text(objective, ObjectiveConfig, "objective")  # type: ignore[type-abstract]
+    if isinstance(schedule, str):
+        schedule = from_text(schedule, NoiseSchedule, "schedule")  # type: ignore[type-abstract]
     if objective is not None:
         config = replace(config, objective=objective)
     if schedule is not None:

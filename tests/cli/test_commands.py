@@ -469,8 +469,8 @@ def test_a_terminal_without_boxes_is_told_the_same(arguments):
         (["--include", "king", "--forbid", "King"], "'king'"),
         (["--include", "old king", "--forbid", "king", "--length", "6"], "'king'"),
         (["--include", "a", "an", "river", "sea", "--length", "3"], "4 words"),
-        (["--include", "antidisestablishmentarianism", "--length", "3"], "free places"),
-        (["--include", ""], "'' is no word to include or forbid"),
+        (["--include", "antidisestablishmentarianism", "--length", "3"], "free positions of sequence 0"),
+        (["--include", ""], "words to include or forbid must not be empty, got ''"),
         (["--include", "🙂", "--length", "6"], "🙂"),
         (["--forbid", "🙂", "--length", "6"], "🙂"),
         (["--strength", "0.5"], "--strength"),
@@ -525,7 +525,7 @@ def test_rewrite_rejects_in_one_line(wrong, tiny, arguments, message):
         (["[BLANK] the [BLANK] .", "--max-blank-tokens", "11"], "must be <= 10 for"),
         (["the [MASK] .", "--num-alternatives", "0"], "`num_alternatives`"),
         (["the [MASK] .", "--num-alternatives=-1"], "`num_alternatives`"),
-        (["the [MASK] .", "--forbid", ""], "'' is no word to include or forbid"),
+        (["the [MASK] .", "--forbid", ""], "words to include or forbid must not be empty, got ''"),
         (["caf\udce9 [MASK] ."], "UTF-8"),
         (["the [MASK] .", "--device", "cuda:99"], "cuda:99"),
     ],
@@ -692,7 +692,9 @@ def test_a_model_of_pairs_wants_a_source(wrong):
     model = ["--model", str(run_of("pairs"))]
     assert "source" in wrong("generate", "--length", "5", *model)
     assert "source" in wrong("rewrite", SENTENCE, *model)
-    assert "source and text together would have 46 tokens" in wrong("generate", "--source", "king " * 40, "--length", "5", *model)
+    assert "source and text together would have 46 tokens" in wrong(
+        "generate", "--source", "king " * 40, "--length", "5", *model
+    )
 
 
 def test_a_bad_line_in_a_file_is_found(capsys, tiny, tmp_path):

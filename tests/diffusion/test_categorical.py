@@ -1,4 +1,4 @@
-"""Drawing and shaping categorical distributions."""
+"""Sampling from categorical distributions, and the logits warper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 LOG_P = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05]).log()[None]
 
 
-def test_draws_have_the_right_frequencies():
+def test_draws_have_the_expected_frequencies():
     log_p = LOG_P.expand(20000, -1)
     drawn = draw(log_p, Noise(0).uniform(torch.arange(20000), Purpose.SAMPLE))
     counts = torch.bincount(drawn, minlength=5).double()
@@ -23,22 +23,22 @@ def test_draws_have_the_right_frequencies():
     assert stats.chisquare(counts[possible].numpy(), (expected * scale)[possible].numpy()).pvalue > 0.01
 
 
-def test_draws_at_the_edges_hit_possible_tokens():
+def test_draws_at_the_ends_of_the_unit_interval_have_positive_probability():
     uniform = torch.tensor([2.0**-53, 1 - 2.0**-53], dtype=torch.float64)
     assert draw(LOG_P.expand(2, -1), uniform).tolist() == [0, 4]
     trailing = torch.tensor([[0.0, 1.0, 0.0]]).log()
     assert draw(trailing.expand(2, -1), uniform).tolist() == [1, 1]
 
 
-def test_rare_words_keep_their_share_in_a_large_vocabulary():
-    """A float32 distribution function over 30,000 words would round the last ones away."""
+def test_tokens_of_a_large_vocabulary_keep_their_probability():
+    """A float32 CDF over 30,000 tokens would round the last ones away."""
     log_p = torch.full((1, 30_000), 1 / 30_000).log()
     thresholds = (torch.arange(30_000, dtype=torch.float64) + 0.5) / 30_000
     assert torch.equal(draw(log_p.expand(30_000, -1)[::1000], thresholds[::1000]), torch.arange(30_000)[::1000])
 
 
-def test_draws_tell_words_apart_that_float32_sums_cannot():
-    """Ten words of probability 1e-9 at the end of the list: a float32 distribution function is flat there."""
+def test_tokens_too_rare_for_a_float32_cdf_are_drawn():
+    """Ten tokens of probability 1e-9 at the end of the vocabulary: a float32 CDF is flat there."""
     log_p = torch.cat(
         [torch.tensor([1 - 1e-8], dtype=torch.float64), torch.full((10,), 1e-9, dtype=torch.float64)]
     ).log()
@@ -47,16 +47,16 @@ def test_draws_tell_words_apart_that_float32_sums_cannot():
 
 
 @pytest.mark.parametrize("log_p", [[-torch.inf, -torch.inf], [torch.nan, 0.0]], ids=str)
-def test_a_place_without_possible_words_is_an_error(log_p):
-    with pytest.raises(ValueError, match="no possible word"):
+def test_a_position_without_possible_tokens_is_an_error(log_p):
+    with pytest.raises(ValueError, match="no token has a positive probability at some position; forbid fewer tokens"):
         draw(torch.tensor([log_p]), torch.tensor([0.5], dtype=torch.float64))
 
 
-def test_log_prob_of_looks_up_one_token_a_row():
+def test_log_prob_of_looks_up_one_token_per_position():
     assert float(log_prob_of(LOG_P, torch.tensor([3])).exp()) == pytest.approx(0.2)
 
 
-def test_shaping_is_the_identity_by_default():
+def test_the_default_warper_is_the_identity():
     torch.testing.assert_close(LogitsWarper()(LOG_P), LOG_P)
 
 
@@ -74,18 +74,26 @@ def test_shaping_is_the_identity_by_default():
         (LogitsWarper(temperature=0.5, top_k=3, top_p=0.8, forbidden=(1,)), [0.25, 0, 0, 0, 0]),
     ],
 )
-def test_shaping(warper, expected):
+def test_warped_probabilities(warper, expected):
     weights = torch.tensor(expected)
     torch.testing.assert_close(warper(LOG_P)[0].exp(), weights / weights.sum(), atol=1e-6, rtol=1e-5)
 
 
-def test_top_k_keeps_exactly_k_of_equal_words():
+def test_top_k_keeps_exactly_k_of_equally_likely_tokens():
     assert int((LogitsWarper(top_k=3)(torch.zeros(1, 8)) > -torch.inf).sum()) == 3
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 0.0}, {"temperature": float("inf")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}]
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, "`temperature` must be finite and > 0, got 0.0; use top_k=1"),
+        ({"temperature": float("inf")}, "`temperature` must be finite and > 0, got inf; use top_k=1"),
+        ({"top_k": 0}, "`top_k` must be >= 1, got 0; None keeps all tokens"),
+        ({"top_p": 0.0}, r"`top_p` must be in \(0, 1\], got 0.0; 1 keeps all tokens"),
+        ({"top_p": 1.5}, r"`top_p` must be in \(0, 1\], got 1.5; 1 keeps all tokens"),
+    ],
+    ids=str,
 )
-def test_impossible_settings_are_refused(settings):
-    with pytest.raises(ValueError, match=r"given|leave|use"):
+def test_invalid_settings_are_rejected(settings, message):
+    with pytest.raises(ValueError, match=message):
         LogitsWarper(**settings)

@@ -1,4 +1,4 @@
-"""Closed forms against dense transition matrices, the posterior's laws, and the reverse step's."""
+"""Processes: closed forms against dense transition matrices, and identities of posterior and reverse step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROCESSES: list[Process] = [
 
 
 def transition(process: Process, x0: torch.Tensor, s: float, t: float) -> torch.Tensor:
-    """The dense matrix Q[i, j] = q(x_t = j | x_s = i) of each place of one sentence (place × from × to)."""
+    """The dense matrix Q[i, j] = q(x_t = j | x_s = i) of each position of one sentence (position × from × to)."""
     V = LANGUAGE.vocabulary
     times = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
     if isinstance(process, Uniform):
@@ -60,7 +60,7 @@ def transition(process: Process, x0: torch.Tensor, s: float, t: float) -> torch.
     assert isinstance(process, Absorbing)
     sentence = LANGUAGE.batch(x0[None])
     alpha_s, alpha_t = (process.survival(sentence, time)[0] for time in times)
-    # A token may only turn into [MASK]; the rate is its own, so each place has its own matrix.
+    # A token can only turn into [MASK]. Its rate depends on the token, so each position has its own matrix.
     beta = torch.where(alpha_s > 0, 1 - alpha_t / alpha_s, 1.0)
     matrix = (1 - beta)[:, None, None] * torch.eye(V, dtype=torch.float64)
     matrix[:, :, LANGUAGE.mask_id] += beta[:, None]
@@ -68,7 +68,7 @@ def transition(process: Process, x0: torch.Tensor, s: float, t: float) -> torch.
 
 
 def posterior(process: Process, x0: torch.Tensor, x_t: torch.Tensor, s: float, t: float) -> torch.Tensor:
-    """q(x_s | x_t, x0) by Bayes' rule on dense matrices (place × V)."""
+    """q(x_s | x_t, x0) by Bayes' rule on dense matrices (position × V)."""
     positions = torch.arange(len(x0))
     marginal = transition(process, x0, 0.0, s)[positions, x0]
     likelihood = transition(process, x0, s, t)[positions, :, x_t]
@@ -106,8 +106,8 @@ def test_corruption_follows_the_product_of_step_matrices(process):
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
-def test_divergence_equals_the_dense_one(process):
-    """KL from dense posteriors to p(x_s | x_t), against the closed form, wherever q can be."""
+def test_divergence_equals_the_dense_kl(process):
+    """The closed form against the KL from dense posteriors to p(x_s | x_t), in all reachable states."""
     network = Table(LANGUAGE, seed=3)
     cases = reachable(process)
     x0, x_t = torch.stack([case[0] for case in cases]), LANGUAGE.batch(torch.stack([case[1] for case in cases]))
@@ -127,7 +127,7 @@ def test_divergence_equals_the_dense_one(process):
 def test_the_reverse_step_is_the_mixture_of_posteriors(process):
     """p(x_s | x_t) = Σ_v p(v | x_t, t) q(x_s | x_t, v), with dense posteriors; and it sums to 1."""
     network = Table(LANGUAGE, seed=4)
-    # Uniform noise never makes a [MASK].
+    # Uniform noise never gives [MASK].
     states = [state for state in LANGUAGE.states if isinstance(process, Absorbing) or LANGUAGE.mask_id not in state]
     x_t = LANGUAGE.batch(torch.stack(states))
     rows = len(states)
@@ -138,44 +138,44 @@ def test_the_reverse_step_is_the_mixture_of_posteriors(process):
         log_p = process.reverse(x_t, log_f, *at)
         torch.testing.assert_close(log_p.exp().sum(dim=-1), torch.ones(len(log_p), dtype=torch.float64))
         if isinstance(process.schedule, Spindle) and process.schedule.mean is Mean.SENTENCE:
-            continue  # its c is a guess: see test_theguessed_center
+            continue  # its c is an estimate: see test_the_guessed_center_is_the_mean_of_known_and_expected_information
         mixture = torch.zeros_like(log_p)
         for word in range(LANGUAGE.num_words):
             alpha_t = 1 - transition(process, torch.tensor([word, word]), 0.0, t)[0, word, LANGUAGE.mask_id]
-            hiding = 1 - alpha_t if isinstance(process, Absorbing) else torch.tensor(1.0, dtype=torch.float64)
-            for position, current in enumerate(x_t.tokens[targets].tolist()):
-                if float(hiding) > 0:
+            p_masked = 1 - alpha_t if isinstance(process, Absorbing) else torch.tensor(1.0, dtype=torch.float64)
+            for target, current in enumerate(x_t.tokens[targets].tolist()):
+                if float(p_masked) > 0:
                     q = posterior(process, torch.tensor([word]), torch.tensor([current]), s, t)[0]
-                    mixture[position] += log_f[position, word].exp() * hiding * q
+                    mixture[target] += log_f[target, word].exp() * p_masked * q
         mixture = mixture / mixture.sum(dim=-1, keepdim=True)
         torch.testing.assert_close(log_p.exp(), mixture, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
-def test_the_posterior_that_reverse_gives_satisfies_the_tower_rule(process):
-    """With f sure of x0, `reverse` is the posterior: going t → s → r must be going t → r."""
+def test_reverse_with_a_one_hot_network_satisfies_the_tower_rule(process):
+    """If f is one-hot at x0, `reverse` is the posterior: t → s → r must equal t → r."""
     r, s, t = 0.2, 0.45, 0.8
     words = range(LANGUAGE.num_words)
-    # One-place rows: every true word with every noisy token, so that a step is a V×V matrix for each word.
+    # Sequences of one position, for every true and every noisy token, so that a step is a V×V matrix per true token.
     tokens = range(LANGUAGE.vocabulary) if isinstance(process, Absorbing) else words
 
     def matrix(word: int, low: float, high: float) -> torch.Tensor:
         steps = torch.eye(LANGUAGE.vocabulary, dtype=torch.float64)
         x = LANGUAGE.batch(torch.tensor(list(tokens))[:, None])
         targets = process.targets(x)
-        sure = torch.full((int(targets.sum()), LANGUAGE.vocabulary), -torch.inf, dtype=torch.float64)
-        sure[:, word] = 0.0
+        one_hot = torch.full((int(targets.sum()), LANGUAGE.vocabulary), -torch.inf, dtype=torch.float64)
+        one_hot[:, word] = 0.0
         times = [torch.full((len(x.tokens),), time, dtype=torch.float64) for time in (low, high)]
-        steps[x.tokens[targets]] = process.reverse(x, sure, *times).exp()
+        steps[x.tokens[targets]] = process.reverse(x, one_hot, *times).exp()
         return steps
 
     for word in words:
-        masked = (
+        survival = (
             float(process.survival(LANGUAGE.batch(torch.tensor([[word]])), torch.tensor([s]).double()))
             if isinstance(process, Absorbing)
             else 0.0
         )
-        if masked < 1:  # a word that cannot be hidden at s has no step from there
+        if survival < 1:  # a token that cannot be masked at s has no reverse step from there
             torch.testing.assert_close(
                 matrix(word, s, t) @ matrix(word, r, s), matrix(word, r, t), atol=1e-12, rtol=1e-9
             )
@@ -188,19 +188,19 @@ def test_the_dense_posterior_satisfies_the_tower_rule(process):
         if s not in (float(GRID[2]), float(GRID[7])):
             continue  # two of the twelve steps, for speed
         r = s / 2
-        through = torch.zeros(len(x0), LANGUAGE.vocabulary, dtype=torch.float64)
+        composed = torch.zeros(len(x0), LANGUAGE.vocabulary, dtype=torch.float64)
         middle = posterior(process, x0, x_t, s, t)
         for token in range(LANGUAGE.vocabulary):
             state = torch.full_like(x0, token)
             possible = middle[:, token] > 0
             onward = posterior(process, x0, state, r, s)
-            through[possible] += middle[possible, token, None] * onward[possible]
-        torch.testing.assert_close(through, posterior(process, x0, x_t, r, t), atol=1e-12, rtol=1e-9)
+            composed[possible] += middle[possible, token, None] * onward[possible]
+        torch.testing.assert_close(composed, posterior(process, x0, x_t, r, t), atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_reveal_composes_over_intervals(schedule):
-    """Staying hidden from t to r is staying from t to s and then from s to r."""
+def test_unmasking_probabilities_compose_over_intervals(schedule):
+    """Staying masked from t to r is staying masked from t to s and from s to r."""
     process = absorbing(schedule)
     x0 = LANGUAGE.sentences
     masked = process.prior(LANGUAGE.batch(), Noise(0))
@@ -210,12 +210,12 @@ def test_reveal_composes_over_intervals(schedule):
             pair: 1 - process.unmask_probability(x0, masked, at[pair[0]], at[pair[1]])
             for pair in ((r, s), (s, t), (r, t))
         }
-        hideable = process.survival(LANGUAGE.batch(), at[s])[process.targets(masked)] < 1
-        torch.testing.assert_close((stay[r, s] * stay[s, t])[hideable], stay[r, t][hideable], atol=1e-14, rtol=1e-10)
+        maskable = process.survival(LANGUAGE.batch(), at[s])[process.targets(masked)] < 1
+        torch.testing.assert_close((stay[r, s] * stay[s, t])[maskable], stay[r, t][maskable], atol=1e-14, rtol=1e-10)
 
 
 @pytest.mark.parametrize("process", [*map(absorbing, ALIKE), absorbing(Spindle(0.0))], ids=str)
-def test_a_schedule_alike_for_all_tokens_gives_reveal_times_cross_entropy(process):
+def test_a_token_independent_schedule_gives_r_times_cross_entropy(process):
     x0 = LANGUAGE.sentences
     masked = process.prior(LANGUAGE.batch(), Noise(0))
     targets = process.targets(masked)
@@ -236,21 +236,21 @@ def test_the_rate_is_the_divergence_of_a_short_step(schedule):
     width = 1e-6
     for time in (0.3, 0.55, 0.8, 0.95):
         t = torch.full((len(x0),), time, dtype=torch.float64)
-        masked = (process.survival(LANGUAGE.batch(), t) < 1)[targets]
+        maskable = (process.survival(LANGUAGE.batch(), t) < 1)[targets]
         log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attend, t, targets)
         rate = process.rate(x0, masked, log_f, t)
         short = process.divergence(x0, masked, log_f, t - width, t) / width
-        torch.testing.assert_close(rate[masked], short[masked], atol=1e-4, rtol=1e-4)
-        assert int(masked.sum()) >= 6
+        torch.testing.assert_close(rate[maskable], short[maskable], atol=1e-4, rtol=1e-4)
+        assert int(maskable.sum()) >= 6
 
 
-def test_gradients_stay_finite_at_the_ends_and_where_the_clamp_acts():
-    """At s = 0 nothing stays, and common words cannot be hidden early: neither may poison the gradient."""
+def test_gradients_are_finite_in_the_first_and_last_step_and_where_the_clamp_acts():
+    """At s = 0 nothing stays masked, and frequent tokens cannot be masked early: neither may make a gradient NaN."""
     for process in PROCESSES:
         network = Table(LANGUAGE, scale=30.0).float()  # so peaked that float32 probabilities underflow
         for x0, x_t, s, t in reachable(process):
             if s > 0 and t < 1:
-                continue  # the first and the last step alone
+                continue  # only the first and the last step
             state = LANGUAGE.batch(x_t[None])
             at = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
             log_f = network(state.tokens, state.attend, at[1], process.targets(state))
@@ -263,18 +263,18 @@ def test_gradients_stay_finite_at_the_ends_and_where_the_clamp_acts():
 
 
 @pytest.mark.parametrize("strength", [1.0, 100.0, 1e4])
-def test_a_step_in_which_no_word_can_be_revealed_has_a_finite_gradient(strength):
-    """A strong spindle is 1 or 0 almost always: between two times on the same side nothing happens to any word."""
+def test_a_step_in_which_no_token_can_be_unmasked_has_a_finite_gradient(strength):
+    """The survival of a strong spindle is almost always 0 or 1, so in most steps no token changes."""
     process = absorbing(Spindle(strength))
     network = Table(LANGUAGE).float()
-    still = 0
+    num_idle = 0
     for x0, x_t, s, t in reachable(process):
         state = LANGUAGE.batch(x_t[None])
         at = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
         log_f = network(state.tokens, state.attend, at[1], process.targets(state))
         hiding, unmask_probability = process._of_vocabulary(state, log_f, *at)
         if (hiding * unmask_probability)[:, LANGUAGE.allowed].max() == 0:
-            still += 1
+            num_idle += 1
             sums = process._log_sum(log_f, hiding * unmask_probability, torch.zeros(len(log_f), dtype=torch.long))
             assert bool((sums == -torch.inf).all())
         for loss in (process.divergence(x0[None], state, log_f, *at), process.rate(x0[None], state, log_f, at[1])):
@@ -283,11 +283,11 @@ def test_a_step_in_which_no_word_can_be_revealed_has_a_finite_gradient(strength)
             assert bool(torch.isfinite(loss).all())
             assert network.logits.grad is not None
             assert bool(torch.isfinite(network.logits.grad).all())
-    assert still or strength < 100
+    assert num_idle or strength < 100
 
 
-def test_float32_networks_give_the_divergence_of_float64_ones():
-    """Over 2048 small steps the two must agree closely, or the bound drifts."""
+def test_float32_networks_give_the_same_divergence_as_float64_ones():
+    """Errors add up over 2048 small steps of the bound."""
     process = absorbing(Spindle(0.4))
     masked = process.prior(LANGUAGE.batch(), Noise(0))
     network = Table(LANGUAGE, seed=1)
@@ -300,7 +300,7 @@ def test_float32_networks_give_the_divergence_of_float64_ones():
         torch.testing.assert_close(single, double, rtol=1e-5, atol=1e-9)
 
 
-def test_theguessed_center_counts_visible_words_and_expected_hidden_ones():
+def test_the_guessed_center_is_the_mean_of_known_and_expected_information():
     process = absorbing(Spindle(0.4, Mean.SENTENCE, floor=0.05))
     x_t = LANGUAGE.batch(torch.tensor([[1, LANGUAGE.mask_id]]))
     log_f = torch.tensor([[0.2, 0.3, 0.5, 0.0]], dtype=torch.float64).log()
@@ -314,8 +314,50 @@ def test_theguessed_center_counts_visible_words_and_expected_hidden_ones():
     torch.testing.assert_close(process.reverse(x_t, log_f, s, t)[0].exp(), dense)
 
 
+SPECIAL_TOKENS = [
+    pytest.param([4], [], id="[CLS]"),
+    pytest.param([], [5], id="[SEP]"),
+    pytest.param([], [6, 6], id="padding"),
+    pytest.param([4], [5, 6, 6], id="all"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SPECIAL_TOKENS)
+def test_special_tokens_and_padding_do_not_count_in_the_sentence_mean(before, after):
+    """Neither in the c of the forward process nor in the guessed ĉ of the reverse process."""
+    h = torch.tensor([1.0, 2.5, 6.0, 3.0, 0.1, 20.0, 50.0], dtype=torch.float64)  # 3 is [MASK]
+    process = Absorbing(Spindle(0.4, Mean.SENTENCE, floor=0.05), 3, TokenInformation(h, mean=4.0))
+    sentence, partly_masked, num_before = torch.tensor([[0, 1, 2]]), torch.tensor([[0, 3, 3]]), len(before)
+    inner = slice(num_before, num_before + 3)
+
+    def surrounded(words: torch.Tensor) -> Batch:
+        tokens = torch.cat([torch.tensor([before]).long(), words, torch.tensor([after]).long()], dim=1)
+        editable = torch.zeros_like(tokens, dtype=torch.bool)
+        editable[:, inner] = True
+        return Batch.of(tokens, editable, attend=tokens != 6)
+
+    def alone(words: torch.Tensor) -> Batch:
+        return Batch.of(words, torch.ones_like(words, dtype=torch.bool))
+
+    s, t = (torch.tensor([time], dtype=torch.float64) for time in (0.3, 0.6))
+    given = process.survival(surrounded(sentence), t)[:, inner]
+    torch.testing.assert_close(given, process.schedule.survival(t[:, None], h[sentence] / ((1.0 + 2.5 + 6.0) / 3)))
+    torch.testing.assert_close(given, process.survival(alone(sentence), t))
+
+    f = torch.tensor([[0.2, 0.3, 0.5, 0.0, 0.0, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    x_t, x_t_alone, log_f = surrounded(partly_masked), alone(partly_masked), f.log()
+    guessed = process.guessed_center(x_t, log_f)
+    torch.testing.assert_close(guessed, ((h[0] + (f @ h).sum()) / 3)[None])
+    torch.testing.assert_close(guessed, process.guessed_center(x_t_alone, log_f))
+    torch.testing.assert_close(process.reverse(x_t, log_f, s, t), process.reverse(x_t_alone, log_f, s, t))
+    x0 = surrounded(sentence).tokens
+    torch.testing.assert_close(
+        process.divergence(x0, x_t, log_f, s, t), process.divergence(sentence, x_t_alone, log_f, s, t)
+    )
+
+
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
-def test_frozen_places_are_left_alone(process):
+def test_frozen_positions_never_change(process):
     editable = torch.tensor([[True, False]]).expand(9, 2)
     x0 = replace(LANGUAGE.batch(), editable=editable)
     for x in (process.prior(x0, Noise(1)), process.corrupt(x0, torch.full((9,), 0.99, dtype=torch.float64), Noise(1))):
@@ -324,14 +366,14 @@ def test_frozen_places_are_left_alone(process):
     assert not torch.equal(x.tokens[:, 0], x0.tokens[:, 0])
 
 
-def test_a_literal_mask_that_is_not_editable_is_not_asked_about():
+def test_a_mask_token_that_is_not_editable_is_not_a_target():
     process = absorbing(Linear())
     tokens = torch.tensor([[LANGUAGE.mask_id, LANGUAGE.mask_id]])
     assert process.targets(Batch.of(tokens, torch.tensor([[True, False]]))).tolist() == [[True, False]]
 
 
-def test_shaping_acts_on_words_and_not_on_staying_hidden():
-    """The probability of staying hidden is the schedule's, however sharp the words are made."""
+def test_the_warper_acts_on_tokens_and_not_on_staying_masked():
+    """The probability of staying masked depends on the schedule only, however sharp the token distribution is."""
     process = absorbing(Linear())
     masked = process.prior(LANGUAGE.batch(), Noise(0))
     s, t = torch.full((9,), 0.7, dtype=torch.float64), torch.full((9,), 0.8, dtype=torch.float64)
@@ -341,7 +383,7 @@ def test_shaping_acts_on_words_and_not_on_staying_hidden():
         torch.testing.assert_close(log_p[:, LANGUAGE.mask_id].exp(), torch.full((18,), 7 / 8, dtype=torch.float64))
 
 
-def test_shaping_reaches_uniform_noise():
+def test_the_warper_acts_on_uniform_noise():
     process = Uniform(Linear(), LANGUAGE.allowed)
     x_t = LANGUAGE.batch()
     s, t = torch.zeros(9, dtype=torch.float64), torch.full((9,), 0.5, dtype=torch.float64)
@@ -351,7 +393,7 @@ def test_shaping_reaches_uniform_noise():
     torch.testing.assert_close(greedy.argmax(dim=-1), log_f.argmax(dim=-1))
 
 
-def test_no_gradient_flows_through_theguessed_center():
+def test_no_gradient_flows_through_the_guessed_center():
     process = absorbing(Spindle(0.4, Mean.SENTENCE, floor=0.05))
     x_t = LANGUAGE.batch(torch.full((1, 2), LANGUAGE.mask_id))
     logits = torch.zeros(2, LANGUAGE.num_words, dtype=torch.float64, requires_grad=True)
@@ -360,8 +402,8 @@ def test_no_gradient_flows_through_theguessed_center():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_log_clean_is_the_reweighted_answer(schedule):
-    """log p(x0 | x_t, t) ∝ f(x0)·(1 - ᾱ_t(x0)), by brute force over the words."""
+def test_log_clean_is_the_reweighted_network_output(schedule):
+    """p(x0 | x_t, t) ∝ f(x0)·(1 - ᾱ_t(x0)), by brute force over the tokens."""
     process = absorbing(schedule)
     masked = process.prior(LANGUAGE.batch(), Noise(0))
     targets = process.targets(masked)
@@ -375,38 +417,44 @@ def test_log_clean_is_the_reweighted_answer(schedule):
 
 
 @pytest.mark.parametrize("process", [absorbing(Spindle(0.4)), Uniform(Linear(), LANGUAGE.allowed)], ids=str)
-def test_a_vocabulary_of_another_size_is_refused(process):
+def test_a_vocabulary_of_another_size_is_rejected(process):
     x_t = process.prior(LANGUAGE.batch(), Noise(0))
     times = [torch.full((9,), time, dtype=torch.float64) for time in (0.4, 0.5)]
     with pytest.raises(ValueError, match="whole vocabulary"):
         process.divergence(LANGUAGE.sentences, x_t, torch.zeros(18, 6).log_softmax(dim=-1), *times)
 
 
-def test_casting_a_module_leaves_its_schedule_exact():
+def test_casting_a_process_does_not_round_its_information():
     process = absorbing(Spindle(0.4))
     exact = process.information.clone()
     for cast in (process.bfloat16(), process.half(), process.float()):
         assert torch.equal(cast.information, exact)
 
 
-def test_the_reverse_step_cannot_see_the_clean_text():
+def test_the_reverse_step_has_no_argument_x0():
     for process in (Process, Absorbing, Uniform, Gaussian):
         assert "x0" not in inspect.signature(process.reverse).parameters
 
 
-def test_impossible_processes_are_refused():
-    with pytest.raises(ValueError, match="token information"):
+def test_invalid_processes_are_rejected():
+    with pytest.raises(ValueError, match=r"needs token information; give TokenInformation\.from_counts"):
         Absorbing(Spindle(0.3), mask_id=3)
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(
+        ValueError, match=r"needs a token-independent schedule, got spindle \(.*\); use linear, cosine or sqrt"
+    ):
         Uniform(Spindle(0.3), LANGUAGE.allowed)
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(
+        ValueError, match=r"needs a token-independent schedule, got spindle \(.*\); use linear, cosine or sqrt"
+    ):
         Gaussian(Spindle(0.3))
-    with pytest.raises(ValueError, match="floor"):
+    with pytest.raises(
+        ValueError, match=r"`floor`, the variance at t = 0, must be in \(0, 1\), got 0\.0; 1e-4 is usual"
+    ):
         Gaussian(Linear(), floor=0.0)
 
 
-def test_no_tensor_of_vocabulary_squared_or_one_hot_batch_is_made():
-    """Memory of a step over a vocabulary of 30,000: a few N×V tensors, far from V×V = 3.6 GB."""
+def test_no_v_by_v_tensor_is_made():
+    """A step over a vocabulary of 30,000 makes N×V tensors only; V×V would be 3.6 GB."""
     V, rows = 30_000, 4
     editable = torch.ones(rows, 2, dtype=torch.bool)
     x0 = Batch.of(torch.randint(V - 1, (rows, 2)), editable)
@@ -437,7 +485,7 @@ def test_no_tensor_of_vocabulary_squared_or_one_hot_batch_is_made():
 
 
 class HalfWay(NoiseSchedule):
-    """Ends at one half: not a valid schedule for text, but one whose prior term is not 0."""
+    """A schedule that ends at one half: not valid for text, but its prior term is not 0."""
 
     by_token = False
 
@@ -450,7 +498,7 @@ class HalfWay(NoiseSchedule):
 
 class TestGaussian:
     def test_reverse_is_the_bayes_posterior(self):
-        """Multiply the two densities on a fine line and compare moments."""
+        """Against the moments of the product of both densities on a fine grid."""
         process = Gaussian(Cosine(), floor=0.01)
         x0, x_t = 0.7, -0.4
         s, t = torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.6], dtype=torch.float64)
@@ -467,7 +515,7 @@ class TestGaussian:
         assert float(got_mean) == pytest.approx(mean, abs=1e-6)
         assert float(got_deviation) == pytest.approx(deviation, abs=1e-6)
 
-    def test_divergence_is_that_of_the_two_posteriors(self):
+    def test_divergence_is_the_kl_between_the_two_posteriors(self):
         process = Gaussian(Linear())
         generator = torch.Generator().manual_seed(0)
         x_t, x0, guess = (torch.randn(2, 3, 4, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -478,7 +526,7 @@ class TestGaussian:
         ).sum(dim=-1)
         torch.testing.assert_close(process.divergence(x0, guess, s, t), expected)
 
-    def test_corruption_has_the_right_moments_and_spares_frozen_places(self):
+    def test_corruption_has_the_right_moments_and_keeps_frozen_positions(self):
         process = Gaussian(Cosine(), floor=0.01)
         x0 = torch.full((4000, 2, 3), 2.0)
         editable = torch.tensor([[True, False]]).expand(4000, 2)
@@ -490,18 +538,18 @@ class TestGaussian:
         assert float(x_t[:, 0].var()) == pytest.approx(1 - alpha, abs=0.02)
 
     def test_half_precision_keeps_small_noise(self):
-        """Its deviation is √1e-4 at t = 0, which 1 - ᾱ in bfloat16 would round to nothing."""
+        """The standard deviation at t = 0 is √1e-4, but 1 - ᾱ in bfloat16 would be 0."""
         x0 = torch.zeros(500, 2, 4, dtype=torch.bfloat16)
         editable = torch.ones(500, 2, dtype=torch.bool)
         x_t = Gaussian(Linear()).corrupt(x0, editable, torch.arange(500), torch.zeros(500).double(), Noise(0))
         assert float(x_t.double().std()) == pytest.approx(0.01, rel=0.05)
 
-    def test_the_prior_spares_frozen_places(self):
+    def test_the_prior_keeps_frozen_positions(self):
         x0 = torch.full((3, 2, 4), 2.0)
         editable = torch.tensor([[True, False]]).expand(3, 2)
         assert torch.equal(Gaussian(Linear()).prior(x0, editable, torch.arange(3), Noise(0))[:, 1], x0[:, 1])
 
-    def test_the_prior_term_is_the_divergence_from_a_standard_normal(self):
+    def test_the_prior_term_is_the_kl_from_a_standard_normal(self):
         process = Gaussian(HalfWay(), floor=0.01)
         x0 = torch.randn(2, 3, 4, dtype=torch.float64)
         alpha = 0.99 * 0.5
@@ -514,5 +562,5 @@ class TestGaussian:
         assert float(Gaussian(Cosine()).prior_divergence(torch.randn(2, 3, 4)).abs().max()) == 0
 
 
-def test_rows_of_names_the_row_of_each_marked_place():
+def test_rows_of_gives_the_batch_index_of_each_marked_position():
     assert sequence_index(torch.tensor([[True, False, True], [False, False, True]])).tolist() == [0, 0, 1]

@@ -1,4 +1,4 @@
-"""Random numbers: the published generator, its uniformity, and what a number depends on."""
+"""Random numbers: agreement with the published generator, uniformity, and what a number depends on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffusionbert.diffusion.shapes import Batch
 
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
-    [  # The known answers published with Random123.
+    [  # The known-answer tests of Random123.
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
         (
@@ -24,12 +24,12 @@ from diffusionbert.diffusion.shapes import Batch
         ),
     ],
 )
-def test_philox_gives_the_published_answers(counter, key, expected):
+def test_philox_matches_the_published_vectors(counter, key, expected):
     words = philox(tuple(torch.tensor(word) for word in counter), key)
     assert tuple(int(word) for word in words) == expected
 
 
-def test_numbers_are_uniform_and_unrelated():
+def test_numbers_are_uniform_and_uncorrelated():
     numbers = Noise(7, step=3).uniform(torch.arange(500), Purpose.CORRUPT, 20)
     assert numbers.dtype == torch.float64
     assert float(numbers.min()) > 0
@@ -40,12 +40,12 @@ def test_numbers_are_uniform_and_unrelated():
     assert float(correlations.abs().max()) < 0.03  # 1/√9980 = 0.01
 
 
-def test_normal_numbers_are_normal():
+def test_normal_numbers_follow_the_normal_distribution():
     numbers = Noise(7).normal(torch.arange(500), Purpose.GAUSS, 5, 4)
     assert stats.kstest(numbers.flatten().numpy(), "norm").pvalue > 0.01
 
 
-def test_a_number_depends_on_seed_step_purpose_and_example_alone():
+def test_a_number_depends_only_on_seed_step_purpose_and_example():
     examples = torch.tensor([5, 2**40 + 5, 2**31])
     base = Noise(1, step=2).uniform(examples, Purpose.SAMPLE, 6)
     assert torch.equal(base[1], Noise(1, step=2).uniform(examples[1:2], Purpose.SAMPLE, 6)[0])  # not on the batch
@@ -61,7 +61,7 @@ def test_a_number_depends_on_seed_step_purpose_and_example_alone():
     assert len(everything.unique()) == everything.numel()
 
 
-def test_a_stratified_number_stays_in_its_slice():
+def test_a_stratified_number_lies_in_its_stratum():
     edges = torch.linspace(0, 1, 101, dtype=torch.float64)
     strata = torch.stack([edges[:-1], edges[1:]], dim=1)
     tokens = torch.zeros(100, 1, dtype=torch.long)
@@ -69,20 +69,20 @@ def test_a_stratified_number_stays_in_its_slice():
     assert bool(((numbers > strata[:, 0]) & (numbers < strata[:, 1])).all())
 
 
-def test_stratified_slices_tile_the_interval_and_turn_with_the_step():
+def test_strata_tile_the_interval_and_shift_with_the_step():
     tokens = torch.zeros(10, 1, dtype=torch.long)
     batch = Batch.of(tokens, tokens == 0)
     drawn = torch.stack([(noise := Noise(3, step)).stratified_uniform(noise.stratify(batch)) for step in range(400)])
-    turned = [Noise(3, step).stratify(batch).strata[:, 0] % 1 for step in range(5)]
-    for slices in turned:
-        torch.testing.assert_close(slices.sort().values.diff(), torch.full((9,), 0.1, dtype=torch.float64))
-    assert len({round(float(slices[0]), 6) for slices in turned}) == 5
-    # Over the steps, each row draws from everywhere.
-    for row in drawn.T:
-        assert stats.kstest(row.numpy(), "uniform").pvalue > 0.001
+    shifted = [Noise(3, step).stratify(batch).strata[:, 0] % 1 for step in range(5)]
+    for low in shifted:
+        torch.testing.assert_close(low.sort().values.diff(), torch.full((9,), 0.1, dtype=torch.float64))
+    assert len({round(float(low[0]), 6) for low in shifted}) == 5
+    # Over the steps, each sequence draws from the whole interval.
+    for sequence in drawn.T:
+        assert stats.kstest(sequence.numpy(), "uniform").pvalue > 0.001
 
 
-def test_every_place_of_every_row_has_its_number():
+def test_every_position_of_every_sequence_has_its_own_number():
     tokens = torch.zeros(3, 5, dtype=torch.long)
     batch = replace(Batch.of(tokens, tokens == 0), example=torch.tensor([4, 0, 9]))
     numbers = Noise(2, step=1).per_position(batch, Purpose.SAMPLE)

@@ -128,7 +128,7 @@ BOUND = "perplexity_per_token.bound.continuous"
 # ---- old figures ----------------------------------------------------------------------------------------------------
 
 
-def test_figures_of_weights_that_the_run_no_longer_holds_are_warned_of(systems):
+def test_an_evaluation_of_older_weights_gives_a_warning(systems):
     run = systems.add("run", weights={"model.safetensors": sha256(b"then").hexdigest()})
     other = systems.add("no-run")
     for name, contents in (("experiment.json", b"{}"), ("model/model.safetensors", b"then")):
@@ -158,7 +158,7 @@ def four_kinds(systems) -> list[Path]:
     ]
 
 
-def test_kinds_and_ways_have_columns_of_their_own(four_kinds):
+def test_each_kind_and_quantity_has_its_own_column(four_kinds):
     table = compare(four_kinds)
     titles = {one.key: one.title for one in table.columns if one.key.startswith("perplexity")}
     assert titles == {
@@ -188,7 +188,7 @@ def test_numbers_and_intervals_are_those_of_the_evaluations(four_kinds):
     assert (bleu.value, bleu.interval) == (expected.value, expected.ci95)
 
 
-def test_real_sentences_stand_below_and_are_not_ranked(four_kinds):
+def test_real_sentences_are_the_last_row_and_not_ranked(four_kinds):
     table = compare(four_kinds)
     assert table.names[-1] == "real sentences"
     real = column(table, "bleu4")["real sentences"]
@@ -197,7 +197,7 @@ def test_real_sentences_stand_below_and_are_not_ranked(four_kinds):
     assert column(table, "calls_per_sample")["real sentences"] == Cell()
 
 
-def test_real_sentences_that_look_different_to_each_are_not_shown(systems):
+def test_differing_figures_of_real_sentences_are_not_shown(systems):
     table = compare([systems.add("one"), systems.add("two", real_bleu=0.45)])
     assert column(table, "bleu4")["real sentences"] == Cell()
     assert column(table, "distinct_2")["real sentences"] == Cell(0.9)
@@ -220,7 +220,7 @@ def test_the_best_is_bold_the_second_underlined_and_differences_are_tested_in_pa
         assert (p_value < 0.05) is cells[name].significant or name == "best"
 
 
-def test_systems_that_look_equally_good_are_not_told_apart(systems):
+def test_systems_with_equal_rounded_values_are_not_ranked(systems):
     """Each sentence costs a little more: surely worse, and by nothing that shows."""
     nats = {"one": NATS, "two": NATS + 1e-6, "three": NATS + 1}
     assert paired_bootstrap(scores(), scores(nats=nats["two"])).p_value < 0.05
@@ -228,7 +228,7 @@ def test_systems_that_look_equally_good_are_not_told_apart(systems):
     assert marks(column(compare(folders), BOUND)) == {"one": "b", "two": "b", "three": "s†"}
 
 
-def test_pairs_are_found_by_name_whatever_the_order(systems):
+def test_sentences_are_paired_by_number_in_any_order(systems):
     order = torch.randperm(SENTENCES, generator=torch.Generator().manual_seed(0))
     shuffled = scores(nats=(NATS + 0.3)[order], tokens=(WORDS + 1)[order], example=order)
     folders = [systems.add("one"), systems.add("two", {"continuous": estimate(shuffled)})]
@@ -237,7 +237,7 @@ def test_pairs_are_found_by_name_whatever_the_order(systems):
     assert not table.warnings
 
 
-def test_systems_that_read_different_sentences_are_compared_on_what_both_read(systems):
+def test_systems_are_compared_on_their_common_sentences(systems):
     few = torch.arange(0, SENTENCES - 10)
     shorter = scores(nats=NATS[few] + 0.3, tokens=(WORDS + 1)[few], example=few)
     folders = [systems.add("all"), systems.add("few", {"continuous": estimate(shorter)})]
@@ -250,7 +250,7 @@ def test_systems_that_read_different_sentences_are_compared_on_what_both_read(sy
     assert any("50 sentences that all systems scored, of 60" in text for _, text in table.footnotes)
 
 
-def test_nothing_in_common_is_an_error(systems):
+def test_no_common_sentences_is_an_error(systems):
     parts = [torch.arange(0, 30), torch.arange(30, 60)]
     folders = [
         systems.add(f"{index}", {"own": estimate(scores(nats=NATS[part], tokens=WORDS[part], example=part))})
@@ -274,7 +274,7 @@ def test_an_impossible_sentence_is_infinite_and_never_the_best(systems):
     assert r"$\infty$" in to_latex(table)
 
 
-def test_differences_from_the_best_are_told_with_interval_and_p(systems):
+def test_differences_from_the_best_have_interval_and_p_value(systems):
     folders = [
         systems.add("best", bleu=0.3),
         systems.add("worse", {"continuous": estimate(scores(nats=NATS + 0.3 + 0.1 * NOISE))}, bleu=0.35),
@@ -332,7 +332,7 @@ def test_results_without_samples_compare_by_likelihood(systems):
     assert not table.warnings
 
 
-def test_bleu_is_better_higher_and_self_bleu_lower_and_samples_are_no_pairs(systems):
+def test_bleu_is_ranked_and_samples_are_not_paired(systems):
     folders = [
         systems.add("high", bleu=0.35, self_bleu=0.25),
         systems.add("low", bleu=0.30, self_bleu=0.20),
@@ -364,7 +364,7 @@ def test_the_independent_test_keeps_its_level():
 # ---- what does not compare ------------------------------------------------------------------------------------------
 
 
-def test_another_text_is_shown_but_not_ranked(systems):
+def test_different_texts_are_shown_but_not_ranked(systems):
     worse = {"continuous": estimate(scores(nats=NATS + 1))}
     table = compare(
         [systems.add("one"), systems.add("two", worse, text="another", calls=15.0, bleu=0.5, self_bleu=0.5)]
@@ -378,7 +378,7 @@ def test_another_text_is_shown_but_not_ranked(systems):
     assert not any(text.startswith("text:") for _, text in table.footnotes)
 
 
-def test_other_vocabularies_are_compared_by_word_or_byte_never_by_token(systems):
+def test_different_vocabularies_are_compared_per_word_or_byte(systems):
     coarse = estimate(scores(nats=NATS + 0.3, tokens=WORDS + 3))
     folders = [systems.add("fine"), systems.add("coarse", {"continuous": coarse})]
     table = compare(folders)
@@ -402,7 +402,7 @@ def test_other_vocabularies_are_compared_by_word_or_byte_never_by_token(systems)
         ({"definition": steps(512)}, "the numbers of time steps differ"),
     ],
 )
-def test_other_conventions_are_not_ranked(systems, card, reason):
+def test_different_protocols_are_not_ranked(systems, card, reason):
     usual = {"definition": steps(128)}
     folders = [
         systems.add("one", {"grid": estimate(scores(), **usual)}),
@@ -421,14 +421,14 @@ def test_the_continuous_limit_is_one_quantity_however_it_is_estimated(systems):
     assert not table.warnings
 
 
-def test_other_settings_of_sampling_are_warned_of(systems):
+def test_different_sampling_settings_give_a_warning(systems):
     table = compare([systems.add("one"), systems.add("two", sampling={"steps": 64, "top_k": None}, bleu=0.5)])
     assert "sampling steps differs: 128 (one), 64 (two)" in table.warnings
     assert "top-k differs: 30 (one), off (two)" in table.warnings
     assert marks(column(table, "bleu4"))["two"] == "b"  # such settings are what people compare
 
 
-def test_samples_of_another_length_and_another_machine_are_not_ranked(systems):
+def test_different_lengths_and_machines_are_not_ranked(systems):
     table = compare(
         [systems.add("one"), systems.add("two", length=24, device="cuda", seconds=0.1, bleu=0.5, self_bleu=0.5)]
     )
@@ -438,7 +438,7 @@ def test_samples_of_another_length_and_another_machine_are_not_ranked(systems):
     assert any("samples differs: 40 of length 64 (one), 40 of length 24 (two)" in warning for warning in table.warnings)
 
 
-def test_what_all_agree_on_is_said_once(systems):
+def test_common_settings_are_stated_once(systems):
     table = compare([systems.add("one"), systems.add("two", {}, notes=("none",))])
     protocol = table.footnotes[-1][1]
     for words in (
@@ -449,7 +449,7 @@ def test_what_all_agree_on_is_said_once(systems):
     assert not table.warnings
 
 
-def test_judges_stand_beside_entropy_and_are_not_ranked(systems):
+def test_judges_are_shown_with_entropy_and_not_ranked(systems):
     judged = Judged(30.0, (28.0, 33.0), 3.4, 500, 0, 0)
     judged = {"judge": Judgement("judge_a", "each text alone", judged, replace(judged, perplexity=20.0))}
     folders = [
@@ -480,7 +480,7 @@ def test_names_are_the_shortest_ends_of_paths(systems, tmp_path):
         compare([first, first / "evaluation"])
 
 
-def test_a_run_without_an_evaluation_says_which_command_makes_one(systems, tmp_path):
+def test_a_run_without_an_evaluation_names_the_command_to_run(systems, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "experiment.json").write_text("{}")
     message = re.escape(f"diffusionbert evaluate --model {tmp_path / 'run'} --data")
@@ -507,12 +507,12 @@ HOSTILE = Table(
 )
 
 
-def test_numbers_too_long_to_read_are_powers_of_ten():
+def test_large_numbers_are_shown_in_scientific_notation():
     table = Table((Column("x", "x", Direction.LOWER, 1),), ("a", "b"), ((Cell(9.125e15),), (Cell(999_999.0),)))
     assert [line.split("|")[2].strip() for line in to_markdown(table).splitlines()[2:4]] == ["9.1e+15", "999,999.0"]
 
 
-def test_markdown_is_a_table_whatever_is_in_it():
+def test_markdown_escapes_names():
     lines = to_markdown(HOSTILE).splitlines()
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[:4]]
     assert [len(row) for row in cells] == [3, 3, 3, 3]
@@ -541,7 +541,7 @@ def test_latex_escapes_and_balances():
     assert not re.findall(r"(?<!\\)%", "\n".join(latex.splitlines()[1:]))
 
 
-def test_json_says_all(four_kinds):
+def test_json_contains_everything(four_kinds):
     plain = compare(four_kinds).to_json()
     again = json.loads(json.dumps(plain, allow_nan=False))
     assert again == plain
@@ -568,7 +568,7 @@ def test_a_terminal_shows_styles_and_a_file_marks():
     assert "2.0°†" in plain.file.getvalue()
 
 
-def test_ranks_share_places_and_need_a_difference_that_shows():
+def test_equal_values_share_a_rank():
     def ranks(values, better, digits=2):
         cells = tuple(Cell(value) for value in values)
         return [(cell.best, cell.second) for cell in ranked(cells, Column("x", "x", better, digits))]
@@ -606,6 +606,24 @@ def test_the_command_prints_and_writes_every_format(four_kinds, tmp_path, capsys
     assert sign in written
 
 
+def test_a_printed_table_is_readable(four_kinds, capsys):
+    run(*four_kinds)
+    shown = str(compare(four_kinds))
+    assert capsys.readouterr().out == f"{shown}\n"
+    lines = shown.splitlines()
+    assert lines[0].split()[: len(four_kinds)] == [folder.name for folder in four_kinds]
+    for heading in ("perplexity per token (", "BLEU-4 ↑", "seconds per sample ↓", "calls per sample ↓"):
+        assert any(line.startswith(heading) for line in lines)
+    assert "Cell(" not in shown
+
+
+def test_a_printed_result_is_its_table(four_kinds):
+    result = EvaluationResult.load(four_kinds[0])
+    assert str(result) == result.table()
+    assert "seconds per sample" in str(result)
+    assert "samples=" not in repr(result).replace("samples=TextMetrics", "")
+
+
 def test_the_command_takes_a_unit_and_json(four_kinds, capsys):
     run(*four_kinds, "--unit=byte", "--json")
     keys = [one["key"] for one in json.loads(capsys.readouterr().out)["columns"]]
@@ -617,11 +635,11 @@ def test_the_command_takes_a_unit_and_json(four_kinds, capsys):
     ("arguments", "message"),
     [([], "nothing to compare"), (["--json", "--format=latex", "x"], "contradict"), (["/nowhere"], "no folder")],
 )
-def test_wrong_use_is_one_line(arguments, message):
+def test_wrong_use_gives_a_one_line_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         run(*arguments)
 
 
-def test_a_file_that_cannot_be_written_is_said(four_kinds, tmp_path):
+def test_an_unwritable_output_gives_a_one_line_error(four_kinds, tmp_path):
     with pytest.raises(ValueError, match="cannot be written"):
         run(*four_kinds, f"--output={tmp_path / 'no' / 'folder'}")

@@ -1,4 +1,4 @@
-"""The doctor: what is planted is found by its code, and what is healthy is not called sick."""
+"""The doctor: planted faults are found by their codes, and healthy text has no findings."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.evaluation import doctor
 from diffusionbert.evaluation.doctor import Severity, diagnose
 from diffusionbert.evaluation.symptoms import Case, Reference, examine, measure, read, unmask_times
+from diffusionbert.inference.engine import Engine, load_engine
+from diffusionbert.inference.generate import generate
 from diffusionbert.inference.tasks import Task
-from diffusionbert.model import load
+from diffusionbert.model import Model
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.samplers import Sampler
@@ -42,7 +44,7 @@ SIZE = 2000
 
 @pytest.fixture(scope="module")
 def sentences() -> list[str]:
-    """Real ones: the English that comes with Python."""
+    """Real sentences: the English documentation of Python."""
     found = [text.lower() for text in parse_corpus("pydoc")]
     random.Random(0).shuffle(found)
     return found
@@ -55,7 +57,7 @@ def vocabulary(sentences) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def healthy(vocabulary, sentences) -> Case:
-    """64 real sentences, beside the rest of them."""
+    """64 real sentences as samples, with the other sentences as reference."""
     rest = read(vocabulary, sentences[64:])
     stored = Reference.of_rows(rest, vocabulary.size)
     texts = tuple(sentences[:64])
@@ -78,38 +80,38 @@ def codes(case: Case) -> list[str]:
 
 
 def text_case(healthy: Case, texts: list[str]) -> Case:
-    """Samples from a file: nothing is known of how they were made."""
+    """Samples from a file, whose sampling settings are unknown."""
     return replace(healthy, texts=tuple(texts), written=(), unmask_times=(), sampling=None)
 
 
-def test_real_text_is_healthy(healthy):
+def test_real_text_has_no_findings(healthy):
     assert codes(healthy) == []
     assert codes(text_case(healthy, list(healthy.texts))) == []
     assert diagnose(healthy).to_json()["healthy"] is True
 
 
-def test_a_vocabulary_and_samples_are_enough(vocabulary, sentences):
+def test_a_case_needs_only_a_vocabulary_and_samples(vocabulary, sentences):
     assert codes(Case(vocabulary, tuple(sentences[:64]))) == []
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match="there are no samples; give a file of samples, or generate at least one"):
         Case(vocabulary, ())
 
 
-# ---- reveal times ---------------------------------------------------------------------------------------------------
+# ---- unmasking times ------------------------------------------------------------------------------------------------
 
 
-def test_reveal_times_are_those_of_the_last_writing():
+def test_the_last_unmasking_of_each_position_counts():
     states = [
         (1.0, [True, True, True, False, True]),
         (0.7, [False, True, True, False, False]),
-        (0.4, [True, False, True, False, True]),  # places 0 and 4 are hidden again
-        (0.1, [False, False, True, False, True]),  # places 2 and 4 stay hidden, place 3 never was
+        (0.4, [True, False, True, False, True]),  # positions 0 and 4 are remasked
+        (0.1, [False, False, True, False, True]),  # positions 2 and 4 stay masked, position 3 never was
     ]
     assert unmask_times(states) == pytest.approx((0.9, 0.6))
 
 
-def test_a_histogram_has_each_step_in_the_tenth_that_it_ends(healthy):
+def test_a_step_counts_in_the_tenth_that_it_ends_in(healthy):
     steps = tuple((step + 1) / 10 for step in range(10))
-    case = replace(healthy, unmask_times=(steps, steps, (1.0,)))  # a sample of one place says nothing
+    case = replace(healthy, unmask_times=(steps, steps, (1.0,)))  # a sample of one position is ignored
     assert measure(case).unmask_histogram == pytest.approx((0.1,) * 10)
     early = replace(healthy, unmask_times=((0.04,) * 15 + (0.95,) * 5,))
     assert measure(early).unmask_histogram == pytest.approx((0.75, 0, 0, 0, 0, 0, 0, 0, 0, 0.25))
@@ -118,7 +120,7 @@ def test_a_histogram_has_each_step_in_the_tenth_that_it_ends(healthy):
 
 @dataclass(frozen=True)
 class TemperatureOnThePosterior(Sampler):
-    """The mistake: the distribution that is sharpened contains "stay masked"."""
+    """A faulty sampler: temperature acts on the distribution that contains "stay masked"."""
 
     temperature: float
 
@@ -138,7 +140,7 @@ class TemperatureOnThePosterior(Sampler):
 
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
-@pytest.mark.parametrize("is_broken", [True, False], ids=["posterior", "words"])
+@pytest.mark.parametrize("is_broken", [True, False], ids=["posterior", "tokens"])
 @torch.no_grad()
 def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken):
     backbone = backbone_of("bert")
@@ -155,12 +157,12 @@ def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken)
     )
     states = list(sampler.sample(network, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
-    unmask_times = tuple(
+    times = tuple(
         unmask_times((float(state.time[row]), (state.tokens[row] == MASK).tolist()) for state in states)
         for row in range(6)
     )
     due = 1 - float(schedule.survival(torch.tensor([0.1]), torch.ones(1)))
-    found = diagnose(replace(healthy, unmask_times=unmask_times, expected_late=due)).findings
+    found = diagnose(replace(healthy, unmask_times=times, expected_late=due)).findings
     assert [finding.code for finding in found] == (["reveals-at-the-end"] if is_broken else [])
     if is_broken:
         assert "stay masked" in found[0].why
@@ -168,7 +170,7 @@ def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken)
         assert found[0].evidence["last_tenth"] > 0.9
 
 
-def test_everything_at_once_is_diagnosed(healthy):
+def test_unmasking_all_at_once_is_diagnosed(healthy):
     assert codes(replace(healthy, unmask_times=((0.01,) * 16 + (0.95,) * 4,) * 8)) == ["reveals-at-once"]
 
 
@@ -179,7 +181,7 @@ def test_few_steps_have_no_tenths_but_are_too_few(healthy):
     assert codes(replace(healthy, sampling=requested(steps=round(length / 2) + 1))) == []
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+# ---- tokens ---------------------------------------------------------------------------------------------------------
 
 
 def test_repetition_is_diagnosed(healthy):
@@ -195,24 +197,24 @@ def test_duplicates_are_diagnosed(healthy):
     assert codes(text_case(healthy, texts[:57])) == []
 
 
-def test_few_words_are_diagnosed(healthy):
-    chance = random.Random(0)
+def test_low_entropy_is_diagnosed(healthy):
+    rng = random.Random(0)
     words = healthy.texts[0].split() + healthy.texts[1].split()
-    texts = [" ".join(chance.choices(words, k=15)) for _ in healthy.texts]
+    texts = [" ".join(rng.choices(words, k=15)) for _ in healthy.texts]
     counts_alone = replace(healthy, reference=replace(healthy.reference, rows=()))
     found = {finding.code: finding.evidence for finding in diagnose(text_case(counts_alone, texts)).findings}
     assert set(found["low-entropy"]) == {"entropy", "expected"}
     assert "rare-words" not in found
 
 
-def test_the_entropy_of_few_tokens_is_expected_to_be_low():
+def test_the_expected_entropy_grows_with_the_number_of_tokens():
     even = Reference(torch.ones(1000, dtype=torch.long), None)
     assert even.entropy(50) == pytest.approx(math.log(50), abs=0.1)
     assert even.entropy(100_000) == pytest.approx(math.log(1000), abs=0.01)
 
 
-def test_few_pairs_of_words_are_diagnosed_where_a_corpus_is_given(healthy, vocabulary):
-    """One order of the same words: as many words as ever, and hardly any pair of them."""
+def test_few_distinct_bigrams_are_diagnosed_if_a_corpus_is_given(healthy, vocabulary):
+    """Windows of one fixed order of words: the usual number of words, but few distinct bigrams."""
     chain = " ".join(dict.fromkeys(" ".join(healthy.texts).split())).split()
     texts = [" ".join(chain[start : start + 16]) for start in range(0, 6 * 60, 6)]
     low = diagnose(text_case(healthy, texts)).findings
@@ -220,14 +222,14 @@ def test_few_pairs_of_words_are_diagnosed_where_a_corpus_is_given(healthy, vocab
     assert set(low[0].evidence) == {"distinct_2", "expected_distinct_2"}
 
 
-def test_common_and_rare_words_are_diagnosed(healthy, vocabulary):
+def test_too_frequent_and_too_rare_tokens_are_diagnosed(healthy, vocabulary):
     assert healthy.reference is not None
     order = [token for token in healthy.reference.counts.argsort(descending=True).tolist() if token > 4]
     whole = [token for token in order if not vocabulary.continuation[token]]
-    chance = random.Random(0)
+    rng = random.Random(0)
 
     def drawn(tokens):
-        return [vocabulary.decode(chance.choices(tokens, k=16)) for _ in range(64)]
+        return [vocabulary.decode(rng.choices(tokens, k=16)) for _ in range(64)]
 
     assert "common-words" in codes(text_case(healthy, drawn(whole[:80])))
     found = codes(text_case(healthy, drawn(whole[150:])))
@@ -252,13 +254,13 @@ def test_unknown_tokens_are_diagnosed(healthy):
 # ---- lengths --------------------------------------------------------------------------------------------------------
 
 
-def test_lengths_are_diagnosed_unless_they_were_asked_for(healthy):
+def test_unusual_lengths_are_diagnosed_unless_the_user_set_them(healthy):
     short = replace(text_case(healthy, [" ".join(text.split()[:4]) for text in healthy.texts]))
     assert "length-mismatch" in codes(short)
     assert "length-mismatch" not in codes(replace(short, length_asked=True))
 
 
-def test_lengths_are_compared_as_histograms(healthy):
+def test_lengths_are_compared_by_the_wasserstein_distance(healthy):
     reference = replace(healthy.reference, length_histogram=torch.tensor([0, 0, 1, 0, 0, 0, 1]))
     symptoms = measure(replace(healthy, texts=("a b c d", "a b c d"), written=(), reference=reference))
     assert symptoms.mean_length == symptoms.reference_length == 4
@@ -271,7 +273,7 @@ def test_one_token_samples_are_diagnosed(healthy):
     assert "one-token-samples" in found
 
 
-def test_few_samples_are_said_to_be_few(healthy):
+def test_few_samples_are_noted(healthy):
     few = diagnose(text_case(healthy, list(healthy.texts[:3])))
     assert [(finding.code, finding.severity) for finding in few.findings] == [("few-samples", Severity.NOTE)]
 
@@ -279,7 +281,7 @@ def test_few_samples_are_said_to_be_few(healthy):
 # ---- the network and its tokenizer ----------------------------------------------------------------------------------
 
 
-def test_an_untrained_network_is_told_by_what_frequencies_do(healthy, vocabulary):
+def test_an_untrained_network_needs_as_many_nats_as_the_unigram_model(healthy, vocabulary):
     assert codes(replace(healthy, network_nats=6.1)) == ["untrained-network"]
     assert codes(replace(healthy, network_nats=5.0)) == []
     unknown = replace(healthy, stored=None, unigram_nats=None, network_nats=7.0)
@@ -294,47 +296,47 @@ def permuted(reference: Reference, seed: int = 0) -> Reference:
     return Reference(counts, reference.length_histogram)
 
 
-def test_a_small_corpus_says_nothing_of_the_tokenizer(healthy):
+def test_a_small_corpus_is_not_compared_with_the_stored_counts(healthy):
     assert measure(healthy).corpus_distance < 0.01
     assert measure(replace(healthy, corpus=healthy.corpus[:40])).corpus_distance is None
 
 
 @pytest.mark.parametrize("has_corpus", [True, False], ids=["corpus", "no corpus"])
-def test_permuted_ids_are_a_wrong_tokenizer(healthy, has_corpus):
+def test_permuted_ids_are_diagnosed_as_a_wrong_tokenizer(healthy, has_corpus):
     case = replace(healthy, stored=permuted(healthy.stored), network_nats=9.0)
     case = case if has_corpus else replace(case, corpus=(), reference=case.stored)
     found = diagnose(case).findings
     assert found[0].code == "wrong-tokenizer"
     assert ("corpus_distance" in found[0].evidence) is has_corpus
     assert found[0].evidence["brevity"] > 0.9
-    assert "untrained-network" not in [finding.code for finding in found]  # it may be trained well
+    assert "untrained-network" not in [finding.code for finding in found]  # it may be well trained
 
 
-def test_another_wordpiece_of_the_same_size_is_a_wrong_tokenizer(healthy, sentences):
-    """Trained on the same words spelled backwards; the counts are those of the right one."""
+def test_another_wordpiece_of_the_same_size_is_diagnosed_as_a_wrong_tokenizer(healthy, sentences):
+    """It is trained on the same words spelled backwards; the stored counts are those of the correct one."""
     other = train_wordpiece([text[::-1] for text in sentences], SIZE)
     assert other.size == healthy.vocabulary.size
     texts = tuple(other.decode(row) for row in healthy.written)
-    written_by_it = replace(healthy, vocabulary=other, texts=texts, corpus=(), reference=healthy.stored)
-    assert "round_trip" in diagnose(written_by_it).findings[0].evidence
+    generated = replace(healthy, vocabulary=other, texts=texts, corpus=(), reference=healthy.stored)
+    assert "round_trip" in diagnose(generated).findings[0].evidence
     corpus = replace(healthy, vocabulary=other, written=(), corpus=read(other, sentences[64:]), reference=None)
     assert "corpus_distance" in diagnose(corpus).findings[0].evidence
-    assert {diagnose(case).findings[0].code for case in (written_by_it, corpus)} == {"wrong-tokenizer"}
+    assert {diagnose(case).findings[0].code for case in (generated, corpus)} == {"wrong-tokenizer"}
 
 
-def test_random_tokens_do_not_tell_a_wrong_tokenizer(healthy, vocabulary):
-    chance = random.Random(0)
+def test_random_tokens_are_not_diagnosed_as_a_wrong_tokenizer(healthy, vocabulary):
+    rng = random.Random(0)
     inner = vocabulary.continuation.nonzero()[:, 0].tolist()
-    rows = tuple(tuple(chance.choices(inner, k=20)) for _ in range(64))
+    rows = tuple(tuple(rng.choices(inner, k=20)) for _ in range(64))
     texts = tuple(vocabulary.decode(row) for row in rows)
-    assert read(vocabulary, texts) != rows  # pieces of words, put together at random, make other pieces
+    assert read(vocabulary, texts) != rows  # random word pieces are encoded differently after decoding
     found = codes(replace(healthy, texts=texts, written=rows, network_nats=7.5))
     assert "wrong-tokenizer" not in found
     assert found[0] == "untrained-network"
     assert "rare-words" in found
 
 
-# ---- words for people -----------------------------------------------------------------------------------------------
+# ---- remedies and JSON ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,7 +350,7 @@ def test_random_tokens_do_not_tell_a_wrong_tokenizer(healthy, vocabulary):
         (None, "--temperature 1 --top-k 30 --sampler exact"),
     ],
 )
-def test_the_remedy_is_that_of_the_setting(healthy, sampling, flag):
+def test_the_remedy_depends_on_the_sampling_settings(healthy, sampling, flag):
     texts = tuple("the . the . the . the ." for _ in healthy.texts)
     case = replace(healthy, texts=texts, written=(), unmask_times=(), sampling=sampling)
     remedies = {finding.code: finding.remedy for finding in diagnose(case).findings}
@@ -356,7 +358,7 @@ def test_the_remedy_is_that_of_the_setting(healthy, sampling, flag):
     assert flag in remedies["low-entropy"]
 
 
-def test_the_most_serious_comes_first_and_json_says_all(healthy):
+def test_findings_are_sorted_by_severity_and_json_is_complete(healthy):
     case = replace(healthy, texts=healthy.texts[:2] * 2, written=(), network_nats=9.0)
     plain = diagnose(case).to_json()
     assert [finding["severity"] for finding in plain["findings"]] == ["broken", "poor", "note"]
@@ -369,8 +371,8 @@ def test_the_most_serious_comes_first_and_json_says_all(healthy):
 
 
 @pytest.fixture(scope="module")
-def bundled():
-    return load(device="cpu")
+def bundled() -> Engine:
+    return load_engine(device="cpu")
 
 
 def test_the_bundled_model_is_healthy(bundled):
@@ -378,7 +380,7 @@ def test_the_bundled_model_is_healthy(bundled):
     diagnosis = diagnose(case)
     assert diagnosis.findings == ()
     assert diagnosis.symptoms.network_nats < 0.85 * diagnosis.symptoms.unigram_nats
-    assert diagnosis.symptoms.network_texts == "8 texts of its own, 4 draws each"
+    assert diagnosis.symptoms.network_texts == "8 generated texts, 4 draws each"
     assert diagnosis.symptoms.round_trip > 0.97
     assert len(case.texts) == 8
     assert all(len(row) == 16 for row in case.written)
@@ -392,20 +394,20 @@ def test_a_top_k_of_one_is_diagnosed(bundled):
 
 
 def test_an_untrained_network_is_diagnosed(sentences):
-    model = load(device="cpu")
-    for parameter in model.network.backbone.parameters():
+    engine = load_engine(device="cpu")
+    for parameter in engine.network.backbone.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)
     for corpus in ([], sorted(sentences, key=len)[:8]):
-        found = diagnose(examine(model, Task(1, 12), requested(steps=12, top_k=1), corpus=corpus)).findings
+        found = diagnose(examine(engine, Task(1, 12), requested(steps=12, top_k=1), corpus=corpus)).findings
         assert found[0].code == "untrained-network"
-        texts = "8 sentences of the corpus" if corpus else "8 texts of its own"
-        assert f"nats a token ({texts}, 4 draws each), no fewer than" in found[0].what
+        texts = "8 sentences of the corpus" if corpus else "8 generated texts"
+        assert f"nats per token ({texts}, 4 draws each), no fewer than" in found[0].what
 
 
 @pytest.fixture(scope="module")
-def mixed_up(tmp_path_factory) -> Path:
-    """The bundled model with other ids in its tokenizer."""
+def permuted_model(tmp_path_factory) -> Path:
+    """The bundled model with permuted ids in its tokenizer."""
     folder = tmp_path_factory.mktemp("model")
     for file in BUNDLED.iterdir():
         if file.name != "tokenizer.json":
@@ -419,10 +421,10 @@ def mixed_up(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_wrong_tokenizer_is_diagnosed(mixed_up, sentences):
-    model = load(mixed_up, "cpu")
+def test_a_wrong_tokenizer_is_diagnosed(permuted_model, sentences):
+    engine = load_engine(permuted_model, "cpu")
     for corpus in ([], sentences[:200]):
-        found = diagnose(examine(model, Task(1, 12), requested(steps=12), corpus=corpus)).findings
+        found = diagnose(examine(engine, Task(1, 12), requested(steps=12), corpus=corpus)).findings
         assert found[0].code == "wrong-tokenizer"
         assert "untrained-network" not in [finding.code for finding in found]
 
@@ -436,7 +438,7 @@ def run(*arguments: str) -> None:
 
 @pytest.fixture
 def quick(monkeypatch, bundled) -> None:
-    monkeypatch.setattr(Doctor, "loaded", lambda self: bundled)
+    monkeypatch.setattr(Doctor, "loaded", lambda self: Model(bundled))
 
 
 @pytest.fixture
@@ -446,51 +448,51 @@ def corpus_file(tmp_path, sentences) -> Path:
     return file
 
 
-def test_the_command_says_nothing_found_of_a_file(quick, tmp_path, sentences, corpus_file, capsys):
+def test_the_command_finds_no_problems_in_a_file_of_real_sentences(quick, tmp_path, sentences, corpus_file, capsys):
     file = tmp_path / "samples.txt"
     file.write_text("\n".join(sorted(sentences[200:300], key=len)[:60]), encoding="utf-8")
     run(f"--samples={file}", f"--data={corpus_file}")
     shown = capsys.readouterr().out
-    assert "nothing found" in shown
+    assert "no problems found" in shown
     assert "samples.txt" in shown
 
 
-def test_the_command_says_what_why_and_which_flag(quick, tmp_path, capsys):
+def test_the_command_prints_problem_cause_and_remedy(quick, tmp_path, capsys):
     file = tmp_path / "samples.txt"
     file.write_text("the . the . the . the .\n" * 20, encoding="utf-8")
     run(f"--samples={file}")
     shown = capsys.readouterr().out
-    assert "network, nats a token (8 texts of its own, 4 draws each)" in shown
+    assert "network, nats per token (8 generated texts, 4 draws each)" in shown
     assert "repetition (poor)" in shown
     assert "what" in shown
     assert "try  --temperature 1 --top-k 30" in shown
 
 
-def test_the_command_prints_json_alone(quick, capsys):
+def test_the_command_prints_only_json_on_stdout(quick, capsys):
     run("--json", "--number=2", "--length=10", "--steps=12", "--top-k=5", "--seed=3")
     plain = json.loads(capsys.readouterr().out)
     assert plain["model"] == "bundled"
     assert [finding["code"] for finding in plain["findings"]] == ["few-samples"]
-    assert len(plain["symptoms"]["reveal_histogram"]) == 10
+    assert len(plain["symptoms"]["unmask_histogram"]) == 10
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--samples=/nowhere"], "cannot be read"),
-        (["--number=0"], "texts can be asked for"),
+        (["--number=0"], "`number` must be between 1 and 100000, got 0"),
         (["--sampler=magic"], "unknown sampler"),
         (["--data=/nowhere"], "nowhere"),
     ],
 )
-def test_wrong_use_is_one_line(quick, arguments, message):
+def test_invalid_options_give_a_one_line_error(quick, arguments, message):
     with pytest.raises(ValueError, match=message) as caught:
         run(*arguments)
     assert "\n" not in str(caught.value)
 
 
 def test_codes_are_stable():
-    """Scripts rely on them: a change here is a change of the public surface."""
+    """They are part of the public interface."""
     source = Path(doctor.__file__).read_text(encoding="utf-8")
     for code in (
         *("wrong-tokenizer", "untrained-network", "special-tokens", "reveals-at-the-end", "reveals-at-once"),
@@ -500,16 +502,16 @@ def test_codes_are_stable():
         assert f'"{code}"' in source
 
 
-def test_what_a_byte_level_model_writes_is_known_by_its_ids():
+def test_tokens_of_a_byte_level_model_are_read_by_id():
     """Its spelling does not lead back to them: read again, `Ġking` would be unknown or special."""
-    model = load(plain_roberta())
-    case = examine(model, Task(2, 6, seed=0), requested(steps=6))
-    own = next(iter(model.write(Task(1, 6, seed=0), requested(steps=6)))).text
-    assert model.vocabulary.decode(case.written[0]) == own
+    engine = load_engine(plain_roberta())
+    case = examine(engine, Task(2, 6, seed=0), requested(steps=6))
+    own = next(iter(generate(engine, Task(1, 6, seed=0), requested(steps=6)))).text
+    assert engine.vocabulary.decode(case.written[0]) == own
     assert measure(case).special_tokens == 0
 
 
-def test_a_methods_own_way_of_writing_is_called_by_its_name():
-    case = examine(load(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
+def test_the_default_sampler_is_resolved():
+    case = examine(load_engine(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
     assert case.sampling is not None
     assert case.sampling.sampler == MaskPredict()

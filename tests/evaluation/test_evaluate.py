@@ -30,17 +30,16 @@ from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
 from diffusionbert.diffusion.shapes import per_position
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.evaluation.conventions import Basis, ConventionScale, conventions
-from diffusionbert.evaluation.dataset import Trained, gather, held_out, sha256_of
+from diffusionbert.evaluation.dataset import Trained, evaluation_corpus, read_evaluation_set, sha256_of
 from diffusionbert.evaluation.evaluate import (
     Plan,
-    assess,
     compare_texts,
+    evaluate,
+    generate_samples,
     sample_bleu,
     weight_hashes,
-    write_samples,
 )
 from diffusionbert.evaluation.judges import load_judge
-from diffusionbert.evaluation.likelihoods import PackedRows, ways_to_score
 from diffusionbert.evaluation.metrics import (
     PerSample,
     bleu4,
@@ -49,7 +48,11 @@ from diffusionbert.evaluation.metrics import (
     self_bleu4,
     token_entropy,
 )
+from diffusionbert.evaluation.packing import PackedSequences
 from diffusionbert.evaluation.result import EvaluationResult, mean_with_interval
+from diffusionbert.inference.engine import Engine, load_engine
+from diffusionbert.inference.generate import generate
+from diffusionbert.inference.score import estimate_nats
 from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
 from diffusionbert.likelihood.protocol import Length, Protocol
@@ -60,7 +63,6 @@ from diffusionbert.likelihood.scores import (
     Scores,
     paired_bootstrap,
 )
-from diffusionbert.model import Model, load
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
 from diffusionbert.objectives.config import CONTINUOUS, GRID, NO_LIKELIHOOD, ScoringQuantities
@@ -72,7 +74,7 @@ from diffusionbert.storage.code_version import code_version
 from diffusionbert.storage.component import Component
 from diffusionbert.storage.files import load_tensors, read_json, save_tensors
 from diffusionbert.storage.schema import to_json
-from diffusionbert.training.config import DataConfig, RunConfig
+from diffusionbert.training.config import DataConfig
 from diffusionbert.training.run_folder import RunFolder
 
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
@@ -82,7 +84,7 @@ FEW = ["--sentences=6", "--samples=4", "--length=12", "--max-draws=8"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A network trained (hardly) by diffusion."""
+    """A run of four steps."""
     output = tmp_path_factory.mktemp("runs") / "tiny"
     cache = tmp_path_factory.mktemp("cache")
     main(["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
@@ -90,13 +92,15 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(run) -> Model:
-    return load(run, "cpu")
+def engine(run) -> Engine:
+    return load_engine(run, "cpu")
 
 
 @pytest.fixture(scope="module")
-def evaluation_set(model):
-    return gather(held_out("pydoc", Trained(model.config.data), Cleaning(lower=True)), "pydoc", model.vocabulary, 46, 6)
+def evaluation_set(engine):
+    return read_evaluation_set(
+        evaluation_corpus("pydoc", Trained(engine.config.data), Cleaning(lower=True)), "pydoc", engine.vocabulary, 46, 6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +130,7 @@ def quick(**changes) -> Plan:
 # ---- the command --------------------------------------------------------------------------------------------------
 
 
-def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp_path):
+def test_json_alone_is_printed_with_every_key_and_is_reproducible(run, capsys, tmp_path):
     found = []
     for number in range(2):
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--json", f"--output={tmp_path / str(number)}"])
@@ -149,7 +153,7 @@ def test_json_is_alone_on_stdout_with_every_key_and_comes_again(run, capsys, tmp
     assert own["kind"] == "bound"
 
 
-def test_the_result_comes_back_as_it_was_saved(evaluated, run, tmp_path):
+def test_a_saved_result_loads_unchanged(evaluated, run, tmp_path):
     evaluated.save(tmp_path)
     again = EvaluationResult.load(tmp_path)
     for field in fields(EvaluationResult):
@@ -160,7 +164,7 @@ def test_the_result_comes_back_as_it_was_saved(evaluated, run, tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_summary_is_that_of_the_scores(evaluated):
+def test_the_summary_agrees_with_the_scores(evaluated):
     scores, own = evaluated.primary_scores, evaluated.primary
     assert scores is not None
     assert list(evaluated.scores) == ["continuous", "grid"] == list(evaluated.likelihoods)
@@ -172,12 +176,12 @@ def test_the_summary_is_that_of_the_scores(evaluated):
     assert paired_bootstrap(scores, scores).value == 0
 
 
-def test_the_result_says_what_was_evaluated(evaluated, model):
+def test_the_result_describes_the_model_and_its_likelihoods(evaluated, engine):
     about = evaluated.model
     assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("discrete-time", "linear", 128)
     assert (about.time_conditioning, about.backbone, about.start) == ("none", "bert", "scratch")
-    assert (about.parameters, about.seed, about.training_steps) == (model.num_parameters, 0, 4)
-    best = RunFolder(Path(model.name)).read_pointer("best")
+    assert (about.parameters, about.seed, about.training_steps) == (engine.num_parameters, 0, 4)
+    best = RunFolder(Path(engine.name)).read_pointer("best")
     assert about.tokens_seen == read_json(best / "state.json")["state"]["tokens"] > 0
     assert evaluated.code == code_version()
     assert evaluated.seed == 0
@@ -186,7 +190,7 @@ def test_the_result_says_what_was_evaluated(evaluated, model):
     assert (grid.quantity, grid.time, grid.schedule) == ("strict", TimeGrid(128), Component("linear"))
 
 
-def test_a_plain_masked_model_has_no_training_to_tell_of(tmp_path, capsys):
+def test_a_plain_masked_model_has_no_training_settings(tmp_path, capsys):
     data = tmp_path / "a.txt"
     data.write_text("the king saw a river .\nthe king saw the sea .\n")
     few = ["--samples=2", "--length=4", "--steps=2", "--max-draws=2", "--json"]
@@ -196,14 +200,14 @@ def test_a_plain_masked_model_has_no_training_to_tell_of(tmp_path, capsys):
     assert about["backbone"] == "bert"
 
 
-def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, model):
+def test_bleu_is_computed_from_the_samples_in_the_file(evaluated, run, engine):
     lines = (run / "evaluation" / "samples.txt").read_text(encoding="utf-8").splitlines()
     first, second = lines[:4], lines[4:]
     assert (list(evaluated.samples), list(evaluated.more_samples)) == (first, second)
     assert len(second) == 4
     assert not set(first) & set(second)
     sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
-    references = [model.vocabulary.decode(row) for row in model.vocabulary.encode(sentences)]
+    references = [engine.vocabulary.decode(row) for row in engine.vocabulary.encode(sentences)]
     quality, others = bleu4(first, references), self_bleu4(second)
     own = evaluated.generation.samples
     assert (own.bleu4.value, own.self_bleu4.value) == (quality.mean, others.mean)
@@ -215,16 +219,16 @@ def test_bleu_is_that_of_the_samples_in_the_file(evaluated, run, model):
     assert own.repeated_4grams == repetition(first).share.mean
     assert own.entropy_pooled == token_entropy(first).pooled
     assert own.entropy_per_text == token_entropy(first).within.mean
-    assert first == [written.text for written in model.write(Task(4, 12, seed=0), requested(top_k=30))]
+    assert first == [made.text for made in generate(engine, Task(4, 12, seed=0), requested(top_k=30))]
 
 
-def test_texts_are_compared_like_with_like(model, tmp_path):
+def test_samples_and_references_are_normalised_alike(engine, tmp_path):
     """In lower case, after the tokenizer, and each set with its own."""
     lines = ["It 's the value of the object , not changed .", "An object is a value of the other object ."]
-    corpus = gather(corpus_of(tmp_path / "a.txt", lines), "a", model.vocabulary, 46)
+    corpus = read_evaluation_set(corpus_of(tmp_path / "a.txt", lines), "a", engine.vocabulary, 46)
     assert corpus.decoded != corpus.texts
     first, second = corpus.decoded[0].upper(), corpus.decoded[1]
-    written = write_samples(model, quick())
+    written = generate_samples(engine, quick())
     samples = replace(written, first=(first, first), second=(second, f"{second} and more"))
     bleu, self_bleu = sample_bleu(samples, corpus)
     own, real = compare_texts(samples, bleu, self_bleu, corpus, [0, 1])
@@ -236,8 +240,8 @@ def test_texts_are_compared_like_with_like(model, tmp_path):
     assert real.bleu4.value == self_bleu4(decoded).mean
 
 
-def test_real_sentences_stand_beside_the_samples(model, evaluation_set):
-    found = assess(model, evaluation_set, quick())
+def test_real_sentences_are_reported_with_the_samples(engine, evaluation_set):
+    found = evaluate(engine, evaluation_set, quick())
     numbers = evaluation_set.some(3)
     real = [evaluation_set.decoded[number].lower() for number in numbers]
     others = [
@@ -251,12 +255,12 @@ def test_real_sentences_stand_beside_the_samples(model, evaluation_set):
     assert own.distinct[0] == distinct_n(real, 1)
 
 
-def test_hashes_are_those_of_the_files_and_texts(evaluated, run, model):
+def test_hashes_are_computed_from_files_and_texts(evaluated, run, engine):
     file = run / "model" / "model.safetensors"
     own = hashlib.sha256(file.read_bytes()).hexdigest()
     data = evaluated.data
     assert evaluated.weights.files["model.safetensors"] == own
-    assert weight_hashes(model) == evaluated.weights
+    assert weight_hashes(engine) == evaluated.weights
     assert evaluated.primary.protocol.weights == evaluated.weights.sha256
     sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
     scored = [sentences[number] for number in evaluated.primary_scores.example.tolist()]
@@ -278,7 +282,7 @@ def test_the_judge_reads_samples_and_real_sentences(evaluated, judge, evaluation
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, tmp_path):
+def test_mauve_names_the_model_of_its_features(run, judge, capsys, monkeypatch, tmp_path):
     targets = {}
 
     def compute(**options):
@@ -294,7 +298,7 @@ def test_mauve_says_whose_features_it_compares(run, judge, capsys, monkeypatch, 
     assert np.allclose(targets["q_features"], opened.read(list(samples)).features, atol=1e-5)
 
 
-def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, tmp_path):
+def test_the_table_shows_figures_and_protocol(evaluated, run, capsys, tmp_path):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--output={tmp_path}"])
     said = capsys.readouterr().out
     assert EvaluationResult.load(tmp_path).table() in said
@@ -319,7 +323,7 @@ def test_people_read_a_table_and_the_protocol_in_words(evaluated, run, capsys, t
         assert words in said
 
 
-def test_a_model_without_a_run_folder_writes_only_where_it_is_told(run, tmp_path, monkeypatch, capsys):
+def test_without_a_run_directory_only_the_given_output_is_written(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("stays")
@@ -333,7 +337,7 @@ def test_a_model_without_a_run_folder_writes_only_where_it_is_told(run, tmp_path
 
 
 @pytest.mark.parametrize("name", ["evaluation.json", "scores.safetensors", "samples.txt"])
-def test_nothing_is_overwritten_without_a_word(run, tmp_path, capsys, monkeypatch, name):
+def test_existing_files_are_not_overwritten(run, tmp_path, capsys, monkeypatch, name):
     monkeypatch.setattr("diffusionbert.model.load", None)  # no work is done first
     (tmp_path / name).write_text("mine")
     with pytest.raises(SystemExit) as caught:
@@ -344,7 +348,7 @@ def test_nothing_is_overwritten_without_a_word(run, tmp_path, capsys, monkeypatc
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
 
 
-def test_a_run_is_evaluated_again_if_that_is_said(evaluated, run, capsys):
+def test_an_existing_evaluation_needs_overwrite(evaluated, run, capsys):
     before = {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()}
     with pytest.raises(SystemExit):
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW])
@@ -352,7 +356,7 @@ def test_a_run_is_evaluated_again_if_that_is_said(evaluated, run, capsys):
     assert "give --overwrite" in capsys.readouterr().err
 
 
-def test_a_file_is_no_folder_for_an_evaluation(run, tmp_path, capsys, monkeypatch):
+def test_an_output_that_is_a_file_is_refused(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("diffusionbert.model.load", None)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(SystemExit) as caught:
@@ -362,7 +366,7 @@ def test_a_file_is_no_folder_for_an_evaluation(run, tmp_path, capsys, monkeypatc
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp_path, capsys):
+def test_the_default_length_is_limited_by_the_model(run, tmp_path, capsys):
     options = ["--sentences=4", "--samples=2", "--max-draws=4", "--steps=2", "--json", f"--output={tmp_path}"]
     main(["evaluate", f"--model={run}", "--data=pydoc", *options])
     assert json.loads(capsys.readouterr().out)["generation"]["sampling"]["length"] == 46
@@ -372,7 +376,7 @@ def test_a_length_that_nobody_asked_for_is_cut_to_what_the_model_writes(run, tmp
     assert found["likelihoods"]["continuous"]["protocol"]["precision"] == 0.1
 
 
-def test_texts_are_read_as_the_model_was_trained_unless_told_otherwise(run, tmp_path, capsys):
+def test_texts_are_cleaned_as_in_training_by_default(run, tmp_path, capsys):
     lines = [f"The Value isn 't changed , it 's {word} ." for word in ("one", "two", "three")]
     data = tmp_path / "a.jsonl"
     data.write_text("\n".join(json.dumps({"body": line}) for line in lines))
@@ -406,18 +410,18 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=no-such-file.txt"], "no-such-file"),
         (["--data=EMPTY"], "empty"),
         (["--data=PAIRS"], "pairs"),
-        (["--data=pydoc", "--samples=0"], "2 to 50000, not 0"),
-        (["--data=pydoc", "--samples=1"], "2 to 50000, not 1"),
-        (["--data=pydoc", "--samples=60000"], "2 to 50000, not 60000"),
-        (["--data=pydoc", "--seed=-1"], "0 or more"),
+        (["--data=pydoc", "--samples=0"], "2 to 50000, got 0"),
+        (["--data=pydoc", "--samples=1"], "2 to 50000, got 1"),
+        (["--data=pydoc", "--samples=60000"], "2 to 50000, got 60000"),
+        (["--data=pydoc", "--seed=-1"], "`seed` must be >= 0, got -1"),
         (["--data=pydoc", "--sentences=1"], "at least two"),
         (["--data=pydoc", "--length=64"], "46"),
         (["--data=pydoc", "--length=nonsense"], "--length"),
         (["--data=pydoc", "--judge=no/such-judge"], "no/such-judge"),
         (["--data=pydoc", "--precision=fine"], "--precision"),
         (["--data=pydoc", "--precision=0"], "precision"),
-        (["--data=pydoc", "--max-draws=1"], "--max-draws must be at least 2, given 1"),
-        (["--data=pydoc", "--max-draws=0"], "--max-draws must be at least 2, given 0"),
+        (["--data=pydoc", "--max-draws=1"], "`max_draws` must be >= 2, got 1"),
+        (["--data=pydoc", "--max-draws=0"], "`max_draws` must be >= 2, got 0"),
         (["--data=pydoc", "--sampler=magic"], "magic"),
         (["--data=pydoc", "--split=test"], "test split"),
         (["--data=pydoc", "--field=text"], "JSONL"),
@@ -425,7 +429,7 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
     ],
     ids=str,
 )
-def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, message):
+def test_wrong_use_gives_one_line_and_exit_code_2(run, capsys, tmp_path, options, message):
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "pairs.tsv").write_text("a question\tan answer\n" * 3)
     positions = {"EMPTY": str(tmp_path / "empty.txt"), "PAIRS": str(tmp_path / "pairs.tsv")}
@@ -446,31 +450,31 @@ def test_wrong_use_is_one_line_and_exit_code_2(run, capsys, tmp_path, options, m
 # ---- likelihoods --------------------------------------------------------------------------------------------------
 
 
-def test_the_likelihood_is_that_of_the_model(model, evaluation_set):
+def test_the_likelihood_equals_that_of_estimate_nats(engine, evaluation_set):
     budget = EstimationBudget(None, 4, strata=2, seed=3)
-    found = assess(model, evaluation_set, quick(budget=budget))
-    expected = model.likelihood(evaluation_set.scored, budget)
+    found = evaluate(engine, evaluation_set, quick(budget=budget))
+    expected = estimate_nats(engine, evaluation_set.scored, budget)
     assert torch.equal(found.primary_scores.nats, expected.scores.nats)
     assert found.primary.rates == LikelihoodRates.of(expected.rates)
     assert found.primary_scores.example.tolist() == list(evaluation_set.numbers)
 
 
-def test_other_likelihoods_get_no_more_draws_than_the_models_own(model, evaluation_set):
-    found = assess(
-        model, evaluation_set, quick(budget=EstimationBudget(0.5, 400, strata=2), conventions=True)
+def test_other_likelihoods_get_no_more_draws_than_the_models_own(engine, evaluation_set):
+    found = evaluate(
+        engine, evaluation_set, quick(budget=EstimationBudget(0.5, 400, strata=2), conventions=True)
     ).likelihoods
     own, grid = found["continuous"], found["grid"]
     assert 4 <= grid.protocol.num_draws <= own.protocol.num_draws < 400
     assert own.limited_by is None
 
 
-def test_modelled_lengths_are_added_and_conventions_take_them_out_again(model, evaluation_set):
-    given = assess(model, evaluation_set, quick(conventions=True))
-    paid = assess(model, evaluation_set, quick(conventions=True, modelled_length=True))
-    assert model.length_histogram is not None
+def test_modelled_lengths_are_added_except_in_conventions(engine, evaluation_set):
+    given = evaluate(engine, evaluation_set, quick(conventions=True))
+    paid = evaluate(engine, evaluation_set, quick(conventions=True, modelled_length=True))
+    assert engine.length_histogram is not None
     for name in ("continuous", "grid"):
         own, more = given.scores[name], paid.scores[name]
-        price = length_nats(model.length_histogram, own.tokens)
+        price = length_nats(engine.length_histogram, own.tokens)
         assert torch.allclose(more.nats, own.nats + price)
         assert given.likelihoods[name].protocol.length is Length.GIVEN
         assert paid.likelihoods[name].protocol.length is Length.MODELLED
@@ -500,28 +504,28 @@ CORPUS, SENTENCE = Spindle(0.3, Mean.CORPUS, 0.0), Spindle(0.3, Mean.SENTENCE, 0
     ],
     ids=str,
 )
-def test_every_model_is_scored_in_all_ways_that_are_right(objective, time, expected):
+def test_every_objective_has_its_scoring_quantities(objective, time, expected):
     """The model's own comes first; where the grid has no limit, a note says why."""
-    ways = ways_to_score(RunConfig(DataConfig("x"), time=time, objective=objective), STATISTICS)
-    assert {name: type(way[0]) for name, way in ways.by_name.items()} == expected
-    assert list(ways.by_name) == list(expected)
-    assert ways.primary == next(iter(expected))
-    assert bool(ways.notes) == (list(expected) == [GRID])
+    quantities = objective.scoring_quantities(time)
+    built = {quantity.name: type(quantity.build(STATISTICS)) for quantity in quantities.available}
+    assert built == expected
+    assert list(built) == list(expected)
+    assert quantities.primary.name == next(iter(expected))
+    assert bool(quantities.notes) == (list(expected) == [GRID])
     if GRID in expected:
-        assert ways.by_name[GRID][1].time == TimeGrid(16)
+        assert quantities.named(GRID).definition.time == TimeGrid(16)
 
 
-def test_the_grid_is_that_of_the_asked_steps(model, evaluation_set):
-    """One step writes all words at once, none seeing another; a thousand come near to the limit."""
+def test_the_bound_uses_the_requested_number_of_steps(engine, evaluation_set):
+    """One step generates all tokens independently; a thousand steps are close to the limit."""
     budget, found = EstimationBudget(None, 32, strata=16), {}
     for steps in (1, 1000):
-        ways = ways_to_score(replace(model.config, objective=DiscreteTimeConfig(Linear(), steps)), model.statistics)
-        for name, way in ways.by_name.items():
-            found[steps, name] = model.likelihood(evaluation_set.scored, budget, way=way)
-    batch = Sentences(model.vocabulary, evaluation_set.scored).batch(range(6))
-    masked = batch.tokens.masked_fill(batch.editable, model.vocabulary.mask_id)
+        for quantity in DiscreteTimeConfig(Linear(), steps).scoring_quantities(engine.config.time).available:
+            found[steps, quantity.name] = estimate_nats(engine, evaluation_set.scored, budget, quantity=quantity)
+    batch = Sentences(engine.vocabulary, evaluation_set.scored).batch(range(6))
+    masked = batch.tokens.masked_fill(batch.editable, engine.vocabulary.mask_id)
     with torch.no_grad():
-        log_f = model.network(masked, batch.attend, torch.ones(6).double(), batch.editable)
+        log_f = engine.network(masked, batch.attend, torch.ones(6).double(), batch.editable)
     nats = per_position(-log_prob_of(log_f, batch.tokens[batch.editable]), batch.editable).sum(dim=1)
     assert torch.allclose(found[1, GRID].scores.nats, nats.double(), rtol=1e-4)
     assert float(found[1, GRID].scores.draw_variance.max()) < 1e-6
@@ -530,17 +534,17 @@ def test_the_grid_is_that_of_the_asked_steps(model, evaluation_set):
     assert [found[steps, GRID].protocol.definition.time.steps for steps in (1, 1000)] == [1, 1000]
 
 
-def test_a_method_without_a_likelihood_says_so(model, evaluation_set, monkeypatch):
+def test_a_missing_likelihood_is_noted(engine, evaluation_set, monkeypatch):
     none = ScoringQuantities((), (NO_LIKELIHOOD,))
     monkeypatch.setattr(DiscreteTimeConfig, "scoring_quantities", lambda self, time: none)
-    found = assess(model, evaluation_set, quick(conventions=True))
+    found = evaluate(engine, evaluation_set, quick(conventions=True))
     assert (found.primary, found.likelihoods, found.conventions) == (None, {}, ())
     assert found.generation.samples.bleu4.ci95 is not None
     assert any("this method has no likelihood" in note for note in found.notes)
 
 
-def test_it_is_written_and_read_without_a_likelihood(model, evaluation_set, monkeypatch, tmp_path):
-    found = replace(assess(model, evaluation_set, quick()), likelihoods={}, scores={})
+def test_a_result_without_a_likelihood_is_saved_and_loaded(engine, evaluation_set, monkeypatch, tmp_path):
+    found = replace(evaluate(engine, evaluation_set, quick()), likelihoods={}, scores={})
     found.save(tmp_path)
     again = EvaluationResult.load(tmp_path)
     assert again.primary is again.primary_scores is None
@@ -572,7 +576,7 @@ def basis(**changes) -> Basis:
     return replace(Basis(own, grid, limit, packed, torch.tensor([1.0, 2.0]).double(), 2, 600), **changes)
 
 
-def test_conventions_by_hand():
+def test_conventions_computed_by_hand():
     word, token, padded, packed, paid, byte = conventions(basis())
     assert word.value.value == pytest.approx(math.exp((8 + 12) / (2 + 3)))
     assert token.value.value == pytest.approx(math.exp((6 + 9) / (4 + 6)))
@@ -593,7 +597,7 @@ def test_conventions_by_hand():
     assert byte.meaning.scale is ConventionScale.BITS
 
 
-def test_a_convention_that_cannot_be_had_says_why():
+def test_an_unavailable_convention_has_a_reason():
     rows = conventions(basis(packed=None, length_nats=None, own=estimate_of([math.inf, 9.0], [4, 6], "own")))
     by_name = {row.meaning.name: row for row in rows}
     assert "do not fill" in by_name["per token, packed"].meaning.note
@@ -618,12 +622,12 @@ def test_conventions_of_a_run_agree_with_its_likelihoods(evaluated):
     assert not rows["per token, packed"].meaning.trained_for
 
 
-def test_packed_rows_are_full_and_lose_nothing_but_the_end(model):
-    vocabulary = model.vocabulary
+def test_packed_sequences_are_full_and_drop_only_the_rest(engine):
+    vocabulary = engine.vocabulary
     texts = ["the value is not changed .", "an object is a value", "this is the end of it"]
     framed = vocabulary.encode(texts)
     running = [token for row in framed for token in row[1:-1]]
-    rows = PackedRows(vocabulary, texts, 9)
+    rows = PackedSequences(vocabulary, texts, 9)
     assert len(rows.rows) == len(running) // 7
     assert [token for row in rows.rows for token in row[1:-1]] == running[: 7 * len(rows.rows)]
     assert {(row[0], row[-1], len(row)) for row in rows.rows} == {(framed[0][0], framed[0][-1], 9)}
@@ -635,7 +639,7 @@ def test_packed_rows_are_full_and_lose_nothing_but_the_end(model):
     assert rows.lengths.tolist() == [9] * len(rows.rows)
 
 
-# ---- what is assessed on ------------------------------------------------------------------------------------------
+# ---- the evaluation set --------------------------------------------------------------------------------------------
 
 
 def corpus_of(path: Path, lines: list[str]):
@@ -643,18 +647,18 @@ def corpus_of(path: Path, lines: list[str]):
     return parse_corpus(str(path), Split.ALL, cleaning=AS_IT_IS)
 
 
-def test_sentences_keep_their_numbers_whoever_is_left_out(model, tmp_path):
+def test_sentences_keep_their_numbers_in_subsets(engine, tmp_path):
     lines = [f"the value {'of the value ' * (number % 5)}is not changed ." for number in range(40)]
     corpus = corpus_of(tmp_path / "a.txt", lines)
-    everything = gather(corpus, "a", model.vocabulary, 46)
+    everything = read_evaluation_set(corpus, "a", engine.vocabulary, 46)
     assert everything.numbers == tuple(range(40))
-    lengths = [len(row) - 2 for row in model.vocabulary.encode(lines)]
+    lengths = [len(row) - 2 for row in engine.vocabulary.encode(lines)]
     room = sorted(lengths)[20]
-    short = gather(corpus, "a", model.vocabulary, room)
+    short = read_evaluation_set(corpus, "a", engine.vocabulary, room)
     assert short.numbers == tuple(number for number in range(40) if lengths[number] <= room)
     assert 0 < short.num_overlong == 40 - len(short.numbers)
     assert short.scored == tuple(lines[number] for number in short.numbers)
-    some, fewer = (gather(corpus, "a", model.vocabulary, 46, number).numbers for number in (20, 10))
+    some, fewer = (read_evaluation_set(corpus, "a", engine.vocabulary, 46, number).numbers for number in (20, 10))
     assert (len(some), len(fewer)) == (20, 10)
     assert set(fewer) < set(some)
     assert some != tuple(range(20))
@@ -668,24 +672,24 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     for path in (own, other):
         path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
     trained = Trained(DataConfig(str(own)))
-    assert held_out(str(own), trained, AS_IT_IS).split is Split.VALIDATION
-    assert held_out(str(other), trained, AS_IT_IS).split is Split.ALL
-    assert held_out(str(own), Trained(DataConfig("gone.txt")), AS_IT_IS).split is Split.ALL
-    assert held_out("pydoc", Trained(DataConfig("pydoc")), AS_IT_IS).split is Split.VALIDATION
-    assert held_out("pydoc", trained, AS_IT_IS).split is Split.ALL
+    assert evaluation_corpus(str(own), trained, AS_IT_IS).split is Split.VALIDATION
+    assert evaluation_corpus(str(other), trained, AS_IT_IS).split is Split.ALL
+    assert evaluation_corpus(str(own), Trained(DataConfig("gone.txt")), AS_IT_IS).split is Split.ALL
+    assert evaluation_corpus("pydoc", Trained(DataConfig("pydoc")), AS_IT_IS).split is Split.VALIDATION
+    assert evaluation_corpus("pydoc", trained, AS_IT_IS).split is Split.ALL
     shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
     shard.parent.mkdir(parents=True)
     shard.write_text("a sentence\n")
-    assert held_out(f"lm1b:{tmp_path / 'lm1b'}", trained, AS_IT_IS).split is Split.TEST
+    assert evaluation_corpus(f"lm1b:{tmp_path / 'lm1b'}", trained, AS_IT_IS).split is Split.TEST
 
 
-def test_text_that_was_trained_on_is_told(model, tmp_path):
+def test_training_text_is_noted(engine, tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
 
     def notes(split: Split, trained: DataConfig) -> tuple[str, ...]:
         corpus = parse_corpus(str(path), split)
-        return gather(corpus, "own", model.vocabulary, 46, None, Trained(trained)).provenance.notes
+        return read_evaluation_set(corpus, "own", engine.vocabulary, 46, None, Trained(trained)).provenance.notes
 
     assert "trained on" in notes(Split.ALL, DataConfig(str(path)))[0]
     assert "trained on" in notes(Split.VALIDATION, DataConfig(str(path), validation="other.txt"))[0]
@@ -698,7 +702,7 @@ def test_text_that_was_trained_on_is_told(model, tmp_path):
     assert not notes(Split.VALIDATION, DataConfig("gone.txt"))  # had it been trained on them, these were held out
 
 
-def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, capsys, monkeypatch):
+def test_a_copy_of_the_training_text_is_recognised(run, tmp_path, capsys, monkeypatch):
     lines = "".join(f"the value {number} is not changed in the class .\n" for number in range(400))
     Path(tmp_path / "own.txt").write_text(lines)
     with lzma.open(tmp_path / "copy.txt.xz", "wt") as copy:
@@ -743,15 +747,13 @@ def test_a_copy_of_the_training_text_is_known_wherever_it_lies(run, tmp_path, ca
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_scored(
-    model, evaluation_set, monkeypatch, changes, message
-):
+def test_invalid_settings_are_refused_before_scoring(engine, evaluation_set, monkeypatch, changes, message):
     def scored(*_, **__):
         raise AssertionError("a likelihood was computed")
 
-    monkeypatch.setattr(Model, "likelihood", scored)
+    monkeypatch.setattr("diffusionbert.evaluation.evaluate.estimate_nats", scored)
     with pytest.raises(ValueError, match=message):
-        assess(model, evaluation_set, quick(**changes))
+        evaluate(engine, evaluation_set, quick(**changes))
 
 
 def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
@@ -784,16 +786,18 @@ def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
     ],
     ids=str,
 )
-def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
-    """The same weights, as if they had been trained in another way."""
+def test_every_kind_of_model_is_evaluated_completely(run, tmp_path, objective, kinds):
+    """The same weights under another objective."""
     folder = tmp_path / "model"
     shutil.copytree(run / "model", folder)
     about = json.loads((folder / "diffusionbert.json").read_text())
     about["config"] |= {"objective": to_json(objective)}
     (folder / "diffusionbert.json").write_text(json.dumps(about))
-    other = load(folder, "cpu")
-    corpus = held_out("pydoc", Trained(other.config.data), Cleaning(lower=True))
-    found = assess(other, gather(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True))
+    other = load_engine(folder, "cpu")
+    corpus = evaluation_corpus("pydoc", Trained(other.config.data), Cleaning(lower=True))
+    found = evaluate(
+        other, read_evaluation_set(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True)
+    )
     assert {name: summary.kind.value for name, summary in found.likelihoods.items()} == kinds
     assert found.primary.kind.value == next(iter(kinds.values()))
     assert all(summary.rates.nats_per_token.value > 0 for summary in found.likelihoods.values())
@@ -802,19 +806,19 @@ def test_every_kind_of_model_is_assessed_whole(run, tmp_path, objective, kinds):
     assert quantities == {"paper" if "pseudo" in kinds.values() else "strict"}
 
 
-def test_progress_adds_up_to_what_there_is(model, evaluation_set):
+def test_progress_adds_up_to_the_total(engine, evaluation_set):
     seen: dict[str, tuple[int, int]] = {}
 
     def progress(what: str, done: int, total: int) -> None:
         seen[what] = done, total
 
-    assess(model, evaluation_set, quick(conventions=True), progress=progress)
+    evaluate(engine, evaluation_set, quick(conventions=True), progress=progress)
     assert seen["samples"] == (6, 6)
     assert seen["likelihood, grid"] == seen["likelihood, continuous"] == (12, 12)
     assert all(0 < done <= total for done, total in seen.values())
 
 
-def test_an_interval_of_a_mean_lies_around_it():
+def test_the_interval_of_a_mean_contains_it():
     values = PerSample(np.linspace(0, 1, 50))
     low, high = mean_with_interval(values).ci95
     assert low < 0.5 < high
@@ -859,8 +863,8 @@ def without(folder: Path, *keys: str) -> None:
         (lambda folder: (folder / "samples.txt").unlink(), "damaged"),
     ],
 )
-def test_a_damaged_evaluation_is_one_line(model, evaluation_set, tmp_path, damage, message):
-    assess(model, evaluation_set, quick()).save(tmp_path)
+def test_a_damaged_evaluation_gives_a_one_line_error(engine, evaluation_set, tmp_path, damage, message):
+    evaluate(engine, evaluation_set, quick()).save(tmp_path)
     damage(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:
         EvaluationResult.load(tmp_path)

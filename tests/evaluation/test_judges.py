@@ -67,7 +67,7 @@ def ids_of(text: str) -> list[int]:
     ids=["end in its role", "start", "none"],
 )
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_nats_are_those_of_each_text_by_itself(special, start, make):
+def test_nats_equal_those_of_each_text_alone(special, start, make):
     judge = judge_of(make(), **special)
     reading = judge.read(TEXTS)
     expected = [by_hand(judge, start + ids_of(text)) for text in TEXTS]
@@ -78,7 +78,7 @@ def test_nats_are_those_of_each_text_by_itself(special, start, make):
     assert ("given" in judge.convention) == (not start)
 
 
-def test_batches_do_not_matter(monkeypatch):
+def test_scores_do_not_depend_on_batches(monkeypatch):
     judge = judge_of()
     together = judge.read(TEXTS)
     monkeypatch.setattr(judges, "_POSITIONS_PER_CALL", 1)
@@ -90,14 +90,14 @@ def test_batches_do_not_matter(monkeypatch):
     assert len(told) > 2
 
 
-def test_vectors_are_the_last_layer_at_the_last_token():
+def test_features_are_the_last_layer_at_the_last_token():
     judge = judge_of()
     with torch.no_grad():
         expected = judge.model.transformer(torch.tensor([[0, *ids_of(TEXTS[0])]])).last_hidden_state[0, -1]
     assert np.allclose(judge.read(TEXTS).features[0], expected.numpy(), atol=1e-5)
 
 
-def test_what_is_too_long_is_cut_and_counted():
+def test_long_texts_are_truncated_and_counted():
     judge = judge_of(gpt2(positions=4))
     long = "a b c d a b"
     reading = judge.read([long, "a b"])
@@ -108,7 +108,7 @@ def test_what_is_too_long_is_cut_and_counted():
 
 
 @pytest.mark.parametrize("special", [{"eos_token": "<end>"}, {"unk_token": "a"}], ids=["start", "no start"])
-def test_empty_texts_have_no_say(special):
+def test_empty_texts_are_ignored(special):
     judge = judge_of(**special)
     some, more = judge.read(TEXTS).judged(), judge.read([*TEXTS, "", ""]).judged()
     assert (more.perplexity, more.entropy) == pytest.approx((some.perplexity, some.entropy))
@@ -117,7 +117,7 @@ def test_empty_texts_have_no_say(special):
         judge.read(["", ""]).judged()
 
 
-def test_figures_by_hand():
+def test_figures_computed_by_hand():
     vectors = np.zeros((3, 2), np.float32)
     judged = Reading(
         np.array([2.0, 4.0, 0.0]), np.array([1.0, 3.0, 0.0]), np.array([0.5, 1.5, 0.0]), vectors, 1
@@ -128,12 +128,12 @@ def test_figures_by_hand():
     assert judged.ci95 == pytest.approx((math.exp(4 / 3), math.exp(2)))  # both texts the one, or both the other
 
 
-def test_entropy_is_that_of_a_texts_own_tokens():
+def test_entropy_is_computed_per_text():
     entropy = judge_of().read(["a a b", "c", "a b c d"]).entropy
     assert entropy == pytest.approx([math.log(3) - 2 / 3 * math.log(2), 0, math.log(4)])
 
 
-def test_a_folder_is_opened(tmp_path):
+def test_a_judge_is_loaded_from_a_folder(tmp_path):
     model = gpt2()
     model.save_pretrained(tmp_path)
     tokenizer_of(eos_token="<end>").save_pretrained(tmp_path)
@@ -164,7 +164,7 @@ def two_gguf_files(folder):
     ],
     ids=["unknown", "empty folder", "pickle", "broken gguf", "two gguf files"],
 )
-def test_a_judge_that_cannot_be_opened_is_one_line(tmp_path, capfd, make, name, message):
+def test_a_missing_judge_gives_a_one_line_error(tmp_path, capfd, make, name, message):
     make(tmp_path)
     path = name if "/" in name else str(tmp_path / name)
     with pytest.raises(ValueError, match=message) as caught:
@@ -182,7 +182,7 @@ def test_features_come_from_gpt2_or_else_from_the_judge():
         featuriser(None, CPU)
 
 
-def test_features_of_gpt2_are_preferred_where_they_can_be_had(monkeypatch):
+def test_features_of_gpt2_are_preferred(monkeypatch):
     published = judge_of()
     monkeypatch.setattr(judges, "load_judge", lambda name, device: published)
     own, other = judge_of(), judge_of(llama())
@@ -190,7 +190,7 @@ def test_features_of_gpt2_are_preferred_where_they_can_be_had(monkeypatch):
     assert featuriser(other, CPU) is featuriser(None, CPU) is published
 
 
-def test_mauve_is_told_which_set_is_which(monkeypatch):
+def test_mauve_gets_real_text_as_p_and_samples_as_q(monkeypatch):
     targets = {}
 
     def compute(**options):
@@ -207,14 +207,14 @@ def test_mauve_is_told_which_set_is_which(monkeypatch):
     assert targets["seed"] == 7
 
 
-def test_without_its_package_mauve_says_how_to_get_it(monkeypatch):
+def test_without_its_package_mauve_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mauve", None)
     with pytest.raises(ValueError, match=r"diffusionbert\[eval\]"):
         require_mauve()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mauve_tells_like_from_unlike():
+def test_mauve_is_high_for_equal_and_low_for_different_texts():
     pytest.importorskip("mauve")
     chance = np.random.default_rng(0)
     texts, others = (chance.normal(size=(60, 8)).astype(np.float32) for _ in range(2))

@@ -69,7 +69,7 @@ def test_an_evaluation_of_format_1_is_saved_in_the_new_one_and_compares(tmp_path
 
 
 @pytest.mark.parametrize("key", ["data", "likelihoods", "sampling", "real", "conventions"])
-def test_a_damaged_evaluation_of_format_1_is_one_line(tmp_path, key):
+def test_a_damaged_evaluation_of_format_1_gives_a_one_line_error(tmp_path, key):
     for path in OLD.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     plain = json.loads((OLD / "evaluation.json").read_text())
@@ -103,7 +103,7 @@ def test_a_damaged_evaluation_of_format_1_is_one_line(tmp_path, key):
         ),
     ],
 )
-def test_what_a_likelihood_is_was_a_string_and_is_typed_now(tmp_path, key, name, definition):
+def test_likelihood_definitions_of_format_1_are_parsed(tmp_path, key, name, definition):
     kept = KEPT / "seed0" / "evaluations" / key
     plain = (kept / "evaluation.json").read_text()
     (tmp_path / "evaluation.json").write_text(plain)
@@ -148,7 +148,7 @@ def test_a_result_opens_without_the_parts_it_names(tmp_path):
     assert sampler == Component("nobody-has-this", {"eta": 0.5, "on": True})
 
 
-def test_a_result_has_room_for_likelihoods_alone(tmp_path):
+def test_a_result_without_samples_is_saved_and_loaded(tmp_path):
     found = made_up.result(generation=None, samples=(), more_samples=())
     found.save(tmp_path)
     again = EvaluationResult.load(tmp_path)
@@ -157,7 +157,7 @@ def test_a_result_has_room_for_likelihoods_alone(tmp_path):
     assert again.table().startswith("made up")
 
 
-def test_the_code_says_its_version_and_commit():
+def test_the_code_version_has_version_and_commit():
     found = code_version()
     assert found.version
     assert found.commit is None or len(found.commit.removesuffix("-dirty")) == 40

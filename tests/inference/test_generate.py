@@ -389,7 +389,9 @@ def test_an_impossible_length_is_rejected_before_memory_is_allocated(model, monk
 
     monkeypatch.setattr(generate_module, "blank", recording_blank)
     for task in (Task(60, 999_999), Task(60, (1, 10**12))):
-        with pytest.raises(ValueError, match="tokens, but this model reads at most 22; ask for fewer, or use `block=32`"):
+        with pytest.raises(
+            ValueError, match="tokens, but this model reads at most 22; ask for fewer, or use `block=32`"
+        ):
             texts(model, task)
     assert max(created) == 1
 

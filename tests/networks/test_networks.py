@@ -70,7 +70,7 @@ def test_a_time_agnostic_denoiser_is_the_bare_model(architecture: str):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_answer_is_a_distribution_over_writable_tokens(architecture: str):
+def test_the_output_is_a_distribution_over_allowed_tokens(architecture: str):
     denoiser = agnostic(architecture)
     log_p = answer(denoiser, sentences(denoiser.backbone))
     assert log_p.shape == (7 + 4 + 2, VOCAB_SIZE)
@@ -91,7 +91,7 @@ def test_padding_changes_nothing(architecture: str, prefix: bool):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nothing_asked_gives_nothing_and_no_gradient(architecture: str):
+def test_without_targets_there_is_no_output_and_no_gradient(architecture: str):
     denoiser = agnostic(architecture)
     batch = sentences(denoiser.backbone)
     log_p = answer(denoiser, batch, torch.zeros_like(batch.editable))
@@ -101,7 +101,7 @@ def test_nothing_asked_gives_nothing_and_no_gradient(architecture: str):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_head_sees_asked_places_only(architecture: str):
+def test_the_head_runs_at_target_positions_only(architecture: str):
     denoiser = agnostic(architecture)
     batch, sizes = sentences(denoiser.backbone), []
     heads = [child for child in denoiser.backbone.children() if child is not denoiser.backbone.base_model]
@@ -142,7 +142,7 @@ def test_a_distribution_has_the_gradient_of_masked_logits(dtype: torch.dtype):
 
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_rows_may_be_as_long_as_the_limit_and_no_longer(architecture: str, prefix: bool):
+def test_sequences_longer_than_the_limit_are_refused(architecture: str, prefix: bool):
     backbone = backbone_of(architecture)
     denoiser = Denoiser(backbone, PrefixTime(backbone, 10) if prefix else TimeAgnostic(), tokenizer_allowed()).eval()
     reserved = 2 if architecture in ("roberta", "xlm-roberta", "mpnet") else 0
@@ -166,7 +166,7 @@ def test_the_limit_is_where_the_bare_model_fails(architecture: str):
 
 
 @pytest.mark.parametrize("architecture", ["bert", "mpnet", "deberta-v2"])
-def test_a_config_that_asks_for_tuples_changes_nothing(architecture: str):
+def test_a_config_that_requests_tuples_changes_nothing(architecture: str):
     denoiser = agnostic(architecture)
     batch = sentences(denoiser.backbone)
     before = answer(denoiser, batch)
@@ -177,7 +177,7 @@ def test_a_config_that_asks_for_tuples_changes_nothing(architecture: str):
 def test_a_set_of_tokens_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"up to id 50, but the network has 50 ids: use the tokenizer"):
         Denoiser(backbone_of("bert"), TimeAgnostic(), torch.ones(51, dtype=torch.bool))
-    with pytest.raises(ValueError, match="mark at least one id"):
+    with pytest.raises(ValueError, match="`allowed` must mark at least one token, got none"):
         Denoiser(backbone_of("bert"), TimeAgnostic(), torch.zeros(50, dtype=torch.bool))
 
 
@@ -366,7 +366,7 @@ def test_a_whole_model_opens_silently_and_unchanged(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_encoder_gets_a_new_head_and_says_so(
+def test_an_encoder_gets_a_new_head_with_a_warning(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ):
     backbone = backbone_of(architecture)
@@ -393,7 +393,7 @@ def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path):
     half = {name: weight for name, weight in weights.items() if "layer.1" not in name}
     assert len(half) < len(weights)
     save_file(half, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"no complete BertForMaskedLM: 16 weights .* bert\.encoder\.layer\.1\."):
+    with pytest.raises(ValueError, match=r"not a complete BertForMaskedLM: 16 weights .* bert\.encoder\.layer\.1\."):
         load_masked_lm(tmp_path)
 
 
@@ -405,7 +405,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path):
         load_masked_lm(tmp_path)
 
 
-def test_half_precision_files_open_in_float32_unless_told(tmp_path: Path):
+def test_half_precision_files_open_in_float32_by_default(tmp_path: Path):
     saved(backbone_of("bert").half(), tmp_path)
     assert load_masked_lm(tmp_path).dtype == torch.float32
     assert load_masked_lm(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
@@ -419,7 +419,7 @@ def test_pickles_are_refused(tmp_path: Path):
         load_masked_lm(tmp_path)
 
 
-def test_whatever_cannot_be_opened_is_said_in_one_line(tmp_path: Path):
+def test_a_folder_that_cannot_be_opened_gives_a_one_line_error(tmp_path: Path):
     empty, no_weights, broken = (tmp_path / name for name in ("empty", "no_weights", "broken"))
     for folder in (empty, broken):
         folder.mkdir()
@@ -433,7 +433,7 @@ def test_whatever_cannot_be_opened_is_said_in_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("share", [0, 1e-4, 0.5, 0.999])
-def test_weights_that_were_cut_short_are_called_damaged(tmp_path: Path, share: float):
+def test_truncated_weights_are_reported_as_damaged(tmp_path: Path, share: float):
     saved(backbone_of("bert"), tmp_path)
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
@@ -443,7 +443,7 @@ def test_weights_that_were_cut_short_are_called_damaged(tmp_path: Path, share: f
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_is_asked_for_once_and_not_file_by_file(monkeypatch):
+def test_a_name_is_requested_once_and_not_file_by_file(monkeypatch):
     """Without a connection, transformers would try for each file again and again, and say so."""
     targets = []
 
@@ -461,7 +461,7 @@ def test_a_name_is_asked_for_once_and_not_file_by_file(monkeypatch):
 
 
 @pytest.mark.parametrize("load", [load_masked_lm, load_causal_lm])
-def test_a_name_is_downloaded_as_asked(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_name_is_downloaded_with_the_given_options(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = backbone_of("bert") if load is load_masked_lm else new_decoder(VOCAB_SIZE, 1, 32, 2, 0.0, 24, pad_id=0)
     saved(model, tmp_path)
     targets = []
@@ -486,12 +486,12 @@ def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path: Path):
 def test_other_kinds_of_models_are_refused(config: GPT2Config | BartConfig, kind: str, tmp_path: Path):
     config.save_pretrained(tmp_path)
     with pytest.raises(
-        ValueError, match=f"the model type '{kind}', which is no masked language model: use a BERT-like"
+        ValueError, match=f"the model type '{kind}', which is not a masked language model: use a BERT-like"
     ):
         load_masked_lm(tmp_path)
 
 
-def test_opening_leaves_the_librarys_logging_as_it_was(tmp_path: Path):
+def test_opening_restores_the_logging_of_transformers(tmp_path: Path):
     saved(backbone_of("bert"), tmp_path)
     transformers_logging.set_verbosity(logging.WARNING)
     transformers_logging.enable_progress_bar()

@@ -86,7 +86,7 @@ def loss(denoiser: Denoiser, batch: Batch, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("architecture", "way"), TIMED)
-def test_the_answer_depends_on_the_rows_own_time(architecture: str, way: str):
+def test_the_output_depends_on_the_time_of_its_own_sequence(architecture: str, way: str):
     denoiser = stirred(denoiser_of(architecture, way))
     one = sentences(denoiser.backbone, (8,))
     batch = Batch.of(one.tokens.expand(3, -1), one.editable.expand(3, -1))
@@ -107,7 +107,7 @@ def test_layerwise_time_starts_as_the_bare_model(architecture: str, way: str):
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_layerwise_time_is_added_to_what_enters_each_layer(layer: int):
+def test_layerwise_time_is_added_to_the_input_of_each_layer(layer: int):
     """BERT's hidden states come out of a LayerNorm, whose bias is one more way to add to them."""
     denoiser = denoiser_of("bert", "layerwise-sinusoidal")
     batch, t, vector = sentences(denoiser.backbone), times(0.1, 0.5, 0.9), torch.linspace(-1, 1, 32)
@@ -121,7 +121,7 @@ def test_layerwise_time_is_added_to_what_enters_each_layer(layer: int):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_prefix_equal_to_a_word_is_that_word_after_cls(architecture: str):
+def test_a_prefix_equal_to_a_token_embedding_acts_as_that_token(architecture: str):
     denoiser = denoiser_of(architecture, "prefix")
     batch, step, word = sentences(denoiser.backbone), 3, 11
     with torch.no_grad():
@@ -147,20 +147,20 @@ def test_the_projection_of_every_layer_learns_from_the_start(architecture: str, 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_prefixes_that_were_read_learn_and_no_others(architecture: str):
+def test_only_the_prefixes_in_use_get_gradients(architecture: str):
     denoiser = denoiser_of(architecture, "prefix")
     loss(denoiser, sentences(denoiser.backbone), times(0.0, 0.31, 1.0)).backward()
     learning = denoiser.conditioning.embedding.table.weight.grad.abs().amax(dim=1) > 1e-4
     assert learning.nonzero().flatten().tolist() == [0, 3, NUM_STEPS]
 
 
-def test_a_prefix_starts_as_small_as_the_words_did():
+def test_prefixes_are_initialised_like_token_embeddings():
     backbone = backbone_of("bert")
     drawn, words = PrefixTime(backbone, 200).embedding.table.weight, backbone.get_input_embeddings().weight
     torch.testing.assert_close(drawn.std(), words.std(), atol=0, rtol=0.1)
 
 
-def test_every_step_of_the_grid_has_its_own_row():
+def test_every_step_of_the_grid_has_its_own_embedding():
     for num_steps in (1, 7, 64, 2000):
         learned = LearnedTime(num_steps, 1)
         with torch.no_grad():
@@ -169,7 +169,7 @@ def test_every_step_of_the_grid_has_its_own_row():
         assert learned(t).flatten().tolist() == list(range(num_steps + 1))
 
 
-def test_sinusoidal_time_tells_neighbouring_steps_apart():
+def test_sinusoidal_time_distinguishes_neighbouring_steps():
     torch.manual_seed(0)
     features = SinusoidalTime(32)(torch.arange(1001, dtype=torch.float64) / 1000)
     assert (features[1:] - features[:-1]).norm(dim=1).min() > 1e-3
@@ -183,12 +183,12 @@ def test_layerwise_time_refuses_shared_layers():
 
 @pytest.mark.parametrize("width", [0, 7])
 def test_sinusoidal_time_refuses_odd_widths(width: int):
-    with pytest.raises(ValueError, match=f"is {width}, .* give an even one"):
+    with pytest.raises(ValueError, match=f"must be even and >= 2, got {width}; half of them"):
         SinusoidalTime(width)
 
 
 def test_a_table_of_no_steps_is_refused():
-    with pytest.raises(ValueError, match="at least 1 step, given 0: pass the T"):
+    with pytest.raises(ValueError, match="`num_steps` of learned times must be >= 1, got 0; give the T"):
         LearnedTime(0, 16)
 
 
@@ -215,7 +215,7 @@ def test_checkpointed_layers_give_equal_gradients(architecture: str, way: str, r
 
 
 @pytest.mark.parametrize("way", ["prefix", *LAYERWISE])
-def test_a_backbone_keeps_nothing_of_the_denoisers_around_it(way: str):
+def test_a_backbone_keeps_no_reference_to_its_denoisers(way: str):
     backbone = backbone_of("bert")
     batch, t = sentences(backbone), times(0.1, 0.5, 0.9)
     bare = bare_log_probs(backbone, batch)
@@ -297,7 +297,7 @@ def test_a_pickled_network_is_the_same_network(way: str):
     assert list(opened.state_dict()) == list(denoiser.state_dict())
 
 
-def test_layers_that_get_no_time_are_an_error():
+def test_layers_without_a_time_vector_are_an_error():
     batch, t = sentences(backbone_of("bert")), times(0.1, 0.5, 0.9)
     backbone = backbone_of("bert")
     with pytest.raises(ValueError, match=r"layers of BertForMaskedLM took 0 of 2 time vectors, .*: make a network"):
@@ -324,7 +324,7 @@ def test_threads_share_a_network(architecture: str, way: str):
 
 
 @torch.no_grad()
-def test_threads_leave_the_choice_of_attention_kernels_as_it_was():
+def test_threads_restore_the_choice_of_attention_kernels():
     """It is one setting of the whole process, and the thread that comes first leaves first."""
     denoiser = stirred(denoiser_of("bert", "agnostic"))
     batch, t, enabled = sentences(denoiser.backbone), times(0.1, 0.5, 0.9), torch.backends.cuda.cudnn_sdp_enabled
@@ -395,7 +395,7 @@ def test_compiled_networks_of_one_architecture_do_not_mix(compiler: CompileCount
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_copy_lives_on_its_own(way: str):
+def test_a_copy_is_independent(way: str):
     denoiser = stirred(denoiser_of("bert", way))
     batch, t = sentences(denoiser.backbone), times(0.1, 0.5, 0.9)
     before, twin = answer(denoiser, batch, t), copy.deepcopy(denoiser)
@@ -407,7 +407,7 @@ def test_a_copy_lives_on_its_own(way: str):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_state_holds_every_weight_once(way: str):
+def test_the_state_dict_holds_every_parameter_once(way: str):
     denoiser = denoiser_of("bert", way)
     state = denoiser.state_dict()
     expected = {f"backbone.{name}" for name in denoiser.backbone.state_dict()}
@@ -419,7 +419,7 @@ def test_the_state_holds_every_weight_once(way: str):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_half_precision_backbone_answers_in_float32(way: str):
+def test_a_half_precision_backbone_returns_float32(way: str):
     denoiser = stirred(denoiser_of("bert", way))
     batch, t = sentences(denoiser.backbone), times(0.1, 0.5, 0.9)
     exact = answer(denoiser, batch, t)
@@ -431,7 +431,7 @@ def test_a_half_precision_backbone_answers_in_float32(way: str):
 
 @pytest.mark.parametrize("way", LAYERWISE)
 @pytest.mark.parametrize("architecture", UNSHARED)
-def test_the_features_of_time_learn_too(architecture: str, way: str):
+def test_time_features_get_gradients(architecture: str, way: str):
     """Through projections that are zero no gradient passes; once they are not, it must reach every weight of e(t)."""
     denoiser = stirred(denoiser_of(architecture, way))
     loss(denoiser, sentences(denoiser.backbone), times(0.0, 0.31, 1.0)).backward()

@@ -13,7 +13,7 @@ from diffusionbert.reproduce.denoising import (
     MASKED,
     Row,
     Word,
-    chosen_moments,
+    choose_states,
     denoising_table,
     from_json,
     to_json,
@@ -45,67 +45,67 @@ def shown(rows: tuple[Row, ...]) -> list[str]:
 
 
 def test_a_state_lasts_until_the_next_and_times_are_even():
-    chosen = chosen_moments(WRITING, 5)
+    chosen = choose_states(WRITING, 5)
     assert [time for time, _ in chosen] == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert [state.calls for _, state in chosen] == [0, 1, 2, 3, 4]
     # At 0.6 and 0.4: what was written at 0.9, and at 0.5.
-    assert [state.calls for _, state in chosen_moments(WRITING, 6)] == [0, 1, 1, 2, 3, 4]
-    assert [state.calls for _, state in chosen_moments(WRITING, 2)] == [0, 4]
+    assert [state.calls for _, state in choose_states(WRITING, 6)] == [0, 1, 1, 2, 3, 4]
+    assert [state.calls for _, state in choose_states(WRITING, 2)] == [0, 4]
 
 
 def test_times_that_differ_by_rounding_are_the_same():
     steps = 10
     states = [moment(sum([0.1] * (steps - at), start=0.0), "·" if at < steps else "a", at) for at in range(steps + 1)]
-    assert [state.calls for _, state in chosen_moments(states, steps + 1)] == list(range(steps + 1))
+    assert [state.calls for _, state in choose_states(states, steps + 1)] == list(range(steps + 1))
 
 
 def test_the_first_and_the_last_state_are_shown_even_if_others_share_their_times():
     states = [moment(1.0, "· ·", 0), moment(1.0, "a ·", 1), moment(0.0, "a b", 2), moment(0.0, "a c", 3)]
-    assert [state.calls for _, state in chosen_moments(states, 2)] == [0, 3]
-    assert [state.calls for _, state in chosen_moments(states, 3)] == [0, 1, 3]
+    assert [state.calls for _, state in choose_states(states, 2)] == [0, 3]
+    assert [state.calls for _, state in choose_states(states, 3)] == [0, 1, 3]
 
 
-def test_a_way_that_begins_below_one_is_divided_evenly_too():
+def test_times_are_even_for_a_start_below_one():
     states = [moment(0.4, "a ·", 0), moment(0.1, "a b", 1), moment(0.0, "a b", 2)]
-    assert [time for time, _ in chosen_moments(states, 3)] == [0.4, 0.2, 0.0]
-    assert [state.calls for _, state in chosen_moments(states, 3)] == [0, 0, 2]
+    assert [time for time, _ in choose_states(states, 3)] == [0.4, 0.2, 0.0]
+    assert [state.calls for _, state in choose_states(states, 3)] == [0, 0, 2]
 
 
 @pytest.mark.parametrize("times", [(0.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.5, 0.7, 0.2, 0.0)])
-def test_without_one_way_down_states_are_even_by_number(times):
+def test_states_are_even_by_index_if_times_do_not_decrease(times):
     states = [replace(state, time=time) for state, time in zip(WRITING, times, strict=True)]
-    chosen = chosen_moments(states, 3)
+    chosen = choose_states(states, 3)
     assert [state.calls for _, state in chosen] == [0, 2, 4]
     assert [time for time, _ in chosen] == [times[0], times[2], times[4]]
-    assert len(chosen_moments(states, 50)) == 5
+    assert len(choose_states(states, 50)) == 5
 
 
 def test_one_state_is_one_row():
-    assert chosen_moments(WRITING[-1:], 5) == [(0.0, WRITING[-1])]
+    assert choose_states(WRITING[-1:], 5) == [(0.0, WRITING[-1])]
 
 
 # ---- what is new ----------------------------------------------------------------------------------------------------
 
 
-def test_what_came_since_the_row_above_is_new():
+def test_tokens_since_the_row_above_are_new():
     rows = denoising_table({"a": WRITING}, 3)
     mask = MASKED
     assert shown(rows) == [f"{mask} {mask} {mask} {mask}", f"*the {mask} {mask} *.", "the *dog *barks ."]
 
 
-def test_rows_of_another_system_begin_anew_and_words_that_were_given_are_not_new():
+def test_each_system_starts_without_new_words():
     prompted = [moment(1.0, "a ·"), moment(0.0, "a b")]
     rows = denoising_table({"one": WRITING, "two": prompted}, 2)
     assert [row.system for row in rows] == ["one", "one", "two", "two"]
     assert shown(rows)[2:] == [f"a {MASKED}", "a *b"]
 
 
-def test_a_word_that_changed_or_came_back_is_new_and_one_that_went_is_hidden():
+def test_changed_words_are_new_and_remasked_ones_masked():
     states = [moment(1.0, "x y"), moment(0.5, "z ·"), moment(0.0, "z y")]
     assert shown(denoising_table({"a": states}, 3)) == ["x y", f"*z {MASKED}", "z *y"]
 
 
-def test_pieces_are_put_together_and_a_word_is_new_if_a_piece_is():
+def test_pieces_are_joined_and_a_word_with_a_new_piece_is_new():
     states = [
         moment(1.0, "· · · ·"),
         moment(0.5, "play · · ##s"),
@@ -119,7 +119,7 @@ def test_pieces_are_put_together_and_a_word_is_new_if_a_piece_is():
     assert denoising_table({"a": [moment(0.0, "##ing a")]})[0].words[0] == Word("##ing", False)
 
 
-def test_texts_that_grow_are_compared_place_by_place():
+def test_growing_texts_are_compared_by_position():
     states = [moment(1.0, ""), moment(0.5, "a"), moment(0.0, "a b")]
     assert shown(denoising_table({"a": states}, 3)) == ["", "*a", "a *b"]
 
@@ -131,7 +131,7 @@ NASTY = denoising_table(
 )
 
 
-def test_markdown_is_a_table_whatever_is_in_it():
+def test_markdown_escapes_words():
     lines = to_markdown(NASTY).splitlines()
     assert lines[:2] == ["| system | t | calls | text |", "|---|---:|---:|---|"]
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
@@ -140,7 +140,7 @@ def test_markdown_is_a_table_whatever_is_in_it():
     assert lines[4] == r"| x\|y | 0.00 | 12 | \<b\> \\ { |"
 
 
-def test_new_neighbours_share_a_mark():
+def test_adjacent_new_words_share_a_mark():
     text = to_markdown(denoising_table({"a": WRITING}, 3))
     assert r"| **the** \[MASK\] \[MASK\] **.** |" in text
     assert "| the **dog barks** . |" in text
@@ -159,7 +159,7 @@ def test_latex_escapes_balances_and_spans_rows():
 
 
 @pytest.mark.parametrize("form", [to_markdown, to_latex])
-def test_words_cannot_break_a_line_nor_steer_a_terminal(form):
+def test_words_contain_no_line_breaks_or_control_characters(form):
     states = [StreamState(1.0, 0, (None, None, None), ""), StreamState(0.0, 1, ("a\nb", "\x1b[31m", "\n"), "")]
     tame = [StreamState(1.0, 0, (None, None, None), ""), StreamState(0.0, 1, ("a b", "[31m"), "")]
     hostile = form(denoising_table({"x\ny": states}, 2))
@@ -167,7 +167,7 @@ def test_words_cannot_break_a_line_nor_steer_a_terminal(form):
     assert hostile.splitlines()[-1:] == form(denoising_table({"x y": tame}, 2)).splitlines()[-1:]
 
 
-def test_json_says_all():
+def test_json_round_trip():
     rows = denoising_table({"a": WRITING}, 2)
     plain = json.loads(json.dumps(to_json(rows)))
     assert from_json(plain) == rows
@@ -187,11 +187,11 @@ def test_json_says_all():
     ("systems", "number", "message"),
     [
         ({}, 5, "no system is given"),
-        ({"a": []}, 5, "'a' has no moments"),
-        ({"a": WRITING}, 1, "must be at least 2"),
+        ({"a": []}, 5, "'a' has no states"),
+        ({"a": WRITING}, 1, "must be >= 2"),
     ],
 )
-def test_wrong_use_is_one_line(systems, number, message):
+def test_wrong_use_gives_a_one_line_error(systems, number, message):
     with pytest.raises(ValueError, match=message) as error:
         denoising_table(systems, number)
     assert "\n" not in str(error.value)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import corpus, folder
-from tiny_scale import SMALLER_THAN_TINY, STEPS
+from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
-from diffusionbert.model import load
+from diffusionbert.inference.engine import load_engine
 from diffusionbert.reproduce.reproduction import SCALES
 from diffusionbert.reproduce.request import Request
 from diffusionbert.reproduce.targets import BY_STEPS, MAIN, TRADED_OFF, Row
@@ -47,8 +47,8 @@ def test_systems_of_table_3_and_figure_3_are_trained_with_every_seed():
 def request_(monkeypatch) -> Request:
     monkeypatch.setenv("DIFFUSIONBERT_CACHE", str(folder() / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
-    monkeypatch.setitem(SCALES, "34m", replace(SMALLER_THAN_TINY, samples=3))
+    monkeypatch.setitem(SCALES, "smoke", SMALLER_THAN_SMOKE)
+    monkeypatch.setitem(SCALES, "34m", replace(SMALLER_THAN_SMOKE, samples=3))
     return Request(data=str(corpus()), other_test=str(corpus()))
 
 
@@ -71,11 +71,11 @@ def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_othe
     runs = tmp_path / "larger" / "runs"
     assert stored_config(runs / "diffusionbert").training.steps == STEPS + 1
     assert (tmp_path / "larger" / "pretrained" / "masked").is_dir()
-    owner = load(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
-    assert {load(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
+    owner = load_engine(tmp_path / "seed0" / "runs" / "d3pm-tad", "cpu").vocabulary.fingerprint
+    assert {load_engine(runs / name, "cpu").vocabulary.fingerprint for name in ("diffusionbert", "decoder")} == {owner}
 
 
-def test_without_networks_to_start_from_nothing_is_run(request_, tmp_path):
+def test_missing_networks_to_start_from_are_an_error(request_, tmp_path):
     with pytest.raises(SystemExit, match="--masked and --decoder"):
         experiment.run(tmp_path / "new", request_)
     assert not (tmp_path / "new").exists()
@@ -84,7 +84,7 @@ def test_without_networks_to_start_from_nothing_is_run(request_, tmp_path):
 # ---- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_committed_is_small():
+def test_committed_results_are_small():
     assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 6e6
 
 
@@ -102,14 +102,14 @@ def test_keeping_a_restored_evaluation_gives_the_committed_one(tmp_path):
     assert (KEPT / "sentences" / sentences.name).read_bytes() == sentences.read_bytes()
 
 
-def test_weights_are_not_kept_and_logs_are(tmp_path):
+def test_logs_are_kept_without_weights(tmp_path):
     run = tmp_path / "experiment" / "seed0" / "runs" / "d3pm"
     (run / "model").mkdir(parents=True)
-    for name in ("config.json", "log.jsonl", "model/model.safetensors"):
+    for name in ("run.json", "log.jsonl", "model/model.safetensors"):
         (run / name).write_text("{}")
     keep(tmp_path / "experiment", tmp_path / "kept")
     found = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*") if path.is_file()}
-    assert found == {"seed0/trained/d3pm/config.json", "seed0/trained/d3pm/log.jsonl"}
+    assert found == {"seed0/trained/d3pm/run.json", "seed0/trained/d3pm/log.jsonl"}
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -125,14 +125,14 @@ def some(tmp_path) -> Path:
     return tmp_path / "some"
 
 
-def test_tables_have_every_row_and_settings_their_own_table(some, tmp_path):
+def test_tables_have_every_row_and_sampler_settings_have_their_own(some, tmp_path):
     tables(some, tmp_path / "tables")
     assert {path.name for path in (tmp_path / "tables").glob("*.md")} == {"seed2.md", "seed1-settings.md", "paired.md"}
     rows = (tmp_path / "tables" / "seed2.md").read_text(encoding="utf-8").splitlines()
     assert [row.split(" | ")[0] for row in rows[2:5]] == ["| d3pm", "| decoder", "| diffusionbert"]
 
 
-def test_paired_differences_are_those_of_the_reports_with_interval_and_p(some, tmp_path):
+def test_paired_differences_agree_with_the_reports(some, tmp_path):
     tables(some, tmp_path / "tables", ("diffusionbert:d3pm", "diffusionbert:decoder", "diffusionbert:not-run"))
     found = read_json(tmp_path / "tables" / "paired.json")
     nats = {

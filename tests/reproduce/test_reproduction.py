@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_models import corpus, folder, run_of, toy_sentences
-from tiny_scale import SMALLER_THAN_TINY, STEPS
+from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
 from diffusionbert.cli.main import main
+from diffusionbert.inference.score import score
 from diffusionbert.recipes import SYSTEMS, Start
 from diffusionbert.reproduce import figures
 from diffusionbert.reproduce import reproduction as reproduction_module
@@ -27,9 +27,9 @@ from diffusionbert.training.trainer import Trainer
 
 @pytest.fixture(scope="module", autouse=True)
 def _a_smaller_scale():
-    """Everything here is reproduced at a scale of a few steps, by the name of the smallest."""
+    """Replaces the scale smoke by one of a few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SCALES, "smoke", SMALLER_THAN_TINY)
+        patch.setitem(SCALES, "smoke", SMALLER_THAN_SMOKE)
         yield
 
 
@@ -52,12 +52,12 @@ def done(output) -> dict[str, list[Path]]:
 
 @pytest.fixture
 def nothing_is_done(monkeypatch):
-    """Training, opening a model or assessing one would fail."""
+    """Training, loading or evaluating a model would fail."""
 
     def refuse(*_, **__):
         raise AssertionError("this was done before")
 
-    for name in ("train", "assess", "load"):
+    for name in ("train", "evaluate", "load_engine"):
         monkeypatch.setattr(reproduction_module, name, refuse)
 
 
@@ -99,7 +99,7 @@ def expected_kinds(title: str) -> set[str]:
     return {"pseudo"} if "paper" in title else {"bound"}
 
 
-def test_every_interval_holds_its_figure(done, output):
+def test_every_interval_contains_its_figure(done, output):
     pattern = re.compile(r"([\d,.]+)(?:</u>|\*\*)?(?:<sup>†</sup>)? \[([\d,.]+), ([\d,.]+)\]")
     found = pattern.findall((output / "table2.md").read_text(encoding="utf-8"))
     assert len(found) > 2 * len(MAIN)
@@ -108,7 +108,7 @@ def test_every_interval_holds_its_figure(done, output):
         assert least <= value <= most
 
 
-def test_why_there_is_no_figure_is_said(done, output):
+def test_a_missing_likelihood_has_a_footnote(done, output):
     text = (output / "table2.md").read_text(encoding="utf-8")
     assert "has no likelihood, nor a bound on one: judge it by its samples" in text
 
@@ -120,8 +120,7 @@ def test_table3_counts_steps_and_calls(done, output):
     assert float(calls["BERT-Mouth, 48 steps"]) == 48
     assert float(calls["GPT, 6 steps"]) == 6
     assert float(calls["Diffusion-LM, cosine, 4 steps"]) == 4
-    bounds = [cell for cell in rows["system"] if "(bound, strict, different time grids)" in cell]
-    assert bounds  # over as many steps as are written in
+    assert any("(bound, strict, different time grids)" in cell for cell in rows["system"])  # T is that of sampling
     assert "not ranked: the numbers of time steps differ" in (output / "table3.md").read_text(encoding="utf-8")
 
 
@@ -136,7 +135,7 @@ def test_table1_shows_a_sentence_denoised(done, output):
 
 
 @pytest.mark.parametrize("name", ["figure2", "figure3", "figure4"])
-def test_a_figure_is_a_picture_and_its_numbers(done, output, name):
+def test_a_figure_is_an_image_and_its_numbers(done, output, name):
     picture, numbers = done[name]
     assert (picture, numbers) == (output / f"{name}.png", output / f"{name}.json")
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -157,7 +156,7 @@ def test_figure4_has_all_validations(done, output):
     assert [curve["name"] for curve in curves][:2] == ["D3PM, from scratch, LTE", "D3PM, from scratch, TAD"]
     assert {(curve["schedule"], curve["quantity"]) for curve in curves} == {
         ("linear", "strict"),
-        ("spindle:strength=0.3,mean=corpus,floor=0.0", "strict"),
+        ("spindle (λ = 0.3, corpus mean)", "strict"),
     }
     assert all(curve["num_steps"] > 0 for curve in curves)
     assert all([0, 2, 3] in curve.values() for curve in curves)
@@ -169,16 +168,14 @@ def test_figure4_has_all_validations(done, output):
 @pytest.mark.usefixtures("nothing_is_done")
 def test_a_second_call_trains_and_evaluates_nothing(done, output):
     table = (output / "table2.md").read_text(encoding="utf-8")
-    begin = time.process_time()
     assert TARGETS["table2"](requested(output)) == done["table2"]
-    assert time.process_time() - begin < 1
     assert (output / "table2.md").read_text(encoding="utf-8") == table
     for name in ("table1", "table3", "figure2", "figure3", "figure4"):
         assert TARGETS[name](requested(output)) == done[name]
 
 
-def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
-    with pytest.raises(ValueError, match=r"with seed 0, not 1; ask for the same, or choose another --output"):
+def test_different_settings_for_the_same_folder_are_refused(done, output, capsys):
+    with pytest.raises(ValueError, match=r"with seed 0, got 1; give the same settings, or choose another --output"):
         requested(output, seed=1)
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "table2", f"--output={output}", f"--data={corpus()}", "--steps=7"])
@@ -186,8 +183,8 @@ def test_another_request_into_the_same_folder_is_refused(done, output, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
-    """A signal ends a training in good order; no table may be made of what it left."""
+def test_a_stopped_training_ends_the_command(tmp_path, monkeypatch):
+    """No table may be made from a training that was stopped by a signal."""
 
     def stopped(config, path, cache, resume=False):
         RunFolder(path).checkpoints.mkdir(parents=True)
@@ -200,14 +197,14 @@ def test_a_training_that_was_stopped_ends_the_command(tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()  # the masked network was to come first
 
 
-def test_wrong_settings_leave_nothing_behind(tmp_path):
+def test_wrong_settings_write_no_files(tmp_path):
     with pytest.raises(ValueError, match="steps"):
         requested(tmp_path / "new", steps=0)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_call_that_failed_before_anything_was_trained_binds_nobody(tmp_path, capsys):
-    """The text was misspelt: the corrected call may have the same folder."""
+def test_settings_of_a_call_that_failed_before_training_are_replaced(tmp_path, capsys):
+    """After a misspelt file name, the corrected call may use the same folder."""
     output, cache = tmp_path / "new", folder() / "cache"
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "figure4", "--data=nofile.txt", f"--output={output}", f"--cache={cache}"])
@@ -216,12 +213,12 @@ def test_a_call_that_failed_before_anything_was_trained_binds_nobody(tmp_path, c
     requested(output)
     assert json.loads((output / "settings.json").read_text())["data"] == str(corpus())
     (output / "runs").mkdir()  # something began
-    with pytest.raises(ValueError, match="holds a reproduction with data"):
+    with pytest.raises(ValueError, match="contains a reproduction with data"):
         Reproduction(output, Request(data="another.txt"), cache, "cpu")
 
 
 @pytest.mark.parametrize("command", [["reproduce", "figure2"], ["plot", "RUN"]], ids=" ".join)
-def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, command):
+def test_an_unwritable_output_is_refused_before_work(tmp_path, capsys, command):
     (tmp_path / "file").write_text("mine")
     words = [str(run_of("linear")) if word == "RUN" else word for word in command]
     capsys.readouterr()  # what a fixture said while it trained
@@ -242,20 +239,20 @@ def validations(run: Path) -> list[tuple[int, float]]:
 
 
 class KilledError(Exception):
-    """Stands for a machine that goes away."""
+    """Simulates a machine failure."""
 
 
 def kill(*_, **__):
     raise KilledError
 
 
-def test_a_run_that_was_killed_goes_on(done, output, tmp_path, monkeypatch):
+def test_a_killed_run_is_resumed(done, output, tmp_path, monkeypatch):
     """Killed in its last step, after a checkpoint, and again before its model is written."""
     again = requested(tmp_path / "again", masked=str(output / "pretrained" / "masked"))
     run, whole = again.output / "runs" / "mdlm", output / "runs" / "mdlm"
     step = Trainer._step
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", lambda self, rows: kill() if self.standing.step == 2 else step(self, rows))
+        patch.setattr(Trainer, "_step", lambda self, rows: kill() if self.state.step == 2 else step(self, rows))
         with pytest.raises(KilledError):
             again.run("mdlm")
     assert not is_finished(run)
@@ -265,10 +262,11 @@ def test_a_run_that_was_killed_goes_on(done, output, tmp_path, monkeypatch):
         with pytest.raises(KilledError):
             again.run("mdlm")
     assert not RunFolder(run).model.exists()
-    model = again.model("mdlm")
+    engine = again.engine("mdlm")
     assert validations(run) == validations(whole)
     sentence = ["the old king saw a river today ."]
-    ours, theirs = (one.score(sentence, precision=1.0)[0].nats for one in (model, requested(output).model("mdlm")))
+    engines = engine, requested(output).engine("mdlm")
+    ours, theirs = (score(one, sentence, precision=1.0)[0].nats for one in engines)
     assert ours == theirs
 
 
@@ -278,7 +276,7 @@ def test_a_given_network_is_not_pretrained_again(done, output, tmp_path):
     assert not (tmp_path / "other" / "pretrained").exists()
 
 
-def test_without_a_test_text_none_is_assessed_that_was_trained_on(tmp_path):
+def test_without_a_test_text_the_validation_text_is_evaluated(tmp_path):
     validation = tmp_path / "validation.txt"
     validation.write_text("\n".join(toy_sentences(20, seed=7)))
     reproduction = requested(tmp_path / "own", validation=str(validation), masked=str(run_of("masking")))
@@ -300,7 +298,7 @@ def test_all_systems_have_one_vocabulary_and_the_same_number_of_steps(done, outp
 
 
 def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch):
-    monkeypatch.setitem(SCALES, "smoke", replace(SMALLER_THAN_TINY, new_decoder=3.0))
+    monkeypatch.setitem(SCALES, "smoke", replace(SMALLER_THAN_SMOKE, decoder_rate_factor=3.0))
     names = "mdlm", "mdlm-pretrained", "decoder", "decoder-pretrained"
     rates = [requested(output).planned(name).training.learning_rate for name in names]
     assert rates == pytest.approx([1e-3, 1e-3, 3e-3, 1e-3])
@@ -310,7 +308,7 @@ def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch
 
 
 @pytest.mark.usefixtures("nothing_is_done")
-def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
+def test_the_command_prints_the_table_and_its_path(done, output, capsys):
     options = ["--scale", "smoke", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
     main(["reproduce", "table2", *options])
     said = capsys.readouterr().out
@@ -321,14 +319,14 @@ def test_the_command_prints_the_table_and_where_it_is(done, output, capsys):
 
 
 @pytest.mark.parametrize("command", ["reproduce", "plot"])
-def test_help_is_there(command, capsys):
+def test_help_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
     assert "Example: diffusionbert" in " ".join(capsys.readouterr().out.split())
 
 
-def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
+def test_plot_draws_runs_and_refuses_other_folders(tmp_path, capsys):
     picture = tmp_path / "curves.png"
     main(["plot", str(run_of("linear")), str(run_of("decoder")), f"--output={picture}"])
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -349,7 +347,7 @@ def test_plot_draws_runs_and_refuses_what_is_none(tmp_path, capsys):
         assert not (tmp_path / "none.png").exists()
 
 
-def test_runs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apart(tmp_path, monkeypatch):
+def test_runs_with_equal_names_are_told_apart_by_their_paths(tmp_path, monkeypatch):
     called = []
     monkeypatch.setattr(figures, "convergence", lambda curves, path: called.extend(one.name for one in curves))
     for parent in ("a", "b"):
@@ -359,13 +357,13 @@ def test_runs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apa
     assert called == ["a/x", "b/x", run_of("linear").name, run_of("decoder").name]
 
 
-def test_the_folder_one_stands_in_is_a_run_as_well(tmp_path, monkeypatch):
+def test_the_current_directory_can_be_plotted(tmp_path, monkeypatch):
     monkeypatch.chdir(run_of("linear"))
     main(["plot", ".", f"--output={tmp_path / 'here.png'}"])
     assert (tmp_path / "here.png").exists()
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path, capsys):
+def test_a_missing_device_is_refused_before_training(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "figure2", "--device=nowhere", f"--output={tmp_path / 'none'}"])
     assert caught.value.code == 2
@@ -381,7 +379,7 @@ def test_a_decoder_is_pretrained_with_the_vocabulary_of_the_masked_network(tmp_p
     )
 
 
-def test_a_vocabulary_beside_a_network_that_has_its_own_is_refused(tmp_path):
+def test_a_vocabulary_together_with_a_network_is_refused(tmp_path):
     with pytest.raises(ValueError, match="give --vocabulary, or --masked and --decoder"):
         requested(tmp_path / "new", vocabulary="a", masked="b")
     assert not (tmp_path / "new").exists()

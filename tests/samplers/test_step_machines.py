@@ -142,7 +142,7 @@ def serve(network: Network, waiting: list[Request]) -> int:
         queries = [query for _, query in targets if query is not None]
         answers = iter(())
         if queries:
-            answers, calls = iter(split_answer(concatenate_queries(queries).ask(network), queries)), calls + 1
+            answers, calls = iter(split_answer(concatenate_queries(queries).run(network), queries)), calls + 1
         for request, query in targets:
             answer = None if query is None else next(answers)
             request.state = request.drawing.sampler.update(request.state, answer)
@@ -175,9 +175,9 @@ def test_queries_of_one_sampler_are_padded_and_answers_split():
     assert joined.tokens.shape == joined.attend.shape == joined.targets.shape == (5, 9)
     assert joined.t.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
     assert not bool(joined.attend[:2, 6:].any() | joined.targets[:2, 6:].any())
-    parts = split_answer(joined.ask(Deterministic()), [short, long])
+    parts = split_answer(joined.run(Deterministic()), [short, long])
     for query, part in zip((short, long), parts, strict=True):
-        torch.testing.assert_close(part, query.ask(Deterministic()), rtol=0, atol=0)
+        torch.testing.assert_close(part, query.run(Deterministic()), rtol=0, atol=0)
 
 
 def test_a_query_leaves_out_sequences_without_targets():
@@ -200,12 +200,12 @@ def test_constraints_apply_to_an_answer_as_around_a_network():
     canvas = canvas_of(9)
     query = Query.of(canvas, canvas.constant_times(0.5), canvas.editable)
     assert query is not None
-    shared = query.ask(network)
+    shared = query.run(network)
     constrained = rules.constrain(query.tokens, query.targets, shared)
-    assert torch.equal(constrained, query.ask(rules))
+    assert torch.equal(constrained, query.run(rules))
     torch.testing.assert_close(constrained.exp().sum(dim=-1), torch.ones(len(shared), dtype=torch.float64))
     assert bool((constrained[:, 7] == -torch.inf).all())
-    assert torch.equal(shared, query.ask(network))  # others see it unchanged
+    assert torch.equal(shared, query.run(network))  # others see it unchanged
 
 
 # ---- nothing is stored --------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_every_state_can_be_resumed_and_stays_as_it_is(made, network, canvas):
         assert not state.done
         for _ in range(2):
             query = made.sampler.query(state)
-            following = made.sampler.update(state, None if query is None else query.ask(network))
+            following = made.sampler.update(state, None if query is None else query.run(network))
             assert torch.equal(following.tokens, states[number + 1].tokens)
             assert torch.equal(following.calls, states[number + 1].calls)
     assert states[-1].done

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from diffusionbert.training.batches import BatchPlan, FixedSequences, BatchPosition, TokenBudget, parts
+from diffusionbert.training.batches import BatchPlan, BatchPosition, FixedSequences, TokenBudget, parts
 
 # Lengths like those of real sentences: mostly 10 to 40 tokens, a few long ones.
 LENGTHS = np.random.default_rng(0).lognormal(3.2, 0.5, 30_000).astype(np.int64).clip(3, 128)
@@ -75,7 +75,9 @@ def test_parts_cover_a_batch():
 def test_empty_batches_are_rejected():
     with pytest.raises(ValueError, match=r"^tokens per batch \(--batch-tokens\) must be >= 1, got 0; 4096 is usual$"):
         TokenBudget(0)
-    with pytest.raises(ValueError, match=r"^sequences per batch \(--batch-sequences\) must be >= 1, got 0; 32 is usual$"):
+    with pytest.raises(
+        ValueError, match=r"^sequences per batch \(--batch-sequences\) must be >= 1, got 0; 32 is usual$"
+    ):
         FixedSequences(0)
     with pytest.raises(ValueError, match=r"^`lengths` must have at least one sequence, got none; give more text$"):
         BatchPlan(np.array([], dtype=np.int64), FixedSequences(1), seed=0)

@@ -44,7 +44,7 @@ def old(tmp_path) -> Path:
 # ---- run folders ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_says_where_its_model_is_or_that_it_has_none_yet(tmp_path):
+def test_a_run_finds_its_model_or_reports_that_there_is_none_yet(tmp_path):
     run = RunFolder(tmp_path)
     assert run.find_model() is None
     assert RunFolder(Path("x" * 5000)).find_model() is None
@@ -55,13 +55,13 @@ def test_a_run_says_where_its_model_is_or_that_it_has_none_yet(tmp_path):
     assert run.find_model() == tmp_path / "model"
 
 
-def test_what_can_be_written_to_leaves_nothing_behind(tmp_path):
+def test_the_test_of_a_writable_folder_leaves_nothing_behind(tmp_path):
     files.require_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside/of", "x" * 300])
-def test_what_cannot_be_written_to_is_refused(tmp_path, name):
+def test_a_folder_that_is_not_writable_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match=r"^'.*' is not writable \([A-Z].*\); choose another --output$"):
         files.require_writable(tmp_path / name)
@@ -70,7 +70,7 @@ def test_what_cannot_be_written_to_is_refused(tmp_path, name):
 # ---- folders ----------------------------------------------------------------------------------------------------
 
 
-def test_a_written_folder_takes_the_place_of_the_old_one(old):
+def test_a_written_folder_replaces_the_old_one(old):
     with atomic_folder(old) as folder:
         assert content(old) == {"weights": "old"}
         (folder / "inner").mkdir()
@@ -79,14 +79,14 @@ def test_a_written_folder_takes_the_place_of_the_old_one(old):
     assert [path.name for path in old.parent.iterdir()] == ["model"]
 
 
-def test_a_written_folder_makes_what_it_stands_in(tmp_path):
+def test_parent_folders_are_created(tmp_path):
     with atomic_folder(tmp_path / "a" / "b" / "c") as folder:
         (folder / "file").write_text("text")
     assert content(tmp_path) == {"a/b/c/file": "text"}
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), ValueError("wrong")], ids=repr)
-def test_a_failed_write_leaves_the_old_folder_and_no_litter(old, error):
+def test_a_failed_write_leaves_only_the_old_folder(old, error):
     def write() -> None:
         with atomic_folder(old) as folder:
             (folder / "weights").write_text("half")
@@ -97,7 +97,7 @@ def test_a_failed_write_leaves_the_old_folder_and_no_litter(old, error):
     assert content(old.parent) == {"model/weights": "old"}
 
 
-def test_a_disk_that_is_full_of_tensors_leaves_the_old_folder(old, monkeypatch):
+def test_a_disk_that_is_full_while_tensors_are_written_leaves_the_old_folder(old, monkeypatch):
     def save_file(tensors, path):
         Path(path).write_bytes(b"half")
         full_disk()
@@ -108,14 +108,14 @@ def test_a_disk_that_is_full_of_tensors_leaves_the_old_folder(old, monkeypatch):
     assert content(old.parent) == {"model/weights": "old"}
 
 
-def test_a_disk_that_turns_out_full_when_the_folder_is_synced_leaves_the_old_folder(old, monkeypatch):
+def test_a_disk_that_is_full_while_files_are_synced_leaves_the_old_folder(old, monkeypatch):
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"), atomic_folder(old) as folder:
         (folder / "weights").write_text("new")
     assert content(old.parent) == {"model/weights": "old"}
 
 
-def test_what_a_kill_left_of_a_folder_does_not_mix_with_the_next(old):
+def test_the_remains_of_a_killed_write_are_removed_by_the_next(old):
     """A kill in a write leaves `.unfinished`, a kill between the renames `.replaced`."""
     for name in ("model.unfinished", "model.replaced"):
         (old.parent / name).mkdir()
@@ -166,7 +166,7 @@ def test_a_failed_write_after_a_kill_between_the_renames_leaves_the_old_folder(t
 def test_a_kill_between_the_renames_of_a_checkpoint_leaves_the_old_one(tmp_path):
     run = run_of(tmp_path, range(10, 11))
     run.checkpoint(10).rename(run.checkpoints / "step-00000010.replaced")
-    assert run.resumable() == [run.checkpoint(10)]
+    assert run.resume_candidates() == [run.checkpoint(10)]
     assert run.checkpoint(10).is_dir()
 
 
@@ -187,7 +187,7 @@ def test_a_rename_that_fails_leaves_the_old_folder(old, monkeypatch):
 # ---- JSON -------------------------------------------------------------------------------------------------------
 
 
-def test_json_comes_back(tmp_path):
+def test_json_is_read_as_it_was_written(tmp_path):
     value = {"text": "Λ \n\u2028", "number": 0.1, "list": [1, None, True]}
     write_json(tmp_path / "file.json", value)
     assert read_json(tmp_path / "file.json") == value
@@ -195,7 +195,7 @@ def test_json_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["fsync", "dump"])
-def test_a_failed_json_leaves_the_old_one(tmp_path, monkeypatch, where):
+def test_a_failed_write_leaves_the_old_json_file(tmp_path, monkeypatch, where):
     write_json(tmp_path / "last.json", {"checkpoint": "old"})
     monkeypatch.setattr(os if where == "fsync" else json, where, full_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -208,7 +208,12 @@ def test_a_failed_json_leaves_the_old_one(tmp_path, monkeypatch, where):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(b"", "is not valid JSON"), (b'{"a": ', "is not valid JSON"), (b"\xff\xfe", "is not valid JSON"), (None, "does not exist")],
+    [
+        (b"", "is not valid JSON"),
+        (b'{"a": ', "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (None, "does not exist"),
+    ],
 )
 def test_damaged_json_is_named_in_one_line(tmp_path, text, message):
     if text is not None:
@@ -230,7 +235,7 @@ def run_of(path: Path, steps: range) -> RunFolder:
     return run
 
 
-def test_tidying_keeps_the_best_the_last_and_the_newest(tmp_path):
+def test_the_best_the_last_and_the_newest_checkpoints_are_kept(tmp_path):
     run = run_of(tmp_path, range(0, 100, 10))
     run.write_pointer("best", run.checkpoint(20))
     run.write_pointer("last", run.checkpoint(60))  # a kill came between a checkpoint and its name
@@ -248,7 +253,7 @@ def test_tidying_keeps_the_best_the_last_and_the_newest(tmp_path):
     assert run.read_pointer("last") == run.checkpoint(60)
 
 
-def test_tidying_without_names_keeps_the_newest(tmp_path):
+def test_without_pointers_the_newest_checkpoints_are_kept(tmp_path):
     run = run_of(tmp_path, range(3))
     run.remove_old_checkpoints(keep=5)
     assert len(list(run.checkpoints.iterdir())) == 3
@@ -258,7 +263,7 @@ def test_tidying_without_names_keeps_the_newest(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["step-00000000-before-surgery", ".DS_Store"])
-def test_tidying_leaves_what_is_not_ours(tmp_path, name):
+def test_other_files_among_the_checkpoints_are_kept(tmp_path, name):
     run = run_of(tmp_path, range(3))
     mine = run.checkpoints / name
     if name.startswith("."):
@@ -276,7 +281,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten().contiguous().view(torch.uint8)
 
 
-def test_tensors_come_back_bit_by_bit(tmp_path):
+def test_tensors_are_read_exactly_as_they_were_written(tmp_path):
     tensors = {
         "transposed": torch.randn(3, 4).T,
         "strided": torch.randn(8)[::2],
@@ -339,14 +344,14 @@ def test_tied_weights_are_stored_once_and_load_back_tied(tmp_path):
         assert torch.equal(mine, theirs)
 
 
-def test_weights_are_copies_that_training_does_not_change():
+def test_gathered_parameters_are_copies():
     module = nn.Linear(2, 2)
     weights = weights_of(module)
     stirred(module, 3)
     assert not torch.equal(weights["weight"], module.weight)
 
 
-def test_wrappers_do_not_change_names():
+def test_wrappers_do_not_change_parameter_names():
     module = nn.Sequential(nn.Linear(2, 2))
     wrapped = nn.Module()
     wrapped.module = nn.Module()
@@ -363,12 +368,14 @@ def test_wrappers_do_not_change_names():
         (lambda weights: weights.update(other=weights.pop("weight")), "1 missing, 1 unknown", "weight"),
     ],
 )
-def test_weights_of_another_network_are_refused(change, counts, first):
+def test_parameters_of_another_network_are_refused(change, counts, first):
     module = nn.Linear(2, 2)
     before = weights_of(module)
     weights = {name: tensor + 1 for name, tensor in before.items()}
     change(weights)
-    with pytest.raises(ValueError, match=f"do not fit the network: {counts}, first '{first}'; use the settings they were saved with"):
+    with pytest.raises(
+        ValueError, match=f"do not fit the network: {counts}, first '{first}'; use the settings they were saved with"
+    ):
         set_weights(module, weights)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(module).items())
 
@@ -388,7 +395,7 @@ def learner() -> tuple[nn.Module, torch.optim.Optimizer]:
     return module, torch.optim.AdamW(module.parameters(), lr=0.1)
 
 
-def test_a_restored_optimiser_goes_on_bit_by_bit(tmp_path):
+def test_a_restored_optimiser_continues_exactly(tmp_path):
     module, optimiser = learner()
     steps(module, optimiser, range(5))
     save_tensors(weights_of(module), tmp_path / "weights.safetensors")
@@ -410,7 +417,7 @@ def test_a_restored_optimiser_goes_on_bit_by_bit(tmp_path):
         assert torch.equal(mine, theirs)
 
 
-def test_an_optimiser_that_has_done_nothing_comes_back(tmp_path):
+def test_an_unused_optimiser_is_restored(tmp_path):
     module, optimiser = learner()
     save_tensors(optimiser_state(optimiser, module), tmp_path / "optimiser.safetensors")
     set_optimiser_state(optimiser, module, load_tensors(tmp_path / "optimiser.safetensors"))

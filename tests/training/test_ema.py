@@ -1,4 +1,4 @@
-"""Averaged weights: the running mean by hand, and a module that gets its own weights back."""
+"""The EMA of parameters: against a running mean by hand, and applied to a module for a while."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def values(made: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.9999])
-def test_averages_are_the_running_mean_with_a_warm_start(decay):
+def test_averages_are_the_running_mean_with_a_smaller_decay_at_first(decay):
     made, generator = module(), torch.Generator().manual_seed(1)
     ema = EMA(made, decay)
     expected = {name: value.double() for name, value in values(made).items()}
@@ -39,13 +39,12 @@ def test_averages_are_the_running_mean_with_a_warm_start(decay):
         now = min(decay, (1 + update) / (10 + update))
         expected = {name: now * mean + (1 - now) * values(made)[name] for name, mean in expected.items()}
     assert ema.num_updates == 30
-    assert ema.ema.keys() == expected.keys()
+    assert ema.averages.keys() == expected.keys()
     for name, mean in expected.items():
-        torch.testing.assert_close(ema.ema[name].double(), mean, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ema.averages[name].double(), mean, atol=1e-5, rtol=0)
 
 
-def test_the_random_start_is_soon_forgotten():
-    """After twenty steps at the same weights, hardly anything of the start is left, however long the memory."""
+def test_the_initial_parameters_are_soon_forgotten():
     made = module()
     ema = EMA(made, 0.9999)
     start = values(made)
@@ -54,29 +53,29 @@ def test_the_random_start_is_soon_forgotten():
             parameter.add_(1)
     for _ in range(20):
         ema.update(made)
-    for name, average in ema.ema.items():
+    for name, average in ema.averages.items():
         torch.testing.assert_close(average, start[name] + 1, atol=1e-3, rtol=0)
 
 
-def test_averages_follow_without_touching_the_weights():
+def test_an_update_does_not_change_the_parameters():
     made = module()
     ema = EMA(made, 0.9)
     walk(made, torch.Generator().manual_seed(1))
     before = values(made)
     ema.update(made)
     assert all(torch.equal(value, before[name]) for name, value in values(made).items())
-    assert not any(average.requires_grad for average in ema.ema.values())
+    assert not any(average.requires_grad for average in ema.averages.values())
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_a_module_gets_its_own_weights_back_bit_by_bit(failing):
+def test_a_module_has_its_own_parameters_again_after_the_averages(failing):
     made = module()
     ema = EMA(made, 0.9)
     walk(made, torch.Generator().manual_seed(1))
     ema.update(made)
-    own, mean = values(made), copy.deepcopy(ema.ema)
+    own, mean = values(made), copy.deepcopy(ema.averages)
     try:
-        with ema.in_place_of(made):
+        with ema.applied_to(made):
             assert all(torch.equal(value, mean[name]) for name, value in values(made).items())
             assert made[2].weight is made[0].weight
             if failing:
@@ -84,16 +83,16 @@ def test_a_module_gets_its_own_weights_back_bit_by_bit(failing):
     except RuntimeError:
         assert failing
     assert all(torch.equal(value, own[name]) for name, value in values(made).items())
-    assert all(torch.equal(value, mean[name]) for name, value in ema.ema.items())
+    assert all(torch.equal(value, mean[name]) for name, value in ema.averages.items())
 
 
-def test_restored_averages_go_on_as_if_nothing_had_happened():
+def test_restored_averages_continue_exactly():
     made, generator = module(), torch.Generator().manual_seed(1)
     straight = EMA(made, 0.99)
     for _ in range(5):
         walk(made, generator)
         straight.update(made)
-    saved = {name: average.clone() for name, average in straight.ema.items()}
+    saved = {name: average.clone() for name, average in straight.averages.items()}
     resumed = EMA(made, 0.99)
     resumed.restore(saved, straight.num_updates)
     for _ in range(5):
@@ -101,11 +100,11 @@ def test_restored_averages_go_on_as_if_nothing_had_happened():
         straight.update(made)
         resumed.update(made)
     assert resumed.num_updates == straight.num_updates == 10
-    assert all(torch.equal(value, straight.ema[name]) for name, value in resumed.ema.items())
-    assert not any(torch.equal(value, saved[name]) for name, value in resumed.ema.items())
+    assert all(torch.equal(value, straight.averages[name]) for name, value in resumed.averages.items())
+    assert not any(torch.equal(value, saved[name]) for name, value in resumed.averages.items())
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.5, 1.5, float("nan")])
-def test_other_decays_are_refused(decay):
-    with pytest.raises(ValueError, match=rf"\(0, 1\), given {decay}; try"):
+def test_decays_out_of_range_are_refused(decay):
+    with pytest.raises(ValueError, match=rf"must be between 0 and 1, got {decay}; 0.9999 is usual"):
         EMA(module(), decay)

@@ -16,12 +16,15 @@ from tiny_models import bundled
 from diffusionbert.cli.main import main
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, Spindle
 from diffusionbert.diffusion.time_sampling import Bell
+from diffusionbert.inference.score import estimate_nats
+from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.model import load
 from diffusionbert.networks.config import NewBert, TimeEmbedding
 from diffusionbert.objectives.config import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.storage.schema import from_json
-from diffusionbert.training.config import RunConfig
+from diffusionbert.training.batches import FixedSequences
+from diffusionbert.training.config import RunConfig, TrainingConfig
 from diffusionbert.training.legacy import _NAMES, upgraded
 from diffusionbert.training.run import stored_config
 
@@ -34,12 +37,14 @@ SENTENCES = ["the cat sat on the mat .", "a mat sat ."]
     [("model", [29.621429279985477, 18.093799893547793]), ("run", [31.111673289123505, 18.018793549802567])],
 )
 def test_scores_are_those_of_the_version_that_wrote_the_folder(name, nats):
-    scores = load(V0 / name, "cpu").score(SENTENCES, seed=0)
-    assert [score.nats for score in scores] == pytest.approx(nats, abs=1e-4)
+    """With its noise, which was keyed by the number of a sentence."""
+    model = load(V0 / name, device="cpu")
+    found = estimate_nats(model.engine, SENTENCES, EstimationBudget(precision=0.05, seed=0), given=True)
+    assert found.scores.nats.tolist() == pytest.approx(nats, abs=1e-4)
 
 
-def test_an_old_configuration_means_what_it_meant():
-    model, run = load(V0 / "model", "cpu").config, stored_config(V0 / "run")
+def test_an_old_configuration_is_converted():
+    model, run = load(V0 / "model", device="cpu").engine.config, stored_config(V0 / "run")
     assert model.objective == DiscreteTimeConfig(Spindle(0.3), 8, hybrid=0.01, time_sampling=Bell(0.5))
     assert (model.time, model.training.ema) == (TimeEmbedding.LAYERS, 0.9)
     assert (run.backbone, run.time) == (NewBert(1, 12, 2, 0.0), TimeEmbedding.NONE)
@@ -57,7 +62,7 @@ def test_an_old_run_is_resumed(tmp_path, monkeypatch):
 
 
 def test_the_bundled_model_opens():
-    config = bundled().config
+    config = bundled().engine.config
     assert config.objective == DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False))
     assert config.training.ema == 0.9995
 
@@ -69,6 +74,12 @@ def test_every_old_kind_has_a_registered_name(kind):
     families = [NoiseSchedule, ObjectiveConfig, type(Bell()).__mro__[1], NewBert.__mro__[1]]
     [family] = [family for family in families if plain["name"] in family.registry.names()]
     assert type(from_json(plain, family, "old")).__module__.startswith("diffusionbert.")
+
+
+def test_an_old_batch_size_in_sequences_is_converted():
+    old = {"kind": "Training", "batching": {"kind": "FixedRows", "rows": 24}, "averaging": 0.9}
+    training = from_json(upgraded(old, "old"), TrainingConfig, "old")
+    assert (training.batching, training.ema) == (FixedSequences(24), 0.9)
 
 
 def test_an_unknown_kind_is_named():

@@ -16,8 +16,8 @@ from diffusionbert.training.log import (
     ValidationEvent,
     append,
     events_of,
-    remove_after,
     read_log,
+    remove_after,
     row,
 )
 
@@ -29,7 +29,7 @@ EVENTS = [
 ]
 
 
-def test_rows_come_back_as_they_were_written(tmp_path):
+def test_rows_are_read_as_they_were_written(tmp_path):
     log = tmp_path / "log.jsonl"
     assert read_log(log) == []
     for event in EVENTS:
@@ -62,7 +62,7 @@ def test_rows_of_format_1_are_converted(tmp_path):
     ]
 
 
-def test_what_a_kill_cut_off_and_events_of_later_versions_are_left_out(tmp_path):
+def test_incomplete_lines_and_unknown_events_are_ignored(tmp_path):
     log = tmp_path / "log.jsonl"
     append(log, EVENTS[2])
     log.write_text(log.read_text() + '{"event": "note", "step": 11}\n7\n{"step": 12}\n{"event": "train", "st')
@@ -71,7 +71,7 @@ def test_what_a_kill_cut_off_and_events_of_later_versions_are_left_out(tmp_path)
     assert read_log(log) == [EVENTS[2]]
 
 
-def test_a_wrong_row_is_named_by_its_line(tmp_path):
+def test_an_invalid_row_is_named_by_its_line(tmp_path):
     log = tmp_path / "log.jsonl"
     append(log, EVENTS[1])
     log.write_text(log.read_text() + '{"event": "train", "step": 10, "time": 1.0, "loss": "low"}\n')
@@ -79,7 +79,7 @@ def test_a_wrong_row_is_named_by_its_line(tmp_path):
         read_log(log)
 
 
-def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
+def test_rows_after_the_checkpoint_are_removed(tmp_path):
     log = tmp_path / "log.jsonl"
     for event in EVENTS:
         append(log, event)
@@ -98,7 +98,7 @@ def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
     ],
     ids=["linear", "paper", "decoder"],
 )  # fmt: skip
-def test_a_run_says_first_what_it_trains(tmp_path, options, expected):
+def test_the_first_row_describes_the_model(tmp_path, options, expected):
     small = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
     quick = ["--steps=2", "--validate-every=2", "--save-every=2", "--batch-tokens=512", "--seed=5"]
     output = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Training: exact resume after a kill, the same losses on one process and two, and a log one can read."""
+"""Training in processes: exact resumption after a kill, and the same losses in one process and in two."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> Path:
-    """A run that nothing disturbs, with dropout."""
+    """An undisturbed run with dropout."""
     folder = tmp_path_factory.mktemp("straight")
     work(folder)
     return folder
@@ -69,13 +69,13 @@ def test_training_lowers_the_bound_and_logs_it(straight):
 
 
 @pytest.mark.parametrize("kill_at", [3, 17, 20])
-def test_a_killed_run_resumes_bit_by_bit(straight, tmp_path, kill_at):
+def test_a_killed_run_resumes_exactly(straight, tmp_path, kill_at):
     work(tmp_path, f"--kill-at={kill_at}", expect=-signal.SIGKILL)
     work(tmp_path, "--resume")
     assert_same_run(tmp_path, straight)
 
 
-def test_a_kill_in_the_middle_of_a_write_loses_nothing(straight, tmp_path):
+def test_a_kill_while_writing_leaves_the_previous_checkpoint(straight, tmp_path):
     work(tmp_path, "--kill-at=15", "--kill-while-saving", expect=-signal.SIGKILL)
     assert json.loads((tmp_path / "last.json").read_text())["checkpoint"] == "step-00000010"
     work(tmp_path, "--resume")
@@ -83,7 +83,7 @@ def test_a_kill_in_the_middle_of_a_write_loses_nothing(straight, tmp_path):
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_a_polite_kill_saves_first(straight, tmp_path):
+def test_sigterm_writes_a_checkpoint(straight, tmp_path):
     said = work(tmp_path, "--terminate-at=13")
     assert "stopped at step 14" in said
     work(tmp_path, "--resume")
@@ -92,7 +92,7 @@ def test_a_polite_kill_saves_first(straight, tmp_path):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
-    """One process, without dropout, which processes draw each for itself."""
+    """A run in one process, without dropout, which depends on the process."""
     folder = tmp_path_factory.mktemp("alone")
     work(folder, "--dropout=0")
     return folder
@@ -104,7 +104,7 @@ def alone(tmp_path_factory) -> Path:
     ids=["accumulated", "copied", "sharded", "sharded and accumulated"],
 )
 def test_the_split_of_a_batch_changes_nothing(alone, tmp_path, processes, options):
-    """Two processes (gloo, CPU), copied or really sharded, reach the single process's losses and weights."""
+    """Two processes (gloo, CPU), copied or sharded, reach the losses and parameters of one."""
     work(tmp_path, "--dropout=0", *options, processes=processes)
     torch.testing.assert_close(losses(tmp_path), losses(alone), atol=1e-4, rtol=1e-4)
     expected = weights(alone)
@@ -112,7 +112,7 @@ def test_the_split_of_a_batch_changes_nothing(alone, tmp_path, processes, option
         torch.testing.assert_close(tensor, expected[name], atol=2e-3, rtol=1e-2)
 
 
-def test_a_sharded_run_stops_by_a_signal_to_one_process_and_resumes_alone(alone, tmp_path):
+def test_a_sharded_run_stops_after_a_signal_to_one_process_and_resumes_in_one(alone, tmp_path):
     work(tmp_path, "--dropout=0", "--sharded", "--terminate-at=12", "--terminate-rank=1", processes=2)
     assert json.loads((tmp_path / "last.json").read_text())["checkpoint"] == "step-00000013"
     work(tmp_path, "--dropout=0", "--resume")

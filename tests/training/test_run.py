@@ -1,4 +1,4 @@
-"""Whole runs from the command line: pydoc in, a model folder out; every start; every wrong word."""
+"""Training from the command line: from text to a model folder, every kind of start, invalid options."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def masked_run(tmp_path_factory, cache) -> Path:
-    """A network pretrained (hardly) by masking."""
+    """A masked language model after a few steps of pretraining."""
     output = tmp_path_factory.mktemp("runs") / "masked"
     main(["pretrain", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
     return output
@@ -62,7 +62,7 @@ def log(output: Path) -> list[dict]:
     return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
-def test_pretraining_leaves_a_folder_that_transformers_opens(masked_run):
+def test_transformers_opens_a_pretrained_model(masked_run):
     model, report = AutoModelForMaskedLM.from_pretrained(masked_run / "model", output_loading_info=True)
     assert not report["missing_keys"]
     tokenizer = AutoTokenizer.from_pretrained(masked_run / "model")
@@ -86,8 +86,10 @@ def test_pretraining_leaves_a_folder_that_transformers_opens(masked_run):
     ],
     ids=" ".join,
 )
-def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path, options):
-    quick = [option for option in QUICK if not (option.startswith("--batch-tokens") and "--batch-sequences=8" in options)]
+def test_training_starts_from_a_run_with_any_objective(masked_run, cache, tmp_path, options):
+    quick = [
+        option for option in QUICK if not (option.startswith("--batch-tokens") and "--batch-sequences=8" in options)
+    ]
     output = tmp_path / "run"
     main(
         [
@@ -107,13 +109,13 @@ def test_training_starts_from_a_run_with_any_method(masked_run, cache, tmp_path,
     assert (output / "model" / "beside.safetensors").exists() == any("--time" in option for option in options)
 
 
-def test_a_start_brings_its_weights(masked_run, cache, tmp_path):
+def test_training_starts_with_the_parameters_of_the_start(masked_run, cache, tmp_path):
     output = tmp_path / "run"
     start = ["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", f"--start={masked_run}", *SHORT]
     main([*start, "--steps=1", "--learning-rate=1e-12", "--time=layers"])
     before, after = (load_file(run / "model" / "model.safetensors") for run in (masked_run, output))
     assert all(torch.allclose(tensor, after[name], atol=1e-6) for name, tensor in before.items())
-    # …and the time embeddings too, if it has any of the kind asked for
+    # The time embeddings, too, if it has any of the same kind.
     again = tmp_path / "again"
     weights = {name: tensor + 1 for name, tensor in load_file(output / "model" / "beside.safetensors").items()}
     save_file(weights, output / "model" / "beside.safetensors")
@@ -123,7 +125,7 @@ def test_a_start_brings_its_weights(masked_run, cache, tmp_path):
     assert all(torch.allclose(tensor, kept[name], atol=1e-6) for name, tensor in weights.items())
 
 
-def test_a_start_brings_the_rates_it_has_learned(masked_run, cache, tmp_path):
+def test_training_starts_with_the_learned_exponents_of_the_start(masked_run, cache, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     common = ["train", "--data=pydoc", "--system=genmd4", f"--cache={cache}", *SHORT, "--batch-tokens=512"]
     main([*common, f"--start={masked_run}", f"--output={first}", "--steps=4", "--learning-rate=1e-2"])
@@ -142,10 +144,9 @@ def test_a_start_brings_the_rates_it_has_learned(masked_run, cache, tmp_path):
     ],
     ids=str,
 )
-def test_a_start_from_the_hub_brings_all_that_a_folder_brings(
+def test_a_start_from_the_hub_equals_a_start_from_a_folder(
     masked_run, cache, tmp_path, monkeypatch, options, file, name
 ):
-    """The Hub cannot be reached from here: what it would send is at hand."""
     common = ["train", "--data=pydoc", f"--cache={cache}", *SHORT, "--batch-tokens=512", *options]
     main([*common, f"--start={masked_run}", f"--output={tmp_path / 'first'}", "--steps=4", "--learning-rate=1e-2"])
     first, again = tmp_path / "first" / "model", tmp_path / "again"
@@ -159,8 +160,8 @@ def test_a_start_from_the_hub_brings_all_that_a_folder_brings(
     assert json.loads((again / "run.json").read_text())["backbone"]["name_or_path"] == "me/mine"
 
 
-def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
-    """As a user would have it: the command itself killed at an arbitrary time, then run with --resume."""
+def test_a_killed_command_resumes_to_the_same_parameters(cache, tmp_path):
+    """The command itself is killed at an arbitrary time and run again with --resume."""
     common = ["--data=pydoc", f"--cache={cache}", "--steps=30", "--validate-every=15", "--save-every=4", *SMALL]
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     main(["train", f"--output={straight}", *common])
@@ -183,7 +184,7 @@ def test_a_killed_command_resumes_to_the_same_weights(cache, tmp_path):
 
 
 def plain_decoder(folder: Path) -> Path:
-    """A GPT-2 as it comes from the Hub: its tokenizer has neither mask nor padding, its network no rows for them."""
+    """A GPT-2 as on the Hub: its tokenizer has neither mask nor padding, its network no embeddings for them."""
     tokenizer = gpt2_tokenizer()
     tokenizer.save_pretrained(folder)
     new_decoder(len(tokenizer), 1, 32, 2, 0.1, 48, pad_id=0).save_pretrained(folder)
@@ -200,8 +201,8 @@ def plain_decoder(folder: Path) -> Path:
         ("decoder-pretrained", "gpt2"),
     ],
 )
-def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_path, monkeypatch, system, start):
-    """To the last bit as if nothing had happened: a checkpoint has all weights, the run folder all else."""
+def test_a_run_is_resumed_elsewhere_without_its_start(masked_run, cache, tmp_path, monkeypatch, system, start):
+    """Exactly, because a checkpoint holds all parameters, and the run directory everything else."""
     source = {"run": lambda: masked_run, "roberta": plain_roberta, "gpt2": lambda: plain_decoder(tmp_path / "gpt2")}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -233,13 +234,12 @@ def test_a_run_goes_on_from_anywhere_without_its_start(masked_run, cache, tmp_pa
     )
 
 
-def test_of_two_that_want_one_vocabulary_one_trains_it(tmp_path, monkeypatch):
-    """As two commands do that are started at once on one text."""
+def test_two_processes_train_a_vocabulary_once(tmp_path, monkeypatch):
     trained, all_here, data = [], Barrier(4), DataConfig(str(corpus()), vocabulary=512)
 
     def train(*arguments, **options):
         trained.append(arguments)
-        time.sleep(0.2)  # the others have looked by then
+        time.sleep(0.2)  # the others look for it meanwhile
         return train_wordpiece(*arguments, **options)
 
     def prepared(_):
@@ -253,18 +253,18 @@ def test_of_two_that_want_one_vocabulary_one_trains_it(tmp_path, monkeypatch):
     assert len({each.vocabulary.fingerprint for each in found}) == 1
 
 
-def test_a_text_that_is_not_found_any_more_is_named(capsys, cache, tmp_path, monkeypatch):
+def test_a_missing_text_is_named_when_resuming(capsys, cache, tmp_path, monkeypatch):
     shutil.copy(corpus(), tmp_path / "text.txt")
     monkeypatch.chdir(tmp_path)
     main(["train", "--data=text.txt", "--output=run", f"--cache={cache}", "--steps=1", *SMALL])
     monkeypatch.chdir(cache)
     said = wrong(capsys, "train", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--resume", "--steps=2")
     assert "the text of the run cannot be read here (no file, folder or glob matches 'text.txt'" in said
-    assert said.endswith("restore it, or resume where the run began")
+    assert said.endswith("restore it, or resume where it was started")
 
 
 def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
-    """torchrun of the command itself: two processes that did not find each other would log everything twice."""
+    """Processes that do not find each other would log everything twice."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     command = ["diffusionbert.cli.main", "train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -274,8 +274,7 @@ def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
     assert [event["step"] for event in log(tmp_path / "run") if "loss" in event] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_model_is_pushed_whole_and_privately(masked_run, monkeypatch):
-    """The Hub cannot be reached from here: what would be sent is recorded."""
+def test_a_model_is_pushed_completely_and_privately(masked_run, monkeypatch):
     sent: dict[str, object] = {}
     monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **options: sent.update(options) or f"hub/{name}")
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **options: sent.update(options))
@@ -284,12 +283,12 @@ def test_a_model_is_pushed_whole_and_privately(masked_run, monkeypatch):
     assert sent["folder_path"] == masked_run / "model"
 
 
-def test_a_push_that_fails_says_where_the_model_is(masked_run):
+def test_a_failed_push_reports_where_the_model_is(masked_run):
     with pytest.raises(OSError, match="not pushed"):
         push_model(masked_run / "model", "me/mine")
 
 
-def test_auto_measures_and_predicts(cache, tmp_path, capsys):
+def test_auto_measures_the_speed_and_predicts_the_duration(cache, tmp_path, capsys):
     main(["train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--auto", *QUICK, *SMALL])
     assert "tokens/s" in (said := capsys.readouterr().err)
     assert "will take about" in said
@@ -388,7 +387,7 @@ def wrong(capsys, *arguments: str) -> str:
     ],
     ids=str,
 )
-def test_wrong_use_is_one_line_and_exit_code_2(capsys, cache, tmp_path, options, message):
+def test_invalid_options_give_one_line_and_exit_code_2(capsys, cache, tmp_path, options, message):
     said = wrong(capsys, "train", f"--output={tmp_path / 'run'}", f"--cache={cache}", *options)
     errors = [line for line in said.splitlines() if line.startswith("diffusionbert: ")]
     assert len(errors) == 1
@@ -408,7 +407,7 @@ def test_an_existing_run_is_never_overwritten(capsys, cache, masked_run):
     assert "--resume" in said
 
 
-def test_two_do_not_train_in_one_folder(capsys, cache, masked_run, tmp_path):
+def test_a_run_directory_is_locked_while_it_is_trained(capsys, cache, masked_run, tmp_path):
     run = shutil.copytree(masked_run, tmp_path / "run")
     resume = ["pretrain", "--resume", f"--output={run}", f"--cache={cache}", "--steps=8"]
     before = (run / "log.jsonl").read_text()
@@ -438,7 +437,7 @@ def test_the_readme_snippet_runs(masked_run, capsys):
     assert capsys.readouterr().out.strip()
 
 
-def test_the_commands_in_the_readme_are_understood():
+def test_the_commands_of_the_readme_are_parsed():
     commands = re.findall(r"^diffusionbert (.*?)(?:  +#.*)?$", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(commands) >= 4
     for command in commands:

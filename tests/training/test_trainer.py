@@ -1,4 +1,4 @@
-"""The trainer's promises, in one process: when it stops, what it keeps, what it exports, how it fails."""
+"""The trainer in one process: when it stops, what it keeps and exports, how it fails and resumes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import shutil
 import signal
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,18 +19,15 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_worker import MASK, MadeUpRows, method
+from training_worker import MadeUpSequences, training_module
 
-import diffusionbert.training.checkpoint as saving
-import diffusionbert.training.measure as recipe
-import diffusionbert.training.optim as optimising
-import diffusionbert.training.trainer as training
-from diffusionbert.diffusion.rng import Noise
-from diffusionbert.objectives.base import Likelihood, TrainingModule
-from diffusionbert.objectives.continuous_time import ContinuousTime
-from diffusionbert.objectives.masked_lm import MaskedLM
-from diffusionbert.objectives.order_agnostic import OrderAgnostic
+import diffusionbert.training.checkpoint as checkpoint_module
+import diffusionbert.training.measure as measure_module
+from diffusionbert.objectives.base import Likelihood
+from diffusionbert.storage.schema import from_json, to_json
+from diffusionbert.training import optim
 from diffusionbert.training.batches import FixedSequences, TokenBudget
+from diffusionbert.training.checkpoint import Checkpoint
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.ema import EMA
 from diffusionbert.training.optim import learning_rate
@@ -58,9 +54,9 @@ def trainer_of(folder: Path, settings: TrainingConfig = QUICK, dropout: float = 
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     return Trainer(
-        method(dropout),
-        MadeUpRows(100, seed=1),
-        MadeUpRows(40, seed=2),
+        training_module(dropout),
+        MadeUpSequences(100, seed=1),
+        MadeUpSequences(40, seed=2),
         settings,
         run,
         export=lambda weights, folder: save_file(weights, folder / "weights.safetensors"),
@@ -100,14 +96,14 @@ def assert_same_end(folder: Path, other: Path) -> None:
 
 
 def scores(trainer: Trainer, *values: float) -> None:
-    """Makes validations find these figures, one after another."""
+    """Replaces validations by these results."""
     left = iter(values)
     trainer.validate = lambda: ValidationResult(next(left), 0.1, Likelihood.BOUND)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> Path:
-    """A run that nothing disturbs."""
+    """An undisturbed run."""
     folder = tmp_path_factory.mktemp("straight")
     trainer_of(folder).train()
     return folder
@@ -116,7 +112,7 @@ def straight(tmp_path_factory) -> Path:
 # ---- when it stops, and what it exports -------------------------------------------------------------------------
 
 
-def test_patience_ends_the_run_after_so_many_validations_without_a_better_one(tmp_path):
+def test_the_run_ends_when_patience_is_exhausted(tmp_path):
     trainer = trainer_of(tmp_path, replace(QUICK, steps=100, validate_every=2, patience=2))
     scores(trainer, 5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 1.0)
     state = trainer.train()
@@ -129,7 +125,7 @@ def test_patience_ends_the_run_after_so_many_validations_without_a_better_one(tm
     assert not equal(exported, load_file(checkpoint(tmp_path, "last") / "weights.safetensors"))
 
 
-def test_an_ended_run_stays_ended_when_resumed(tmp_path):
+def test_a_run_that_ended_early_trains_no_further_when_resumed(tmp_path):
     settings = replace(QUICK, steps=100, validate_every=2, patience=1)
     trainer = trainer_of(tmp_path, settings)
     scores(trainer, 5.0, 4.0, 4.5)
@@ -139,12 +135,12 @@ def test_an_ended_run_stays_ended_when_resumed(tmp_path):
 
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):
-    """With averaging, those are the averaged ones: the exported model has the figure that the log shows."""
+    """With EMA, its averages are exported: the model has the validation that the log shows."""
     settings = replace(QUICK, ema=ema, learning_rate=0.3, steps=12)
     trainer = trainer_of(tmp_path, settings)
     true_validate, seen = trainer.validate, {}
 
-    def validate() -> Score:
+    def validate() -> ValidationResult:
         score = true_validate()
         seen[trainer.state.step] = score.nats_per_token - 10 * (trainer.state.step == 4)
         return replace(score, nats_per_token=seen[trainer.state.step])
@@ -154,17 +150,17 @@ def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):
     assert state.best_step == 4
     assert state.best == min(seen.values()) == seen[4]
     exported = load_file(tmp_path / "model" / "weights.safetensors")
-    kind = "weights" if ema is None else "averages"
+    kind = "weights" if ema is None else "ema"
     assert equal(exported, load_file(checkpoint(tmp_path, "best") / f"{kind}.safetensors"))
     assert equal(exported, load_file(checkpoint(tmp_path, "best") / "weights.safetensors")) == (ema is None)
     fresh = trainer_of(tmp_path / "fresh", QUICK)
     with torch.no_grad():
-        for name, parameter in fresh.method.named_parameters():
+        for name, parameter in fresh.module.named_parameters():
             parameter.copy_(exported[name])
     assert fresh.validate().nats_per_token == pytest.approx(seen[4] + 10, abs=1e-6)
 
 
-def test_validation_changes_neither_weights_nor_what_follows(tmp_path, straight):
+def test_validation_changes_neither_the_parameters_nor_later_steps(tmp_path, straight):
     trainer = trainer_of(tmp_path)
     before = weights_of(trainer.module)
     assert trainer.validate() == trainer.validate()
@@ -174,14 +170,14 @@ def test_validation_changes_neither_weights_nor_what_follows(tmp_path, straight)
     assert_same_end(tmp_path, straight)
 
 
-def test_any_number_is_better_than_none(tmp_path):
+def test_any_validation_is_better_than_nan(tmp_path):
     trainer = trainer_of(tmp_path)
     scores(trainer, math.nan, 3.0, 4.0)
     assert trainer.train().best_step == 4
     assert checkpoint(tmp_path, "best").name == "step-00000004"
 
 
-def test_what_is_kept(tmp_path):
+def test_the_latest_and_the_best_checkpoints_are_kept(tmp_path):
     trainer = trainer_of(tmp_path, replace(QUICK, steps=8, validate_every=2, keep=2))
     scores(trainer, 5.0, 1.0, 2.0, 3.0, 4.0)
     trainer.train()
@@ -209,7 +205,7 @@ def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
 
 
 def stopped(trainer: Trainer, at: int) -> None:
-    """Makes a polite kill come in a step."""
+    """Sends SIGTERM in a step."""
     taken = trainer._step
 
     def step(indices):
@@ -221,12 +217,11 @@ def stopped(trainer: Trainer, at: int) -> None:
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("no", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expected):
-    """In its precision, with averaged weights in memory, and the optimiser's state after a step to warm up."""
-    measured, made, seen, alive = method(0.1), [], [], weakref.WeakSet()
+def test_measuring_uses_the_precision_ema_and_optimiser_of_training(monkeypatch, precision, expected):
+    measured, made, seen, alive = training_module(0.1), [], [], weakref.WeakSet()
 
     def new_optimiser(*arguments):
-        made.append(optimising.new_optimiser(*arguments))
+        made.append(optim.new_optimiser(*arguments))
         return made[-1]
 
     def look(*_):
@@ -238,25 +233,25 @@ def test_what_is_measured_is_what_will_be_trained(monkeypatch, precision, expect
         alive.add(ema)
         return ema
 
-    monkeypatch.setattr(recipe, "EMA", averaged)
-    monkeypatch.setattr(recipe, "new_optimiser", new_optimiser)
+    monkeypatch.setattr(measure_module, "EMA", averaged)
+    monkeypatch.setattr(measure_module, "new_optimiser", new_optimiser)
     measured.register_forward_pre_hook(look)
     before = weights_of(measured)
     settings = replace(QUICK, precision=precision, ema=0.9)
-    recipe.measure(measured, MadeUpRows(40, seed=1), settings, torch.device("cpu"), 64)
+    measure_module.measure(measured, MadeUpSequences(40, seed=1), settings, torch.device("cpu"), 64)
     count = sum(parameter.requires_grad for parameter in measured.parameters())
     assert seen == [(expected, 0, 1), (expected, count, 1), (expected, count, 1)]
     assert equal(weights_of(measured), before)
 
 
 def scaled(trainer: Trainer) -> Trainer:
-    """Gives it a scale of the loss, as half precision has one on a GPU, that soon grows."""
+    """Adds a loss scale that grows soon, as half precision has one on a GPU."""
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
     trainer.stepper = trainer.accelerator.prepare_optimizer(trainer.optimiser)
     return trainer
 
 
-def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path):
+def test_the_loss_scale_is_resumed(tmp_path):
     scaled(trainer_of(tmp_path / "straight")).train()
     trainer = scaled(trainer_of(tmp_path / "stopped"))
     stopped(trainer, at=5)
@@ -272,8 +267,7 @@ def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_run_goes_on_in_another_precision(tmp_path, before):
-    """From half to full precision there is a scale too many, the other way round none."""
+def test_a_run_is_resumed_in_another_precision(tmp_path, before):
     trainer = scaled(trainer_of(tmp_path)) if before else trainer_of(tmp_path)
     stopped(trainer, at=5)
     trainer.train()
@@ -283,14 +277,14 @@ def test_a_run_goes_on_in_another_precision(tmp_path, before):
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])
-def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_path, ema):
+def test_a_run_stopped_before_its_first_validation_exports_the_last_parameters(tmp_path, ema):
     settings = replace(QUICK, ema=ema)
     trainer_of(tmp_path / "straight", settings).train()
     trainer = trainer_of(tmp_path / "stopped", settings)
     stopped(trainer, at=3)
     state = trainer.train()
     assert (state.step, state.best_step, state.is_validated) == (3, 0, False)
-    kind = "weights" if ema is None else "averages"
+    kind = "weights" if ema is None else "ema"
     exported = load_file(tmp_path / "stopped" / "model" / "weights.safetensors")
     first, last = (load_file(RunFolder(tmp_path / "stopped").checkpoint(at) / f"{kind}.safetensors") for at in (0, 3))
     assert equal(exported, last)
@@ -299,7 +293,7 @@ def test_stopped_before_the_first_validation_the_model_is_what_was_trained(tmp_p
     assert_same_end(tmp_path / "stopped", tmp_path / "straight")
 
 
-def test_a_start_that_training_made_worse_is_still_the_best(tmp_path):
+def test_the_initial_parameters_are_exported_if_training_made_them_worse(tmp_path):
     trainer = trainer_of(tmp_path)
     scores(trainer, 1.0, 2.0, 3.0)
     stopped(trainer, at=5)
@@ -311,13 +305,22 @@ def test_a_start_that_training_made_worse_is_still_the_best(tmp_path):
 # ---- how it fails -----------------------------------------------------------------------------------------------
 
 
+class NaNLoss(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        return self.module(*inputs) * math.nan
+
+
 def poisoned(trainer: Trainer, at: int) -> None:
     """Makes the loss of one step NaN."""
     inner, taken = trainer.wrapped, trainer._step
 
     def step(indices):
         is_bad = trainer.state.step == at
-        trainer.wrapped = (lambda *arguments: inner(*arguments) * math.nan) if is_bad else inner
+        trainer.wrapped = NaNLoss(inner) if is_bad else inner
         return taken(indices)
 
     trainer._step = step
@@ -329,23 +332,23 @@ def all_finite(path: Path) -> bool:
     )
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_good_checkpoint(tmp_path, straight):
+def test_a_nan_loss_ends_the_run_and_leaves_a_good_checkpoint(tmp_path, straight):
     trainer = trainer_of(tmp_path)
     poisoned(trainer, at=5)
     with pytest.raises(
-        FloatingPointError, match=r"^the loss is nan at step 6; the last checkpoint is good: "
+        FloatingPointError, match=r"^the loss is nan at step 6, but the last checkpoint is good: "
     ) as caught:
         trainer.train()
     assert "\n" not in str(caught.value)
     assert checkpoint(tmp_path, "last").name == "step-00000004"
     assert all_finite(checkpoint(tmp_path, "last"))
     assert not (tmp_path / "model").exists()
-    resumed(tmp_path).train()  # a cosmic ray: the second time there is none
+    resumed(tmp_path).train()  # the loss is finite this time
     assert_same_end(tmp_path, straight)
 
 
 @pytest.mark.parametrize("changes", [{"log_every": 3}, {"log_every": 100}], ids=str)
-def test_weights_that_are_no_numbers_are_never_saved(tmp_path, changes):
+def test_nan_parameters_are_never_saved(tmp_path, changes):
     trainer = trainer_of(tmp_path, replace(QUICK, validate_every=100, **changes))
     poisoned(trainer, at=3)
     with pytest.raises(FloatingPointError):
@@ -353,7 +356,7 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path, changes):
     assert all_finite(checkpoint(tmp_path, "last"))
 
 
-def test_an_infinite_gradient_is_noticed_before_it_is_saved(tmp_path):
+def test_an_infinite_gradient_is_detected_before_a_checkpoint_is_written(tmp_path):
     trainer = trainer_of(tmp_path)
     taken = trainer._step
 
@@ -373,8 +376,8 @@ def test_an_infinite_gradient_is_noticed_before_it_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize(("at", "file"), [(4, "weights.safetensors"), (6, "optimiser.safetensors")])
-def test_a_full_disk_loses_nothing(tmp_path, straight, monkeypatch, at, file):
-    trainer, saved = trainer_of(tmp_path), saving.save_tensors
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, straight, monkeypatch, at, file):
+    trainer, saved = trainer_of(tmp_path), checkpoint_module.save_tensors
 
     def save(tensors, path):
         if trainer.state.step == at and path.name == file:
@@ -382,7 +385,7 @@ def test_a_full_disk_loses_nothing(tmp_path, straight, monkeypatch, at, file):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         saved(tensors, path)
 
-    monkeypatch.setattr(saving, "save_tensors", save)
+    monkeypatch.setattr(checkpoint_module, "save_tensors", save)
     with pytest.raises(OSError, match="No space left"):
         trainer.train()
     monkeypatch.undo()
@@ -392,7 +395,7 @@ def test_a_full_disk_loses_nothing(tmp_path, straight, monkeypatch, at, file):
     assert_same_end(tmp_path, straight)
 
 
-def test_a_disk_that_fills_up_while_the_model_is_exported_leaves_the_old_model(tmp_path):
+def test_a_disk_that_is_full_during_export_leaves_the_old_model(tmp_path):
     trainer_of(tmp_path).train()
     model = load_file(tmp_path / "model" / "weights.safetensors")
 
@@ -408,18 +411,18 @@ def test_a_disk_that_fills_up_while_the_model_is_exported_leaves_the_old_model(t
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_a_kill_between_the_two_names_of_a_checkpoint_loses_neither(tmp_path, monkeypatch):
+def test_a_kill_between_writing_the_two_pointers_loses_neither(tmp_path, monkeypatch):
     settings = replace(QUICK, validate_every=2)
     trainer = trainer_of(tmp_path, settings)
     scores(trainer, 5.0, 4.0, 1.0)
-    name = RunFolder.name
+    write_pointer = RunFolder.write_pointer
 
     def killed(self, which, path):
         if which == "best" and path.name == "step-00000004":
             raise KeyboardInterrupt
-        name(self, which, path)
+        write_pointer(self, which, path)
 
-    monkeypatch.setattr(RunFolder, "name", killed)
+    monkeypatch.setattr(RunFolder, "write_pointer", killed)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     monkeypatch.undo()
@@ -433,16 +436,21 @@ def damage_optimiser(path: Path) -> None:
     (path / "optimiser.safetensors").write_bytes(b"half a file")
 
 
-def damage_standing(path: Path) -> None:
-    (path / "standing.json").write_text('{"step": 8}')
+def damage_state(path: Path) -> None:
+    (path / "state.json").write_text('{"state": {"step": "8"}}')
 
 
-DAMAGES = {"optimiser": damage_optimiser, "standing": damage_standing, "gone": shutil.rmtree}
+def damage_format(path: Path) -> None:
+    plain = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(plain | {"format": 99}))
+
+
+DAMAGES = {"optimiser": damage_optimiser, "state": damage_state, "format": damage_format, "missing": shutil.rmtree}
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_checkpoint_is_done_without(tmp_path, capsys, kind):
-    """It goes on from the newest whole one, says so, and ends as if nothing had happened."""
+def test_a_run_with_a_damaged_checkpoint_resumes_from_the_newest_complete_one(tmp_path, caplog, kind):
+    """It warns in one line, and its end is that of an undisturbed run."""
     settings = replace(QUICK, validate_every=2)
     for name in ("straight", "damaged"):
         trainer = trainer_of(tmp_path / name, settings)
@@ -450,11 +458,12 @@ def test_a_damaged_checkpoint_is_done_without(tmp_path, capsys, kind):
         trainer.train()
     path = checkpoint(tmp_path / "damaged", "last")
     DAMAGES[kind](path)
-    capsys.readouterr()
+    caplog.clear()
     trainer = resumed(tmp_path / "damaged", settings)
-    [said] = capsys.readouterr().err.splitlines()
-    assert said.startswith("resuming from step-00000006: ")
-    assert str(path) in said
+    [message] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert message.startswith("resuming from step-00000006: ")
+    assert str(path) in message
+    assert "\n" not in message
     assert trainer.state.step == 6
     assert checkpoint(tmp_path / "damaged", "best").name == "step-00000006"  # as it was then
     scores(trainer, 1.0)
@@ -463,7 +472,7 @@ def test_a_damaged_checkpoint_is_done_without(tmp_path, capsys, kind):
 
 
 @pytest.mark.parametrize("pointer", ["{", "{}", "[]", '{"checkpoint": 3}', None])
-def test_a_damaged_name_of_the_last_checkpoint_is_done_without(tmp_path, straight, pointer):
+def test_a_damaged_pointer_resumes_the_newest_checkpoint(tmp_path, straight, pointer):
     interrupted(tmp_path, at=7)
     if pointer is None:
         (tmp_path / "last.json").unlink()
@@ -475,7 +484,7 @@ def test_a_damaged_name_of_the_last_checkpoint_is_done_without(tmp_path, straigh
     assert_same_end(tmp_path, straight)
 
 
-def test_where_no_checkpoint_is_whole_one_line_says_so(tmp_path):
+def test_a_run_without_a_complete_checkpoint_is_refused_in_one_line(tmp_path):
     trainer_of(tmp_path).train()
     for path in (tmp_path / "checkpoints").iterdir():
         damage_optimiser(path)
@@ -486,7 +495,7 @@ def test_where_no_checkpoint_is_whole_one_line_says_so(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_best_checkpoint_that_is_gone_is_found_anew(tmp_path):
+def test_a_missing_best_checkpoint_is_replaced_by_the_next_best(tmp_path):
     settings = replace(QUICK, validate_every=2)
     trainer = trainer_of(tmp_path, settings)
     scores(trainer, 5.0, 1.0, 2.0, 3.0, 4.0)
@@ -509,7 +518,7 @@ def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path):
 
 
 def interrupted(folder: Path, at: int, settings: TrainingConfig = QUICK) -> None:
-    """Ends a run as a kill would, before a step."""
+    """Ends a run before a step, without a checkpoint."""
     trainer = trainer_of(folder, settings)
     taken = trainer._step
 
@@ -523,7 +532,7 @@ def interrupted(folder: Path, at: int, settings: TrainingConfig = QUICK) -> None
         trainer.train()
 
 
-def test_a_line_cut_in_half_by_a_kill_is_dropped(tmp_path, straight):
+def test_an_incomplete_line_of_the_log_is_removed(tmp_path, straight):
     interrupted(tmp_path, at=5)
     whole = (tmp_path / "log.jsonl").read_text()
     kept = "".join(line + "\n" for line in whole.splitlines() if json.loads(line)["step"] <= 4)
@@ -536,7 +545,7 @@ def test_a_line_cut_in_half_by_a_kill_is_dropped(tmp_path, straight):
     assert_same_end(tmp_path, straight)
 
 
-def test_a_lost_log_does_not_keep_a_run_from_resuming(tmp_path, straight):
+def test_a_run_without_its_log_is_resumed(tmp_path, straight):
     interrupted(tmp_path, at=5)
     (tmp_path / "log.jsonl").unlink()
     assert resumed(tmp_path).train().step == 8
@@ -554,8 +563,8 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, straight):
     assert_same_end(tmp_path, straight)
 
 
-def test_a_finished_run_goes_on_for_more_steps(tmp_path):
-    """Under a schedule that does not look at the end, as if it had been asked for them at once."""
+def test_a_finished_run_is_resumed_for_more_steps(tmp_path):
+    """With a schedule that does not depend on the last step, as if it had had more steps at once."""
     settings = replace(QUICK, decay="constant_with_warmup")
     trainer_of(tmp_path / "long", replace(settings, steps=12)).train()
     trainer_of(tmp_path / "short", settings).train()
@@ -563,25 +572,25 @@ def test_a_finished_run_goes_on_for_more_steps(tmp_path):
     assert_same_end(tmp_path / "short", tmp_path / "long")
 
 
-def test_a_run_cut_short_ends_at_once(tmp_path):
+def test_a_run_past_its_new_last_step_ends_at_once(tmp_path):
     interrupted(tmp_path, at=7)
     assert resumed(tmp_path, replace(QUICK, steps=5)).train().step == 6
     assert (tmp_path / "model" / "weights.safetensors").exists()
 
 
-def test_resuming_with_averages_needs_averages(tmp_path):
+def test_resuming_with_ema_needs_a_checkpoint_with_ema(tmp_path):
     interrupted(tmp_path, at=5)
     with pytest.raises(ValueError, match=r"was trained without EMA, .*; leave out --ema"):
         resumed(tmp_path, replace(QUICK, ema=0.9))
 
 
-def test_averages_that_are_lost_are_no_reason_to_go_on_without(tmp_path):
+def test_a_checkpoint_that_lost_its_ema_is_not_resumed(tmp_path):
     interrupted(tmp_path, at=7, settings=replace(QUICK, ema=0.9))
-    (checkpoint(tmp_path, "last") / "averages.safetensors").unlink()
+    (checkpoint(tmp_path, "last") / "ema.safetensors").unlink()
     assert resumed(tmp_path, replace(QUICK, ema=0.9)).state.step == 4
 
 
-def test_another_networks_checkpoint_is_refused(tmp_path):
+def test_the_checkpoint_of_another_network_is_refused(tmp_path):
     interrupted(tmp_path, at=5)
     trainer = trainer_of(tmp_path)
     trainer.module.network.conditioning.extra = torch.nn.Linear(2, 2)
@@ -589,10 +598,46 @@ def test_another_networks_checkpoint_is_refused(tmp_path):
         trainer.resume()
 
 
-def test_a_standing_survives_json():
-    state = replace(TrainState(), step=3, best=1.5, best_step=2, validations_since_best=1)
-    plain = json.loads(json.dumps(asdict(state)))
-    assert TrainState.from_json(plain) == state
+@pytest.mark.parametrize("best", [1.5, math.inf, None])
+def test_the_state_survives_json(best):
+    state = replace(TrainState(), step=3, best=best, best_step=2, validations_since_best=1)
+    plain = json.loads(json.dumps(to_json(state)))
+    assert from_json(plain, TrainState) == state
+
+
+def as_earlier_version(path: Path) -> None:
+    """Renames and rewrites the files of a checkpoint as the version before state.json wrote them."""
+    plain = json.loads((path / "state.json").read_text())
+    scale = plain["loss_scale"]
+    if scale is not None:
+        scale["_growth_tracker"] = scale.pop("growth_tracker")
+    earlier = plain["state"] | {"num_averaged": plain["num_ema_updates"], "scaler": scale}
+    (path / "standing.json").write_text(json.dumps(earlier))
+    (path / "state.json").unlink()
+    (path / "ema.safetensors").rename(path / "averages.safetensors")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path):
+    settings = replace(QUICK, ema=0.9)
+    scaled(trainer_of(tmp_path / "straight", settings)).train()
+    trainer = scaled(trainer_of(tmp_path / "earlier", settings))
+    stopped(trainer, at=5)
+    trainer.train()
+    for path in (tmp_path / "earlier" / "checkpoints").iterdir():
+        as_earlier_version(path)
+    again = scaled(trainer_of(tmp_path / "earlier", settings))
+    again.resume()
+    assert again.accelerator.scaler.state_dict() == trainer.accelerator.scaler.state_dict()
+    assert again.ema.num_updates == 5
+    again.train()
+    assert_same_end(tmp_path / "earlier", tmp_path / "straight")
+
+
+@pytest.mark.parametrize("earlier", ["[]", "{}", '{"step": 8}', '{"step": 8, "num_averaged": 0, "scaler": 3}'])
+def test_a_damaged_state_of_an_earlier_version_is_named_in_one_line(tmp_path, earlier):
+    (tmp_path / "standing.json").write_text(earlier)
+    with pytest.raises(ValueError, match=r"^'.*standing.json' is damaged \(standing.json.*\); restore it$"):
+        Checkpoint.read(tmp_path)
 
 
 # ---- learning rates ---------------------------------------------------------------------------------------------
@@ -606,7 +651,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 
 @pytest.mark.parametrize("decay", [*SHAPES, "inverse_sqrt"])
-def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
+def test_learning_rates_warm_up_and_then_decay(decay):
     settings = TrainingConfig(steps=100, warmup=20, learning_rate=0.5, decay=decay)
     rates = [learning_rate(settings)(step) for step in range(100)]
     # The k-th step of the warm-up has k / 20 of the rate: the first is no wasted step at 0.
@@ -619,16 +664,16 @@ def test_learning_rates_rise_from_almost_nothing_and_then_decay(decay):
     assert rates[20:] == sorted(rates[20:], reverse=True)
 
 
-def test_the_papers_warm_up_starts_at_almost_nothing():
+def test_the_warm_up_of_the_paper_starts_close_to_0():
     assert learning_rate(TrainingConfig(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_no_step_is_wasted(decay):
+def test_the_last_step_has_a_learning_rate_above_0(decay):
     assert learning_rate(TrainingConfig(steps=10, warmup=0, decay=decay))(9) > 0
 
 
-def test_the_optimiser_gets_the_rate_that_is_logged(tmp_path, straight):
+def test_the_logged_learning_rate_is_that_of_the_optimiser(tmp_path, straight):
     trainer = trainer_of(tmp_path)
     taken, used = trainer._step, []
 
@@ -644,82 +689,10 @@ def test_the_optimiser_gets_the_rate_that_is_logged(tmp_path, straight):
     assert logged[0] == {1e-2 / 2}
 
 
-# ---- parts of a batch -------------------------------------------------------------------------------------------
+# ---- accumulation -----------------------------------------------------------------------------------------------
 
 
-def processes(trainer: Trainer, count: int, index: int) -> None:
-    trainer.accelerator = SimpleNamespace(num_processes=count, process_index=index, device=torch.device("cpu"))
-
-
-def test_every_row_is_in_one_part_and_the_others_are_inert(tmp_path):
-    trainer = trainer_of(tmp_path)
-    batch = Noise(0).stratify(trainer.sequences.batch(list(range(10, 15))))
-    found, tokens = [], 0
-    for index in range(8):
-        processes(trainer, 8, index)
-        parts = trainer._micro_batches(batch)
-        assert len(parts) == 1
-        (part,) = parts
-        tokens += int(part.num_tokens)
-        if index < 5:
-            found += part.example.tolist()
-        else:
-            assert int(part.num_tokens) == 0
-            assert len(part.tokens) == 1
-            assert bool(part.attend.any())
-    assert sorted(found) == list(range(10, 15))
-    assert tokens == int(batch.num_tokens)
-
-
-def test_every_process_has_equally_many_parts(tmp_path):
-    """Or an exchange of gradients would wait for ever."""
-    for rows, limit, count in ((5, 20, 3), (16, 1, 2), (7, None, 4)):
-        trainer = trainer_of(tmp_path, replace(QUICK, micro_tokens=limit))
-        batch = Noise(0).stratify(trainer.sequences.batch(list(range(rows))))
-        lengths, found = set(), []
-        for index in range(count):
-            processes(trainer, count, index)
-            parts = trainer._micro_batches(batch)
-            lengths.add(len(parts))
-            found += [name for part in parts if part.num_tokens for name in part.example.tolist()]
-        assert len(lengths) == 1
-        assert sorted(found) == list(range(rows))
-
-
-@pytest.mark.parametrize("rows", [3, 5, 16])
-def test_no_part_is_larger_than_it_may_be(tmp_path, rows):
-    trainer = trainer_of(tmp_path)
-    batch = trainer.sequences.batch(list(range(rows)))
-    longest = batch.tokens.shape[1]
-    for limit in range(longest, longest * rows):
-        trainer.settings = replace(QUICK, micro_tokens=limit)
-        assert max(part.tokens.numel() for part in trainer._micro_batches(batch)) <= limit
-
-
-OBJECTIVES = {
-    "discrete": lambda tested: tested.objective,
-    "continuous": lambda tested: ContinuousTime(tested.objective.process),
-    "any order": lambda tested: OrderAgnostic(MASK),
-    "masked": lambda tested: MaskedLM(MASK, torch.arange(30) > MASK, rate=0.5),
-}
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_inert_part_adds_nothing_but_takes_part(tmp_path, name):
-    """A process without rows: its loss is 0, its gradients are zeros, and every parameter has one."""
-    whole = method(dropout=0.0)
-    tested = TrainingModule(whole.network, OBJECTIVES[name](whole))
-    batch = Noise(0).stratify(MadeUpRows(3, seed=1).batch([0, 1, 2]))
-    loss = tested(without_targets(batch), Noise(0), 10.0)
-    assert float(loss.detach()) == 0
-    loss.backward()
-    for label, parameter in tested.named_parameters():
-        assert parameter.grad is not None, label
-        assert not bool(parameter.grad.any()), label
-
-
-def test_parts_reach_the_same_weights(tmp_path):
-    """Accumulated over parts, some of them empty, a batch moves the weights as it does at once."""
+def test_accumulation_reaches_the_same_parameters(tmp_path):
     ends = []
     for limit in (None, 40, 8):
         trainer = trainer_of(tmp_path / str(limit), replace(QUICK, micro_tokens=limit, steps=2), dropout=0.0)
@@ -730,7 +703,7 @@ def test_parts_reach_the_same_weights(tmp_path):
             torch.testing.assert_close(other[name], tensor, atol=1e-4, rtol=1e-3)
 
 
-def test_rows_fewer_than_a_batch_are_trained_on_again_and_again(tmp_path):
+def test_a_corpus_smaller_than_a_batch_is_repeated(tmp_path):
     trainer = trainer_of(tmp_path, replace(QUICK, batching=TokenBudget(10_000), steps=3))
     assert trainer.train().position.epoch == 2
 
@@ -757,7 +730,7 @@ def test_rows_fewer_than_a_batch_are_trained_on_again_and_again(tmp_path):
         ("seed", -1),
     ],
 )
-def test_impossible_settings_are_refused(name, value):
+def test_settings_out_of_range_are_refused(name, value):
     with pytest.raises(
         ValueError, match=f"`{name}` of training must be (one of|greater|[012] or more).*, got {value!r}"
     ):
@@ -768,12 +741,12 @@ def test_impossible_settings_are_refused(name, value):
     ("name", "value"),
     [("patience", 0), ("micro_tokens", -5), ("micro_tokens", 0), ("ema", 0.0), ("weight_decay", -1.0)],
 )
-def test_more_impossible_settings_are_refused(name, value):
+def test_optional_settings_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=f"`{name}` of training must be .*, got {value!r}"):
         TrainingConfig(**{name: value})
 
 
-def test_a_loss_is_scored_with_the_error_of_a_ratio():
+def test_the_standard_error_of_a_validation_is_that_of_a_ratio():
     """Against the spread of many bootstrap samples."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(3, 40, 400)

@@ -11,9 +11,6 @@ import tyro
 if TYPE_CHECKING:
     from diffusionbert.evaluation.tables import Table
 
-WIDTH = 240
-"""Of a table in a file, in characters."""
-
 
 @dataclass(frozen=True)
 class Compare:
@@ -65,9 +62,7 @@ def _print(table: Table, form: str) -> None:
 
 
 def _written(table: Table, form: str) -> str:
-    from rich.console import Console
-
-    from diffusionbert.evaluation.tables import as_json, below, to_latex, to_markdown, to_terminal
+    from diffusionbert.evaluation.tables import as_json, to_latex, to_markdown
 
     match form:
         case "json":
@@ -76,8 +71,4 @@ def _written(table: Table, form: str) -> str:
             return to_markdown(table)
         case "latex":
             return to_latex(table)
-    console = Console(width=WIDTH, force_terminal=False, no_color=True)
-    with console.capture() as captured:
-        console.print(to_terminal(table, styled=False))
-    lines = [line.rstrip() for line in captured.get().splitlines()]
-    return "\n".join([*lines, *below(table)]) + "\n"
+    return f"{table}\n"

@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong with what a model writes, why, and which flag mends it."""
+"""The `doctor` command: what is wrong with generated text, the likely cause, and which option fixes it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from diffusionbert.inference.engine import Engine
 
 CORPUS_SENTENCES = 1000
-"""So many of a corpus are read: enough to know its frequencies and lengths."""
+"""The number of corpus sentences that are read, enough to estimate frequencies and lengths."""
 
 
 @dataclass(frozen=True)
 class Doctor(SamplerOptions, WithModel):
-    """Look at samples and at the model: say what is wrong, why, and which flag mends it.
+    """Check samples and the model: what is wrong, the likely cause, and which option fixes it.
 
     Example: diffusionbert doctor --model runs/tiny --data corpus.txt --number 32
     """
 
     samples: Path | None = None
-    """A file of samples, one a line; - is the standard input. Else the model writes some, by the settings below."""
+    """A file of samples, one per line; - is standard input. By default the model generates samples as set below."""
     data: str | None = None
-    """A corpus that samples should resemble, as for train; else what the model knows of its training corpus."""
+    """A corpus that samples should resemble, as for train. By default the statistics stored with the model are used."""
     field: str | None = None
     """The field of JSON lines that holds the text."""
     number: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 64
-    """How many samples the model writes."""
+    """The number of samples to generate."""
     length: str = "corpus"
-    """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths as the training text has."""
+    """Tokens per sample: a number, a range such as 10-30, or corpus, which draws lengths from the training corpus."""
     block: int | None = None
     seed: int = 0
 
     def run(self) -> None:
-        """Prints what was seen and what was found; findings are information, and no failure."""
+        """Prints measurements and findings; findings do not change the exit code."""
         from diffusionbert.evaluation.doctor import diagnose
 
         model = self.loaded()
@@ -62,8 +62,8 @@ class Doctor(SamplerOptions, WithModel):
         sampling = self.request(self.block)
         samples = [] if self.samples is None else lines_of((), self.samples, "samples")
         with ProgressLine(self.number, visible=not samples and sys.stderr.isatty()) as line:
-            written = iter(range(1, self.number + 1))
-            return examine(model, task, sampling, samples, corpus, lambda: line.update(next(written), "samples"))
+            done = iter(range(1, self.number + 1))
+            return examine(model, task, sampling, samples, corpus, lambda: line.update(next(done), "samples"))
 
     def _corpus(self, model: Engine) -> list[str]:
         from diffusionbert.data.cleaning import Cleaning
@@ -85,16 +85,16 @@ def _show(diagnosis: Diagnosis, name: str) -> None:
     console.print(_figures(diagnosis.symptoms, name))
     if diagnosis.symptoms.unmask_histogram is not None:
         shares = " ".join(f"{share:.0%}".rjust(4) for share in diagnosis.symptoms.unmask_histogram)
-        console.print(f"written in each tenth of the way: {shares}", soft_wrap=True)
+        console.print(f"unmasked in each tenth of the steps: {shares}", soft_wrap=True)
     if not diagnosis.findings:
-        console.print("nothing found")
+        console.print("no problems found")
     for number, finding in enumerate(diagnosis.findings, start=1):
         title = Text(f"{number}. {finding.code}", style="bold").append(
             f" ({finding.severity.name.lower()})", "not bold"
         )
         console.print(title)
-        for label, words in (("what", finding.what), ("why", finding.why), ("try", finding.remedy)):
-            console.print(f"   {label:4} {words}", soft_wrap=True, markup=False)
+        for label, text in (("what", finding.what), ("why", finding.why), ("try", finding.remedy)):
+            console.print(f"   {label:4} {text}", soft_wrap=True, markup=False)
 
 
 def _figures(symptoms: Symptoms, name: str) -> object:
@@ -106,17 +106,17 @@ def _figures(symptoms: Symptoms, name: str) -> object:
     scored = "" if symptoms.network_texts is None else f" ({symptoms.network_texts})"
     rows: list[tuple[str, float | None, float | None, str]] = [
         ("samples", symptoms.samples, None, ".0f"),
-        ("tokens a sample", symptoms.mean_length, symptoms.reference_length, ".1f"),
-        ("samples of one token", symptoms.one_token_share, symptoms.reference_one_token_share, ".1%"),
+        ("tokens per sample", symptoms.mean_length, symptoms.reference_length, ".1f"),
+        ("samples of at most one token", symptoms.one_token_share, symptoms.reference_one_token_share, ".1%"),
         ("entropy, nats", symptoms.entropy, symptoms.reference_entropy, ".2f"),
-        ("distinct pairs of tokens", symptoms.distinct_2, symptoms.reference_distinct_2, ".1%"),
-        ("commonest 100 tokens", symptoms.frequent_share, symptoms.reference_frequent_share, ".1%"),
+        ("distinct bigrams", symptoms.distinct_2, symptoms.reference_distinct_2, ".1%"),
+        ("100 most frequent tokens", symptoms.frequent_share, symptoms.reference_frequent_share, ".1%"),
         ("unknown tokens", symptoms.unknown_share, symptoms.reference_unknown_share, ".1%"),
         ("repeated 4-grams", symptoms.repetition, None, ".1%"),
         ("duplicates", symptoms.duplicates, None, ".1%"),
         ("special tokens", symptoms.special_tokens, None, ".0f"),
-        (f"network, nats a token{scored}", symptoms.network_nats, None, ".2f"),
-        ("frequencies alone", symptoms.unigram_nats, None, ".2f"),
+        (f"network, nats per token{scored}", symptoms.network_nats, None, ".2f"),
+        ("unigram model, nats per token", symptoms.unigram_nats, None, ".2f"),
     ]
     for title, own, other, style in rows:
         table.add_row(title, *("" if value is None else format(value, style) for value in (own, other)))

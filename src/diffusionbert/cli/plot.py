@@ -22,7 +22,7 @@ class Plot:
 
     def run(self) -> None:
         """Says where the picture is."""
-        from diffusionbert.evaluation.compare import telling_names
+        from diffusionbert.evaluation.compare import shortest_names
         from diffusionbert.reproduce.figures import convergence
         from diffusionbert.reproduce.targets import curve
         from diffusionbert.storage.files import require_writable
@@ -30,6 +30,6 @@ class Plot:
         if not self.runs:
             raise ValueError("there is no run to be drawn; give run folders")
         require_writable(self.output.parent)
-        names = telling_names([run.resolve() for run in self.runs])
+        names = shortest_names([run.resolve() for run in self.runs])
         convergence([curve(run, name) for run, name in zip(self.runs, names, strict=True)], self.output)
         print(f"written: {self.output}")

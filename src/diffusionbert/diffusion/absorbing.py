@@ -1,4 +1,8 @@
-"""Absorbing noise: tokens turn into `[MASK]` (Austin et al. 2021, D3PM; He et al. 2022, DiffusionBERT)."""
+"""Absorbing noise: tokens turn into `[MASK]` (Austin et al. 2021, D3PM; He et al. 2022, DiffusionBERT).
+
+The survival ᾱ_t(v) of the schedule is the α_t of MDLM (Sahoo et al. 2024). This module does not depend on how the
+network computes f.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +34,17 @@ from diffusionbert.diffusion.shapes import (
 )
 
 _NEVER = -1e30
-"""Stands for the logarithm of 0."""
+"""A finite substitute for log 0."""
 
 
 class LearnedExponents(nn.Module):
-    """The exponents w(v) of `Power` as weights (Shi et al. 2024, GenMD4, §6), each between `LOWEST` and `HIGHEST`.
+    """The exponents w(v) of `Power` as parameters (Shi et al. 2024, GenMD4, §6), each between `LOWEST` and `HIGHEST`.
 
-    With a network that is not told the time only their ratios count: t → t^c makes w into c·w. So the range may as well
-    lie where estimates behave: times drawn from `proposals.Early` give the bound a finite variance where w > 1/2.
+    With a time-agnostic network only their ratios matter: t → t^c turns w into c·w. The range is chosen such that
+    estimates behave well: with times drawn from `proposals.Early`, the bound has a finite variance where w > 1/2.
 
-    The weights are logits of where log w lies in the range, times `GAIN`: one learning rate serves them and a network.
-    Rounded to bfloat16, w moves by some 0.1 %: to other, equally valid exponents.
+    The parameters are `1 / GAIN` times the logits of the position of log w in the range, so that they can share the
+    network's learning rate. Rounding to bfloat16 changes w by about 0.1 %, to other, equally valid exponents.
     """
 
     LOWEST, HIGHEST, GAIN = 0.6, 10.0, 10.0
@@ -49,25 +53,25 @@ class LearnedExponents(nn.Module):
         super().__init__()
         if not bool(((initial >= self.LOWEST) & (initial <= self.HIGHEST)).all()):
             raise ValueError(
-                f"exponents must lie between {self.LOWEST} and {self.HIGHEST}, given {float(initial.min()):g} to "
-                f"{float(initial.max()):g}; all 1 is the linear schedule"
+                f"exponents must be between {self.LOWEST} and {self.HIGHEST}, got {float(initial.min()):g} to "
+                f"{float(initial.max()):g}; 1 for all tokens is the linear schedule"
             )
         share = (initial.double() / self.LOWEST).log() / math.log(self.HIGHEST / self.LOWEST)
-        self.logits = nn.Parameter((share.logit(eps=1e-6) / self.GAIN).float())  # finite at the ends, too
+        self.logits = nn.Parameter((share.logit(eps=1e-6) / self.GAIN).float())  # also finite at both ends
 
     def forward(self) -> PerToken:
-        """w(v) of every token, in float64."""
+        """w(v) for every token, in float64."""
         share = (self.GAIN * self.logits.double()).sigmoid()
         return self.LOWEST * (share * math.log(self.HIGHEST / self.LOWEST)).exp()
 
 
 class Absorbing(Process):
-    """Tokens turn into `[MASK]` and stay so (Austin et al. 2021, D3PM absorbing; He et al. 2022).
+    """The process that masks tokens for good.
 
-    With r_{s|t}(v) = (ᾱ_s(v) - ᾱ_t(v)) / (1 - ᾱ_t(v)), a token hidden at t is visible at s with probability
-    r_{s|t}. Which token hides under a mask depends on the time through its own schedule, so
+    A token masked at t is unmasked at s with probability r_{s|t}(v) = (ᾱ_s(v) - ᾱ_t(v)) / (1 - ᾱ_t(v)). Under a
+    token-dependent schedule, the posterior over the masked token depends on t:
 
-        p(v | x_t, t) ∝ f(v | x_t) · (1 - ᾱ_t(v))                 a time-agnostic f stays right
+        p(v | x_t, t) ∝ f(v | x_t) · (1 - ᾱ_t(v))                 so f can be time-agnostic
         p(x_s = v | x_t = M) = p(v | x_t, t) · r_{s|t}(v)         M otherwise
 
     Under a schedule with the sentence mean, ᾱ depends on the mean information c of the whole sequence. The forward
@@ -83,7 +87,7 @@ class Absorbing(Process):
         information: TokenInformation | LearnedExponents | None = None,
         reweighted: bool = True,
     ):
-        """`reweighted=False` drops the factor 1 - ᾱ_t(v) and takes f for p(v | x_t, t): an ablation."""
+        """Makes the process; `reweighted=False`, an ablation, drops the factor 1 - ᾱ_t(v), so p(v | x_t, t) = f."""
         super().__init__()
         if schedule.by_token and information is None:
             raise ValueError(f"{schedule} needs token information; give TokenInformation.from_counts(counts)")
@@ -95,7 +99,7 @@ class Absorbing(Process):
         self.schedule = schedule
         self.mask_id = mask_id
         self.reweighted = reweighted
-        # A schedule that treats all tokens alike sees a vocabulary of one token, of mean information.
+        # A token-independent schedule gets a vocabulary of one token, of mean information.
         one = TokenInformation(torch.ones(1, dtype=torch.float64), mean=1.0)
         known = information if schedule.by_token and isinstance(information, TokenInformation) else one
         self.corpus_mean = known.mean
@@ -103,39 +107,39 @@ class Absorbing(Process):
 
     @property
     def information(self) -> Tensor:
-        """h(v) of every token, or of the one that stands for all."""
+        """h(v) for every token, or for the single token of a token-independent schedule."""
         return from_bits(self._information) if self.learned is None else self.learned()
 
     def fixed(self) -> Absorbing:
-        """The process as it stands: no gradient flows into what it has learned."""
+        """A copy without gradients with respect to learned exponents."""
         values = TokenInformation(self.information.detach(), self.corpus_mean)
         return Absorbing(self.schedule, self.mask_id, values, self.reweighted)
 
     def prior(self, x0: Batch, noise: Noise) -> Batch:
-        """All editable places masked; nothing is drawn."""
+        """All editable positions masked; nothing is drawn."""
         return replace(x0, tokens=x0.tokens.masked_fill(x0.editable, self.mask_id))
 
     def survival(self, x0: Batch, t: Times) -> PerPosition:
-        """ᾱ_t of each place's own token; 1 where it is not editable."""
+        """ᾱ_t of the token at each position; 1 where the position is not editable."""
         alpha = self._survival(t, self._information_of(x0.tokens), self._center(x0))
         return torch.where(x0.editable, alpha, 1.0)
 
     def corrupt(self, x0: Batch, t: Times, noise: Noise, purpose: Purpose = Purpose.CORRUPT) -> Batch:
-        """Hides each editable token with probability 1 - ᾱ_t."""
+        """Masks each editable token with probability 1 - ᾱ_t."""
         uniform = noise.per_position(x0, purpose)
         return replace(x0, tokens=x0.tokens.masked_fill(uniform >= self.survival(x0, t), self.mask_id))
 
     def log_corrupt(self, x0: Tokens, x_t: Batch, t: Times) -> PerSequence:
-        """log q(x_t | x0) of each row, for an x_t that `corrupt` may draw."""
+        """log q(x_t | x0) of each sequence, for an x_t that `corrupt` can draw."""
         alpha = self.survival(replace(x_t, tokens=x0), t)
         return torch.where(self.targets(x_t), 1 - alpha, alpha).log().sum(dim=1)
 
     def targets(self, x_t: Batch) -> PositionMask:
-        """The hidden places."""
+        """The masked positions."""
         return x_t.editable & (x_t.tokens == self.mask_id)
 
     def unmask_probability(self, x0: Tokens, x_t: Batch, s: Times, t: Times) -> PerTarget:
-        """r_{s|t} of the token under each mask, as the forward process has it."""
+        """r_{s|t} of the true token at each masked position, under the forward process."""
         clean = replace(x_t, tokens=x0)
         targets = self.targets(x_t)
         alpha_s, alpha_t = self.survival(clean, s)[targets], self.survival(clean, t)[targets]
@@ -144,7 +148,7 @@ class Absorbing(Process):
     def reverse(
         self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
     ) -> TargetLogProbs:
-        """log p(x_s | x_t) at the hidden places; the probability to stay hidden stands at `mask_id`."""
+        """log p(x_s | x_t) at the masked positions; entry `mask_id` is the probability of staying masked."""
         hiding, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
         sequences = sequence_index(self.targets(x_t))
         log_p0 = _weighted(log_f, hiding, sequences, warp)
@@ -153,13 +157,13 @@ class Absorbing(Process):
         return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
 
     def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
-        """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)): the strict bound's term, in log space."""
+        """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
         r = self.unmask_probability(x0, x_t, s, t)
         hiding, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
         targets = self.targets(x_t)
         sequences, masked_tokens = sequence_index(targets), x0[targets]
         log_revealing = self._log_sum(log_f, hiding * unmask_probability, sequences)  # G_t - G_s
-        # At s = 0 nothing stays and its term is 0; a finite stand-in keeps the gradient finite, too.
+        # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
         staying = torch.where((s == 0)[:, None], 1.0, hiding * (1 - unmask_probability))
         log_staying = self._log_sum(log_f, staying, sequences)  # G_s
         log_total = torch.where((s == 0)[sequences], log_revealing, torch.logaddexp(log_revealing, log_staying))
@@ -168,20 +172,20 @@ class Absorbing(Process):
             + self._pick(hiding * unmask_probability, sequences, masked_tokens).log()
             - log_total
         )
-        # log G_s - log G_t without cancellation: accurate when a step reveals little and when it reveals a lot.
+        # log G_s - log G_t without cancellation: accurate whether a step unmasks little or a lot.
         log_stay = nn.functional.logsigmoid(log_staying - log_revealing)
         unmasked = torch.where(r > 0, r * (r.log() - log_write), 0.0)
         stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-torch.where(r < 1, r, 0.0)) - log_stay), 0.0)
         return unmasked + stayed
 
     def rate(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
-        """The divergence per unit of time of an infinitely short step, at each hidden place.
+        """The divergence per unit of time of an infinitesimal step, at each masked position.
 
-        With w = -ᾱ'/(1-ᾱ) of the forward process, w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, the last two
-        and the reverse's ᾱ' being those of the reverse process.
+        It is w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, with w = -ᾱ'/(1-ᾱ) of the forward process and G, G' and
+        ᾱ'(x0) of the reverse process.
         """
         self.require_finite_rate()
-        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is hidden, but an infinite decay has no gradient
+        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is masked, but an infinite decay has no gradient
         targets = self.targets(x_t)
         sequences, masked_tokens = sequence_index(targets), x0[targets]
         clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, log_f)
@@ -203,14 +207,14 @@ class Absorbing(Process):
         return log_prob_of(log_f, masked_tokens) + log_own - log_total
 
     def guessed_center(self, x_t: Batch, log_f: TargetLogProbs) -> PerSequence:
-        """The ĉ of the reverse process: visible tokens count their information, hidden ones the expected one.
+        """The ĉ of the reverse process: the mean of h over unmasked tokens and of E_f[h] over masked positions.
 
-        It does not depend on the time, and so stands as long as x_t and the network's answer do.
+        It does not depend on t, so it can be cached until x_t or the network's output changes.
         """
         if self.schedule.by_token and len(self.information) != log_f.shape[-1]:
             raise ValueError(
-                f"the network knows {log_f.shape[-1]} tokens, the token information {len(self.information)}; "
-                "count tokens over the network's whole vocabulary"
+                f"the token information must cover the {log_f.shape[-1]} tokens of the network, got "
+                f"{len(self.information)}; count tokens over the network's whole vocabulary"
             )
         if not self._guesses_center:
             return self._center(x_t)
@@ -221,18 +225,18 @@ class Absorbing(Process):
     def log_words(
         self, log_f: TargetLogProbs, sequences: TargetIndices, t: Times, center: PerSequence, warp: Warp | None = None
     ) -> TargetLogProbs:
-        """log p(v | x_t, t) of every word v at hidden places, each with the time and the center of its row."""
+        """log p(v | x_t, t) for every token v at masked positions, with the time and center of their sequences."""
         return _weighted(log_f, self._hiding(self._survival(t, self.information, center)), sequences, warp)
 
     def unmask_probability_of(self, words: TargetTokens, s: PerTarget, t: PerTarget, center: PerTarget) -> PerTarget:
-        """r_{s|t} of one word at each hidden place, as the reverse process has it."""
+        """r_{s|t} of one token at each masked position, under the reverse process."""
         relative = self._information_of(words) / center
         return self._reverse_unmask_probability(
             self.schedule.survival(s, relative), self.schedule.survival(t, relative)
         )
 
     def max_unmask_probability(self, s: Times, t: Times, center: PerSequence) -> PerSequence:
-        """The largest r_{s|t}(v) of the words v that can hide at t: no place is revealed with more than that."""
+        """The largest r_{s|t}(v) of the tokens v that can be masked at t: an upper bound on every unmasking."""
         alpha_s = self._survival(s, self.information, center)
         alpha_t = self._survival(t, self.information, center)
         unmask_probability = self._reverse_unmask_probability(alpha_s, alpha_t)
@@ -247,32 +251,31 @@ class Absorbing(Process):
             )
 
     def require_finite_rate(self) -> None:
-        """Refuses a schedule by token without reweighting."""
+        """Raises ValueError for a token-dependent schedule without reweighting."""
         if self.schedule.by_token and not self.reweighted:
             raise ValueError(
-                f"without reweighting, {self.schedule} has no finite bound in continuous time; "
-                "use a grid of steps, or reweighted=True"
+                f"{self.schedule} has no finite continuous-time bound without reweighting; "
+                "use a time grid, or reweighted=True"
             )
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
         return f"{self.schedule}, reweighted={self.reweighted}"
 
     def _of_vocabulary(self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> tuple[Tensor, Tensor]:
-        """For each row and each word (or the one word that stands for all): its weight under a mask, and r_{s|t}."""
+        """The factor 1 - ᾱ_t(v) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
         center = self.guessed_center(x_t, log_f)
         alpha_s = self._survival(s, self.information, center)
         alpha_t = self._survival(t, self.information, center)
         return self._hiding(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)
 
     def _hiding(self, alpha_t: Tensor) -> Tensor:
-        """The factor that turns f(v) into p(v | x_t, t), up to a constant."""
+        """p(v | x_t, t) / f(v | x_t), up to a constant."""
         return 1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)
 
     def _reverse_unmask_probability(self, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-        """r_{s|t}; a word that cannot be hidden at t and yet is believed in (no reweighting) is revealed at once."""
+        """r_{s|t}, and 1 for tokens that cannot be masked at t, which have a probability only without reweighting."""
         hideable = alpha_t < 1
-        # Without a division by 0 even where its result is not used: gradients would be NaN.
+        # A division by 0 would make gradients NaN even where its result is not used.
         return torch.where(hideable, _unmask_probability(alpha_s, torch.where(hideable, alpha_t, 0.0)), 1.0)
 
     def _survival(self, t: Times, information: Tensor, center: PerSequence) -> Tensor:
@@ -295,32 +298,32 @@ class Absorbing(Process):
         return _mean_over(self._information_of(x0.tokens), x0.editable)
 
     def _log_sum(self, log_f: TargetLogProbs, weights: Tensor, sequences: Tensor) -> PerTarget:
-        """log Σ_v f(v)·weight(v), with each row's own weights."""
+        """log Σ_v f(v)·weight(v), with the weights of each sequence."""
         if not self.schedule.by_token:
             return weights.log()[sequences, 0]  # f sums to 1
-        # N×V numbers: in the network's precision, not in ours. Of nothing but -inf a logsumexp has no gradient; so a
-        # weight of 0 is something so small that it adds exactly nothing, and the sum of none but such is -inf.
+        # N×V values stay in the network's precision. The gradient of a logsumexp over nothing but -inf is NaN, so a
+        # weight of 0 becomes a value too small to change the sum, and a sum of such values alone becomes -inf.
         total = (log_f + _log(weights).clamp(min=_NEVER).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
         return total.masked_fill(total < _NEVER / 2, -torch.inf).double()
 
     def _pick(self, weights: Tensor, sequences: Tensor, tokens: TargetTokens) -> PerTarget:
-        """weight(v) of given words."""
+        """weight(v) of the given tokens."""
         return weights[sequences, tokens if self.schedule.by_token else torch.zeros_like(tokens)]
 
 
 def _log(values: Tensor) -> Tensor:
-    """The logarithm, whose gradient at 0 is 0 and not NaN."""
+    """log, with gradient 0 at 0 instead of NaN."""
     positive = values > 0
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -torch.inf)
 
 
 def _unmask_probability(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-    """r_{s|t}: the probability that a token hidden at t is visible at s; rounding must not make it negative."""
+    """r_{s|t}, the probability that a token masked at t is unmasked at s; rounding must not make it negative."""
     return ((alpha_s - alpha_t) / (1 - alpha_t)).clamp(min=0)
 
 
 def _weighted(log_f: TargetLogProbs, hiding: Tensor, sequences: TargetIndices, warp: Warp | None) -> TargetLogProbs:
-    """log p(v | x_t, t): f(v) times its row's weights, normalised and shaped."""
+    """log p(v | x_t, t): f(v) times the weights of its sequence, normalised and warped."""
     log_p0 = (log_f + hiding.log().to(log_f.dtype)[sequences]).log_softmax(dim=-1)
     return log_p0 if warp is None else warp(log_p0)
 

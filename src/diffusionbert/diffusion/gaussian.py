@@ -1,9 +1,9 @@
-"""The Gaussian process on embeddings: the verbs of `Process`, on vectors in place of tokens.
+"""The Gaussian process on embeddings: the methods of `Process`, on vectors instead of tokens.
 
     q(x_t | x0) = N(√ᾱ_t · x0, 1 - ᾱ_t),   ᾱ_t = (1 - floor) · survival_t        (Ho et al. 2020; Li et al. 2022)
 
-Unlike a token, a vector is never quite clean: at t = 0 the variance is `floor`, and rounding to a word is one
-more step, which belongs to the method (Diffusion-LM) and not to the process.
+Unlike a token, a vector is never fully clean: its variance at t = 0 is `floor`. Rounding to a token is an extra step,
+which belongs to the objective (Diffusion-LM), not to the process.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from diffusionbert.diffusion.shapes import Flags, Keys, PerPosition, PositionMas
 
 
 def require_clamping(until: bool | float | None) -> None:
-    """Refuses what is no time up to which steps are clamped."""
+    """Raises ValueError unless `until` is None or a time."""
     if until is not None and not 0 <= until <= 1:
-        raise ValueError(f"clamped must be a time from 0 (no step) to 1 (all steps), given {until}")
+        raise ValueError(f"`clamped` must be a time between 0 (no step) and 1 (all steps), got {until}")
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Variance-preserving Gaussian diffusion; places that are not editable keep their vectors."""
+    """Variance-preserving Gaussian diffusion; positions that are not editable keep their vectors."""
 
     schedule: NoiseSchedule
     floor: float = 1e-4
@@ -34,23 +34,22 @@ class Gaussian:
     def __post_init__(self) -> None:
         if self.schedule.by_token:
             raise ValueError(
-                f"Gaussian noise needs a schedule that treats all tokens alike, given {self.schedule}; "
-                "use linear, cosine or sqrt"
+                f"Gaussian noise needs a token-independent schedule, got {self.schedule}; use linear, cosine or sqrt"
             )
         if not 0 < self.floor < 1:
-            raise ValueError(f"floor must lie in (0, 1), given {self.floor}: it is the variance of clean vectors")
+            raise ValueError(f"`floor`, the variance at t = 0, must be in (0, 1), got {self.floor}; 1e-4 is usual")
 
     def prior(self, x0: Vectors, editable: PositionMask, example: Keys, noise: Noise) -> Vectors:
-        """Draws x at t = 1: standard normal vectors at every editable place."""
+        """Draws x at t = 1: standard normal vectors at every editable position."""
         drawn = noise.normal(example, Purpose.GAUSS, *x0.shape[1:]).to(x0.dtype)
         return torch.where(editable[..., None], drawn, x0)
 
     def corrupt(self, x0: Vectors, editable: PositionMask, example: Keys, t: Times, noise: Noise) -> Vectors:
         """Draws x_t from q(x_t | x0)."""
         alpha = self.signal(t)[:, None, None]
-        kept, added = alpha.sqrt().to(x0.dtype), (1 - alpha).sqrt().to(x0.dtype)
+        signal_scale, noise_scale = alpha.sqrt().to(x0.dtype), (1 - alpha).sqrt().to(x0.dtype)
         drawn = self.prior(x0, editable, example, noise)
-        return torch.where(editable[..., None], kept * x0 + added * drawn, x0)
+        return torch.where(editable[..., None], signal_scale * x0 + noise_scale * drawn, x0)
 
     def reverse(self, x_t: Vectors, x0_hat: Vectors, s: Times, t: Times) -> tuple[Vectors, Tensor]:
         """Mean and standard deviation of p(x_s | x_t) = q(x_s | x_t, x0 = x0_hat)."""
@@ -74,34 +73,34 @@ class Gaussian:
         return (alpha * x0.double().square().sum(dim=-1) + per_axis_variance) / 2
 
     def clamps(self, t: Times, until: bool | float | None, width: int, num_words: Tensor) -> Flags:
-        """Whether steps from t use the clamping trick: up to a time, or as long as the word is certain."""
+        """Whether steps from t use the clamping trick: up to the given time or, if None, while `is_certain`."""
         return self.is_certain(t, width, num_words) if until is None else t <= until
 
     def is_certain(self, t: Times, width: int, num_words: Tensor) -> Flags:
-        """Whether the word whose vector is nearest to x_t / √ᾱ_t is nearly always the right one: in all but 1 of V."""
+        """Whether the token nearest to x_t / √ᾱ_t is almost always the true one: all but once in V times."""
         return self._log_errors(t, width, num_words) < -num_words.double().log()
 
     def tells_words(self, t: Times, width: int, num_words: Tensor) -> Flags:
-        """Whether few words are as near to x_t / √ᾱ_t as the right one is: less than one, on average."""
+        """Whether, on average, less than one token is nearer to x_t / √ᾱ_t than the true one."""
         return self._log_errors(t, width, num_words) < 0
 
     def _log_errors(self, t: Times, width: int, num_words: Tensor) -> Times:
-        """The logarithm of how many of V words are nearer than the right one, at most: log V - D·SNR/4.
+        """An upper bound on the log of the number of tokens nearer than the true one: log V - D·SNR/4.
 
-        D is the width, axes have variance 1, so that words lie √(2D) apart, and each is nearer with probability
-        exp(-D·SNR/4) at most.
+        With D axes of variance 1, token vectors are √(2D) apart, and each is nearer with probability at most
+        exp(-D·SNR/4).
         """
         return num_words.double().log() - width * self.signal_to_noise(t) / 4
 
     def unscaled(self, x_t: Vectors, t: Times) -> Vectors:
-        """x_t / √ᾱ_t: a clean vector and noise around it."""
+        """x_t / √ᾱ_t, the clean vector plus noise."""
         return x_t / self.signal(t).sqrt()[:, None, None].to(x_t.dtype)
 
     def signal_to_noise(self, t: Times) -> Times:
-        """ᾱ_t / (1 - ᾱ_t): from (1 - floor) / floor at t = 0 down to 0."""
+        """ᾱ_t / (1 - ᾱ_t), which falls from (1 - floor) / floor at t = 0 to 0."""
         signal = self.signal(t)
         return signal / (1 - signal)
 
     def signal(self, t: Times) -> Times:
-        """ᾱ_t: the share of the variance that is not noise."""
+        """ᾱ_t, the fraction of the variance that is signal."""
         return (1 - self.floor) * self.schedule.survival(t, torch.ones_like(t))

@@ -1,4 +1,8 @@
-"""The contract of a forward process on tokens and its reverse step."""
+"""The interface of a forward process on tokens and of its reverse step.
+
+A process does not depend on how f is computed, and **`reverse` cannot see x0**: it has no such argument. No V×V matrix
+and no one-hot tensor is ever made; the tests compare the closed forms with such matrices.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ Warp = Callable[[TargetLogProbs], TargetLogProbs]
 
 
 class Process(nn.Module, ABC):
-    """How text turns into noise and, given a network's log f(v | x_t), how one step of the way back goes."""
+    """A forward process q(x_t | x0) and, given a network's log f(v | x_t), the reverse step p(x_s | x_t)."""
 
     schedule: NoiseSchedule
 
     @abstractmethod
     def prior(self, x0: Batch, noise: Noise) -> Batch:
-        """Draws x at t = 1: noise at every editable place."""
+        """Draws x at t = 1: noise at every editable position."""
 
     @abstractmethod
     def corrupt(self, x0: Batch, t: Times, noise: Noise) -> Batch:
@@ -29,22 +33,22 @@ class Process(nn.Module, ABC):
 
     @abstractmethod
     def targets(self, x_t: Batch) -> PositionMask:
-        """The N places at which the network's answer matters."""
+        """The N target positions, at which the network is queried."""
 
     @abstractmethod
     def reverse(
         self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
     ) -> TargetLogProbs:
-        """log p(x_s | x_t) at the asked places; `warp` acts on p(x0 | x_t), before the step is made of it."""
+        """log p(x_s | x_t) at the target positions; `warp`, a logits warper, is applied to p(x0 | x_t)."""
 
     @abstractmethod
     def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
-        """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each asked place, in nats (float64)."""
+        """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each target position, in nats (float64)."""
 
     @abstractmethod
     def require_finite_divergence(self) -> None:
-        """Raises ValueError if the divergence can be infinite for a network that believes everything possible."""
+        """Raises ValueError if the divergence can be infinite although the network gives every token a probability."""
 
     @abstractmethod
     def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
-        """log p(x0 | x_t, t) at each asked place (float64)."""
+        """log p(x0 | x_t, t) at each target position (float64)."""

@@ -1,9 +1,9 @@
-"""Random numbers that belong to an example and a step, not to a batch position, a process or a device.
+"""Counter-based random numbers, keyed by seed, example, step, purpose and position.
 
-Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") is a function from a key
-and a counter to random bits. The key is the seed; the counter names the example, the step, the purpose and
-the place. So one process and eight see the same noise, a batch equals its rows one by one, and a resumed run
-continues with no generator state to restore.
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") maps a key and a counter to
+random bits. The key is the seed; the counter encodes the example, the step, the purpose and the position. The
+numbers do not depend on the batch, the process or the device: one process and eight see the same noise, a batch
+gives the same result as its sequences one by one, and a resumed run has no generator state to restore.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Gives four 32-bit words (in int64) for each four-word counter; counters broadcast."""
+    """Returns four 32-bit words (as int64) for each four-word counter; counters broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # int64 products wrap modulo 2**64, which keeps exactly the bits we read.
+        # int64 products wrap modulo 2**64, which preserves exactly the bits we use.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _MASK32) ^ c1 ^ k0,
@@ -50,7 +50,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for; two purposes never share a number."""
+    """What a random number is used for; two purposes never share a number."""
 
     TIME = 0
     CORRUPT = 1
@@ -70,17 +70,17 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Noise:
-    """The random numbers of one step (of training, of a sampler, of an estimate) under one seed."""
+    """The random numbers of one step (of training, sampling or an estimate) under one seed."""
 
     seed: int
     step: int | Keys = 0
-    """One for all examples, or one for each: then one call draws for many steps."""
+    """One step for all examples, or one per example, so that one call can draw for many steps."""
 
     def __post_init__(self) -> None:
         require_type("seed", self.seed, Integral, "a whole number")
 
     def uniform(self, example: Keys, purpose: Purpose, *shape: int) -> Values:
-        """Draws float64 numbers from the open interval (0, 1), a block of the given shape for each example."""
+        """Draws float64 numbers from the open interval (0, 1), one block of the given shape per example."""
         count = math.prod(shape)
         blocks = torch.arange((count + 1) // 2, device=example.device)
         example = example.long()[:, None]
@@ -94,7 +94,7 @@ class Noise:
             ),
             (self.seed & _MASK32, (self.seed >> 32) & _MASK32),
         )
-        # 52 random bits and a half: never 0, never 1, and exact in float64.
+        # 52 random bits plus one half: never 0, never 1, and exact in float64.
         pairs = [(((high << 32 | low) >> 12) & ((1 << 52) - 1)) for high, low in (words[:2], words[2:])]
         bits = torch.stack(pairs, dim=-1).flatten(1)[:, :count]
         return ((bits.double() + 0.5) * 2.0**-52).reshape(len(example), *shape)
@@ -105,27 +105,27 @@ class Noise:
         return (low + (high - low) * self.uniform(batch.example, Purpose.TIME)) % 1
 
     def stratify(self, batch: Batch) -> Batch:
-        """Gives each of B rows its own slice of (0, 1), of length 1/B, so that the slices tile it.
+        """Assigns each of the B sequences its own stratum of (0, 1), of length 1/B, so that the strata tile it.
 
-        All slices are turned by one random number, so that over many steps each row draws from everywhere:
-        its estimates stay unbiased, whatever the order of rows.
+        All strata are shifted by one random number (modulo 1). Over many steps, each sequence therefore draws from
+        the whole interval, and its estimates are unbiased whatever the order of the sequences.
         """
-        sequences, device = len(batch.tokens), batch.tokens.device
-        turn = self.uniform(torch.zeros(1, dtype=torch.long, device=device), Purpose.TURN)
-        edges = torch.arange(sequences + 1, dtype=torch.float64, device=device) / max(sequences, 1) + turn
+        size, device = len(batch.tokens), batch.tokens.device
+        shift = self.uniform(torch.zeros(1, dtype=torch.long, device=device), Purpose.TURN)
+        edges = torch.arange(size + 1, dtype=torch.float64, device=device) / max(size, 1) + shift
         return replace(batch, strata=torch.stack([edges[:-1], edges[1:]], dim=1))
 
     def per_position(self, batch: Batch, purpose: Purpose) -> PerPosition:
-        """Draws one number from (0, 1) for each place of each row."""
+        """Draws one number from (0, 1) for each position of each sequence."""
         return self.uniform(batch.example, purpose, batch.tokens.shape[1])
 
     def chosen(self, batch: Batch, number: Counts) -> PositionMask:
-        """So many editable places of each row, every set of them alike."""
+        """Draws `number` editable positions per sequence; every subset of that size is equally likely."""
         order = self.per_position(batch, Purpose.ORDER).masked_fill(~batch.editable, torch.inf)
         return batch.editable & (order.argsort(dim=1).argsort(dim=1) < number[:, None])
 
     def normal(self, example: Keys, purpose: Purpose, *shape: int) -> Values:
-        """Draws float64 standard normal numbers, a block of the given shape for each example."""
-        # The inverse of the distribution function: one number each, no pairs to keep together.
+        """Draws float64 standard normal numbers, one block of the given shape per example."""
+        # The inverse CDF uses one uniform number per normal one; Box-Muller would need pairs.
         numbers: Tensor = torch.special.ndtri(self.uniform(example, purpose, *shape))
         return numbers

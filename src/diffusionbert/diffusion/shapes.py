@@ -1,16 +1,16 @@
-"""The axes, the tensor types and the batch: the words every other module speaks.
+"""Tensor axes, tensor types and the batch, shared by all other modules.
 
 Axes, everywhere in the package:
 
-    B  rows of a batch          V  vocabulary
-    L  places in a row          D  width of a vector
-    N  places that are asked about, those of all rows one after another (row-major)
+    B  sequences in a batch          V  vocabulary size
+    L  positions in a sequence       D  width of a vector
+    N  target positions (where the network is queried) of the whole batch, sequence by sequence
     T  number of steps
 
-Time is a fraction: `0.0` is clean text, `1.0` is pure noise, step k of T is `k / T`. A step is an interval
-`(s, t)` with `0 <= s < t <= 1`, so that full steps, strides and continuous time are one code path.
+Time is a fraction: `0.0` is clean text, `1.0` is pure noise, and step k of T is `k / T`. A step is an interval
+`(s, t)` with `0 <= s < t <= 1`, so that full steps, strides and continuous time share one code path.
 
-This module knows nothing of noise, networks or text.
+This module does not depend on noise, networks or text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     try:
         from jaxtyping import Bool, Float, Int
-    except ImportError:  # a GPU machine may have torch alone; the shapes are then comments
+    except ImportError:  # with torch alone, the shapes serve as comments
 
         class _Unchecked:
             def __class_getitem__(cls, _: Any) -> type[Tensor]:
@@ -58,52 +58,52 @@ Values = Float[Tensor, "..."]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentences, or canvases to be written on, side by side.
+    """A batch of sequences: text to train on or to score, or canvases to generate on.
 
-    `editable` is the one mask that tells tasks apart: the process may hide or write exactly these places.
+    `editable` is the only mask in which tasks differ: the process may mask or generate exactly these positions.
     `[CLS]`, `[SEP]`, padding, a prompt and a source sentence are not editable.
     """
 
     tokens: Tokens
     attend: PositionMask
-    """PositionMask the network looks at: all but padding, which stands at the end of a row."""
+    """The attention mask: all positions but padding, which is at the end of a sequence."""
     editable: PositionMask
     example: Keys
-    """Names each row; its random numbers depend on this name and not on where in which batch the row is."""
+    """The key of each sequence's random numbers, which do not depend on its index in the batch."""
     strata: Strata
-    """The slice of (0, 1) from which a row draws its time, beyond 1 going on from 0; see `Noise.stratify`."""
+    """The stratum (low, high) from which a sequence draws its time, modulo 1; see `Noise.stratify`."""
 
     @classmethod
     def of(cls, tokens: Tokens, editable: PositionMask, attend: PositionMask | None = None) -> Batch:
-        """Makes a batch whose rows are examples 0, 1, …, each drawing its time from all of (0, 1).
+        """Makes a batch of examples 0, 1, …, each drawing its time from all of (0, 1).
 
-        Two batches made so draw the same noise; give their rows other names where that matters.
+        Two such batches draw the same noise; set other `example` keys where that matters.
         """
-        sequences, device = tokens.shape[0], tokens.device
+        size, device = tokens.shape[0], tokens.device
         return cls(
             tokens,
             torch.ones_like(editable) if attend is None else attend,
             editable,
-            torch.arange(sequences, device=device),
-            torch.tensor([0.0, 1.0], dtype=torch.float64, device=device).expand(sequences, 2),
+            torch.arange(size, device=device),
+            torch.tensor([0.0, 1.0], dtype=torch.float64, device=device).expand(size, 2),
         )
 
     @property
     def num_tokens(self) -> Tensor:
-        """The number of editable tokens: what losses are divided by, summed over the global batch."""
+        """The number of editable tokens; losses are divided by its sum over the global batch."""
         return self.editable.sum()
 
     def constant_times(self, time: float) -> Times:
-        """One time for all rows."""
+        """The same time for all sequences."""
         return torch.full((len(self.tokens),), time, dtype=torch.float64, device=self.tokens.device)
 
     def fraction_of(self, positions: PositionMask) -> Times:
-        """What share of each row's editable places is marked; 0 where nothing is editable."""
+        """The fraction of each sequence's editable positions that is marked; 0 where nothing is editable."""
         share: Times = (positions & self.editable).sum(dim=1).double() / self.editable.sum(dim=1).clamp(min=1)
         return share
 
     def select(self, index: Tensor) -> Batch:
-        """Picks rows, cut after the last place that any of them attends to."""
+        """Selects sequences and removes the padding that all of them share."""
         length = int(self.attend[index].any(dim=0).nonzero().max()) + 1 if len(index) else 0
         return Batch(
             self.tokens[index, :length],
@@ -114,33 +114,32 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """Moves every tensor to a device."""
         return Batch(*(_moved(getattr(self, field.name), torch.device(device)) for field in fields(self)))
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    # From pageable memory a copy to a GPU would wait for all the work that the GPU has been given before.
+    # A copy from pageable memory would wait for all work queued on the GPU.
     is_upload = device.type == "cuda" and tensor.device.type == "cpu"
     return (tensor.contiguous().pin_memory() if is_upload else tensor).to(device, non_blocking=is_upload)
 
 
 def exact_bits(values: Tensor) -> Tensor:
-    """Numbers as int64, for a module's buffer: it moves with the module, but no `half()` or `bfloat16()` rounds it."""
+    """Returns float64 values reinterpreted as int64: a buffer that `half()` and `bfloat16()` do not round."""
     return values.double().contiguous().view(torch.int64)
 
 
 def from_bits(bits: Tensor) -> Tensor:
-    """The float64 numbers that `exact_bits` was given."""
+    """Inverts `exact_bits`."""
     return bits.view(torch.float64)
 
 
 def sequence_index(positions: PositionMask) -> TargetIndices:
-    """Tells for each of the N marked places which row it stands in."""
+    """Returns the batch index of each of the N marked positions."""
     return positions.nonzero()[:, 0]
 
 
 def per_position(values: PerTarget, positions: PositionMask) -> PerPosition:
-    """Puts values of the N marked places where they belong, and 0 elsewhere."""
+    """Scatters the values of the N marked positions to [B, L], with 0 elsewhere."""
     return values.new_zeros(positions.shape).masked_scatter(positions, values)
 
 

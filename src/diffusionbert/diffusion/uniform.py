@@ -1,4 +1,4 @@
-"""Uniform noise: tokens turn into others (Hoogeboom et al. 2021, multinomial diffusion; Austin et al. 2021, D3PM)."""
+"""Uniform noise (Hoogeboom et al. 2021, multinomial diffusion; Austin et al. 2021, D3PM uniform)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from diffusionbert.diffusion.shapes import (
 
 
 class Uniform(Process):
-    """Tokens turn into uniformly drawn ones (multinomial diffusion, Hoogeboom et al. 2021; D3PM uniform).
+    """The process that replaces tokens by uniformly drawn ones.
 
-    With K writable tokens, α = ᾱ_t/ᾱ_s and δ the indicator,
+    With K allowed tokens, α = ᾱ_t/ᾱ_s and δ the indicator,
 
         q(x_s = v | x_t, x0) = A(v)·B(v | x0) / Z(x0)
         A(v) = α δ(v = x_t) + (1-α)/K,   B(v | u) = ᾱ_s δ(v = u) + (1-ᾱ_s)/K,   Z(u) = ᾱ_t δ(u = x_t) + (1-ᾱ_t)/K
@@ -42,7 +42,7 @@ class Uniform(Process):
         super().__init__()
         if schedule.by_token:
             raise ValueError(
-                f"uniform noise needs a schedule that treats all tokens alike, given {schedule}; use Linear()"
+                f"uniform noise needs a token-independent schedule, got {schedule}; use linear, cosine or sqrt"
             )
         self.schedule = schedule
         self.num_allowed = int(allowed.sum())
@@ -50,7 +50,7 @@ class Uniform(Process):
         self.register_buffer("allowed_ids", allowed.nonzero()[:, 0], persistent=False)
 
     def prior(self, x0: Batch, noise: Noise) -> Batch:
-        """A uniformly drawn token at every editable place."""
+        """A uniformly drawn token at every editable position."""
         uniform = noise.per_position(x0, Purpose.REPLACE)
         drawn = self.allowed_ids[(uniform * self.num_allowed).long()]
         return replace(x0, tokens=torch.where(x0.editable, drawn, x0.tokens))
@@ -62,27 +62,27 @@ class Uniform(Process):
         return replace(x0, tokens=torch.where(replaced, self.prior(x0, noise).tokens, x0.tokens))
 
     def targets(self, x_t: Batch) -> PositionMask:
-        """All editable places: noise looks like any other token."""
+        """All editable positions: noise cannot be told from text."""
         return x_t.editable
 
     def reverse(
         self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
     ) -> TargetLogProbs:
-        """log p(x_s | x_t) at the editable places."""
+        """log p(x_s | x_t) at the editable positions."""
         if len(self.allowed) != log_f.shape[-1]:
             raise ValueError(
-                f"the network knows {log_f.shape[-1]} tokens, this process {len(self.allowed)}; "
-                "mark writable tokens over the network's whole vocabulary"
+                f"the mask of allowed tokens must have {log_f.shape[-1]} entries, one per token of the network, got "
+                f"{len(self.allowed)}; make it over the network's whole vocabulary"
             )
         log_p0 = log_f if warp is None else warp(log_f)
-        # Tokens that are never written get a finite stand-in until the end, for the gradient's sake.
+        # Tokens that are not allowed get a finite value until the end, which keeps the gradient finite.
         log_p0 = log_p0.masked_fill(~self.allowed, 0.0)
         targets = self.targets(x_t)
         sequences, current = sequence_index(targets), x_t.tokens[targets]
         alpha_s, alpha_t, step = self._alphas(s, t, sequences)
         same, other = self._mixed(alpha_t)
-        believed = log_prob_of(log_p0, current).exp()
-        log_scattered = ((1 - alpha_s) / self.num_allowed).log() + (believed / same + (1 - believed) / other).log()
+        p_current = log_prob_of(log_p0, current).exp()
+        log_scattered = ((1 - alpha_s) / self.num_allowed).log() + (p_current / same + (1 - p_current) / other).log()
         log_kept = _multiply(log_p0, alpha_s / other, current, alpha_s / same)
         log_mixed = torch.logaddexp(log_kept, log_scattered[:, None].to(log_p0.dtype))
         step_same, step_other = self._mixed(step)
@@ -90,7 +90,7 @@ class Uniform(Process):
         return log_p.masked_fill(~self.allowed, -torch.inf)
 
     def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
-        """The posterior has three values: at x0, at x_t and everywhere else; so only Σ_v log p(v) is needed."""
+        """The posterior has three values (at x0, at x_t, elsewhere), so Σ_v log p(v) suffices for the KL."""
         log_p = self.reverse(x_t, log_f, s, t)
         targets = self.targets(x_t)
         sequences, current, clean = sequence_index(targets), x_t.tokens[targets], x0[targets]
@@ -112,32 +112,31 @@ class Uniform(Process):
         return negative_entropy - at_clean * log_at_clean - at_current * log_at_current - elsewhere * log_elsewhere
 
     def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
-        """log f(x0): the same for every time."""
+        """log f(x0), which does not depend on t."""
         return log_prob_of(log_f, x0[self.targets(x_t)])
 
     def require_finite_divergence(self) -> None:
-        """Nothing to refuse: any token may turn into any other."""
+        """Never raises: any token can turn into any other."""
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{self.schedule}, num_writable={self.num_allowed}"
+        return f"{self.schedule}, num_allowed={self.num_allowed}"
 
     def _survival(self, t: Times) -> PerSequence:
         return self.schedule.survival(t, torch.ones_like(t))
 
     def _alphas(self, s: Times, t: Times, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """ᾱ_s, ᾱ_t and ᾱ_t/ᾱ_s for each asked place."""
+        """ᾱ_s, ᾱ_t and ᾱ_t/ᾱ_s at each target position."""
         alpha_s, alpha_t = self._survival(s)[sequences], self._survival(t)[sequences]
         return alpha_s, alpha_t, alpha_t / alpha_s
 
     def _mixed(self, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """The probabilities of the kept token itself and of any other one, when the rest is scattered."""
+        """The probabilities of the token itself and of each other one, if it is kept with probability `kept`."""
         scattered = (1 - kept) / self.num_allowed
         return kept + scattered, scattered
 
 
 def _multiply(log_p: TargetLogProbs, factor: PerTarget, tokens: TargetTokens, own_factor: PerTarget) -> TargetLogProbs:
-    """Multiplies probabilities by a factor of their row, and one token's by a factor of its own."""
+    """Multiplies the probabilities at each position by `factor`, and that of one token by `own_factor`."""
     log_p = log_p + factor.log()[:, None].to(log_p.dtype)
     own = (own_factor.log() - factor.log())[:, None].to(log_p.dtype)
     return log_p.scatter_add(-1, tokens[:, None], own)

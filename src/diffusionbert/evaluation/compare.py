@@ -6,7 +6,7 @@ are compared on the sentences that all of them scored, by a paired bootstrap ove
 likelihoods are given per word. A column whose numbers were obtained under different protocols is shown but not ranked,
 and a warning says why.
 
-This module knows evaluation results, and nothing of models.
+This module depends on evaluation results, not on models.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def compare(
         The table, with the differences from the best of each ranked column.
 
     Example:
-        >>> print(to_markdown(compare(["runs/one", "runs/two"])))  # doctest: +SKIP
+        >>> print(compare(["runs/one", "runs/two"]))  # doctest: +SKIP
     """
     systems = _common(_systems(results, names))
     scored = [system for system in systems if system.scores]
@@ -154,7 +154,7 @@ def _systems(results: Sequence[EvaluationResult | str | Path], names: Sequence[s
         folder = None if isinstance(one, EvaluationResult) else _folder(Path(one))
         found.append((one if isinstance(one, EvaluationResult) else EvaluationResult.load(one), folder))
     if names is None:
-        by_path = iter(telling_names([_named_path(folder) for _, folder in found if folder is not None]))
+        by_path = iter(shortest_names([_named_path(folder) for _, folder in found if folder is not None]))
         names = [one.name if folder is None else next(by_path) for one, folder in found]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -207,8 +207,8 @@ def _stale(systems: Sequence[System]) -> list[str]:
     ]
 
 
-def telling_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that distinguish them."""
+def shortest_names(paths: Sequence[Path]) -> list[str]:
+    """Names of paths: as many of their last parts as tell them apart."""
     if not paths:
         return []
     if len(set(paths)) < len(paths):

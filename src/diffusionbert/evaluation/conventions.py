@@ -15,7 +15,7 @@ multiplies its loss by the tokenizer's attention mask and divides by the sum of 
 are not, and an unmasked pad tells the length. Here the length is given, so [CLS] and [SEP] cost nothing and are counted
 all the same.
 
-This module only divides numbers. How nats are estimated is in `likelihood.evaluation`.
+This module only divides numbers. How nats are estimated is in `likelihood.estimate`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
 from diffusionbert.likelihood.scores import Estimate, PointEstimate, Rate
 from diffusionbert.objectives.base import Likelihood, LikelihoodDefinition
 
-PLACES = 128
-"""Tokens of a sequence in the LM1B literature."""
+PACKED_LENGTH = 128
+"""Tokens of a packed sequence in the LM1B literature, special tokens included."""
 _SINGLE = "Σ nats of single sentences, length given"
 
 

@@ -2,7 +2,7 @@
 
 A sentence is identified by its number in the corpus as read, whatever other sentences were too long for a model, so
 that two models are compared on the same sentences. A subset is the same for every model and seed, and a smaller one is
-contained in a larger one. This module knows a model's vocabulary and maximum length, and nothing of likelihoods.
+contained in a larger one. This module needs a model's vocabulary and maximum length, and no likelihood.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Trained:
 
 
 _SEEN = "the model was trained on these sentences: these figures are not about new text"
-_UNTOLD = "it is unknown whether the model was trained on these sentences: these figures may not be about new text"
+_UNKNOWN = "it is unknown whether the model was trained on these sentences: these figures may not be about new text"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class EvaluationSet:
 
     def some(self, number: int) -> list[int]:
         """The numbers of a fixed random subset of sentences, or of all if there are fewer."""
-        return sorted(sorted(range(len(self.texts)), key=_chance)[:number])
+        return sorted(sorted(range(len(self.texts)), key=_random_key)[:number])
 
     @cached_property
     def record(self) -> EvaluationSetRecord:
@@ -110,7 +110,7 @@ class EvaluationSet:
         )
 
 
-def gather(
+def read_evaluation_set(
     corpus: Corpus,
     name: str,
     vocabulary: Vocabulary,
@@ -149,13 +149,13 @@ def gather(
             f"{len(fitting)} of {len(texts)} sentences of {name!r} fit into the model's {max_length} tokens, but an "
             "interval needs two; give a corpus with more sentences"
         )
-    chosen = fitting if sentences is None else sorted(sorted(fitting, key=_chance)[:sentences])
+    chosen = fitting if sentences is None else sorted(sorted(fitting, key=_random_key)[:sentences])
     notes = () if trained is None else _warnings(corpus, trained)
     provenance = Provenance(name, corpus.split, report.summary(), notes)
     return EvaluationSet(provenance, texts, rows, tuple(chosen), num_overlong, vocabulary)
 
 
-def held_out(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:
+def evaluation_corpus(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:
     """The part of a corpus to evaluate on: its test split, else what training held out, else all."""
     source = parse_source(name, fields)
     if not isinstance(source, Files | PythonDocumentation):
@@ -172,7 +172,7 @@ def _warnings(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
         return ()
     is_training = _is_training(corpus.source, trained)
     if is_training is None:
-        return (_UNTOLD,)
+        return (_UNKNOWN,)
     return (_SEEN,) if is_training else ()
 
 
@@ -196,6 +196,6 @@ def sha256_of(texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _chance(number: int) -> bytes:
-    """A fixed random order of sentences."""
+def _random_key(number: int) -> bytes:
+    """Sorting by it gives a fixed random order of sentences."""
     return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8).digest()

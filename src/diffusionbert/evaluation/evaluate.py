@@ -19,8 +19,8 @@ import torch
 from diffusionbert.data.cleaning import Cleaning
 from diffusionbert.data.corpus import parse_corpus
 from diffusionbert.data.sources import Split
-from diffusionbert.evaluation.conventions import PLACES, Basis, Convention, conventions
-from diffusionbert.evaluation.dataset import EvaluationSet, Trained, gather, held_out
+from diffusionbert.evaluation.conventions import PACKED_LENGTH, Basis, Convention, conventions
+from diffusionbert.evaluation.dataset import EvaluationSet, Trained, evaluation_corpus, read_evaluation_set
 from diffusionbert.evaluation.judges import Judge, Judgement, Mauve, Reading, compute_mauve
 from diffusionbert.evaluation.metrics import Bleu, PerSample, self_bleu4
 from diffusionbert.evaluation.packing import PackedSequences
@@ -71,25 +71,25 @@ class Plan:
     def __post_init__(self) -> None:
         if not 2 <= self.samples <= MAX_TEXTS // 2:
             raise ValueError(
-                f"`samples` must be 2 to {MAX_TEXTS // 2}, not {self.samples}: self-BLEU compares them with each other"
+                f"`samples` must be 2 to {MAX_TEXTS // 2}, got {self.samples}: self-BLEU compares them with each other"
             )
         if self.seed < 0:
-            raise ValueError(f"the seed must be 0 or more, got {self.seed}")
+            raise ValueError(f"`seed` must be >= 0, got {self.seed}")
 
-    def require(self, model: Engine) -> None:
+    def require(self, engine: Engine) -> None:
         """Raises ValueError, before any work, if this model cannot do it."""
-        if model.paired:
+        if engine.paired:
             raise ValueError(
-                f"{model.name!r} was trained on pairs, but evaluation needs single sentences; give another model"
+                f"{engine.name!r} was trained on pairs, but evaluation needs single sentences; give another model"
             )
         longest = self.length[1] if isinstance(self.length, tuple) else self.length
-        if longest is not None and self.sampling.block is None and not 1 <= longest <= model.max_length:
+        if longest is not None and self.sampling.block is None and not 1 <= longest <= engine.max_length:
             raise ValueError(
-                f"`length` must be 1 to {model.max_length} for this model, got {longest}; give less, or corpus"
+                f"`length` must be 1 to {engine.max_length} for this model, got {longest}; give less, or corpus"
             )
-        if self.modelled_length and model.length_histogram is None:
+        if self.modelled_length and engine.length_histogram is None:
             raise ValueError("this model has no length histogram; leave out modelled_length (--modelled-length)")
-        require_supported(model, self.task, self.sampling)
+        require_supported(engine, self.task, self.sampling)
 
     @property
     def task(self) -> Task:
@@ -98,7 +98,7 @@ class Plan:
 
 
 def evaluate(
-    model: Engine,
+    engine: Engine,
     evaluation_set: EvaluationSet,
     plan: Plan,
     judge: Judge | None = None,
@@ -108,7 +108,7 @@ def evaluate(
     """Evaluates a model.
 
     Args:
-        model: The model.
+        engine: The model.
         evaluation_set: The text.
         plan: What to measure.
         judge: A causal language model for generative perplexity.
@@ -118,31 +118,31 @@ def evaluate(
     Returns:
         The result, with the scores of all sentences and samples.
     """
-    plan.require(model)
-    weights = weight_hashes(model)
+    plan.require(engine)
+    weights = weight_hashes(engine)
     protocol = Protocol(data=evaluation_set.record.sha256, weights=weights.sha256)
-    quantities = model.config.objective.scoring_quantities(model.config.time)
+    quantities = engine.config.objective.scoring_quantities(engine.config.time)
     likelihoods: dict[str, Estimate] = {}
     for quantity in quantities.available if plan.scored else ():
         budget = _at_most(plan.budget, likelihoods)
         likelihoods[quantity.name] = _likelihood(
-            model, evaluation_set, replace(plan, budget=budget), quantity, protocol, progress
+            engine, evaluation_set, replace(plan, budget=budget), quantity, protocol, progress
         )
-    samples = write_samples(model, plan, progress)
+    samples = generate_samples(engine, plan, progress)
     real = evaluation_set.some(plan.samples)
     judgement, mauve = _judged(
         samples, [evaluation_set.decoded[number] for number in real], judge, featuriser, plan, progress
     )
     rows = (
-        _conventions(model, evaluation_set, plan, quantities, likelihoods, protocol, progress)
+        _conventions(engine, evaluation_set, plan, quantities, likelihoods, protocol, progress)
         if plan.conventions
         else None
     )
     bleu, self_bleu = sample_bleu(samples, evaluation_set)
     own, others = compare_texts(samples, bleu, self_bleu, evaluation_set, real)
     return EvaluationResult(
-        model.name,
-        described(model),
+        engine.name,
+        describe_model(engine),
         weights,
         code_version(),
         evaluation_set.record,
@@ -160,7 +160,7 @@ def evaluate(
 
 
 def open_evaluation_set(
-    model: Engine,
+    engine: Engine,
     data: str,
     *,
     split: Split | None = None,
@@ -172,7 +172,7 @@ def open_evaluation_set(
     """Reads an evaluation set as a model reads text.
 
     Args:
-        model: The model.
+        engine: The model.
         data: A corpus, as for training.
         split: A split of it; None is the test split, what training held out, or all of it.
         field: The field of JSON lines that holds the text.
@@ -180,14 +180,14 @@ def open_evaluation_set(
         detokenise: Undoes tokenised text, also if training did not.
         sentences: Scores so many sentences, always the same ones; None scores all.
     """
-    trained = Trained(model.config.data, model.training_text)
+    trained = Trained(engine.config.data, engine.training_text)
     cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenise or detokenise)
     fields = [field] if field else []
     if split is None:
-        corpus = held_out(data, trained, cleaning, fields)
+        corpus = evaluation_corpus(data, trained, cleaning, fields)
     else:
         corpus = parse_corpus(data, split, fields=fields, cleaning=cleaning)
-    found = gather(corpus, data, model.vocabulary, model.max_length, sentences, trained)
+    found = read_evaluation_set(corpus, data, engine.vocabulary, engine.max_length, sentences, trained)
     for note in found.provenance.notes:  # before hours of work
         logger.info("note: %s", note)
     return found
@@ -203,7 +203,7 @@ def _at_most(budget: EstimationBudget, found: Mapping[str, Estimate]) -> Estimat
 
 
 def _likelihood(
-    model: Engine,
+    engine: Engine,
     evaluation_set: EvaluationSet,
     plan: Plan,
     quantity: ScoringQuantity,
@@ -211,11 +211,11 @@ def _likelihood(
     progress: Progress,
 ) -> Estimate:
     found = estimate_nats(
-        model,
+        engine,
         evaluation_set.scored,
         plan.budget,
         quantity=quantity,
-        length_histogram=model.length_histogram if plan.modelled_length else None,
+        length_histogram=engine.length_histogram if plan.modelled_length else None,
         protocol=protocol,
         advance=_counter(
             progress, f"likelihood, {quantity.name}", len(evaluation_set.numbers) * plan.budget.max_rounds
@@ -225,7 +225,7 @@ def _likelihood(
 
 
 def _conventions(
-    model: Engine,
+    engine: Engine,
     evaluation_set: EvaluationSet,
     plan: Plan,
     quantities: ScoringQuantities,
@@ -235,9 +235,9 @@ def _conventions(
 ) -> tuple[Convention, ...]:
     if not likelihoods:
         return ()
-    given = {name: _length_given(model, estimate) for name, estimate in likelihoods.items()}
+    given = {name: _length_given(engine, estimate) for name, estimate in likelihoods.items()}
     own, limit = given[quantities.primary.name], quantities.named(CONTINUOUS) or quantities.primary
-    packed = PackedSequences(model.vocabulary, evaluation_set.scored, min(PLACES, model.max_positions))
+    packed = PackedSequences(engine.vocabulary, evaluation_set.scored, min(PACKED_LENGTH, engine.max_positions))
     num_sequences, budget, card = len(packed.rows), _at_most(plan.budget, likelihoods), replace(protocol, packed=True)
     advance = _counter(progress, "likelihood, packed", num_sequences * budget.max_rounds)
     return conventions(
@@ -245,24 +245,24 @@ def _conventions(
             own,
             given.get(GRID, own),
             given[limit.name],
-            estimate_sequences(model, packed, budget, quantity=limit, protocol=card, advance=advance)
+            estimate_sequences(engine, packed, budget, quantity=limit, protocol=card, advance=advance)
             if num_sequences > 1
             else None,
-            None if model.length_histogram is None else length_nats(model.length_histogram, own.scores.tokens),
-            model.vocabulary.num_special(paired=False),
-            model.vocabulary.size,
+            None if engine.length_histogram is None else length_nats(engine.length_histogram, own.scores.tokens),
+            engine.vocabulary.num_special(paired=False),
+            engine.vocabulary.size,
         ),
         plan.seed,
     )
 
 
-def _length_given(model: Engine, estimate: Estimate) -> Estimate:
+def _length_given(engine: Engine, estimate: Estimate) -> Estimate:
     """The same likelihood without -log p(length)."""
     if estimate.protocol.length is Length.GIVEN:
         return estimate
-    assert model.length_histogram is not None
+    assert engine.length_histogram is not None
     scores = estimate.scores
-    given = replace(scores, nats=scores.nats - length_nats(model.length_histogram, scores.tokens))
+    given = replace(scores, nats=scores.nats - length_nats(engine.length_histogram, scores.tokens))
     return replace(estimate, scores=given, protocol=replace(estimate.protocol, length=Length.GIVEN))
 
 
@@ -279,30 +279,30 @@ class Samples:
     speed: Speed
 
 
-def write_samples(model: Engine, plan: Plan, progress: Progress = no_progress) -> Samples:
+def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progress) -> Samples:
     """Generates two sets of samples, all different draws of one seed."""
     advance = _counter(progress, "samples", plan.task.number)
     texts, num_tokens, longest, num_calls, start = [], 0, 0, 0, time.perf_counter()
-    for written in generate(model, plan.task, plan.sampling):
-        texts.append(written.text)
-        num_tokens, num_calls = num_tokens + written.length, num_calls + written.calls
-        longest = max(longest, written.length)
+    for one in generate(engine, plan.task, plan.sampling):
+        texts.append(one.text)
+        num_tokens, num_calls = num_tokens + one.length, num_calls + one.calls
+        longest = max(longest, one.length)
         advance(1)
     seconds = time.perf_counter() - start
     speed = Speed(
         seconds / len(texts),
         num_tokens / seconds,
         num_calls / len(texts),
-        _device_name(model.device),
-        min(model.sequences_at_once(longest + model.vocabulary.num_special(paired=False)), len(texts)),
+        _device_name(engine.device),
+        min(engine.sequences_at_once(longest + engine.vocabulary.num_special(paired=False)), len(texts)),
     )
-    return Samples(tuple(texts[: plan.samples]), tuple(texts[plan.samples :]), _sampling_record(model, plan), speed)
+    return Samples(tuple(texts[: plan.samples]), tuple(texts[plan.samples :]), _sampling_record(engine, plan), speed)
 
 
-def _sampling_record(model: Engine, plan: Plan) -> SamplingRecord:
+def _sampling_record(engine: Engine, plan: Plan) -> SamplingRecord:
     request, config = plan.sampling, plan.sampling.config
     return SamplingRecord(
-        Component.of(model.config.objective.choose_sampler(request.sampler)),
+        Component.of(engine.config.objective.choose_sampler(request.sampler)),
         config.steps,
         config.temperature,
         config.top_k,
@@ -364,8 +364,8 @@ def _judged(
             readings[reader.name] = reader.read(samples.first, advance), reader.read(real, advance)
     judgement = mauve = None
     if judge is not None:
-        written, read = (reading.judged(plan.seed) for reading in readings[judge.name])
-        judgement = Judgement(judge.name, judge.convention, written, read)
+        generated, read = (reading.judged(plan.seed) for reading in readings[judge.name])
+        judgement = Judgement(judge.name, judge.convention, generated, read)
     if featuriser is not None:
         vectors = [reading.features for reading in readings[featuriser.name]]
         mauve = compute_mauve(vectors[0], vectors[1], featuriser.name, plan.seed)
@@ -394,22 +394,22 @@ def _cautions(
 # ---- weights, devices, progress -----------------------------------------------------------------------------------
 
 
-def weight_hashes(model: Engine) -> Weights:
+def weight_hashes(engine: Engine) -> Weights:
     """The SHA-256 of each file of weights of a model, as `sha256sum` gives it, and of all together."""
-    files = hashes_in(model.folder)
+    files = hashes_in(engine.folder)
     if not files:
         return Weights()
     together = "".join(f"{digest}  {name}\n" for name, digest in files.items())
     return Weights(hashlib.sha256(together.encode()).hexdigest(), files)
 
 
-def described(model: Engine) -> ModelDescription:
+def describe_model(engine: Engine) -> ModelDescription:
     """What a result says of a model; the settings of training are unknown for a plain masked LM."""
-    assert isinstance(model.network, torch.nn.Module)
-    found = describe(model.metadata.trained or model.config, model.network)
-    if model.metadata.trained is None:
+    assert isinstance(engine.network, torch.nn.Module)
+    found = describe(engine.metadata.trained or engine.config, engine.network)
+    if engine.metadata.trained is None:
         return replace(found, start=None, seed=None, training_steps=None)
-    return replace(found, tokens_seen=model.metadata.tokens_seen)
+    return replace(found, tokens_seen=engine.metadata.tokens_seen)
 
 
 def _device_name(device: torch.device) -> str:

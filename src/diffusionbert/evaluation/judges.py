@@ -5,7 +5,7 @@
 The judge is a causal language model q. Each text is preceded by the judge's start token (or, as in GPT-2, its end token
 in that role), which is not counted, so that every token of the text is; no end token is scored. A low perplexity alone
 says little: "the the the" has one. It is therefore reported with the mean entropy of each text's own tokens, and with
-the same figures of real sentences. This module knows nothing of diffusion: texts are strings.
+the same figures of real sentences. This module does not depend on diffusion: texts are strings.
 """
 
 from __future__ import annotations

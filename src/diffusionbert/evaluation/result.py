@@ -6,7 +6,7 @@
     samples.txt            the samples of BLEU-4, then as many of self-BLEU-4, one per line
 
 `EvaluationResult.save` writes this folder and `EvaluationResult.load` reads it back without loss; folders of format 1
-open, too. How the figures are computed is in `assessing`.
+open, too. How the figures are computed is in `evaluate`.
 """
 
 from __future__ import annotations
@@ -155,15 +155,15 @@ class EvaluationResult:
     """The likelihood in the conventions of the literature; None if they were not requested."""
     notes: tuple[str, ...] = ()
 
-    scores: dict[str, Scores] = field(default_factory=dict)
+    scores: dict[str, Scores] = field(default_factory=dict, repr=False)
     """The nats of each sentence, by the names of `likelihoods`."""
-    bleu4: PerSample = field(default_factory=_no_values)
+    bleu4: PerSample = field(default_factory=_no_values, repr=False)
     """Of each sample."""
-    self_bleu4: PerSample = field(default_factory=_no_values)
+    self_bleu4: PerSample = field(default_factory=_no_values, repr=False)
     """Of each sample of the second set."""
-    samples: tuple[str, ...] = ()
+    samples: tuple[str, ...] = field(default=(), repr=False)
     """For BLEU-4 and everything but self-BLEU-4; each is one line."""
-    more_samples: tuple[str, ...] = ()
+    more_samples: tuple[str, ...] = field(default=(), repr=False)
     """As many again, for self-BLEU-4."""
 
     @property
@@ -175,6 +175,9 @@ class EvaluationResult:
     def primary_scores(self) -> Scores | None:
         """The scores of the model's own likelihood."""
         return next(iter(self.scores.values()), None)
+
+    def __str__(self) -> str:
+        return self.table()
 
     def table(self) -> str:
         """The figures and how they were obtained, as text."""

@@ -1,8 +1,8 @@
-"""What can be seen of generated text and of the model that wrote it, in numbers.
+"""Measurements of generated text and of the model that generated it.
 
-`examine` gathers a `Case`: what a model writes and when, or samples from a file, and what the text they should resemble
-is like. `measure` turns it into `Symptoms`. The two are apart, so that whatever has samples, reveal times or counts can
-be looked at, also what this package did not write. What numbers mean is `doctor`'s.
+`examine` collects a `Case`: samples from a model, with their unmasking times, or from a file, and statistics of the
+text that they should resemble. `measure` turns a case into `Symptoms`. They are separate, so that samples, unmasking
+times or counts from other programs can be measured, too. This module does not interpret the numbers; `doctor` does.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 
 Row = tuple[int, ...]
-"""A sentence's own tokens."""
+"""The token ids of a sentence, without special tokens."""
 TENTHS = 10
 TOP = 100
-"""So many of the most frequent tokens are looked at: few samples suffice to know their shares."""
+"""The number of frequent tokens that are compared; few samples suffice to estimate their frequencies."""
 MOST_TOKENS = 2000
-"""Entropies and distinct n-grams depend on the size of a text, so no more is compared."""
+"""The largest number of tokens compared, because entropy and distinct n-grams depend on the size of a text."""
 LEAST_CORPUS = 2000
-"""Tokens of a corpus that are needed to compare its frequencies with stored ones: fewer scatter too much."""
+"""The smallest number of corpus tokens for a comparison with the stored frequencies; fewer have too much variance."""
 OWN_TEXTS, MOST_SCORED, DRAWS = 8, 16, 4
-"""So many texts the model writes where there is no corpus, so many at most are scored, with so many draws each: enough
-to tell a network that has learned from one that has not."""
+"""Texts generated where there is no corpus, the most texts scored, and draws per text: enough to tell a trained network
+from an untrained one."""
 LEAST_PLACES = 8
-"""Samples with fewer places are left out of the reveal times: samplers that skip say 0 for the end of each."""
+"""The fewest positions of a sample for unmasking times: samplers that skip steps report time 0 at the end of each."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What text is like that samples should resemble: its counts and lengths, and its sentences if they are at hand."""
+    """Statistics of the text that samples should resemble, and its sentences if available."""
 
     counts: Tensor
     length_histogram: Tensor | None
@@ -54,7 +54,7 @@ class Reference:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row], size: int) -> Reference:
-        """Counts sentences."""
+        """Counts the tokens and lengths of sentences."""
         tokens = torch.tensor([token for row in rows for token in row], dtype=torch.long)
         return cls(tokens.bincount(minlength=size), torch.tensor([len(row) for row in rows]).bincount(), tuple(rows))
 
@@ -69,99 +69,99 @@ class Reference:
         return np.argsort(-self.shares, kind="stable")[:TOP]
 
     def distance(self, rows: Iterable[Row]) -> float:
-        """How other the frequencies of rows are: 0, as this text's; 1, its frequent tokens do not occur at all.
+        """The distance of the token frequencies of sentences: 0 if equal, 1 if no frequent token occurs.
 
-        ½ Σ |difference of shares| over the frequent tokens and the rest as one, over what the frequent ones have.
+        Total variation over the frequent tokens and the rest as one class, divided by the mass of the frequent ones.
         """
         own = self.shares[self.frequent]
         other = _shares(_counts(rows, len(self.shares)))[self.frequent]
         return float(np.abs(own - other).sum() + abs(own.sum() - other.sum())) / 2 / float(own.sum())
 
     def entropy(self, num_tokens: int) -> float:
-        """The expected entropy, in nats, of so many of its tokens: few show less than all."""
-        chance = np.random.default_rng(0)
-        return float(np.mean([_entropy(chance.multinomial(num_tokens, self.shares)) for _ in range(4)]))
+        """The expected entropy, in nats, of a sample of `num_tokens` tokens, which is below that of the whole."""
+        rng = np.random.default_rng(0)
+        return float(np.mean([_entropy(rng.multinomial(num_tokens, self.shares)) for _ in range(4)]))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What there is to look at; only samples must be there."""
+    """The input of `measure`; only the samples are required."""
 
     vocabulary: Vocabulary
     texts: tuple[str, ...]
     reference: Reference | None = None
-    """What they should resemble."""
+    """Statistics of the text that the samples should resemble."""
     stored: Reference | None = None
-    """What the model says its training corpus was like."""
+    """Statistics of the training corpus, stored with the model."""
     corpus: tuple[Row, ...] = ()
-    """Sentences of a corpus that is said to be like it, as the vocabulary reads them."""
+    """Sentences of a corpus like the training corpus, encoded with the vocabulary."""
     written: tuple[Row, ...] = ()
-    """The samples' tokens as the network wrote them, before they became text."""
+    """The samples as generated token ids, before decoding."""
     unmask_times: tuple[tuple[float, ...], ...] = ()
-    """For each sample, how far on its way, from 0 to 1, each place was written for good; see `unmask_times`."""
+    """The unmasking time of each position of each sample, as a fraction of the sampling; see `unmask_times`."""
     expected_late: float = 1 / TENTHS
-    """The share of places that the schedule writes in the last tenth of the way."""
+    """The fraction of positions that the schedule unmasks in the last tenth of the sampling."""
     sampling: SamplingRequest | None = None
-    """How the samples were made, if that is known."""
+    """The sampling settings, if known."""
     length_asked: bool = False
-    """Whether someone wanted the samples to have the lengths they have."""
+    """Whether the user set the lengths of the samples."""
     network_nats: float | None = None
-    """What the network needs for a token of the corpus, or of what it writes itself."""
+    """The network's nats per token on the corpus, or on text that it generated."""
     network_texts: str | None = None
-    """Which texts those are, in words."""
+    """A description of these texts."""
     unigram_nats: float | None = None
-    """What frequencies alone need for the same."""
+    """The nats per token of the unigram model on the same texts."""
 
     def __post_init__(self) -> None:
         if not self.texts:
-            raise ValueError("there are no samples to look at; give a file of them, or let at least one be written")
+            raise ValueError("there are no samples; give a file of samples, or generate at least one")
 
 
 @final
 @dataclass(frozen=True)
 class Symptoms:
-    """A case in numbers; what cannot be known is None. Shares are of samples, of tokens, or of places."""
+    """The measurements of a case; None where a measurement is not available."""
 
     samples: int
     tokens: int
     mean_length: float
     reference_length: float | None
     length_distance: float | None
-    """Tokens to add or remove per sentence to make the histograms equal (Wasserstein-1)."""
+    """The Wasserstein-1 distance between the length histograms, in tokens."""
     one_token_share: float
     reference_one_token_share: float | None
     entropy: float
-    """Of the tokens of the first samples, in nats."""
+    """The entropy of the tokens of the first samples, in nats."""
     reference_entropy: float | None
-    """Of as many tokens of the reference."""
+    """The expected entropy of as many tokens of the reference."""
     distinct_2: float | None
     reference_distinct_2: float | None
     frequent_share: float | None
-    """Of the reference's most frequent tokens."""
+    """The fraction of tokens that are among the most frequent ones of the reference."""
     reference_frequent_share: float | None
     repetition: float
-    """4-grams that stood earlier in the same sample, over all."""
+    """The fraction of 4-grams that occur earlier in the same sample."""
     long_runs: float
-    """Samples in which a token stands four times or more in a row."""
+    """The fraction of samples with a token four times or more in a row."""
     duplicates: float
-    """Samples that occurred before."""
+    """The fraction of samples that are duplicates of another one."""
     special_tokens: int
-    """Hidden places and names of special tokens that are left in the samples."""
+    """The number of masked positions and names of special tokens left in the samples."""
     unknown_share: float
     reference_unknown_share: float | None
     network_nats: float | None
     network_texts: str | None
-    """The texts of which the network's nats are, in words."""
+    """A description of the texts that `network_nats` refers to."""
     unigram_nats: float | None
     corpus_distance: float | None
-    """How other the frequencies of the corpus are than the stored ones; see `Reference.distance`."""
+    """The distance of the corpus from the stored frequencies; see `Reference.distance`."""
     brevity: float | None
-    """The mean characters of tokens that occur, weighted by frequency over unweighted: frequent ones are short."""
+    """Mean characters per token weighted by frequency, over the unweighted mean: frequent tokens are short."""
     round_trip: float | None
-    """Generated tokens that are still there when the text is encoded again; None where that says nothing."""
+    """The fraction of generated tokens that survive decoding and encoding; None if few of them are frequent ones."""
     unmask_histogram: tuple[float, ...] | None
-    """The share of places written in each tenth of the way."""
+    """The fraction of positions unmasked in each tenth of the sampling."""
 
 
 # ---- from a model to a case -----------------------------------------------------------------------------------------
@@ -175,7 +175,16 @@ def examine(
     corpus: Sequence[str] = (),
     advance: Callable[[], None] = lambda: None,
 ) -> Case:
-    """Takes samples, or lets the model write as many as the task says; `advance` is told of each."""
+    """Collects a case from the given samples or, if there are none, from samples that the model generates.
+
+    Args:
+        model: The model to examine.
+        task: How many samples to generate, and of which length.
+        sampling: How to generate them.
+        samples: Samples to use instead.
+        corpus: Sentences that the samples should resemble, instead of the training corpus.
+        advance: Progress callback, called once per generated sample.
+    """
     vocabulary, size = model.vocabulary, len(model.statistics.counts)
     paths = [] if samples else [_path(model, task, sampling, index, advance) for index in range(task.number)]
     stored = Reference(model.statistics.counts, model.length_histogram) if bool(model.statistics.counts.any()) else None
@@ -203,31 +212,35 @@ def examine(
 
 
 def read(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[Row, ...]:
-    """The own tokens of each text."""
+    """The token ids of each text, without special tokens."""
     return tuple(map(tuple, vocabulary.own(texts)))
 
 
 def unmask_times(states: Iterable[tuple[float, Sequence[bool]]]) -> tuple[float, ...]:
-    """How far on its way each place was written for good, from a time (1 to 0) and which places are hidden, by state.
+    """The last unmasking time of each position, as a fraction of the sampling (0 is its start, 1 its end).
 
-    PositionMask that were never hidden, or still are, have none.
+    Args:
+        states: For each state, its time (from 1 down to 0) and which positions are masked.
+
+    Returns:
+        One value per position; positions that were never masked, or are still masked, have none.
     """
     found: dict[int, float] = {}
     before: Sequence[bool] = ()
     for time, masked in states:
         found |= {
             position: 1 - time
-            for position, (was, now) in enumerate(zip(before, masked, strict=False))
-            if was and not now
+            for position, (was_masked, is_masked) in enumerate(zip(before, masked, strict=False))
+            if was_masked and not is_masked
         }
         before = masked
-    return tuple(found[position] for position, masked in enumerate(before) if position in found and not masked)
+    return tuple(found[position] for position, is_masked in enumerate(before) if position in found and not is_masked)
 
 
 def _path(
     model: Engine, task: Task, sampling: SamplingRequest, index: int, advance: Callable[[], None]
 ) -> list[StreamState]:
-    # One by one: on a CPU that is quicker than side by side, where all wait for the longest.
+    # One sample at a time: on a CPU this is faster than a batch, in which all wait for the longest.
     path = list(stream(model, replace(task, number=1, seed=task.seed + index), sampling))
     advance()
     return path
@@ -236,10 +249,10 @@ def _path(
 def _network(
     model: Engine, corpus: Sequence[str], stored: Reference | None, seed: int
 ) -> tuple[float | None, str | None, float | None]:
-    """Nats a token that the network needs, of which texts, and what frequencies alone need.
+    """The network's nats per token, a description of the scored texts, and the unigram model's nats per token.
 
-    Without a corpus, on what the network itself writes, not sharpened: an untrained one is as unsure of that as of
-    anything, and the entropy of its training corpus stands for the frequencies.
+    Without a corpus, text that the network generates at temperature 1 is scored, on which an untrained network has high
+    nats, too; the unigram nats are then the entropy of the stored token counts.
     """
     if not model.config.objective.scoring_quantities(model.config.time).available:
         return None, None, None
@@ -255,7 +268,7 @@ def _network(
     chosen = [index for index, row in enumerate(rows) if 0 < len(row) <= model.max_length][:MOST_SCORED]
     if len(chosen) < 2:
         return None, None, None
-    described = f"{len(chosen)} {'sentences of the corpus' if corpus else 'texts of its own'}, {DRAWS} draws each"
+    described = f"{len(chosen)} {'sentences of the corpus' if corpus else 'generated texts'}, {DRAWS} draws each"
     budget = EstimationBudget(precision=None, max_draws=DRAWS, strata=2, seed=seed)  # to a few tenths of a nat
     nats = estimate_nats(model, [texts[index] for index in chosen], budget).nats_per_token
     if stored is None or not corpus:
@@ -268,10 +281,10 @@ def _network(
 
 
 def measure(case: Case) -> Symptoms:
-    """Looks at everything that is there."""
+    """Measures all that the case allows."""
     rows, reference = read(case.vocabulary, case.texts), case.reference
     first = _first(rows)
-    words = [" ".join(map(str, row)) for row in rows]  # tokens as words, for metrics that split at blanks
+    words = [" ".join(map(str, row)) for row in rows]  # ids as words, for metrics that split at whitespace
     repeated = repetition(words) if any(rows) else None
     tokens = [token for row in first for token in row]
     lengths = np.bincount([len(row) for row in rows], minlength=2)
@@ -308,7 +321,7 @@ def measure(case: Case) -> Symptoms:
 
 
 def _first(rows: tuple[Row, ...], num_tokens: int = MOST_TOKENS) -> tuple[Row, ...]:
-    """As many rows as together have that many tokens, or all."""
+    """The first sentences that have `num_tokens` tokens in total, or all."""
     ends = np.cumsum([len(row) for row in rows])
     return rows[: int(np.searchsorted(ends, num_tokens)) + 1]
 
@@ -336,8 +349,8 @@ def _at_most_one(histogram: NDArray[Any]) -> float:
 
 def _length_distance(lengths: NDArray[Any], expected: NDArray[Any]) -> float:
     size = max(len(lengths), len(expected))
-    found, wanted = (np.pad(_shares(counts), (0, size - len(counts))) for counts in (lengths, expected))
-    return float(np.abs(np.cumsum(found - wanted)).sum())
+    p, q = (np.pad(_shares(counts), (0, size - len(counts))) for counts in (lengths, expected))
+    return float(np.abs(np.cumsum(p - q)).sum())
 
 
 def _distinct(rows: tuple[Row, ...]) -> float | None:
@@ -351,15 +364,15 @@ def _share(tokens: list[int], wanted: Sequence[int]) -> float:
 
 
 def _num_special(case: Case) -> int:
-    """Special ids among what was written, and their names in the texts."""
+    """The number of special ids in the generated tokens, and of their names in the texts."""
     names = {str(name) for name in case.vocabulary.tokenizer.all_special_tokens}
     special = case.vocabulary.special.tolist()
-    masked = sum(int(special[token]) for row in case.written for token in row)
-    return masked + sum(text.count(name) for text in case.texts for name in names)
+    num_ids = sum(int(special[token]) for row in case.written for token in row)
+    return num_ids + sum(text.count(name) for text in case.texts for name in names)
 
 
 def _brevity(vocabulary: Vocabulary, stored: Reference) -> float | None:
-    """Zipf's law of abbreviation; None where so few tokens occur that chance could break it."""
+    """Zipf's law of abbreviation; None if fewer than 1000 tokens occur, where it may fail by chance."""
     counts = stored.counts[: vocabulary.size] * vocabulary.allowed
     occurring = counts.nonzero()[:, 0]
     if len(occurring) < 1000:
@@ -374,7 +387,7 @@ def _round_trip(case: Case, rows: tuple[Row, ...]) -> float | None:
         return None
     frequent = case.stored.frequent
     written = _shares(_counts(case.written, len(case.stored.shares)))
-    # Tokens at random, as an untrained network writes them, may be read otherwise with the right vocabulary, too.
+    # Random tokens of an untrained network may be encoded differently even with the correct vocabulary.
     if written[frequent].sum() < case.stored.shares[frequent].sum() / 2:
         return None
     common = (Counter(before) & Counter(after) for before, after in zip(case.written, rows, strict=True))
@@ -385,6 +398,6 @@ def _histogram(unmask_times: tuple[tuple[float, ...], ...]) -> tuple[float, ...]
     times = [time for row in unmask_times if len(row) >= LEAST_PLACES for time in row]
     if not times:
         return None
-    # A step ends a tenth: what is written at 0.1 belongs to the first.
+    # Intervals are closed on the right: a position unmasked at 0.1 belongs to the first tenth.
     tenths = np.clip(np.ceil(np.array(times) * TENTHS - 1e-9), 1, TENTHS).astype(np.int64) - 1
     return tuple(_shares(np.bincount(tenths, minlength=TENTHS)).tolist())

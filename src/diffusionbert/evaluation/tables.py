@@ -1,6 +1,6 @@
 """Tables of systems: numbers with intervals, the best in bold, the second underlined, footnotes; in four formats.
 
-A `Table` is shown on a terminal, as Markdown, as JSON or as LaTeX (with booktabs). Its author decides which numbers may
+A `Table` is printed as text or shown as Markdown, JSON or LaTeX (with booktabs). Its author decides which numbers may
 be ranked; this module does not know what they mean.
 """
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SIGNIFICANT = "†"
 DASH = "–"
+TEXT_WIDTH = 240
+"""The most characters per line of a table as plain text; notes below it are not wrapped."""
 
 
 class Direction(Enum):
@@ -97,6 +99,9 @@ class Table:
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.cells)
         assert all(len(row) == len(self.columns) for row in self.cells)
+
+    def __str__(self) -> str:
+        return to_text(self)
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values; ∞ is null with `infinite` beside it."""
@@ -222,6 +227,16 @@ def to_terminal(table: Table, *, styled: bool) -> RichTable:
             texts.append(text.append(f"\n{interval}", "dim") if interval else text)
         shown.add_row(Text(f"{markup.escape(column.title)}{column.better.arrow}"), *texts)
     return shown
+
+
+def to_text(table: Table) -> str:
+    """Plain text: one column per system, with differences, footnotes and warnings below."""
+    from rich.console import Console
+
+    console = Console(width=TEXT_WIDTH, force_terminal=False, force_jupyter=False, no_color=True)
+    with console.capture() as captured:
+        console.print(to_terminal(table, styled=False))
+    return "\n".join([*(line.rstrip() for line in captured.get().splitlines()), *below(table)])
 
 
 def below(table: Table) -> list[str]:

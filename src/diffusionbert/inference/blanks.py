@@ -1,21 +1,19 @@
-"""A blank of unknown length: fillings of several lengths, ranked by the chain rule of the whole row.
+"""Blanks of unknown length: fillings of several lengths, ranked by the chain rule of the whole sequence.
 
-    nats(row) = -log p(length) + nats(context | length, blank hidden) + nats(filling | context, length)
+    nats(sequence) = -log p(length) + nats(context | length, blank masked) + nats(filling | context, length)
 
-A filling's own nats, the last term, do not compare lengths. Their sum prefers short fillings, because every further
-word costs something; their mean per word prefers long ones, because the later words of a phrase are easy. Both forget
-that the terms are given different lengths, so that they answer different questions: the sum says how surprising the
-words are *once it is known how many there are*, and never whether the sentence leaves room for so many. That is said by
-the context: with three blanks in "New [ ] [ ] [ ] is a city", the words around fit together less well than with one.
-By Bayes' rule,
+The last term alone cannot compare lengths. Its sum prefers short fillings, because every token costs something; its
+mean per token prefers long ones, because later tokens of a phrase are easy to predict. Both condition on the length, so
+neither says how likely the length is. The context does: with three blanks in "New [ ] [ ] [ ] is a city", the
+surrounding tokens are less likely than with one. By Bayes' rule,
 
     p(length, filling | context) ∝ p(length) · p(context | length) · p(filling | context, length)
 
-and p(context | length) is what the network thinks of the visible words while the blank stays hidden. It depends on
-the length alone and is estimated by `filling_nats`, in the same orders of writing for all lengths: the difference
-between two lengths then has little noise.
+where p(context | length) is the probability of the unmasked tokens while the blank stays masked. It does not depend on
+the filling. `filling_nats` estimates it with the same unmasking orders for all lengths, so that differences between
+lengths have little variance.
 
-This module knows no strings: it is given the sentence once for each length.
+This module does not depend on strings: it gets each sentence once per length.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from diffusionbert.networks.base import Network
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """Sentences whose blanks have been given a length, which may be 0."""
+    """Sentences whose blanks have one of the candidate lengths, which may be 0."""
 
     canvas: Batch
-    """Editable are the places of the blank, and others that are to be filled with it."""
+    """The positions of the blank, and of other blanks to fill with it, are editable."""
     context: PositionMask
-    """The visible words of the sentence, without special tokens: the same at every length."""
+    """The unmasked tokens of the sentence, without special tokens: the same for every length."""
     length_nats: PerSequence
-    """-log p(length of the row); 0 where nothing is known of lengths."""
+    """-log p(length of the sequence); 0 if lengths are not modelled."""
 
 
 def fill_gaps(
@@ -54,19 +52,30 @@ def fill_gaps(
     special: TokenSet | None = None,
     budget: SearchBudget | None = None,
 ) -> list[list[TokenFilling]]:
-    """For each row, the `alternatives` best fillings of every length, all in one order, best first.
+    """Fills blanks of unknown length and ranks the fillings of all lengths together.
 
-    Each gap holds the same sentences with blanks of another length. The nats are those of the whole row, -log p(row)
-    as the module says it; a filling of no words has no nats of its own.
+    Args:
+        network: Any network.
+        gaps: The same sentences, once per candidate length of their blanks.
+        mask_id: The id of `[MASK]`.
+        alternatives: The number of fillings per length.
+        seed: The same seed gives the same fillings.
+        warper: As for `fill`.
+        special: Special tokens, which do not count for the time.
+        budget: The search budget.
+
+    Returns:
+        For each sentence the fillings of all lengths, best first. Their nats are those of the whole sequence, as in the
+        module docstring; an empty filling adds none.
     """
     _require_same_context(gaps)
     merged: list[list[TokenFilling]] = [[] for _ in gaps[0].canvas.tokens]
     for gap in gaps:
         canvas = replace(gap.canvas, tokens=gap.canvas.tokens.masked_fill(gap.canvas.editable, mask_id))
-        around = filling_nats(
+        context_nats = filling_nats(
             network, replace(canvas, editable=gap.context), mask_id, seed, special=special, budget=budget
         )
-        common = (around + gap.length_nats).tolist()
+        common = (context_nats + gap.length_nats).tolist()
         for row, found in enumerate(merged):
             alone = canvas.select(torch.tensor([row], device=canvas.tokens.device))
             fillings = [TokenFilling(alone.tokens[0], 0.0)]
@@ -77,11 +86,11 @@ def fill_gaps(
 
 
 def _require_same_context(gaps: Sequence[Gap]) -> None:
-    """Raises ValueError unless all gaps stand in the same sentences."""
+    """Raises ValueError unless all gaps are in the same sentences."""
     if not gaps:
-        raise ValueError("there is no length to choose from: give at least one gap")
+        raise ValueError("`gaps` must not be empty; give one gap per candidate length")
     contexts = [(gap.context.sum(dim=1).tolist(), gap.canvas.tokens[gap.context].tolist()) for gap in gaps]
     if any(context != contexts[0] for context in contexts):
-        raise ValueError("the gaps stand in different sentences: give the same context words, row by row, to each")
+        raise ValueError("all gaps must be in the same sentences; give the same context tokens, in the same order")
     if any(bool((gap.context & gap.canvas.editable).any()) for gap in gaps):
-        raise ValueError("a place is both context and to be filled: mark visible words alone as context")
+        raise ValueError("a position must not be both context and editable; mark only unmasked tokens as context")

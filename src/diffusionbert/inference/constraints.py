@@ -1,27 +1,28 @@
-"""Hard constraints: words that never appear, and words that must (Hokamp & Liu 2017, "Lexically constrained decoding",
-is the same task for left-to-right models).
+"""Lexical constraints: words that must not be generated, and words that must (Hokamp & Liu 2017, "Lexically constrained
+decoding", solve the same task for left-to-right models). A word is a sequence of token ids.
 
-`Constrained` wraps any network and never believes in what is forbidden, so that every sampler obeys without knowing:
+`Constrained` wraps any network and sets the probability of forbidden tokens to 0, so it works with every sampler:
 
-    f'(v | x_t) ∝ f(v | x_t) · [v is not forbidden at this place of x_t]
+    f'(v | x_t) ∝ f(v | x_t) · [v is not forbidden at this position of x_t]
 
-A sampler may write many places in one step, each without regard to the others. So in every window of a row that one
-step could turn into a forbidden sequence w_1 … w_m, where each place shows its piece or is asked about, one asked
-place that does not yet show its piece w_j loses it: the one where the network believes in w_j least, because that
-costs least. The window then cannot be completed before the network is asked again. A word that is in no rule is
-never lost, so that only a vocabulary full of rules can leave a place without any.
+A sampler may generate many positions independently in one step. A window of a sequence can become the forbidden word
+w_1 … w_m in one step if each of its positions already holds its token w_j or is a target. In each such window, the
+token w_j is forbidden at one target position that does not hold it yet: the one where the network assigns w_j the
+lowest probability, because that changes the distribution least. The window cannot become the word before the next
+call of the network. A token that occurs in no rule is never forbidden, so a position runs out of tokens only if rules
+cover the whole vocabulary.
 
-This is enough for every sampler that, between two calls about a row, writes only at places which the first of them
-asked about: one step after another; caching an answer until a word of the row changes; hiding words again (the rule
-looks at the tokens as they are). Uniform noise brings words of its own, but its last step writes all places as the
-network says. The rule sees what the network is shown: where a sampler shows a window of a long row, sequences that
-reach beyond the window are not seen.
+This suffices for every sampler that, between two calls for a sequence, changes only positions that were targets of the
+first call: ancestral sampling; caching an answer until the sequence changes; remasking (the rule reads the current
+tokens). Uniform noise also inserts tokens of its own, but its last step generates all positions from the network. The
+rules see what the network sees: if a sampler passes a window of a long sequence, words that cross its border are not
+detected.
 
-What is given is not written: a row's frozen text may contain what is forbidden. A sequence of which only a part is
-frozen is never completed.
+Given text is not generated: the frozen part of a sequence may contain forbidden words. A forbidden word of which only a
+part is frozen is never completed.
 
-`place_words` writes the words that must appear where the network believes in them most, before sampling, and freezes
-them. Words are sequences of ids here: this module knows no strings.
+`place_words` puts the words that must appear at likely positions before sampling and freezes them. This module does not
+depend on strings, tokenizers or samplers.
 """
 
 from __future__ import annotations
@@ -47,20 +48,27 @@ from diffusionbert.diffusion.shapes import (
 from diffusionbert.networks.base import Network
 
 Word = tuple[int, ...]
-"""The ids of a word's pieces."""
+"""The token ids of a word."""
 Row = tuple[int | None, ...]
-"""The tokens of a row that words are put into; `None` is a free place."""
+"""The tokens of a sequence in which words are placed; `None` is a free position."""
 
 
 @final
 class Constrained(nn.Module):
-    """A network that never believes in what would break a rule.
+    """A network that assigns probability 0 to tokens that would break a rule.
 
-    No forbidden sequence of ids is ever written, nor completed where a part of it is given. A word is the beginning of
-    longer ones: forbidding the pieces of "art" forbids "art ##ist", too.
+    No forbidden word is generated, nor completed where a part of it is given. A word is also a prefix of longer ones:
+    forbidding the tokens of "art" forbids "art ##ist", too.
 
-    Right after an included word no `continuation` piece is written, so that "art" does not become "artist". That
-    holds wherever the word stands in the row: it is a rule about tokens and not about rows.
+    No `continuation` token is generated right after an included word, so that "art" does not become "artist". This
+    holds wherever the word occurs in the sequence, not only where `place_words` put it.
+
+    Args:
+        network: The network to constrain.
+        forbidden: Words that must not be generated.
+        included: Words that `place_words` places.
+        continuation: The tokens that continue a word, such as "##ist".
+        spelled: Formats a word for error messages.
     """
 
     continuation: Tensor
@@ -74,27 +82,27 @@ class Constrained(nn.Module):
         continuation: TokenSet | None = None,
         spelled: Callable[[Word], str] = lambda word: str(list(word)),
     ):
-        """`spelled` gives words to the messages of errors, where ids say little."""
         super().__init__()
         self.network = network
         self.forbidden, self.included = _words(forbidden), _words(included)
-        # Ids and not marks, because the network's vocabulary may be larger than the tokenizer's. No weights.
+        # Ids, not a mask: the network's vocabulary may be larger than the tokenizer's. Not part of the state dict.
         ids = torch.zeros(0, dtype=torch.long) if continuation is None else continuation.nonzero()[:, 0]
         self.register_buffer("continuation", ids, persistent=False)
-        self._pieces = {piece for word in self.forbidden + self.included for piece in word}
+        self._tokens = {token for word in self.forbidden + self.included for token in word}
         for word in self.included:
             if broken := next((rule for rule in self.forbidden if _contains(word, rule)), None):
                 raise ValueError(
-                    f"word {spelled(word)} must be included, but {spelled(broken)} in it is forbidden: drop one"
+                    f"the word {spelled(word)} must be included, but it contains the forbidden {spelled(broken)}; "
+                    "drop one of the two"
                 )
 
     def forward(self, tokens: Tokens, attend: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
-        """Gives log f(v | x_t) among the words that break no rule."""
+        """log f'(v | x_t) at the target positions, over the tokens that break no rule."""
         return self.constrain(tokens, targets, self.innermost(tokens, attend, t, targets))
 
     @property
     def innermost(self) -> Network:
-        """The network that all constraints are around."""
+        """The network inside all constraints."""
         return self.network.innermost if isinstance(self.network, Constrained) else self.network
 
     def constrain(self, tokens: Tokens, targets: PositionMask, log_probs: TargetLogProbs) -> TargetLogProbs:
@@ -114,160 +122,166 @@ class Constrained(nn.Module):
         log_total = log_f.logsumexp(dim=-1, keepdim=True)
         if bool((log_total == -torch.inf).any()):
             row, position = targets.nonzero()[(log_total == -torch.inf).nonzero()[0, 0]].tolist()
-            raise ValueError(f"every word is forbidden at place {position} of row {row}: forbid fewer words")
+            raise ValueError(f"all tokens are forbidden at position {position} of sequence {row}; forbid fewer words")
         return log_f - log_total
 
     def forbid(self, tokens: Tokens, targets: PositionMask, log_f: TargetLogProbs) -> TargetLogProbs:
-        """Puts −∞ where a word would break a rule, if all asked places may be written at once; not normalised."""
-        if self._pieces and max(self._pieces) >= log_f.shape[-1]:
+        """Sets log f to −∞ for tokens that could break a rule if all targets were generated at once; not normalised."""
+        if self._tokens and max(self._tokens) >= log_f.shape[-1]:
             raise ValueError(
-                f"a rule names id {max(self._pieces)}, but the network knows {log_f.shape[-1]}: use its own vocabulary"
+                f"token ids in rules must be < {log_f.shape[-1]}, the network's vocabulary size, got "
+                f"{max(self._tokens)}; use the network's own tokenizer"
             )
         log_f = log_f.clone()
         log_f[:, [word[0] for word in self.forbidden if len(word) == 1]] = -torch.inf
         for word in self.forbidden:
             if 1 < len(word) <= tokens.shape[1]:
-                for piece, positions in zip(word, _losing(word, tokens, targets, log_f), strict=True):
-                    log_f[positions[targets], piece] = -torch.inf
-        after = torch.zeros_like(targets)
+                for token, positions in zip(word, _least_likely(word, tokens, targets, log_f), strict=True):
+                    log_f[positions[targets], token] = -torch.inf
+        after_word = torch.zeros_like(targets)
         for word in self.included:
-            stands = _aligned([(tokens == piece) & ~targets for piece in word]).all(dim=-1)
-            after[:, len(word) :] |= stands[:, :-1]
-        glued = after[targets].nonzero()
-        log_f[glued, self.continuation] = -torch.inf
+            found = _windows([(tokens == token) & ~targets for token in word]).all(dim=-1)
+            after_word[:, len(word) :] |= found[:, :-1]
+        log_f[after_word[targets].nonzero(), self.continuation] = -torch.inf
         return log_f
 
 
 @torch.no_grad()
 def place_words(network: Constrained, canvas: Batch, mask_id: int, seed: int) -> Batch:
-    """Writes every included word of the network into every row and freezes it; other editable places get hidden.
+    """PositionMask every included word in every sequence and freezes it; other editable positions are masked.
 
-    The longest word goes first. Its place is drawn from the network's own belief: with everything editable hidden
-    (so that a network that wants a time is told 1), start i has probability ∝ Π_j f(w_j at place i + j) among those
-    that break no rule, do not glue the word onto a visible continuation piece behind it, and leave the words to come
-    room to do the same. The network is then asked again for the next one. Every given word is placed, also one that
-    already stands in the row's frozen text, and one given twice is placed twice.
+    The longest word is placed first. Its start i is drawn from the network at t = 1, with all editable positions
+    masked: p(i) ∝ Π_j f(w_j at position i + j), among the starts that break no rule, are not followed by a given
+    continuation token, and leave room for the remaining words. The network is called again for the next word. Every
+    word is placed, even if the frozen text already contains it; a word given twice is placed twice.
+
+    Args:
+        network: Its `included` words are placed.
+        canvas: The sequences.
+        mask_id: The id of `[MASK]`.
+        seed: The same seed gives the same placement.
+
+    Returns:
+        The canvas with the words in its tokens, no longer editable.
     """
     words = sorted(network.included, key=len, reverse=True)
-    if glued := [word for word in words if bool((network.continuation == word[0]).any())]:
-        raise ValueError(f"word {list(glued[0])} begins with a piece that continues another word: give whole words")
+    if partial := [word for word in words if bool((network.continuation == word[0]).any())]:
+        raise ValueError(f"the word {list(partial[0])} begins with a continuation token; give whole words")
     canvas = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, mask_id))
     room = _Room(network)
     for number, row in enumerate(_rows(canvas)):
         if not room.has(row, words):
             raise ValueError(
-                f"{len(words)} words of together {sum(map(len, words))} pieces do not fit the {row.count(None)} free "
-                f"places of row {number}: give fewer words or a longer text"
+                f"{len(words)} words of {sum(map(len, words))} tokens in total do not fit the {row.count(None)} free "
+                f"positions of sequence {number}; give fewer words or a longer text"
             )
     for step, word in enumerate(words):
         scores = _scores(network.network, canvas, word)
         uniform = Noise(seed, step).uniform(canvas.example, Purpose.PLACEMENT, scores.shape[1])
-        # The largest score with Gumbel noise is a draw from their softmax; without it, the next one is, and so on.
-        # Where the network believes in no start that is left, the first of them will do.
+        # Sorting by score + Gumbel noise draws starts without replacement, so the first start that fits is a draw from
+        # the softmax over those that fit. If all of these have probability 0, it is the leftmost.
         order = (scores - uniform.log().neg().log()).argsort(dim=1, descending=True, stable=True).tolist()
         rest = words[step + 1 :]
         starts = [room.first(row, word, ranked, rest) for row, ranked in zip(_rows(canvas), order, strict=True)]
-        canvas = _written(canvas, torch.tensor(starts, device=canvas.tokens.device), word)
+        canvas = _freeze(canvas, torch.tensor(starts, device=canvas.tokens.device), word)
     return canvas
 
 
 @final
 class _Room:
-    """Whether words find room in a row without breaking a rule: exact, by a search from left to right."""
+    """Decides whether words fit in a sequence without breaking a rule: an exact search from left to right."""
 
     def __init__(self, network: Constrained):
         self.forbidden = network.forbidden
         self.continuation = set(network.continuation.tolist())
-        self.reach = max(map(len, network.forbidden), default=1) - 1  # how far beyond a word it may break a rule
-        self.ruled = {piece for rule in network.forbidden for piece in rule}
+        self.reach = max(map(len, network.forbidden), default=1) - 1  # tokens before a word that matter for a rule
+        self.rule_tokens = {token for rule in network.forbidden for token in rule}
 
     def has(self, row: Row, words: Sequence[Word]) -> bool:
-        """Whether all words can stand in the row, in whatever order."""
-        # Words that no rule names differ in their lengths alone: there are then few states, and not one a subset.
-        alike = tuple(word if self.ruled.intersection(word) else (-1,) * len(word) for word in words)
+        """Whether the sequence has room for all words, in any order."""
+        # Words without tokens of a rule differ only in length. Treating them as equal avoids a state per subset.
+        interned = tuple(word if self.rule_tokens.intersection(word) else (-1,) * len(word) for word in words)
         num_free = [row[position:].count(None) for position in range(len(row) + 1)]
-        # A state: where the search is, which words are left, what stands before, as far back as it matters.
-        state: tuple[int, tuple[Word, ...], Row] = (0, alike, ())
-        to_try, seen = [state], {state}
-        while to_try:
-            position, left, before = to_try.pop()
-            if not left:
+        # A state: the current position, the remaining words, and the preceding tokens as far back as rules reach.
+        state: tuple[int, tuple[Word, ...], Row] = (0, interned, ())
+        stack, seen = [state], {state}
+        while stack:
+            position, remaining, before = stack.pop()
+            if not remaining:
                 return True
-            if sum(map(len, left)) > num_free[position]:
+            if sum(map(len, remaining)) > num_free[position]:
                 continue
-            nexts = [(position + 1, left, before + row[position : position + 1])]
-            nexts += [
-                (position + len(word), _without(left, word), before + word)
-                for word in dict.fromkeys(left)
-                if self.may_stand(word, row, position, before)
+            successors = [(position + 1, remaining, before + row[position : position + 1])]
+            successors += [
+                (position + len(word), _without(remaining, word), before + word)
+                for word in dict.fromkeys(remaining)
+                if self.fits(word, row, position, before)
             ]
-            for position, left, before in nexts:
-                state = (position, left, before[max(0, len(before) - self.reach) :])
+            for position, remaining, before in successors:
+                state = (position, remaining, before[max(0, len(before) - self.reach) :])
                 if state not in seen:
                     seen.add(state)
-                    to_try.append(state)
+                    stack.append(state)
         return False
 
     def first(self, row: Row, word: Word, starts: Sequence[int], rest: Sequence[Word]) -> int:
-        """The first of these starts at which a word may stand so that the rest still find room."""
+        """The first of these starts at which the word fits and leaves room for the rest."""
         return next(
             start
             for start in starts
-            if self.may_stand(word, row, start, row[max(0, start - self.reach) : start])
+            if self.fits(word, row, start, row[max(0, start - self.reach) : start])
             and self.has(row[:start] + word + row[start + len(word) :], rest)
         )
 
-    def may_stand(self, word: Word, row: Row, start: int, before: Row) -> bool:
-        """Whether a word fits in at a place, is not glued to what follows and breaks no rule with what is around."""
+    def fits(self, word: Word, row: Row, start: int, before: Row) -> bool:
+        """Whether the positions are free, no continuation token follows, and no rule is broken with the neighbours."""
         end = start + len(word)
         if row[start:end] != (None,) * len(word) or (end < len(row) and row[end] in self.continuation):
             return False
-        # Only what has a part in this word: what stands around it may be given, and is not ours to forbid.
+        # Only matches that overlap this word count: the text around it may be given, and given text may break rules.
         return not any(
             _contains(before[max(0, len(before) - len(rule) + 1) :] + word + row[end : end + len(rule) - 1], rule)
             for rule in self.forbidden
         )
 
 
-def _losing(word: Word, tokens: Tokens, targets: PositionMask, log_f: TargetLogProbs) -> list[PositionMask]:
-    """For each piece of a forbidden word the places that lose it: one in every window that could become the word."""
-    shows = _aligned([tokens == piece for piece in word])
-    free = _aligned([targets] * len(word))
-    at_risk = (shows | free).all(dim=-1)
-    belief = _aligned([per_position(log_f[:, piece], targets) for piece in word])
-    # Asked places that show their piece come last (a sampler may keep what stands there), others never.
-    least = torch.where(free, torch.where(shows, 1.0, belief), torch.inf).argmin(dim=-1)
+def _least_likely(word: Word, tokens: Tokens, targets: PositionMask, log_f: TargetLogProbs) -> list[PositionMask]:
+    """The positions at which each token of a forbidden word is forbidden: one per window that could become the word."""
+    matches = _windows([tokens == token for token in word])
+    free = _windows([targets] * len(word))
+    at_risk = (matches | free).all(dim=-1)
+    log_probs = _windows([per_position(log_f[:, token], targets) for token in word])
+    # A target that already holds its token is the last choice (a sampler may keep it); other positions are none.
+    least = torch.where(free, torch.where(matches, 1.0, log_probs), torch.inf).argmin(dim=-1)
     chosen = at_risk[..., None] & (least[..., None] == torch.arange(len(word), device=tokens.device))
     return [nn.functional.pad(chosen[..., offset], (offset, len(word) - 1 - offset)) for offset in range(len(word))]
 
 
-def _aligned(grids: Sequence[Tensor]) -> Tensor:
-    """All windows of a word's length, [B, windows, pieces]: offset j of a window reads the j-th of [B, L] grids."""
-    num_windows = max(grids[0].shape[1] - len(grids) + 1, 0)
-    return torch.stack([grid[:, offset : offset + num_windows] for offset, grid in enumerate(grids)], dim=-1)
+def _windows(columns: Sequence[Tensor]) -> Tensor:
+    """All windows of a word's length, [B, windows, tokens]: offset j of a window is taken from the j-th [B, L]."""
+    num_windows = max(columns[0].shape[1] - len(columns) + 1, 0)
+    return torch.stack([column[:, offset : offset + num_windows] for offset, column in enumerate(columns)], dim=-1)
 
 
 def _scores(network: Network, canvas: Batch, word: Word) -> PerPosition:
-    """Σ_j log f(w_j at place i + j) of each start i, a free place each; of other starts, anything."""
+    """Σ_j log f(w_j at position i + j) for each start i; meaningless where a position is not editable."""
     t = torch.ones(len(canvas.tokens), dtype=torch.float64, device=canvas.tokens.device)
     log_f = network(canvas.tokens, canvas.attend, t, canvas.editable)
-    belief = _aligned([per_position(log_f[:, piece].double(), canvas.editable) for piece in word])
-    return belief.sum(dim=-1)
+    return _windows([per_position(log_f[:, token].double(), canvas.editable) for token in word]).sum(dim=-1)
 
 
-def _written(canvas: Batch, starts: Tensor, word: Word) -> Batch:
-    """The canvas with a word frozen at each row's start."""
+def _freeze(canvas: Batch, starts: Tensor, word: Word) -> Batch:
+    """Puts a word at each sequence's start position and makes it non-editable."""
     positions = starts[:, None] + torch.arange(len(word), device=starts.device)
-    pieces = torch.tensor(word, device=starts.device).expand_as(positions)
     return replace(
         canvas,
-        tokens=canvas.tokens.scatter(1, positions, pieces),
+        tokens=canvas.tokens.scatter(1, positions, torch.tensor(word, device=starts.device).expand_as(positions)),
         editable=canvas.editable.scatter(1, positions, False),
     )
 
 
 def _rows(canvas: Batch) -> Iterator[Row]:
-    """Each row's tokens, `None` where it is free."""
+    """Each sequence's tokens, `None` where a position is editable."""
     for tokens, editable in zip(canvas.tokens.tolist(), canvas.editable.tolist(), strict=True):
         yield tuple(None if free else token for token, free in zip(tokens, editable, strict=True))
 
@@ -275,7 +289,7 @@ def _rows(canvas: Batch) -> Iterator[Row]:
 def _words(given: Iterable[Sequence[int]]) -> list[Word]:
     words = [tuple(map(int, word)) for word in given]
     if wrong := [word for word in words if not word or min(word) < 0]:
-        raise ValueError(f"{list(wrong[0])} is no word: give the ids of its pieces, at least one, none negative")
+        raise ValueError(f"a word must be one or more token ids >= 0, got {list(wrong[0])}; use the tokenizer's ids")
     return words
 
 
@@ -284,6 +298,6 @@ def _contains(row: Row, word: Word) -> bool:
 
 
 def _without(words: tuple[Word, ...], word: Word) -> tuple[Word, ...]:
-    """All words but one of those that are this one."""
-    position = words.index(word)
-    return words[:position] + words[position + 1 :]
+    """The words without one occurrence of this one."""
+    index = words.index(word)
+    return words[:index] + words[index + 1 :]

@@ -1,22 +1,23 @@
-"""Hoogeboom et al. 2022, "Autoregressive diffusion models", eq. 7, on the blanks of a row: filling them jointly.
+"""Joint infilling: the blanks of a sequence are filled and ranked together (Hoogeboom et al. 2022, "Autoregressive
+diffusion models", eq. 7).
 
-The nats of a filling x of n blanks are the mean, over all n! orders σ of writing it, of its chain rule:
+The NELBO of a filling x of n blanks, in nats, is the mean of its chain rule over all n! orders σ of unmasking:
 
     nats(x | context) = 1/n! · Σ_σ Σ_j -log f(x_σj | context, x_σ1 … x_σ(j-1)) ≥ -log (1/n! · Σ_σ p_σ(x | context))
 
-which is -log p(x | context) itself if all orders agree. Blank i is written while exactly the set S ∋ i of k blanks is
-hidden in (n - k)!·(k - 1)! of the orders: those before in any order, i, those after in any order. Hence the sum over
-all subsets, exact in 2^n - 1 answers of the network,
+It equals -log p(x | context) if all orders agree. In (n - k)!·(k - 1)! of the orders, blank i is unmasked while exactly
+the set S ∋ i of k blanks is masked: the blanks outside S come before it in any order, the others in S after it in any
+order. Summing over subsets is therefore exact with 2^n - 1 network outputs:
 
     nats(x | context) = Σ_S Σ_{i ∈ S} (k - 1)!·(n - k)! / n! · -log f(x_i | context, x outside S)
 
-Beyond a few blanks, some whole orders are drawn. Those of all fillings of a row are the same, so that ranks compare
-fillings and not draws; and the better a network's conditionals agree with each other, the less a draw matters, which
-is not so of single steps of many orders.
+With more blanks, a few whole orders are drawn. All fillings of a sequence share them, so that the ranking compares
+fillings, not draws. Whole orders have little variance if the network's conditionals are nearly consistent; single steps
+of many orders would not.
 
-Any masked language model will do. A network that wants a time is told the share of hidden places among the row's
-words, special tokens not counted: in training, that is where it would see so much hidden. This module knows no
-strings, no processes and no schedules.
+Any masked language model can be used. A time-conditioned network gets t = the fraction of masked positions among the
+sequence's tokens, special tokens excluded, as in training. This module does not depend on strings, processes or
+schedules.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from diffusionbert.diffusion.shapes import (
     Times,
     Tokens,
     TokenSet,
+    sequence_index,
 )
 from diffusionbert.inference.constraints import Constrained
 from diffusionbert.networks.base import Network
@@ -45,31 +47,34 @@ from diffusionbert.networks.base import Network
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """How hard to look for fillings, and how closely to look at each."""
+    """The budget for searching and ranking fillings."""
 
     beams: int = 16
-    """The partial fillings that are followed at a time; never fewer than the alternatives asked for."""
+    """The beam width; at least the number of requested alternatives is used."""
     draws: int = 16
-    """The fillings drawn at random besides."""
+    """The number of random fillings added to those of the beam search."""
     exact_up_to: int = 5
-    """The most blanks for which nats are exact."""
+    """The largest number of blanks for which nats are summed over all subsets."""
     orders: int = 4
-    """The orders of writing that are drawn for more blanks than that."""
+    """The number of unmasking orders drawn for more blanks."""
     sequences_per_call: int = 64
+    """The largest batch of sequences in one call of the network."""
 
     def __post_init__(self) -> None:
         if min(self.beams, self.orders, self.sequences_per_call) < 1 or min(self.draws, self.exact_up_to) < 0:
-            raise ValueError(f"{self}: beams, orders and rows_per_call must be at least 1, the others at least 0")
+            raise ValueError(
+                f"`beams`, `orders` and `sequences_per_call` must be >= 1, `draws` and `exact_up_to` >= 0, got {self}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class TokenFilling:
-    """A row with its blanks filled."""
+    """A sequence with its blanks filled."""
 
     tokens: Tensor
-    """The row's L tokens, without padding."""
+    """The L tokens of the sequence, without padding."""
     nats: float
-    """-log p(filling | context), as the module says it; less is better."""
+    """The NELBO of the filling given its context, as in the module docstring; lower is better."""
 
 
 @torch.no_grad()
@@ -82,20 +87,29 @@ def filling_nats(
     special: TokenSet | None = None,
     budget: SearchBudget | None = None,
 ) -> PerSequence:
-    """The nats of what stands at the editable places of each row, given the other places, `[MASK]`s among them.
+    """The NELBO, in nats, of the tokens at the editable positions, given all other positions (also `[MASK]`s).
 
-    Exact for at most `budget.exact_up_to` places, else an unbiased estimate, by the same orders for all rows of one
-    `example` and one number of places. Of a `Constrained` network, the network inside is asked: given that no rule is
-    broken, all nats are less by the same number.
+    Constraints are ignored: conditioning on "no rule is broken" lowers the nats of all fillings by the same constant.
+
+    Args:
+        network: Any network; the one inside if it is `Constrained`.
+        x0: The filled sequences; their blanks are editable.
+        mask_id: The id of `[MASK]`.
+        seed: Seeds the orders.
+        special: Special tokens, which do not count for the time.
+        budget: The search budget.
+
+    Returns:
+        Nats per sequence: exact for at most `budget.exact_up_to` blanks, otherwise an unbiased estimate with the same
+        orders for all sequences with the same `example` key and number of blanks.
     """
     budget = budget or SearchBudget()
-    asker = _Asker(_unruled(network)[0], mask_id, special)
-    count = x0.editable.sum(dim=1)
-    nats = torch.zeros(len(count), dtype=torch.float64, device=count.device)
-    for num_positions in sorted(set(count.tolist())):
-        rows = (count == num_positions).nonzero()[:, 0]
-        if num_positions:
-            nats[rows] = _nats_of_equal_count(asker, x0.select(rows), num_positions, seed, budget)
+    timed = _TimedNetwork(_unwrap(network)[0], mask_id, special)
+    counts = x0.editable.sum(dim=1)
+    nats = torch.zeros(len(counts), dtype=torch.float64, device=counts.device)
+    for num_blanks in set(counts.tolist()) - {0}:
+        rows = (counts == num_blanks).nonzero()[:, 0]
+        nats[rows] = _nats_of_equal_count(timed, x0.select(rows), num_blanks, seed, budget)
     return nats
 
 
@@ -110,18 +124,31 @@ def fill(
     special: TokenSet | None = None,
     budget: SearchBudget | None = None,
 ) -> list[list[TokenFilling]]:
-    """For each row, the `alternatives` best ways to fill all its editable places, best first.
+    """Fills all editable positions of each sequence and ranks the fillings by their nats.
 
-    They are the best of those found: by a beam search that fills each partial filling's surest place next; by the same
-    with one beam, which is plain greedy filling, so that the best is never worse than that; and by some random draws.
-    There are fewer if fewer fillings are possible. The warper and the rules of a `Constrained` network limit the
-    fillings; temperature only sharpens the random draws; nats are the network's own.
+    Candidates come from a beam search that always fills the most confident position next, from the same search with one
+    beam (greedy filling, so the best filling is never worse than the greedy one), and from random draws.
+
+    Args:
+        network: Any network. The rules of a `Constrained` one hold, but do not change the nats.
+        canvas: The sequences; their blanks are editable.
+        mask_id: The id of `[MASK]`.
+        alternatives: The number of fillings per sequence.
+        seed: The same seed gives the same fillings.
+        warper: Forbidden tokens, top-k and top-p restrict the candidates; temperature affects the random draws only.
+        special: Special tokens, which do not count for the time.
+        budget: The search budget.
+
+    Returns:
+        For each sequence its fillings, best first; fewer than `alternatives` if fewer exist or were found.
     """
     if alternatives < 1:
-        raise ValueError(f"alternatives must be at least 1, given {alternatives}")
+        raise ValueError(f"`alternatives` must be >= 1, got {alternatives}")
     empty = (~canvas.editable.any(dim=1)).nonzero()[:, 0].tolist()
     if empty:
-        raise ValueError(f"row {empty[0]} has nothing to fill: mark at least one editable place in each row")
+        raise ValueError(
+            f"sequence {empty[0]} has nothing to fill; mark at least one position per sequence as editable"
+        )
     budget = budget or SearchBudget()
     budget = replace(budget, beams=max(budget.beams, alternatives))
     search = _Search(network, mask_id, special, warper or LogitsWarper(), budget)
@@ -130,8 +157,8 @@ def fill(
 
 
 @dataclass(frozen=True, eq=False)
-class _Asker:
-    """A network that is told the time by what is hidden."""
+class _TimedNetwork:
+    """A network whose time is computed from the fraction of masked positions."""
 
     network: Network
     mask_id: int
@@ -139,70 +166,75 @@ class _Asker:
 
     def __call__(self, tokens: Tokens, attend: PositionMask, targets: PositionMask) -> TargetLogProbs:
         masked = tokens == self.mask_id
-        words = attend if self.special is None else attend & (masked | ~self.special.to(tokens.device)[tokens])
-        t: Times = masked.sum(dim=1).double() / words.sum(dim=1).clamp(min=1)
+        counted = attend if self.special is None else attend & (masked | ~self.special.to(tokens.device)[tokens])
+        t: Times = masked.sum(dim=1).double() / counted.sum(dim=1).clamp(min=1)
         return self.network(tokens, attend, t, targets)
 
 
-def _unruled(network: Network) -> tuple[Network, list[Constrained]]:
-    """The network inside, and the rules around it."""
-    rules = []
+def _unwrap(network: Network) -> tuple[Network, list[Constrained]]:
+    """The innermost network and the constraints around it."""
+    constraints = []
     while isinstance(network, Constrained):
-        rules.append(network)
+        constraints.append(network)
         network = network.network
-    return network, rules
+    return network, constraints
 
 
-def _nats_of_equal_count(ask: _Asker, x0: Batch, num_positions: int, seed: int, budget: SearchBudget) -> PerSequence:
-    """The nats of rows that have equally many editable places."""
-    masked, weight = _stages(x0, num_positions, seed, budget)
+def _nats_of_equal_count(
+    network: _TimedNetwork, x0: Batch, num_blanks: int, seed: int, budget: SearchBudget
+) -> PerSequence:
+    """The nats of sequences that have the same number of blanks."""
+    masked, weight = _stages(x0, num_blanks, seed, budget)
     shape = (len(x0.tokens), masked.shape[1])
-    positions = x0.editable.nonzero()[:, 1].view(-1, 1, num_positions).expand(*shape, -1)
+    positions = x0.editable.nonzero()[:, 1].view(-1, 1, num_blanks).expand(*shape, -1)
     nowhere = torch.zeros(*shape, x0.tokens.shape[1], dtype=torch.bool, device=positions.device)
     all_masked = nowhere.scatter(2, positions, masked.expand(*shape, -1)).flatten(0, 1)
     all_weight = weight.new_zeros(nowhere.shape).scatter(2, positions, weight.expand(*shape, -1)).flatten(0, 1)
     x0 = x0.select(torch.arange(shape[0], device=positions.device).repeat_interleave(shape[1]))
-    x_t = replace(x0, tokens=x0.tokens.masked_fill(all_masked, ask.mask_id))
+    x_t = replace(x0, tokens=x0.tokens.masked_fill(all_masked, network.mask_id))
     targets = all_weight > 0
-    log_f = _log_prob_of_places(ask, x0.tokens, x_t, targets, budget.sequences_per_call)
+    log_f = _log_prob_at(network, x0.tokens, x_t, targets, budget.sequences_per_call)
     nats = torch.zeros(len(targets), dtype=torch.float64, device=positions.device)
-    nats.index_add_(0, targets.nonzero()[:, 0], -log_f * all_weight[targets])
+    nats.index_add_(0, sequence_index(targets), -log_f * all_weight[targets])
     return nats.view(shape).sum(dim=1)
 
 
-def _stages(x0: Batch, num_positions: int, seed: int, budget: SearchBudget) -> tuple[Tensor, Tensor]:
-    """What is hidden, and the weight of each place's -log f then: both [rows or 1, stages, places]."""
+def _stages(x0: Batch, num_blanks: int, seed: int, budget: SearchBudget) -> tuple[Tensor, Tensor]:
+    """Which blanks are masked, and the weight of each blank's -log f then: both [B or 1, stages, blanks]."""
     device = x0.tokens.device
-    if num_positions <= budget.exact_up_to:
-        subsets = list(itertools.product([False, True], repeat=num_positions))[1:]
-        weights = [1 / (sum(subset) * math.comb(num_positions, sum(subset))) for subset in subsets]
+    if num_blanks <= budget.exact_up_to:
+        subsets = list(itertools.product([False, True], repeat=num_blanks))[1:]
+        weights = [1 / (sum(subset) * math.comb(num_blanks, sum(subset))) for subset in subsets]
         masked = torch.tensor([subsets], device=device)
         return masked, masked * torch.tensor(weights, dtype=torch.float64, device=device)[:, None]
-    uniform = Noise(seed).uniform(x0.example, Purpose.ORDER, budget.orders, 1, num_positions)
-    turn, stage = uniform.argsort(dim=-1), torch.arange(num_positions, device=device)[:, None]
-    return (turn >= stage).flatten(1, 2), (turn == stage).double().flatten(1, 2) / budget.orders
+    uniform = Noise(seed).uniform(x0.example, Purpose.ORDER, budget.orders, 1, num_blanks)
+    rank, stage = uniform.argsort(dim=-1), torch.arange(num_blanks, device=device)[:, None]
+    return (rank >= stage).flatten(1, 2), (rank == stage).double().flatten(1, 2) / budget.orders
 
 
-def _log_prob_of_places(ask: _Asker, x0: Tokens, x_t: Batch, targets: PositionMask, sequences_per_call: int) -> Tensor:
-    """log f(x0 | x_t) at all asked places, each different question asked once: fillings share many words."""
-    questions, question = torch.unique(torch.cat([x_t.tokens, x_t.attend, targets], dim=1), dim=0, return_inverse=True)
+def _log_prob_at(
+    network: _TimedNetwork, x0: Tokens, x_t: Batch, targets: PositionMask, sequences_per_call: int
+) -> Tensor:
+    """log f(x0 | x_t) at the target positions; equal queries, which fillings often share, are made once."""
+    queries, query = torch.unique(torch.cat([x_t.tokens, x_t.attend, targets], dim=1), dim=0, return_inverse=True)
     length = targets.shape[1]
-    row = targets.nonzero()[:, 0]
+    row = sequence_index(targets)
     log_f = torch.zeros(len(row), dtype=torch.float64, device=x0.device)
-    for first in range(0, len(questions), sequences_per_call):
-        tokens, attend, positions = questions[first : first + sequences_per_call].split(length, dim=1)
+    for first in range(0, len(queries), sequences_per_call):
+        tokens, attend, positions = queries[first : first + sequences_per_call].split(length, dim=1)
         positions = positions.bool()
-        answers = ask(tokens, attend.bool(), positions)
-        number = (positions.flatten().cumsum(0) - 1).view(positions.shape)  # of a place among those asked
-        here = (question >= first) & (question < first + sequences_per_call)
-        mine = targets & here[:, None]
-        log_f[here[row]] = log_prob_of(answers[number[question[here] - first][mine[here]]], x0[mine])
+        answers = network(tokens, attend.bool(), positions)
+        number = (positions.flatten().cumsum(0) - 1).view(positions.shape)  # index of a position in `answers`
+        answered = (query >= first) & (query < first + sequences_per_call)
+        answered_positions = targets & answered[:, None]
+        index = number[query[answered] - first][answered_positions[answered]]
+        log_f[answered[row]] = log_prob_of(answers[index], x0[answered_positions])
     return log_f
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Looks for fillings of one row at a time."""
+    """Searches for fillings, one sequence at a time."""
 
     network: Network
     mask_id: int
@@ -211,10 +243,10 @@ class _Search:
     budget: SearchBudget
 
     def ranked(self, row: Batch, seed: int) -> list[TokenFilling]:
-        """All fillings found, best first."""
+        """All candidates, best first."""
         found = torch.cat([self.beam(row, self.budget.beams), self.beam(row, 1), self.drawn(row, seed)])
         if not len(found):
-            raise ValueError(f"no filling of {row.tokens[0].tolist()} is possible: forbid fewer words")
+            raise ValueError(f"no filling of {str(row.tokens[0].tolist())[:40]} is possible; forbid fewer words")
         found = torch.unique(found, dim=0)
         x0 = replace(row.select(torch.zeros(len(found), dtype=torch.long, device=found.device)), tokens=found)
         nats = filling_nats(self.network, x0, self.mask_id, seed, special=self.special, budget=self.budget)
@@ -222,13 +254,13 @@ class _Search:
 
     @torch.no_grad()
     def beam(self, row: Batch, width: int) -> Tokens:
-        """The `width` likeliest fillings, as far as one sees that fills the surest place first."""
+        """Beam search over fillings, the most confident position first."""
         tokens = row.tokens.masked_fill(row.editable, self.mask_id)
         scores = torch.zeros(1, dtype=torch.float64, device=tokens.device)
         for _ in range(int(row.editable.sum())):
             if not len(tokens):
                 break
-            chosen, log_f, log_p = self.surest(row, tokens)
+            chosen, log_f, log_p = self.most_confident(row, tokens)
             best = log_f.double().masked_fill(~(log_p > -torch.inf), -torch.inf).topk(min(width, log_f.shape[-1]))
             extended = (scores[:, None] + best.values).flatten()
             scores, kept = extended.topk(min(width, int((extended > -torch.inf).sum())))
@@ -238,35 +270,34 @@ class _Search:
 
     @torch.no_grad()
     def drawn(self, row: Batch, seed: int) -> Tokens:
-        """Random fillings, the surest place first; dead ends are left out."""
+        """Random fillings, the most confident position first; dead ends are dropped."""
         tokens = row.tokens.masked_fill(row.editable, self.mask_id).expand(self.budget.draws, -1)
         for step in range(int(row.editable.sum())):
             if not len(tokens):
                 break
-            chosen, _, log_p = self.surest(row, tokens)
+            chosen, _, log_p = self.most_confident(row, tokens)
             alive = (log_p > -torch.inf).any(dim=-1)
             uniform = Noise(seed, step).uniform(row.example, Purpose.SAMPLE, int(alive.sum()))[0]
             tokens = tokens[alive].masked_scatter(chosen[alive], draw(log_p[alive], uniform))
         return tokens
 
-    def surest(self, row: Batch, tokens: Tokens) -> tuple[PositionMask, TargetLogProbs, TargetLogProbs]:
-        """The hidden place of each partial filling at which the network is surest of a word that may be written.
+    def most_confident(self, row: Batch, tokens: Tokens) -> tuple[PositionMask, TargetLogProbs, TargetLogProbs]:
+        """The masked position of each partial filling at which some allowed token has the highest probability.
 
-        Also log f there, and the same shaped and without what would break a rule if this place alone were written.
+        Also log f at this position, and the same after warping and after the rules for filling it alone.
         """
-        parts = [self._surest(row, part) for part in torch.split(tokens, self.budget.sequences_per_call)]
+        parts = [self._most_confident(row, part) for part in torch.split(tokens, self.budget.sequences_per_call)]
         chosen, log_f, log_p = (torch.cat(part) for part in zip(*parts, strict=True))
         return chosen, log_f, log_p
 
-    def _surest(self, row: Batch, tokens: Tokens) -> tuple[PositionMask, TargetLogProbs, TargetLogProbs]:
-        network, rules = _unruled(self.network)
-        ask = _Asker(network, self.mask_id, self.special)
+    def _most_confident(self, row: Batch, tokens: Tokens) -> tuple[PositionMask, TargetLogProbs, TargetLogProbs]:
+        network, constraints = _unwrap(self.network)
         masked = row.editable & (tokens == self.mask_id)
-        log_f = ask(tokens, row.attend.expand_as(masked), masked)
-        sureness = LogitsWarper(forbidden=self.warper.forbidden)(log_f).amax(dim=-1)
-        surest = sureness.new_full(masked.shape, -torch.inf).masked_scatter(masked, sureness).argmax(dim=1)
-        chosen = masked & (torch.arange(masked.shape[1], device=masked.device) == surest[:, None])
-        log_f = allowed = log_f[chosen[masked]]
-        for rule in rules:
-            allowed = rule.forbid(tokens, chosen, allowed)
-        return chosen, log_f, self.warper(allowed)
+        log_f = _TimedNetwork(network, self.mask_id, self.special)(tokens, row.attend.expand_as(masked), masked)
+        confidence = LogitsWarper(forbidden=self.warper.forbidden)(log_f).amax(dim=-1)
+        best = confidence.new_full(masked.shape, -torch.inf).masked_scatter(masked, confidence).argmax(dim=1)
+        chosen = masked & (torch.arange(masked.shape[1], device=masked.device) == best[:, None])
+        log_f = constrained = log_f[chosen[masked]]
+        for rules in constraints:
+            constrained = rules.forbid(tokens, chosen, constrained)
+        return chosen, log_f, self.warper(constrained)

@@ -1,4 +1,4 @@
-"""What is asked of a model, and what it answers, in strings and plain numbers."""
+"""Requests to a model and their results, as strings and plain numbers; no tensors."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from diffusionbert.storage.schema import to_json
 
 
 def words_of(words: Sequence[str]) -> tuple[str, ...]:
-    """A list of words; a string is a list of letters, which nobody means."""
+    """Returns words as a tuple; refuses a single string, which Python would split into letters."""
     if isinstance(words, str):
-        raise ValueError(f"a list of words is expected, given the string {words!r}; write [{words!r}]")
+        raise ValueError(f"words to include or forbid must be a list, got a string; write [{words[:40]!r}]")
     require_type("words to include or forbid", words, Iterable, "a list")
     return tuple(words)
 
 
 def has_word(text: str, word: str, given: int = 0) -> bool:
-    """Whether a word stands in a text by itself, in whatever case, and not within so many first characters of it."""
-    found = re.finditer(rf"(?<!\w)(?={re.escape(word)}(?!\w))", text, re.IGNORECASE)  # also those that overlap
+    """Whether a whole word occurs in a text, ignoring case and matches within its first `given` characters."""
+    found = re.finditer(rf"(?<!\w)(?={re.escape(word)}(?!\w))", text, re.IGNORECASE)  # overlapping matches, too
     return any(match.start() + len(word) > given for match in found)
 
 
 MAX_TEXTS = 100_000
-"""In one task: all their canvases are in memory."""
+"""The most texts per task, because all their canvases are in memory."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be written."""
+    """A request to generate texts."""
 
     number: int = 1
     length: int | tuple[int, int] | None = None
-    """Tokens of the sentence, or a range to draw from; None draws as the training corpus does."""
+    """The number of tokens, or a range to draw it from; None draws from the length histogram of the training corpus."""
     prompt: str = ""
     source: str | None = None
-    """For models trained on pairs: the text to be answered."""
+    """The source text, for models trained on pairs."""
     include: tuple[str, ...] = ()
-    """Words that must occur, wherever."""
+    """Words that must occur, at any position."""
     forbid: tuple[str, ...] = ()
-    """Words that must not be written; a prompt and a source may have them, and a rewriting replaces them."""
+    """Words that must not be generated; a prompt and a source may contain them, and `rewrite` replaces them."""
     rewrite: str | None = None
-    """A sentence of which a share is hidden and written anew."""
+    """A sentence of which a fraction is masked and generated again."""
     strength: float = 0.4
-    """That share."""
+    """That fraction."""
     seed: int = 0
     max_new_tokens: int | None = None
     """Tokens after the prompt, in place of `length`."""
@@ -62,16 +62,16 @@ class Task:
                 f"`length` {self.length}"
             )
         if not 1 <= self.number <= MAX_TEXTS:
-            raise ValueError(f"1 to {MAX_TEXTS} texts can be asked for at a time, given {self.number}")
-        if self.rewrite is not None and (self.prompt or self.source or self.length):
             raise ValueError(
-                "a text that is rewritten keeps its own length and words: leave out length, prompt, source"
+                f"`number` must be between 1 and {MAX_TEXTS}, got {self.number}; run several tasks for more"
             )
+        if self.rewrite is not None and (self.prompt or self.source or self.length):
+            raise ValueError("a rewritten text keeps its own length and words; leave out length, prompt and source")
         both = {word.lower() for word in self.include} & {word.lower() for word in self.forbid}
         if both:
-            raise ValueError(f"{min(both)!r} is both to be included and forbidden; drop one of the two")
+            raise ValueError(f"{min(both)[:40]!r} is both included and forbidden; drop one of the two")
         if empty := [word for word in self.include + self.forbid if not word.strip()]:
-            raise ValueError(f"{empty[0]!r} is no word to include or forbid; give a word, or leave it out")
+            raise ValueError(f"words to include or forbid must not be empty, got {empty[0][:40]!r}; leave it out")
 
     def _require_kinds(self) -> None:
         require_type("number", self.number, Integral, "a whole number")
@@ -88,29 +88,29 @@ class Task:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One generated text."""
+    """A generated text."""
 
     text: str
     length: int
     """Its number of tokens."""
     steps: int
     calls: int
-    """How often the network was asked about it."""
+    """The number of network calls for it."""
     seed: int
 
 
 @dataclass(frozen=True)
 class StreamState:
-    """One state of a text on its way."""
+    """One intermediate state of a text during sampling."""
 
     time: float
     calls: int
     pieces: tuple[str | None, ...]
-    """The tokens as the vocabulary spells them; None where one is hidden."""
+    """The tokens as the tokenizer spells them; None where a position is masked."""
     text: str
-    """What is written so far, hidden places left out."""
+    """The unmasked tokens as text."""
     tokens: tuple[int, ...] = ()
-    """Their ids: not every vocabulary's spelling leads back to them."""
+    """The token ids, which cannot be recovered from `pieces` for every tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Filling:
 
     text: str
     fillings: tuple[str, ...]
-    """What was written into each blank, from left to right."""
+    """The text of each blank, from left to right."""
     nats: float
-    """-log p(fillings | context); where blanks of unknown length are compared, -log p(text)."""
+    """-log p(fillings | context); -log p(text) where blanks of several lengths are compared."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class TokenProbability:
 
 @dataclass(frozen=True)
 class TextScore:
-    """How much a sentence surprises the model."""
+    """The score of a sentence, with its interval and its kind of likelihood."""
 
     text: str
     nats: float
@@ -143,13 +143,13 @@ class TextScore:
     perplexity_per_word: float
     bits_per_byte: float
     ci95: tuple[float, float]
-    """Of the nats, over draws."""
+    """The 95 % interval of `nats` over draws."""
     likelihood: Likelihood
     protocol: Protocol
     num_unknown: int = 0
-    """Tokens outside the vocabulary; each stands for whatever text, so that figures with any are hard to compare."""
+    """The number of [UNK] tokens. Each stands for arbitrary text, so scores with any are not comparable."""
 
     def to_json(self) -> dict[str, Any]:
-        """Gives it as plain data."""
+        """Returns the score as plain data."""
         plain = {name: value for name, value in vars(self).items() if name not in ("likelihood", "protocol")}
         return plain | {"likelihood": self.likelihood.value, "protocol": to_json(self.protocol)}

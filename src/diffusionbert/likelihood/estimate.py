@@ -1,17 +1,18 @@
-"""Likelihoods that people can trust: how many nats a method needs for a corpus, and how sure that is.
+"""Likelihood estimates of a corpus, with confidence intervals.
 
-A method draws its nats: E[nats(x0, u, noise)] over a position u in (0, 1), often its time, is what is to be known. In
-one *round* a sentence gets m draws, draw j with its u from the slice [j/m, (j+1)/m]. The mean over a round,
+A method draws its nats; the quantity of interest is E[nats(x0, u, noise)], where u is uniform on (0, 1) and usually
+gives the time. In one *round* a sentence gets m stratified draws, draw j with u from the stratum [j/m, (j+1)/m]. The
+mean over a round,
 
-    y = 1/m · Σ_j nats(x0, (j + uniform) / m, noise_j),        E[y] = 1/m · Σ_j m · ∫_{slice j} E[nats | u] du = E[nats]
+    y = 1/m · Σ_j nats(x0, (j + uniform) / m, noise_j),     E[y] = 1/m · Σ_j m · ∫_{stratum j} E[nats | u] du = E[nats]
 
-is unbiased, slices turned or not, and scatters less than m free draws do. How far it scatters cannot be seen from
-*within* a round, whose draws have different means; but rounds are independent and alike, so s²/R over R ≥ 2 rounds is
-an unbiased estimate of the variance of their mean. `estimate` makes rounds until its interval is narrow enough, or
-until draws matter no more beside the choice of sentences (`intervals`).
+is unbiased, whether or not the strata are shifted, and has a lower variance than m independent draws. Its variance
+cannot be estimated from *within* a round, whose draws have different means. But rounds are i.i.d., so s²/R over R ≥ 2
+rounds is an unbiased estimate of the variance of their mean. `estimate` adds rounds until its interval is narrow
+enough, or until the variance over draws is negligible against that over sentences (`intervals`).
 
-Noise is keyed by seed, draw and `Batch.example`: the same call gives the same number, whatever the batches are.
-Knows the contract of `method.py` and no concrete method; strings are counted here and never kept.
+Noise is keyed by seed, draw and `Batch.example`, so a result does not depend on how sentences are batched. This module
+depends on the interface in `method.py`, not on any concrete method. Strings are counted here and not stored.
 """
 
 from __future__ import annotations
@@ -37,55 +38,55 @@ from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import require_type
 
-_SEED = 2**40  # added to the seed: far from the seeds of training
-_ENOUGH_DEGREES = 8  # of freedom: before, a variance that happens to look small could end the drawing
-_POSITIONS_PER_CALL = 4096  # of a batch whose draws are made together
-_LITTLE = 0.1  # of the variance: where draws have no more, only sentences help
+_SEED = 2**40  # added to the seed, to keep it away from the seeds of training
+_MIN_DEGREES = 8  # of freedom; with fewer, a variance that is small by chance could stop the estimation
+_POSITIONS_AT_ONCE = 4096  # in one call of the network
+_NEGLIGIBLE = 0.1  # fraction of the variance; if draws contribute no more, only more sentences help
 
 
 @typing.runtime_checkable
 class Rows(typing.Protocol):
-    """Encoded sentences."""
+    """A dataset of encoded sentences."""
 
     @property
     def lengths(self) -> npt.NDArray[np.integer]:
-        """The number of places of each row."""
+        """The number of positions of each sequence."""
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The rows of these numbers, padded."""
+        """The sequences with these indices, padded."""
 
 
 @dataclass(frozen=True)
 class EstimationBudget:
-    """How precise an estimate is to be, and how much it may cost."""
+    """The budget of an estimate: its precision and its maximum cost."""
 
     precision: float | None = 0.005
-    """Half the width of the 95 % interval of *perplexity per token*, relative to it: 0.005 is 0.5 %, which is
-    log 1.005 nats a token, however many nats there are. None makes all draws."""
+    """Half the width of the 95 % interval of the *perplexity per token*, relative to it: 0.005 is 0.5 %, or log 1.005
+    nats per token. None always uses `max_draws`."""
     max_draws: int = 256
-    """For each sentence."""
+    """Per sentence."""
     strata: int = 16
-    """Draws of one round, each from its own slice of time."""
+    """Draws per round, each from its own stratum of time."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_type("seed", self.seed, Integral, "a whole number")
         if self.strata < 1 or self.max_draws < 2 * self.strata:
             raise ValueError(
-                f"max_draws={self.max_draws}, strata={self.strata}: only two rounds of draws tell how far they "
-                "scatter, so give at least one stratum and twice as many draws"
+                f"`strata` must be >= 1 and `max_draws` >= 2 * `strata`, because a variance needs two rounds, got "
+                f"strata={self.strata} and max_draws={self.max_draws}"
             )
         if self.precision is not None and not self.precision > 0:
-            raise ValueError(f"the precision must be above 0, given {self.precision}; 0.005 is half a per cent")
+            raise ValueError(f"`precision` must be > 0, got {self.precision}; 0.005 is 0.5 %")
 
     @property
     def max_rounds(self) -> int:
-        """Whole rounds alone are unbiased."""
+        """The number of whole rounds; a part of a round would be biased."""
         return self.max_draws // self.strata
 
     @property
     def half_width(self) -> float:
-        """The asked precision in nats a token."""
+        """The precision in nats per token."""
         return math.inf if self.precision is None else math.log1p(self.precision)
 
 
@@ -107,11 +108,24 @@ def estimate(
     autocast: torch.dtype | None = None,
     advance: Callable[[int], None] = lambda num_sentences: None,
 ) -> Estimate:
-    """A method's likelihood on sentences, with an interval, by as many draws as that takes.
+    """Estimates the likelihood of sentences, with a 95 % interval, using as many draws as the precision requires.
 
-    By default sentences are a sample and the interval is about the language; with `given` it is about these very
-    sentences, of which one is enough. `words` and `bytes` count each sentence's units; with a `length_histogram`
-    lengths are paid for, too. `advance` is told of sentences as they are done, once in each round.
+    Args:
+        method: Its nats are estimated.
+        rows: A dataset or batches of sentences.
+        budget: The estimation budget.
+        words: Words per sentence, for rates per word.
+        bytes: Bytes per sentence, for rates per byte.
+        length_histogram: If given, -log p(length) is added to the nats.
+        given: Whether the interval is for these sentences alone (one suffices), rather than for the distribution that
+            they are a sample of.
+        protocol: Further entries of the protocol.
+        batch_tokens: Tokens per batch, where `rows` is a dataset.
+        autocast: The dtype of mixed precision.
+        advance: Progress callback, called with the number of sentences done, once per batch and round.
+
+    Returns:
+        The scores of all sentences, the rates with their intervals, and the protocol.
     """
     kind = _require_likelihood(method)
     strata, max_rounds = (1, 1) if kind is Likelihood.EXACT else (budget.strata, budget.max_rounds)
@@ -126,11 +140,11 @@ def estimate(
             if len(rounds) < min(2, max_rounds):
                 continue
             scores = Scores.from_rounds(kind, example, rounds, tokens, words, bytes)
-            # An infinite sentence makes the corpus's nats infinite; the others' are still worth knowing.
-            is_over, limit = _verdict(scores.finite, budget, given=given)
-            if is_over:
+            # A sentence of infinite nats makes those of the corpus infinite; the others are still estimated.
+            is_done, limit = _stopping(scores.finite, budget, given=given)
+            if is_done:
                 break
-    card = replace(
+    complete = replace(
         protocol,
         length=Length.GIVEN if length_histogram is None else Length.MODELLED,
         interval=Interval.DRAWS if given else Interval.SENTENCES_AND_DRAWS,
@@ -141,7 +155,7 @@ def estimate(
         arithmetic=_arithmetic(method, autocast),
     )
     limit = Limit.INFINITE if scores.num_infinite else limit
-    return Estimate(scores, _rates(scores, budget, given=given), limit, card)
+    return Estimate(scores, _rates(scores, budget, given=given), limit, complete)
 
 
 @torch.no_grad()
@@ -155,11 +169,18 @@ def round_nats(
     autocast: torch.dtype | None = None,
     at_once: int | None = None,
 ) -> PerSequence:
-    """One round of draws: an unbiased estimate of each row's nats, independent of every other number's.
+    """One round of draws: an unbiased estimate of the nats per sequence, independent of other rounds.
 
-    Of a method that has no likelihood, of its loss. For those who deal batches out themselves; `Scores.from_rounds`
-    takes what they gather. Where the network must be called equally often for several batches, they say how many draws
-    are made at once.
+    For callers that distribute batches themselves and pass the gathered rounds to `Scores.from_rounds`.
+
+    Args:
+        method: If it has no likelihood, its loss is used instead.
+        batch: The sequences.
+        number: The number of the round.
+        strata: Draws per round.
+        seed: The same seed gives the same noise.
+        autocast: The dtype of mixed precision.
+        at_once: Draws per call of the network, for callers that need the same number of calls for several batches.
     """
     draws = range(number * strata, (number + 1) * strata)
     has_nats = method.objective.likelihood is not Likelihood.NONE
@@ -168,32 +189,32 @@ def round_nats(
 
 
 def draws_at_once(positions: int) -> int:
-    """As many as a batch of so many places needs: few leave a machine idle."""
-    return max(1, _POSITIONS_PER_CALL // max(1, positions))
+    """Draws per call of the network for a batch of so many positions: enough to keep the device busy."""
+    return max(1, _POSITIONS_AT_ONCE // max(1, positions))
 
 
 @torch.no_grad()
 def surprise(
     method: TrainingModule, batch: Batch, draws: int = 16, seed: int = 0, *, autocast: torch.dtype | None = None
 ) -> PerPosition:
-    """The nats of each place: their mean over draws that share out (0, 1) among them."""
+    """The nats at each position, averaged over stratified draws."""
     if draws < 1:
-        raise ValueError(f"surprise needs at least one draw, given {draws}; 16 and more show little noise")
+        raise ValueError(f"`draws` must be >= 1, got {draws}; 16 or more give little noise")
     draws = 1 if _require_likelihood(method) is Likelihood.EXACT else draws
     with _evaluating(method):
         return _mean_draw(method, method.nats, batch, range(draws), seed, autocast).to(batch.tokens.device)
 
 
 def length_nats(histogram: Tensor, lengths: Counts) -> PerSequence:
-    """-log p(length), with p(n) = (histogram[n] + 1) / (Σ_k histogram[k] + N) for 1 ≤ n ≤ N, the histogram's last.
+    """-log p(length), with p(n) = (histogram[n] + 1) / (Σ_k histogram[k] + N) for 1 ≤ n ≤ N, the largest length.
 
-    One is added to each count (Laplace), so that a length that training never saw is possible and p sums to 1.
+    Laplace smoothing gives lengths that do not occur in training a positive probability.
     """
     longest = len(histogram) - 1
     if bool((lengths < 1).any()) or bool((lengths > longest).any()):
         raise ValueError(
-            f"lengths from {int(lengths.min())} to {int(lengths.max())}: the length model knows 1 to {longest} tokens; "
-            "leave out other sentences, or let the length be given"
+            f"lengths must be between 1 and {longest} tokens for this length model, got {int(lengths.min())} to "
+            f"{int(lengths.max())}; leave out other sentences, or score without the length"
         )
     counts = histogram[1:].double() + 1
     nats: PerSequence = (counts.sum() / counts).log()[lengths - 1]
@@ -201,24 +222,24 @@ def length_nats(histogram: Tensor, lengths: Counts) -> PerSequence:
 
 
 def count_words(text: str) -> int:
-    """Words stand between white space: punctuation glued to a word belongs to it.
+    """Counts whitespace-separated words; attached punctuation belongs to its word.
 
-    In a tokenised corpus such as LM1B, where a space stands before each full stop, that is a word of its own.
+    In a tokenised corpus such as LM1B, with a space before each full stop, punctuation marks are words.
     """
     return len(text.split())
 
 
 def count_bytes(text: str) -> int:
-    """Bytes in UTF-8 of the text as it is given: cleaned and lower-cased before, if the model reads it so."""
+    """Counts UTF-8 bytes of the text as given; clean and lower-case it first if the model does."""
     return len(text.encode("utf-8"))
 
 
 _Chunk = tuple[Tensor, Callable[[], Batch]]
-"""The numbers of some sentences, and how to get them."""
+"""The indices of some sentences, and a function that makes their batch."""
 
 
 def _chunks(rows: Rows | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
-    """Batches as they are given, or rows of like length together; long ones first, so that memory fails at once."""
+    """The given batches, or batches of sequences of similar length, the longest first to run out of memory early."""
     chunks: list[_Chunk]
     if isinstance(rows, Rows):
         lengths = np.asarray(rows.lengths)
@@ -234,21 +255,21 @@ def _chunks(rows: Rows | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
 
 
 def _require_sentences(num: int, words: Tensor | None, bytes: Tensor | None, *, smallest: int) -> None:
-    """Raises ValueError before anything is drawn, and not after."""
+    """Raises ValueError before anything is drawn."""
     if num < smallest:
         raise ValueError(
-            f"{num} sentences, but an interval needs at least {smallest}: give more of them or, if one is meant for "
-            "itself and not as a sample, given=True"
+            f"an interval needs at least {smallest} sentences, got {num}; give more or, for an interval about the "
+            "given sentences alone, given=True"
         )
     for name, counts in (("words", words), ("bytes", bytes)):
         if counts is not None and len(counts) != num:
-            raise ValueError(f"{num} sentences, but {len(counts)} numbers of {name}: give one for each sentence")
+            raise ValueError(f"`{name}` must have one count for each of the {num} sentences, got {len(counts)}")
 
 
 def _round(
     chunks: list[_Chunk], draws: Callable[[Batch], Tensor], advance: Callable[[int], None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The names, tokens and drawn nats of all sentences, in their own order."""
+    """The keys, token counts and drawn nats of all sentences, in the original order."""
     numbers, found = [], []
     for index, get in chunks:
         batch = get()
@@ -269,7 +290,7 @@ def _mean_draw(
     autocast: torch.dtype | None,
     at_once: int | None = None,
 ) -> Tensor:
-    """The mean over draws, each from its own slice of (0, 1); a draw is named by its number."""
+    """The mean over draws, each from its own stratum of (0, 1); noise is keyed by the number of the draw."""
     device = _device(method)
     batch = batch.to(device)
     rows = len(batch.tokens)
@@ -286,7 +307,7 @@ def _mean_draw(
 
 
 def _repeated(batch: Batch, times: int) -> Batch:
-    """The rows of a batch several times, one after another."""
+    """The batch repeated several times."""
     return Batch(
         *(
             getattr(batch, field.name).repeat(times, 1).view(-1, *getattr(batch, field.name).shape[1:])
@@ -295,20 +316,20 @@ def _repeated(batch: Batch, times: int) -> Batch:
     )
 
 
-def _verdict(scores: Scores, budget: EstimationBudget, *, given: bool) -> tuple[bool, Limit | None]:
-    """Whether to stop drawing for sentences of finite nats, and what then keeps the interval wide."""
+def _stopping(scores: Scores, budget: EstimationBudget, *, given: bool) -> tuple[bool, Limit | None]:
+    """Whether to stop drawing for sentences of finite nats, and what limits the precision then."""
     is_last = scores.num_rounds == budget.max_rounds
     if len(scores) < (1 if given else 2):
-        return True, None  # nothing is left to be known
+        return True, None  # there is no interval to narrow
     if budget.precision is None:
         return is_last, None
-    is_known = is_last or scores.degrees_of_freedom >= _ENOUGH_DEGREES
+    is_known = is_last or scores.degrees_of_freedom >= _MIN_DEGREES
     rate = _rates(scores, budget, given=given)[Unit.TOKEN]
     if (rate.high - rate.low) / 2 <= budget.half_width:
         return is_known, None
     variance = scores.spread
     needs_sentences = not given and 1.96 * math.sqrt(variance.sentences) > budget.half_width
-    if needs_sentences and variance.draws <= _LITTLE * variance.total:
+    if needs_sentences and variance.draws <= _NEGLIGIBLE * variance.total:
         return is_known, Limit.SENTENCES
     return is_last, Limit.DRAWS
 
@@ -320,13 +341,13 @@ def _rates(scores: Scores, budget: EstimationBudget, *, given: bool) -> dict[Uni
 def _require_likelihood(method: TrainingModule) -> Likelihood:
     kind = method.objective.likelihood
     if kind is Likelihood.NONE:
-        raise ValueError("this method has no likelihood, nor a bound on one: judge it by its samples")
+        raise ValueError("this method has no likelihood, nor a bound on one; judge it by its samples")
     return kind
 
 
 @contextmanager
 def _evaluating(method: TrainingModule) -> Iterator[None]:
-    """Without dropout; afterwards every part is as it was, also those that were kept from training."""
+    """Switches to evaluation mode and restores the mode of each submodule afterwards."""
     were_training = [module for module in method.modules() if module.training]
     method.eval()
     try:
@@ -352,7 +373,7 @@ def _arithmetic(method: TrainingModule, autocast: torch.dtype | None) -> str:
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Lets GPUs multiply float32 matrices in TF32, several times faster; probabilities sum to one all the same."""
+    """Lets GPUs multiply float32 matrices in TF32, several times faster; probabilities still sum to 1."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

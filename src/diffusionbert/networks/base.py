@@ -1,4 +1,4 @@
-"""The contract of a network over tokens, and what all networks have in common."""
+"""The contract of a network over tokens, and functions that all networks share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from diffusionbert.diffusion.shapes import Batch, PositionMask, TargetLogProbs, Times, Tokens, TokenSet
+from diffusionbert.diffusion.shapes import PositionMask, TargetLogProbs, Times, Tokens, TokenSet
 
 # Not cuDNN's: it takes a tenth of a second to plan for each new shape, and nearly every batch has its own shape.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -26,6 +26,7 @@ class Network(Protocol):
         """Returns log f(v | x_t) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
 
+@runtime_checkable
 class HasBackbone(Protocol):
     """A network of this package: a Hugging Face model, and perhaps some parameters beside it.
 
@@ -43,13 +44,6 @@ class HasBackbone(Protocol):
         """The number of positions a sequence may have."""
 
 
-def ask(network: Network, x_t: Batch, t: Times, targets: PositionMask) -> TargetLogProbs:
-    """Calls the network for the target positions; sequences without any are left out."""
-    sequences = targets.any(dim=1).nonzero()[:, 0]
-    sent = x_t.select(sequences)
-    return network(sent.tokens, sent.attend, t[sequences], targets[sequences, : sent.tokens.shape[1]])
-
-
 def distribution(logits: Tensor, allowed: TokenSet) -> TargetLogProbs:
     """Returns log-probabilities over the allowed tokens, in float32 or better; overwrites the logits.
 
@@ -64,7 +58,7 @@ def distribution(logits: Tensor, allowed: TokenSet) -> TargetLogProbs:
 def padded_allowed(allowed: TokenSet, vocab_size: int) -> Tensor:
     """Extends the allowed tokens to all ids of a backbone; ids beyond the tokenizer's are padding, never allowed."""
     if not allowed.any():
-        raise ValueError("no token is allowed: mark at least one id that is not special")
+        raise ValueError("`allowed` must mark at least one token, got none; mark the ids that are not special")
     if len(allowed) > vocab_size:
         raise ValueError(
             f"the allowed tokens go up to id {len(allowed) - 1}, but the network has {vocab_size} ids: "

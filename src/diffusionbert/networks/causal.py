@@ -31,7 +31,7 @@ from diffusionbert.networks.heads import head_of, logits_at
 
 @runtime_checkable
 class KeyValues(Protocol):
-    """The keys and values of the positions that a decoder has read. It never changes: reading on gives another one."""
+    """The keys and values of the positions that a decoder has read. Immutable: reading on returns another one."""
 
     def select(self, sequences: TargetIndices) -> KeyValues:
         """Those of these sequences alone."""
@@ -88,7 +88,7 @@ class CausalModel(nn.Module):
         """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
         num_sequences, length = tokens.shape
         if not length:
-            raise ValueError("there is nothing to read: give at least one token per sequence")
+            raise ValueError("`tokens` must have at least one token per sequence, got none")
         assert isinstance(cache, _DynamicKeyValues | None)
         new = DynamicCache(config=self.backbone.config) if cache is None else _copied(cache.cache)
         num_read = length + (0 if cache is None else cache.num_read)
@@ -114,7 +114,7 @@ class CausalModel(nn.Module):
 @final
 @dataclass(frozen=True, eq=False)
 class _DynamicKeyValues:
-    """Keys and values in a `DynamicCache` that nobody changes any more."""
+    """Keys and values in a `DynamicCache` that is not changed any more."""
 
     cache: DynamicCache
     num_read: int
@@ -175,10 +175,10 @@ def make_room(backbone: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
 
 
 def _require_causal(attend: PositionMask, targets: PositionMask) -> None:
-    """Refuses what a decoder without a mask would get wrong."""
+    """Refuses inputs for which a decoder without an attention mask would be wrong."""
     gaps = attend[:, 1:] & ~attend[:, :-1]
-    first_is_asked, has_gaps = torch.stack([targets[:, 0].any(), gaps.any()]).tolist()  # one synchronisation, not two
-    if first_is_asked:
+    first_is_target, has_gaps = torch.stack([targets[:, 0].any(), gaps.any()]).tolist()  # one synchronisation, not two
+    if first_is_target:
         raise ValueError(
             "the first position of a sequence is a target, but a decoder predicts from the positions before it: "
             "begin sequences with a token that is not editable, such as [CLS]"

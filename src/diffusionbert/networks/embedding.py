@@ -77,7 +77,7 @@ class EmbeddingDenoiser(nn.Module):
     The encoder is that of any `*ForMaskedLM`, with its own positions, norms and layers; t is added to its input. The
     head and the token embeddings of the backbone are not used, and frozen. A table of the same width as these
     embeddings is initialised from them, scaled to unit variance, and the projection into the encoder undoes the
-    scaling, so that a pretrained encoder starts with the inputs it knows. Any other table is initialised randomly.
+    scaling, so that a pretrained encoder starts with its usual inputs. Any other table is initialised randomly.
 
     Everything that involves the table is computed in float32 or better, also under autocast: half precision would hide
     the small noise of nearly clean vectors.

@@ -65,14 +65,13 @@ def load_masked_lm(
 ) -> PreTrainedModel:
     """Opens a masked language model.
 
-    An encoder without a head gets a randomly initialised one, and a warning says so; an encoder with missing weights is
+    An encoder without a head gets a randomly initialised one, with a warning; an encoder with missing weights is
     refused. Only safetensors are read, because a pickle can run code.
 
     Args:
         name_or_folder: a folder with `config.json` and `model.safetensors`, or a name on the Hub.
         dtype: the precision of the weights, whatever that of the file is.
         options: `revision`, `token` and `local_files_only`, for a name on the Hub.
-
     """
     return _load(_MASKED, name_or_folder, dtype, **options)
 
@@ -143,7 +142,8 @@ def _load(
     random += sorted(key for key, *_ in report["mismatched_keys"])
     if random:
         raise ValueError(
-            f"{str(name_or_folder)!r} is no complete {type(model).__name__}: {len(random)} weights are missing or of "
+            f"{str(name_or_folder)!r} is not a complete {type(model).__name__}: {len(random)} weights are missing or "
+            "have "
             f"another shape, {random[0]} first; use a complete checkpoint whose config.json fits its weights"
         )
     if missing:
@@ -168,7 +168,7 @@ def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrained
     config = _read_config(kind, name_or_folder, folder)
     if not kind.includes(config):
         raise ValueError(
-            f"{str(name_or_folder)!r} has the model type {config.model_type!r}, which is no {kind.name}: "
+            f"{str(name_or_folder)!r} has the model type {config.model_type!r}, which is not a {kind.name}: "
             f"use {kind.examples}"
         )
     return config

@@ -4,9 +4,15 @@
     prefix (PTE)          [CLS] e(t) x_1 x_2 …    one trained vector between `[CLS]` and the text
     layer-wise (LTE)      h_i ← h_i + W_i e(t)    before every layer i
 
-A conditioning holds only the parameters of e and W. It calls an encoder, any Hugging Face `*ForMaskedLM` or its base
-model, and passes all it has to say about t as arguments of that call. Nothing about a call is stored, so threads may
-share a network. This module knows nothing about noise, output heads or what the network predicts.
+The layer-wise vectors W_i e(t) travel through the encoder as an argument of its call. When a network is made, `prepare`
+replaces the class of each layer by a subclass that can receive a vector; parameters and their names stay. A call packs
+the vectors of all layers into one object and passes it as `output_attentions`, the one argument that every encoder of
+transformers hands on to its layers; the object is falsy, so that all other code reads "no attentions". Each layer takes
+its vector from the object, adds it to the hidden states and runs as before. Without such an object, layers run
+unchanged: nothing about a call is stored, threads may share a network, and the backbone stays an ordinary model.
+
+A conditioning holds only the parameters of e and W. It calls any Hugging Face `*ForMaskedLM` or its base model. This
+module does not depend on noise, output heads or what the network predicts.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ class TimeConditioning(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, backbone: PreTrainedModel) -> None:
-        """Makes a backbone ready to be called at a time; done once, when a network is made around it."""
+        """Prepares a backbone for calls with a time; called once, when a network is made around it."""
 
     @abstractmethod
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
@@ -45,7 +51,7 @@ class TimeAgnostic(TimeConditioning):
     num_prefix_positions = 0
 
     def prepare(self, backbone: PreTrainedModel) -> None:
-        """Needs nothing."""
+        pass
 
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
         """Calls the encoder with the tokens alone."""
@@ -70,10 +76,10 @@ class PrefixTime(TimeConditioning):
         nn.init.normal_(self.embedding.table.weight, std=backbone.config.initializer_range)
 
     def prepare(self, backbone: PreTrainedModel) -> None:
-        """Needs nothing."""
+        pass
 
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
-        """Calls the encoder with token embeddings, the time's among them."""
+        """Calls the encoder with token embeddings and the embedding of t among them."""
         words = encoder.get_input_embeddings()(tokens)
         time = self.embedding(t)[:, None].to(words.dtype)
         seen = attend.new_ones(len(attend), 1)
@@ -99,10 +105,7 @@ class LayerwiseTime(TimeConditioning):
             nn.init.zeros_(parameter)
 
     def prepare(self, backbone: PreTrainedModel) -> None:
-        """Lets each layer i take its vector W_i e(t) from the arguments of a call.
-
-        In all other calls, also those of other networks around the same backbone, the layers do what they did before.
-        """
+        """Lets each layer i take its vector W_i e(t) from the arguments of a call; other calls stay unchanged."""
         for index, layer in enumerate(_layers_of(backbone)):
             _accept_time(layer, index)
 
@@ -128,8 +131,8 @@ class SinusoidalTime(nn.Module):
         super().__init__()
         if width < 2 or width % 2:
             raise ValueError(
-                f"the width of sinusoidal time features is {width}, but half of them are sines and half cosines: "
-                "give an even one"
+                f"the width of sinusoidal time features must be even and >= 2, got {width}; half of them are sines and "
+                "half cosines"
             )
         self.width = width
         self.mix = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
@@ -151,7 +154,7 @@ class LearnedTime(nn.Module):
     def __init__(self, num_steps: int, width: int) -> None:
         super().__init__()
         if num_steps < 1:
-            raise ValueError(f"a table of times needs at least 1 step, given {num_steps}: pass the T you train with")
+            raise ValueError(f"`num_steps` of learned times must be >= 1, got {num_steps}; give the T of training")
         self.num_steps = num_steps
         self.width = width
         self.table = nn.Embedding(num_steps + 1, width)
@@ -163,12 +166,12 @@ class LearnedTime(nn.Module):
 
 
 def after_first(sequences: Tensor, inserted: Tensor) -> Tensor:
-    """Inserts columns [B, n, …] after the first column of rows [B, L, …]."""
+    """Inserts positions [B, n, …] after the first position of sequences [B, L, …]."""
     return torch.cat([sequences[:, :1], inserted, sequences[:, 1:]], dim=1)
 
 
 def without_prefix(sequences: Tensor, num_prefix_positions: int) -> Tensor:
-    """Removes the `num_prefix_positions` columns after the first one: undoes `after_first`."""
+    """Removes the positions that `after_first` inserted."""
     return (
         torch.cat([sequences[:, :1], sequences[:, 1 + num_prefix_positions :]], dim=1)
         if num_prefix_positions
@@ -199,10 +202,9 @@ def _layers_of(backbone: PreTrainedModel) -> nn.ModuleList:
 
 @final
 class _LayerVectors:
-    """The vectors W_i e(t) [B, 1, D] of one call, on their way to the layers.
+    """The vectors W_i e(t) [B, 1, D] of one call, passed to the layers as `output_attentions`.
 
-    They travel as the argument `output_attentions`, the only one that every encoder of transformers hands to its
-    layers: DeBERTa and MPNet drop keywords they do not know. For all code on the way it is a flag that is not set.
+    No other argument would do: DeBERTa and MPNet do not pass unknown keywords on to their layers.
     """
 
     def __init__(self, vectors: list[Tensor]) -> None:
@@ -219,11 +221,11 @@ class _LayerVectors:
 
 
 class _TimedLayer(nn.Module):
-    """Adds the time vector of its call, if there is one, to the hidden states that enter a layer.
+    """A mixin in front of a layer's class: adds the time vector of a call, if there is one, to its hidden states.
 
-    It is put in front of a layer's own class. A forward pre-hook would run inside gradient checkpointing, which passes
-    no gradient to keyword arguments if it is reentrant, and inside a layer that is compiled by itself, where every
-    layer's index would need a compilation of its own. What is added here is added before either of them starts.
+    It adds the vector before gradient checkpointing and compilation of the layer start. A forward pre-hook would run
+    inside them: reentrant checkpointing passes no gradient to keyword arguments, and every layer's index would need its
+    own compilation.
     """
 
     _time_index: int
@@ -244,13 +246,13 @@ class _TimedLayer(nn.Module):
 
 @functools.cache
 def _timed_class(layer_class: Any) -> type[_TimedLayer]:
-    # Under the same name: whoever compiles or shards layers finds them by it (`_no_split_modules`).
+    # Under the same name, by which layers are found for compiling and sharding (`_no_split_modules`).
     names = {"__module__": layer_class.__module__, "__qualname__": layer_class.__qualname__}
     return type(layer_class.__name__, (_TimedLayer, layer_class), {**names, "_untimed_class": layer_class})
 
 
 def _accept_time(layer: nn.Module, index: int) -> None:
-    """Lets a layer take its time vector from now on; its parameters and all other calls stay as they are."""
+    """Lets a layer take its time vector; its parameters and all other calls stay unchanged."""
     own_class: Any = type(layer)
     if not issubclass(own_class, _TimedLayer):
         layer.__class__ = _timed_class(own_class)

@@ -45,24 +45,19 @@ class AutoregressiveConfig(ObjectiveConfig):
     sampler_aliases = (Exact,)
 
     def build(self, statistics: TokenStatistics) -> Autoregressive:
-        """Makes the objective."""
         return Autoregressive()
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The exact NLL."""
         definition = LikelihoodDefinition("nll", estimator=Estimator.LEFT_TO_RIGHT)
         return ScoringQuantities((ScoringQuantity(EXACT, definition, self.build),))
 
     def process(self, statistics: TokenStatistics) -> None:
-        """There is no noise."""
         return
 
     def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
-        """A causal language model."""
         return CausalModel(backbone, allowed)
 
     def default_sampler(self) -> Sampler:
-        """Left to right."""
         return LeftToRight()
 
     @property
@@ -77,7 +72,6 @@ class Autoregressive(Objective[CausalNetwork]):
 
     @property
     def likelihood(self) -> Likelihood:
-        """Exact: the chain rule."""
         return Likelihood.EXACT
 
     def loss(self, network: CausalNetwork, x0: Batch, noise: Noise) -> PerSequence:

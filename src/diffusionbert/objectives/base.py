@@ -30,14 +30,14 @@ class Likelihood(Enum):
     PSEUDO = "pseudo"
     """In nats, but not of a distribution over sequences; may lie below the entropy."""
     NONE = "none"
-    """There is no likelihood; asking for it is an error."""
+    """There is no likelihood; `nats` raises ValueError."""
 
 
 class Estimator(Enum):
     """How the nats of a sentence are computed."""
 
     STRATIFIED_TIMES = "stratified times"
-    """Times drawn from equal slices of (0, 1)."""
+    """Times drawn from equal strata of (0, 1)."""
     ORDER_AGNOSTIC = "order-agnostic"
     """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
     LEFT_TO_RIGHT = "left to right"

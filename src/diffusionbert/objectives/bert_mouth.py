@@ -40,7 +40,6 @@ class BertMouthConfig(ObjectiveConfig):
     """The share of positions that are masked in training."""
 
     def build(self, statistics: TokenStatistics) -> BertMouth:
-        """Makes the objective."""
         training = MaskedLM(statistics.mask_id, statistics.allowed, self.rate)
         return BertMouth(training, statistics.mask_id)
 
@@ -50,7 +49,6 @@ class BertMouthConfig(ObjectiveConfig):
         return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(PSEUDO, definition, self.build)))
 
     def default_sampler(self) -> Sampler:
-        """Gibbs sampling."""
         return Gibbs()
 
 
@@ -71,7 +69,6 @@ class BertMouth(Objective[Network]):
         return Likelihood.PSEUDO
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """That of the training objective."""
         return self.training_objective.loss(network, x0, noise)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:

@@ -42,15 +42,12 @@ class CMLMConfig(ObjectiveConfig):
     """CMLM: any number of positions is masked in training, and mask-predict generates."""
 
     def build(self, statistics: TokenStatistics) -> CMLM:
-        """Makes the objective."""
         return CMLM(statistics.mask_id)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The continuous-time bound."""
         return ScoringQuantities((ORDER_AGNOSTIC,))
 
     def default_sampler(self) -> Sampler:
-        """Mask-predict."""
         return MaskPredict()
 
 

@@ -48,11 +48,9 @@ class ContinuousTimeConfig(ObjectiveConfig):
     takes_time = True
 
     def build(self, statistics: TokenStatistics) -> ContinuousTime:
-        """Makes the objective."""
         return ContinuousTime(self.process(statistics), self.time_sampling)
 
     def process(self, statistics: TokenStatistics) -> Absorbing:
-        """Absorbing noise with the configured schedule."""
         return Absorbing(self.schedule, statistics.mask_id, statistics.information)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
@@ -66,7 +64,6 @@ class ContinuousTimeConfig(ObjectiveConfig):
 
     @property
     def schedule_label(self) -> str:
-        """The schedule."""
         return str(self.schedule)
 
 
@@ -83,7 +80,6 @@ class ContinuousTime(Objective[Network]):
 
     @property
     def likelihood(self) -> Likelihood:
-        """A bound."""
         return Likelihood.BOUND
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:

@@ -95,7 +95,6 @@ class DiscreteTimeConfig(ObjectiveConfig):
         require_num_steps(self.num_steps)
 
     def build(self, statistics: TokenStatistics) -> DiscreteTime:
-        """Makes the objective."""
         grid = uniform_grid(self.num_steps)
         return DiscreteTime(self.process(statistics), grid, self.quantity, self.hybrid, self.time_sampling)
 
@@ -130,7 +129,6 @@ class DiscreteTimeConfig(ObjectiveConfig):
         return OrderAgnosticGrid(self.schedule, uniform_grid(self.num_steps), statistics.mask_id)
 
     def with_steps(self, num_steps: int) -> DiscreteTimeConfig:
-        """The same with another T."""
         return replace(self, num_steps=num_steps)
 
     @property
@@ -181,7 +179,6 @@ class DiscreteTime(Objective[Network]):
 
     @property
     def grid(self) -> Grid:
-        """The time grid."""
         return from_bits(self._grid)
 
     @property
@@ -217,8 +214,8 @@ class DiscreteTime(Objective[Network]):
         self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling, hybrid: float
     ) -> PerPosition:
         num_steps = len(self.grid) - 1
-        quantile, weight = time_sampling.times(noise.stratified_uniform(x0))
-        index = (quantile * num_steps).long()
+        time, weight = time_sampling.times(noise.stratified_uniform(x0))
+        index = (time * num_steps).long()
         s, t = self.grid[index], self.grid[index + 1]
         x_t = self.process.corrupt(x0, t, noise)
         return (weight * num_steps)[:, None] * self.step_nats(network, x0.tokens, x_t, s, t, hybrid)

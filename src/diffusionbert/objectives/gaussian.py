@@ -95,11 +95,9 @@ class GaussianConfig(ObjectiveConfig):
         require_num_steps(self.num_steps)
 
     def build(self, statistics: TokenStatistics) -> GaussianDiffusion:
-        """Makes the objective."""
         return GaussianDiffusion(self.process(statistics), uniform_grid(self.num_steps), self.clamped)
 
     def process(self, statistics: TokenStatistics) -> Gaussian:
-        """Gaussian noise."""
         return Gaussian(self.schedule, self.floor)
 
     def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
@@ -114,11 +112,9 @@ class GaussianConfig(ObjectiveConfig):
         return ScoringQuantities((ScoringQuantity(VECTORS, definition, self.build),))
 
     def default_sampler(self) -> Sampler:
-        """Ancestral sampling on vectors."""
         return GaussianAncestral(self.clamped)
 
     def with_steps(self, num_steps: int) -> GaussianConfig:
-        """The same with another T."""
         return replace(self, num_steps=num_steps)
 
     @property
@@ -128,7 +124,6 @@ class GaussianConfig(ObjectiveConfig):
 
     @property
     def schedule_label(self) -> str:
-        """The schedule."""
         return str(self.schedule)
 
     def time_label(self, time: TimeEmbedding) -> str:
@@ -154,12 +149,10 @@ class GaussianDiffusion(Objective[VectorNetwork]):
 
     @property
     def grid(self) -> Grid:
-        """The time grid."""
         return from_bits(self._grid)
 
     @property
     def likelihood(self) -> Likelihood:
-        """A bound."""
         return Likelihood.BOUND
 
     def loss(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerSequence:
@@ -188,9 +181,9 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         x_t = self.process.corrupt(clean, x0.editable, x0.example, t, noise)
         guess = network(x_t, x0.attend, t)
         if self.clamped is None:
-            told = x0.editable & self.process.tells_words(t, clean.shape[-1], network.allowed.sum())[:, None]
-            likely = network.likely(self.process.unscaled(x_t, t), self.process.signal_to_noise(t), told)
-            guess = guess.masked_scatter(told[..., None], likely)
+            is_certain = x0.editable & self.process.tells_words(t, clean.shape[-1], network.allowed.sum())[:, None]
+            likely = network.likely(self.process.unscaled(x_t, t), self.process.signal_to_noise(t), is_certain)
+            guess = guess.masked_scatter(is_certain[..., None], likely)
         else:
             guess = clamp_to_words(network, guess, x0.editable & (t <= self.clamped)[:, None])
         return torch.where(x0.editable, self.process.divergence(clean, guess, s, t), 0.0)
@@ -203,11 +196,11 @@ class GaussianDiffusion(Objective[VectorNetwork]):
 
     def step_probabilities(self, width: int) -> Grid:
         """The probability with which `nats` draws each step of the grid."""
-        told = torch.log1p(width * self.process.signal_to_noise(self.grid))
-        return 0.5 / len(told.diff()) - 0.5 * told.diff() / (told[0] - told[-1])
+        information = torch.log1p(width * self.process.signal_to_noise(self.grid))
+        return 0.5 / len(information.diff()) - 0.5 * information.diff() / (information[0] - information[-1])
 
-    def _drawn_step(self, quantile: Times, width: int) -> tuple[Counts, PerSequence]:
+    def _drawn_step(self, uniform: Times, width: int) -> tuple[Counts, PerSequence]:
         """The step at which the probabilities, summed, reach the position, and its probability."""
         probabilities = self.step_probabilities(width)
-        index = torch.searchsorted(probabilities.cumsum(dim=0), quantile, right=True).clamp(max=len(probabilities) - 1)
+        index = torch.searchsorted(probabilities.cumsum(dim=0), uniform, right=True).clamp(max=len(probabilities) - 1)
         return index, probabilities[index]

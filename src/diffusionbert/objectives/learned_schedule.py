@@ -55,7 +55,6 @@ class LearnedScheduleConfig(ObjectiveConfig):
     learns_exponents = True
 
     def build(self, statistics: TokenStatistics) -> LearnedSchedule:
-        """Makes the objective."""
         return LearnedSchedule(self.process(statistics))
 
     def process(self, statistics: TokenStatistics) -> Absorbing:
@@ -65,7 +64,6 @@ class LearnedScheduleConfig(ObjectiveConfig):
         return Absorbing(Power(), statistics.mask_id, LearnedExponents(exponents))
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The continuous-time bound."""
         definition = LikelihoodDefinition(
             time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES, schedule=Component("learned")
         )
@@ -73,7 +71,6 @@ class LearnedScheduleConfig(ObjectiveConfig):
 
     @property
     def schedule_label(self) -> str:
-        """Learned."""
         return "learned"
 
     def time_label(self, time: TimeEmbedding) -> str:
@@ -98,7 +95,6 @@ class LearnedSchedule(Objective[Network]):
 
     @property
     def likelihood(self) -> Likelihood:
-        """A bound."""
         return Likelihood.BOUND
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:

@@ -37,11 +37,9 @@ class MaskedLMConfig(ObjectiveConfig):
     is_pretraining = True
 
     def build(self, statistics: TokenStatistics) -> MaskedLM:
-        """Makes the objective."""
         return MaskedLM(statistics.mask_id, statistics.allowed, self.rate)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The continuous-time bound."""
         return ScoringQuantities((ORDER_AGNOSTIC,))
 
 

@@ -64,11 +64,9 @@ class OrderAgnosticConfig(ObjectiveConfig):
     """OA-ARDM: one token at a time, in random order."""
 
     def build(self, statistics: TokenStatistics) -> OrderAgnostic:
-        """Makes the objective."""
         return OrderAgnostic(statistics.mask_id)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The continuous-time bound."""
         return ScoringQuantities((ORDER_AGNOSTIC,))
 
 
@@ -126,7 +124,6 @@ class OrderAgnosticGrid(Objective[Network]):
 
     @property
     def likelihood(self) -> Likelihood:
-        """A bound."""
         return Likelihood.BOUND
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
@@ -154,11 +151,11 @@ class OrderAgnosticGrid(Objective[Network]):
             self._distributions[length] = (k / n * unmasking * (log_sets + log_probability).exp()).sum(dim=1)
         return self._distributions[length]
 
-    def _num_masked(self, length: Counts, quantile: Times) -> Counts:
-        """The k at which q, summed, reaches the position; every sequence has the q of its own length."""
+    def _num_masked(self, length: Counts, uniform: Times) -> Counts:
+        """Draws k ~ q by inverting the cumulative sum of q; every sequence has the q of its own length."""
         num_masked = torch.zeros_like(length)
         for n in {*length.tolist()}:
             sequences = length == n
-            cumulative = self.distribution(n).cumsum(dim=0).to(quantile.device)
-            num_masked[sequences] = 1 + torch.searchsorted(cumulative, quantile[sequences], right=True).clamp(max=n - 1)
+            cumulative = self.distribution(n).cumsum(dim=0).to(uniform.device)
+            num_masked[sequences] = 1 + torch.searchsorted(cumulative, uniform[sequences], right=True).clamp(max=n - 1)
         return num_masked

@@ -49,19 +49,15 @@ class SundaeConfig(ObjectiveConfig):
     """How often the network is called in training, each time on its own predictions but the first."""
 
     def build(self, statistics: TokenStatistics) -> Sundae:
-        """Makes the objective."""
         return Sundae(statistics.allowed, self.unrolls)
 
     def process(self, statistics: TokenStatistics) -> None:
-        """No process that a sampler could reverse."""
         return
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """None."""
         return ScoringQuantities((), (NO_LIKELIHOOD,))
 
     def default_sampler(self) -> Sampler:
-        """Iterative refinement."""
         return Refinement()
 
     @property

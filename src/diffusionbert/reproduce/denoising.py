@@ -3,7 +3,7 @@
 Each system is shown at evenly spaced times, so that systems with different noise, steps and network calls can stand
 side by side. Tokens that are new since the row above are marked; masked positions show as [MASK].
 
-Pure functions of `StreamState`s; of tokenizers they only know that `##` continues a word.
+Functions of `StreamState`s; the only assumption about tokenizers is that `##` continues a word.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ class Row:
 def denoising_table(systems: Mapping[str, Sequence[StreamState]], number: int = 5) -> tuple[Row, ...]:
     """The rows of the table: `number` states per system, systems in the order given."""
     if not systems:
-        raise ValueError("no system is given; give the moments of at least one")
+        raise ValueError("no system is given; give the states of at least one")
     rows = []
-    for name, moments in systems.items():
-        if not moments:
-            raise ValueError(f"{name!r} has no moments; give what `Model.stream` yields, as a list")
-        chosen = chosen_moments(moments, number)
-        for (_, before), (time, moment) in pairwise([chosen[0], *chosen]):
-            rows.append(Row(name, time, moment.calls, _words(moment.pieces, before.pieces)))
+    for name, states in systems.items():
+        if not states:
+            raise ValueError(f"{name!r} has no states; give what `Model.stream` yields, as a list")
+        chosen = choose_states(states, number)
+        for (_, before), (time, state) in pairwise([chosen[0], *chosen]):
+            rows.append(Row(name, time, state.calls, _words(state.pieces, before.pieces)))
     return tuple(rows)
 
 
-def chosen_moments(moments: Sequence[StreamState], number: int) -> list[tuple[float, StreamState]]:
+def choose_states(states: Sequence[StreamState], number: int) -> list[tuple[float, StreamState]]:
     """States at evenly spaced times, the first and the last included; a state that lasts long is repeated.
 
     A sampler yields a state when something changes: the state at time t is the last one not later than t. Where times
     do not decrease (as with Gibbs sampling), states are evenly spaced by their index instead.
     """
     if number < 2:
-        raise ValueError(f"`number` must be at least 2, for the first and the last state; got {number}")
-    if len(moments) == 1:
-        return [(moments[0].time, moments[0])]
-    times = [moment.time for moment in moments]
+        raise ValueError(f"`number` must be >= 2, for the first and the last state, got {number}")
+    if len(states) == 1:
+        return [(states[0].time, states[0])]
+    times = [state.time for state in states]
     if times[0] <= times[-1] or any(after > before for before, after in pairwise(times)):
-        last = len(moments) - 1
-        chosen = [moments[index] for index in sorted({round(last * at / (number - 1)) for at in range(number)})]
-        return [(moment.time, moment) for moment in chosen]
+        last = len(states) - 1
+        chosen = [states[index] for index in sorted({round(last * at / (number - 1)) for at in range(number)})]
+        return [(state.time, state) for state in chosen]
     wanted = [times[0] + (times[-1] - times[0]) * at / (number - 1) for at in range(1, number)]
     # Times carry rounding errors: a state that is later by less than 1e-9 is not later.
-    found = [moments[bisect_right(times, 1e-9 - time, key=lambda other: -other) - 1] for time in wanted]
-    return [(times[0], moments[0]), *zip(wanted, found, strict=True)]
+    found = [states[bisect_right(times, 1e-9 - time, key=lambda other: -other) - 1] for time in wanted]
+    return [(times[0], states[0]), *zip(wanted, found, strict=True)]
 
 
 def _words(pieces: Sequence[str | None], before: Sequence[str | None]) -> tuple[Word, ...]:

@@ -1,19 +1,18 @@
-"""Runs the paper's experiment: trains every system, evaluates it, and finds again what was done before.
+"""Runs the paper's experiment: trains every system and evaluates it, unless that has been done before.
 
     output/
-      settings.json                what is reproduced: scale, data, seed; another call must ask for the same
+      settings.json                what is reproduced: scale, data, seed; another call must have the same settings
       pretrained/masked, decoder   the networks that systems start from, unless given
-      runs/NAME                    a run folder for each system
-      evaluations/NAME             evaluation.json, scores and samples of each way in which a system is looked at
+      runs/NAME                    the run directory of each system
+      evaluations/NAME             evaluation.json, scores and samples of each evaluation of a system
 
-A run that was stopped goes on where it was, and what is finished is not done again: a run whose log reached its last
-step is finished, even if its weights are gone. Tables and pictures are made from these folders alone (`targets`).
-Knows systems by name and what `train` and `evaluate` do; no concrete method.
+A stopped run is resumed, and finished work is not repeated: a run whose log reached its last step is finished, even if
+its weights were deleted. Tables and figures are made from these folders alone (`targets`). This module refers to
+systems by name and depends on no concrete objective.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -37,6 +36,7 @@ from diffusionbert.recipes import (
     started_from,
     tiny,
 )
+from diffusionbert.reporting import logger
 from diffusionbert.reproduce.request import Request
 from diffusionbert.samplers import SamplingRequest
 from diffusionbert.storage.files import read_json, require_writable, write_json
@@ -49,30 +49,30 @@ from diffusionbert.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Scale:
-    """How large and how long everything is."""
+    """The size of networks, the length of training and the number of samples."""
 
     preset: Callable[[str], RunConfig]
-    """Size, text and training of every system."""
+    """The configuration of every system, given the training corpus."""
     pretrained: Callable[[str, bool], RunConfig]
-    """Of the networks that some systems start from; for a decoder, if it is True."""
+    """The pretraining of the networks that systems start from, given the corpus and whether it is a decoder."""
     sentences: int
-    """Held-out sentences whose likelihood is found."""
+    """Held-out sentences to score."""
     samples: int
     """For BLEU; as many again for self-BLEU."""
     length: int
     """Tokens of a sample."""
     max_draws: int
     vector_steps: int
-    """Steps in which Diffusion-LM writes; it is trained with 2000."""
-    budgets: tuple[int, ...]
-    """Numbers of steps of the table of speeds."""
+    """Sampling steps of Diffusion-LM, which is trained with 2000."""
+    step_counts: tuple[int, ...]
+    """Numbers of sampling steps in table 3."""
     timed_samples: int
-    """For the table of speeds: written at once."""
-    new_decoder: float = 1.0
-    """How many times higher the learning rate of a decoder is that starts from random weights: it bears more."""
+    """Samples of table 3, generated in one batch."""
+    decoder_rate_factor: float = 1.0
+    """Multiplies the learning rate of a decoder that starts from random parameters, which tolerates a higher one."""
 
 
-def _smallest(data: str) -> RunConfig:
+def _smoke(data: str) -> RunConfig:
     config = tiny(data)
     training = replace(
         config.training,
@@ -93,16 +93,16 @@ def _smallest(data: str) -> RunConfig:
     )
 
 
-def _smallest_pretraining(data: str, decoder: bool) -> RunConfig:
-    """The same network and text, by masking or by next words."""
-    config = (decoder_pretraining if decoder else masked_pretraining)(_smallest(data))
+def _smoke_pretraining(data: str, decoder: bool) -> RunConfig:
+    """Masked language modelling or next-token prediction with the same network and corpus."""
+    config = (decoder_pretraining if decoder else masked_pretraining)(_smoke(data))
     return replace(config, training=replace(config.training, steps=150, validate_every=150, save_every=150))
 
 
-def _briefly(config: RunConfig) -> RunConfig:
-    """Trained for 2,000 steps of 16k tokens; docs/results.md says what they take and why so many.
+def _short_training(config: RunConfig) -> RunConfig:
+    """2,000 steps of 16k tokens; docs/results.md says how long they take and why fewer are not enough.
 
-    From random weights a BERT rests at the unigram's entropy for hundreds of steps, however large they are.
+    From random parameters, a BERT stays at the unigram entropy for hundreds of steps, however large the batches are.
     """
     training = replace(
         config.training,
@@ -119,31 +119,31 @@ def _briefly(config: RunConfig) -> RunConfig:
 
 
 def _scale(preset_name: str) -> Scale:
-    """The size and the pretraining of a preset."""
+    """A scale with the network and the pretraining of a preset."""
     return Scale(
-        lambda data: _briefly(preset(preset_name, data)),
+        lambda data: _short_training(preset(preset_name, data)),
         lambda data, decoder: pretraining(preset_name, data, decoder=decoder),
         sentences=2000,
         samples=1000,
         length=64,
         max_draws=32,
         vector_steps=250,
-        budgets=(2, 8, 16, 64, 128, 512),
+        step_counts=(2, 8, 16, 64, 128, 512),
         timed_samples=250,
-        new_decoder=2.0,
+        decoder_rate_factor=2.0,
     )
 
 
 SCALES: dict[str, Scale] = {
     "smoke": Scale(
-        _smallest,
-        _smallest_pretraining,
+        _smoke,
+        _smoke_pretraining,
         sentences=48,
         samples=40,
         length=16,
         max_draws=32,
         vector_steps=100,
-        budgets=(2, 8, 16, 64),
+        step_counts=(2, 8, 16, 64),
         timed_samples=40,
     ),
     "19m": _scale("wiki-small"),
@@ -153,33 +153,40 @@ SCALES: dict[str, Scale] = {
 
 @final
 class Reproduction:
-    """One folder of runs and evaluations."""
+    """An output folder of runs and evaluations.
+
+    Args:
+        output: The folder.
+        request: What to reproduce.
+        cache: Where encoded corpora are kept.
+        device: Where evaluations run; None is a GPU if there is one.
+    """
 
     def __init__(self, output: Path, request: Request, cache: Path, device: str | None = None):
         if request.vocabulary and (request.masked or request.decoder):
             raise ValueError(
-                f"the vocabulary {request.vocabulary!r} was asked for beside a network that has its own; give "
+                f"the vocabulary {request.vocabulary!r} was given with a network that has its own; give "
                 "--vocabulary, or --masked and --decoder"
             )
         self.output, self.request, self.cache, self.device = output, request, cache, device
         self.scale = SCALES[request.scale]
-        self._models: dict[str, Engine] = {}
-        self._materials: dict[tuple[str, str, int], EvaluationSet] = {}
-        _ = self._base  # refuses wrong settings before any file is written
-        self._keep_settings()
+        self._engines: dict[str, Engine] = {}
+        self._evaluation_sets: dict[tuple[str, str, int], EvaluationSet] = {}
+        _ = self._base  # raises for wrong settings before any file is written
+        self._store_settings()
 
-    def _keep_settings(self) -> None:
+    def _store_settings(self) -> None:
         require_writable(self.output)
         settings, requested = self.output / "settings.json", asdict(self.request)
-        # Settings alone are those of a call that failed before anything was trained: they bind nobody.
-        is_begun = settings.exists() and any(path.name != settings.name for path in self.output.iterdir())
-        stored = _upgraded(read_json(settings)) if is_begun else requested
+        # Settings without anything else are left by a call that failed before training; they may be replaced.
+        has_work = settings.exists() and any(path.name != settings.name for path in self.output.iterdir())
+        stored = _upgraded(read_json(settings)) if has_work else requested
         different = [name for name in requested if stored.get(name) != requested[name]]
         if different:
             name = different[0]
             raise ValueError(
-                f"{str(self.output)!r} holds a reproduction with {name} {stored.get(name)!r}, not {requested[name]!r}; "
-                "ask for the same, or choose another --output"
+                f"{str(self.output)!r} contains a reproduction with {name} {stored.get(name)!r}, got "
+                f"{requested[name]!r}; give the same settings, or choose another --output"
             )
         self.output.mkdir(parents=True, exist_ok=True)
         write_json(settings, requested)
@@ -187,17 +194,17 @@ class Reproduction:
     # ---- runs -------------------------------------------------------------------------------------------------------
 
     def run(self, name: str) -> Path:
-        """The run folder of a system; it is trained first, or to its end, unless it has been."""
+        """The run directory of a system, which is trained first unless it is finished."""
         output = self.output / "runs" / name
         self._ensure(output, lambda: self.planned(name))
         return output
 
     def config(self, name: str) -> RunConfig:
-        """What a system's run is, once it has begun."""
+        """The configuration of a system's run, once it exists."""
         return stored_config(self.output / "runs" / name)
 
     def start(self, kind: Start) -> str:
-        """The folder or name of the network that systems start from; it is pretrained first, unless it has been."""
+        """The folder or name of the network that systems start from, which is pretrained first unless that is done."""
         given = self.request.masked if kind is Start.MASKED else self.request.decoder
         if given is not None:
             return given
@@ -210,23 +217,23 @@ class Reproduction:
         data = self.request.pretraining_data or self.request.data
         config = self._seeded(self.scale.pretrained(data, kind is Start.DECODER))
         if kind is Start.MASKED and self.request.vocabulary is None:
-            return config  # its vocabulary becomes everybody's
+            return config  # all systems use its vocabulary
         return self._with_vocabulary(config)
 
     def _with_vocabulary(self, config: RunConfig) -> RunConfig:
-        """Every system has that of the masked network, or the one asked for, so that a token is a token."""
+        """The configuration with the common vocabulary: the requested one, or that of the masked network."""
         owner = self.request.vocabulary or self.start(Start.MASKED)
         vocabulary = started_from(config, owner).data.vocabulary
         return replace(config, data=replace(config.data, vocabulary=vocabulary))
 
     def planned(self, name: str) -> RunConfig:
-        """What a system's run will be; the network it starts from is pretrained first, unless it has been."""
+        """The configuration of a system's run; the network it starts from is pretrained first unless that is done."""
         system, base = SYSTEMS[name], self._base
         if system.start is not Start.SCRATCH:
             return system.configure(started_from(base, self.start(system.start)))
         config = system.configure(self._with_vocabulary(base))
         if config.objective.is_causal:
-            rate = self.scale.new_decoder * base.training.learning_rate
+            rate = self.scale.decoder_rate_factor * base.training.learning_rate
             config = replace(config, training=replace(config.training, learning_rate=rate))
         return config
 
@@ -246,23 +253,23 @@ class Reproduction:
         if is_finished(output):
             return
         if RunFolder(output).config.exists():
-            say(f"{output}: goes on")
+            logger.info("%s: resumed", output)
             train(None, output, cache=self.cache, resume=True)
         else:
             config = make()
-            say(f"{output}: {config.training.steps:,} steps")
+            logger.info("%s: trains for %s steps", output, f"{config.training.steps:,}")
             train(config, output, cache=self.cache)
-        if not is_finished(output):  # a signal ends a training in good order; what needs it must not go on
-            say(f"{output}: stopped; the same command goes on from there")
+        if not is_finished(output):  # stopped by a signal
+            logger.info("%s: stopped; run the same command to resume", output)
             raise KeyboardInterrupt
 
-    def model(self, name: str) -> Engine:
+    def engine(self, name: str) -> Engine:
         """The trained model of a system."""
-        if name not in self._models:
+        if name not in self._engines:
             run = self.run(name)
             self._ensure_model(run)
-            self._models = {name: load_engine(run, self.device)}  # one at a time
-        return self._models[name]
+            self._engines = {name: load_engine(run, self.device)}  # one at a time
+        return self._engines[name]
 
     def _ensure_model(self, output: Path) -> None:
         run = RunFolder(output)
@@ -281,9 +288,15 @@ class Reproduction:
         scored: bool = True,
         samples: int | None = None,
     ) -> EvaluationResult:
-        """How a system does: by its own way of writing or another, over its own grid of steps or another.
+        """Evaluates a system, unless that has been done.
 
-        `key` names its folder; not `scored`, samples alone are looked at; `samples` is how many, else the scale's.
+        Args:
+            key: The name of its folder.
+            name: The system.
+            sampling: How to sample; None is as in the main table.
+            steps: T of the bound; None is that of training.
+            scored: Whether to compute likelihoods, or samples only.
+            samples: The number of samples; None is that of the scale.
         """
         plan = self._plan(sampling or self.sampling(name), scored)
         plan = plan if samples is None else replace(plan, samples=samples)
@@ -291,11 +304,11 @@ class Reproduction:
 
     @property
     def test(self) -> str:
-        """The text that is assessed; of the training text itself, what was held out."""
+        """The corpus to evaluate on; of the training corpus itself, what was held out."""
         return self.request.test or self.request.validation or self.request.data
 
     def other_evaluation(self, name: str) -> EvaluationResult:
-        """How likely a system finds the text of another kind; a few samples are written all the same."""
+        """Evaluates a system on the corpus of another domain, with as few samples as possible."""
         assert self.request.other_test is not None
         plan = replace(self._plan(self.sampling(name), scored=True), samples=2)
         return self._evaluation(f"{name}-other-text", name, plan, self.request.other_test)
@@ -303,15 +316,15 @@ class Reproduction:
     def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> EvaluationResult:
         folder = self.output / "evaluations" / key
         if not (folder / "evaluation.json").exists():
-            model = self.model(name)
-            model = model if steps is None else model.with_steps(steps)
-            say(f"{folder}: evaluates")
+            engine = self.engine(name)
+            engine = engine if steps is None else engine.with_steps(steps)
+            logger.info("%s: evaluates", folder)
             with fast_products():
-                evaluate(model, self._material(model, text), plan).save(folder)
+                evaluate(engine, self._evaluation_set(engine, text), plan).save(folder)
         return EvaluationResult.load(folder)
 
     def sampling(self, name: str) -> SamplingRequest:
-        """How a system writes for the main table."""
+        """How a system samples for the main table."""
         system = SYSTEMS[name]
         if not system.objective.has_word_vectors:
             return system.sampling
@@ -323,21 +336,21 @@ class Reproduction:
         )
         return Plan(sampling, self.scale.samples, self.scale.length, budget, scored=scored, seed=self.request.seed)
 
-    def _material(self, model: Engine, name: str) -> EvaluationSet:
-        key = name, model.vocabulary.fingerprint, model.max_length
-        if key not in self._materials:
-            self._materials[key] = open_evaluation_set(model, name, sentences=self.scale.sentences)
-        return self._materials[key]
+    def _evaluation_set(self, engine: Engine, name: str) -> EvaluationSet:
+        key = name, engine.vocabulary.fingerprint, engine.max_length
+        if key not in self._evaluation_sets:
+            self._evaluation_sets[key] = open_evaluation_set(engine, name, sentences=self.scale.sentences)
+        return self._evaluation_sets[key]
 
 
 def _upgraded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of before scales had names of their own."""
+    """Settings of earlier versions, in which scales were called presets."""
     scale = {"tiny": "smoke", "small": "19m", "medium": "34m"}.get(settings.get("preset", ""))
     return settings if scale is None else settings | {"scale": scale}
 
 
 def is_finished(run: Path) -> bool:
-    """Whether there is a run here that was trained and validated to its last step."""
+    """Whether a directory contains a run that was trained and validated to its last step."""
     folder = RunFolder(run)
     if not folder.config.exists():
         return False
@@ -346,7 +359,7 @@ def is_finished(run: Path) -> bool:
 
 
 def _shortened(training: TrainingConfig, steps: int) -> TrainingConfig:
-    """The same in fewer (or more) steps: warm-up and validations keep their share."""
+    """The same training in another number of steps; warm-up and validation intervals scale with it."""
     share = steps / training.steps
     return replace(
         training,
@@ -355,8 +368,3 @@ def _shortened(training: TrainingConfig, steps: int) -> TrainingConfig:
         validate_every=max(1, round(training.validate_every * share)),
         save_every=max(1, round(training.save_every * share)),
     )
-
-
-def say(line: str) -> None:
-    """Tells whoever waits what is being done."""
-    print(line, file=sys.stderr, flush=True)

@@ -5,10 +5,10 @@
     table3    steps, seconds, perplexity
     figure2   the spindle's survival curves of a sentence
     figure3   quality against diversity, over temperature or top-k
-    figure4   validation while training
+    figure4   validation during training
 
-A target says which runs and evaluations it needs and turns them into files: tables as Markdown, LaTeX and JSON,
-pictures as PNG, and beside each picture its numbers as JSON.
+A target requests the runs and evaluations it needs and turns them into files: tables as Markdown, LaTeX and JSON,
+figures as PNG with their numbers as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffusionbert.diffusion.schedules import Mean, Spindle
+from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.metrics import PerSample
 from diffusionbert.evaluation.result import EvaluationResult
@@ -36,26 +36,27 @@ from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.storage.files import read_json, write_json
+from diffusionbert.storage.schema import from_text
 from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import RunEvent, ValidationEvent, events_of
 from diffusionbert.training.run_folder import RunFolder
 
 SENTENCE = "bella is sitting over there ."
-"""The paper's, of figure 2."""
+"""The sentence of the paper's figure 2."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A system and a way in which it is looked at."""
+    """A system and how it is sampled."""
 
     system: str
     sampling: SamplingRequest | None = None
     note: str = ""
-    """What sets it apart from the other rows of the same system."""
+    """What distinguishes it from other rows of the same system."""
 
     @property
     def key(self) -> str:
-        """Names its folder."""
+        """The name of its folder."""
         return self.system + (f"-{self.note.replace(' ', '-')}" if self.note else "")
 
 
@@ -69,7 +70,7 @@ MAIN: tuple[Row, ...] = (
     *(Row(name) for name in ("genmd4", "mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae")),
     *(Row(name) for name in ("decoder", "decoder-pretrained")),
 )
-"""The rows of table 2. DiffuSeq is missing: it wants pairs."""
+"""The rows of table 2. DiffuSeq is missing: it needs pairs."""
 
 
 def table2(reproduction: Reproduction) -> list[Path]:
@@ -87,15 +88,15 @@ def table2(reproduction: Reproduction) -> list[Path]:
     return paths + write_table(reproduction.output / "table2-other-text", compare(results, names=names))
 
 
-def title(row: Row, experiment: RunConfig) -> str:
+def title(row: Row, config: RunConfig) -> str:
     """Method, start, schedule and time, as the columns of the paper's table."""
     system = SYSTEMS[row.system]
     start = "from scratch" if system.start is Start.SCRATCH else "pretrained"
     words = (
         system.title,
         start,
-        experiment.objective.schedule_label,
-        experiment.objective.time_label(experiment.time),
+        config.objective.schedule_label,
+        config.objective.time_label(config.time),
         row.note,
     )
     return ", ".join(word for word in words if word and word != "–")
@@ -104,22 +105,22 @@ def title(row: Row, experiment: RunConfig) -> str:
 BY_STEPS = ("diffusionbert", "diffusionbert-spindle", "diffusion-lm", "bert-mouth", "decoder-pretrained")
 """The systems of table 3."""
 TRADED_OFF = ("diffusionbert", "d3pm", "decoder", "decoder-pretrained")
-"""Of figure 3."""
+"""The systems of figure 3."""
 CONVERGING = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusionbert-pte", "diffusionbert")
-"""Of figure 4."""
+"""The systems of figure 4."""
 
 
-def short_title(system: str, experiment: RunConfig) -> str:
-    """Method and schedule, as in the paper's table of speeds."""
-    schedule = experiment.objective.schedule_label
+def short_title(system: str, config: RunConfig) -> str:
+    """Method and schedule, as in the paper's table 3."""
+    schedule = config.objective.schedule_label
     return SYSTEMS[system].title + ("" if schedule == "–" else f", {schedule}")
 
 
 def table3(reproduction: Reproduction) -> list[Path]:
-    """Steps, seconds, perplexity: a bound over as many steps as are written in."""
+    """Steps, seconds, perplexity; T of the bound is the number of sampling steps."""
     results, names = [], []
     for system in BY_STEPS:
-        for steps in _budgets(reproduction, system):
+        for steps in _step_counts(reproduction, system):
             sampling = _with(reproduction.sampling(system), steps=steps)
             found = reproduction.evaluation(
                 f"{system}-{steps}-steps", system, sampling, steps=steps, samples=reproduction.scale.timed_samples
@@ -129,8 +130,8 @@ def table3(reproduction: Reproduction) -> list[Path]:
     return write_table(reproduction.output / "table3", compare(results, names=names))
 
 
-def _budgets(reproduction: Reproduction, system: str) -> tuple[int, ...]:
-    """BERT-Mouth and the decoder write a token a call; Diffusion-LM, as fast as in table 2, and slower."""
+def _step_counts(reproduction: Reproduction, system: str) -> tuple[int, ...]:
+    """Multiples of the length for BERT-Mouth and the decoder, which generate one token per call."""
     match system:
         case "diffusion-lm":
             return (reproduction.scale.vector_steps, 8 * reproduction.scale.vector_steps)
@@ -139,17 +140,17 @@ def _budgets(reproduction: Reproduction, system: str) -> tuple[int, ...]:
         case "decoder-pretrained":
             return (reproduction.scale.length,)
         case _:
-            return reproduction.scale.budgets
+            return reproduction.scale.step_counts
 
 
 def table1(reproduction: Reproduction) -> list[Path]:
-    """One sentence written by three systems, in 32 steps."""
+    """One sentence generated by three systems in 32 steps."""
     numbers = reproduction.output / "table1.json"
     if not numbers.exists():
         write_json(numbers, denoising.to_json(denoising.denoising_table(_trajectories(reproduction))))
     rows = denoising.from_json(read_json(numbers))
     stem = reproduction.output / "table1"
-    return [*_written(stem, {".md": denoising.to_markdown(rows), ".tex": denoising.to_latex(rows)}), numbers]
+    return [*_write_texts(stem, {".md": denoising.to_markdown(rows), ".tex": denoising.to_latex(rows)}), numbers]
 
 
 def _trajectories(reproduction: Reproduction) -> dict[str, tuple[StreamState, ...]]:
@@ -162,12 +163,12 @@ def _trajectories(reproduction: Reproduction) -> dict[str, tuple[StreamState, ..
     for system, sampler in samplers.items():
         task = Task(length=10, seed=reproduction.request.seed)
         sampling = SamplingRequest(sampler, SamplerConfig(32, top_k=30))
-        found[SYSTEMS[system].title] = tuple(stream(reproduction.model(system), task, sampling))
+        found[SYSTEMS[system].title] = tuple(stream(reproduction.engine(system), task, sampling))
     return found
 
 
 def figure2(reproduction: Reproduction) -> list[Path]:
-    """How likely each word of a sentence is still visible, over time."""
+    """The survival of each token of a sentence over time."""
     numbers = survival(reproduction)
     picture = numbers.with_suffix(".png")
     figures.survival_curves([figures.Survival(**curve) for curve in read_json(numbers)], picture)
@@ -178,18 +179,18 @@ def survival(reproduction: Reproduction) -> Path:
     """The numbers of figure 2."""
     numbers = reproduction.output / "figure2.json"
     if not numbers.exists():
-        write_json(numbers, [asdict(curve) for curve in _survival(reproduction.model("diffusionbert-spindle"))])
+        write_json(numbers, [asdict(curve) for curve in _survival(reproduction.engine("diffusionbert-spindle"))])
     return numbers
 
 
-def _survival(model: Engine) -> list[figures.Survival]:
-    """The paper's curves, with the mean of the sentence itself."""
-    information = model.statistics.information
-    [own] = model.vocabulary.own([SENTENCE])
+def _survival(engine: Engine) -> list[figures.Survival]:
+    """The paper's curves, with the sentence mean."""
+    information = engine.statistics.information
+    [own] = engine.vocabulary.own([SENTENCE])
     relative = information.values[own] / information.values[own].mean()
     t = torch.linspace(0, 1, 101, dtype=torch.float64)
     survival = Spindle(0.3, Mean.SENTENCE).survival(t[:, None], relative[None])
-    words = model.vocabulary.spelled(own)
+    words = engine.vocabulary.spelled(own)
     return [
         figures.Survival(word, tuple(t.tolist()), tuple(survival[:, position].tolist()))
         for position, word in enumerate(words)
@@ -255,7 +256,7 @@ def _real(found: EvaluationResult) -> figures.Tradeoff:
 
 
 def figure4(reproduction: Reproduction) -> list[Path]:
-    """The validation figure while training: pretrained against scratch."""
+    """Validation during training: pretrained against scratch."""
     runs = {name: reproduction.run(name) for name in CONVERGING}
     curves = [curve(run, _system_and_time(name, reproduction.config(name))) for name, run in runs.items()]
     path = reproduction.output / "figure4.png"
@@ -264,7 +265,7 @@ def figure4(reproduction: Reproduction) -> list[Path]:
 
 
 def _system_and_time(system: str, config: RunConfig) -> str:
-    """Method, start and time conditioning; a curve says its schedule itself."""
+    """Method, start and time conditioning; the schedule is part of a curve's own label."""
     start = "from scratch" if SYSTEMS[system].start is Start.SCRATCH else "pretrained"
     return ", ".join(
         word for word in (SYSTEMS[system].title, start, config.objective.time_label(config.time)) if word != "–"
@@ -287,17 +288,25 @@ def curve(run: Path, name: str) -> figures.Curve:
         found[0].kind.value,
         tuple(event.standard_error for event in found),
         None if described is None else described.diffusion_steps,
-        None if described is None else described.schedule,
+        None if described is None or described.schedule is None else _schedule_label(described.schedule),
         None if described is None else described.quantity,
     )
 
 
+def _schedule_label(recorded: str) -> str:
+    """A schedule as tables show it, from its record in a log; the record itself if its class is not installed."""
+    try:
+        return str(from_text(recorded, NoiseSchedule, "schedule"))  # type: ignore[type-abstract]
+    except ValueError:
+        return recorded
+
+
 def write_table(stem: Path, table: Table) -> list[Path]:
     """Writes a table as Markdown, LaTeX and JSON."""
-    return _written(stem, {".md": to_markdown(table), ".tex": to_latex(table), ".json": as_json(table)})
+    return _write_texts(stem, {".md": to_markdown(table), ".tex": to_latex(table), ".json": as_json(table)})
 
 
-def _written(stem: Path, texts: dict[str, str]) -> list[Path]:
+def _write_texts(stem: Path, texts: dict[str, str]) -> list[Path]:
     paths = []
     for suffix, text in texts.items():
         path = stem.with_suffix(suffix)

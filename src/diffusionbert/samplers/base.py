@@ -63,7 +63,7 @@ class Query:
         sent = x_t.select(sequences)
         return cls(sent.tokens, sent.attend, t[sequences], targets[sequences, : sent.tokens.shape[1]])
 
-    def ask(self, network: Network) -> TargetLogProbs:
+    def run(self, network: Network) -> TargetLogProbs:
         """The network's answer."""
         return network(self.tokens, self.attend, self.t, self.targets)
 
@@ -76,7 +76,7 @@ class VectorQuery:
     attend: PositionMask
     t: Times
 
-    def ask(self, network: VectorNetwork) -> Vectors:
+    def run(self, network: VectorNetwork) -> Vectors:
         """The network's answer."""
         return network(self.vectors, self.attend, self.t)
 
@@ -89,7 +89,7 @@ class CausalQuery:
     """The positions that follow those in the cache."""
     cache: KeyValues | None
 
-    def ask(self, network: CausalNetwork) -> tuple[TargetLogProbs, KeyValues]:
+    def run(self, network: CausalNetwork) -> tuple[TargetLogProbs, KeyValues]:
         """The network's answer."""
         return network.read(self.tokens, self.cache)
 
@@ -254,7 +254,7 @@ def sample(sampler: Sampler, context: SamplingContext, network: Any, canvas: Bat
     while not state.done:
         with torch.no_grad():
             query = sampler.query(state)
-            state = sampler.update(state, None if query is None else query.ask(network))
+            state = sampler.update(state, None if query is None else query.run(network))
         yield state
 
 

@@ -27,9 +27,7 @@ def require_writable(folder: Path) -> None:
         with TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise ValueError(
-            f"{str(folder)!r} is not writable ({error.strerror}); choose another --output"
-        ) from None
+        raise ValueError(f"{str(folder)!r} is not writable ({error.strerror}); choose another --output") from None
 
 
 def write_json(path: Path, value: Any) -> None:

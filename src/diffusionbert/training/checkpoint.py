@@ -107,7 +107,8 @@ class Checkpoint:
         if ema:
             with ema.applied_to(module):
                 averages = weights_of(module)
-        header = CheckpointHeader(state, ema.num_updates if ema else 0, LossScale.of(scaler) if scaler and scaler.is_enabled() else None)
+        loss_scale = LossScale.of(scaler) if scaler and scaler.is_enabled() else None
+        header = CheckpointHeader(state, ema.num_updates if ema else 0, loss_scale)
         return cls(header, weights, optimiser_state(optimiser, module), averages)
 
     def write(self, path: Path) -> None:
@@ -132,9 +133,7 @@ class Checkpoint:
             load_tensors(ema) if header.num_ema_updates > 0 or ema.exists() else None,
         )
 
-    def restore(
-        self, module: TrainingModule, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None
-    ) -> None:
+    def restore(self, module: TrainingModule, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None) -> None:
         """Sets parameters, optimiser, EMA and loss scale to those of the checkpoint."""
         if ema and self.ema is None:
             raise ValueError("the run was trained without EMA, which must start at the first step; leave out --ema")
@@ -152,7 +151,7 @@ def newest_complete(run: RunFolder) -> tuple[Path, Checkpoint, str | None]:
     for path in run.resume_candidates():
         try:
             return path, Checkpoint.read(path), next(iter(damage), None)
-        except ValueError as error:
+        except ValueError as error:  # noqa: PERF203 - there are few checkpoints
             damage.append(str(error))
     if damage:
         raise ValueError(f"no checkpoint of {str(run.path)!r} is complete: {damage[0]}")

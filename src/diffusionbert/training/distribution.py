@@ -48,18 +48,15 @@ def gradient_sync(module: nn.Module, *, enabled: bool) -> Iterator[None]:
         yield
 
 
-def micro_batches(batch: Batch, accelerator: Accelerator, micro_tokens: int | None) -> list[Batch]:
-    """This process's share of a global batch, in parts of at most `micro_tokens` tokens."""
-    num_processes, device = accelerator.num_processes, accelerator.device
+def micro_batches(batch: Batch, num_processes: int, process: int, micro_tokens: int | None) -> list[Batch]:
+    """The share of one process in a global batch, in parts of at most `micro_tokens` tokens."""
     num_sequences, length = batch.tokens.shape
     sequences_at_once = max(1, (micro_tokens or batch.tokens.numel()) // max(1, length))
     count = max(1, math.ceil(num_sequences / (num_processes * sequences_at_once)))
     shares = parts(np.arange(num_sequences), num_processes * count)
     # A process without sequences must still exchange gradients: it gets one with nothing editable.
-    return [
-        (batch.select(torch.from_numpy(share)) if len(share) else without_targets(batch.select(torch.tensor([0])))).to(device)
-        for share in shares[accelerator.process_index :: num_processes]
-    ]
+    idle = without_targets(batch.select(torch.tensor([0])))
+    return [batch.select(torch.from_numpy(share)) if len(share) else idle for share in shares[process::num_processes]]
 
 
 def without_targets(batch: Batch) -> Batch:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
 from filelock import FileLock, Timeout
@@ -309,6 +310,8 @@ def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
     if missing:
         name = min(missing)
         raise ValueError(f"the tracker {name!r} is not installed; pip install {name}, or leave out --trackers")
+    if AcceleratorState._shared_state and PartialState().num_processes == 1:
+        AcceleratorState._reset_state()  # or a second run in one process could not change the precision
     return Accelerator(
         cpu=not torch.accelerator.is_available(),  # explicit, or several processes on CPUs would not find each other
         mixed_precision=settings.precision,

@@ -8,9 +8,9 @@
       last.json  best.json       the names of the last and of the best checkpoint
       model/                     the best parameters as a Hugging Face folder (`training.model_folder`)
 
-Every file is written under a temporary name and then renamed, so that a killed process or a full disk leaves the earlier
-files intact. In earlier versions run.json was experiment.json and start/ was beginning/: both are still read. Does not
-depend on the objective or on the data.
+Every file is written under a temporary name and then renamed, so that a killed process or a full disk leaves the
+earlier files intact. In earlier versions run.json was experiment.json and start/ was beginning/: both are still read.
+Does not depend on the objective or on the data.
 """
 
 from __future__ import annotations

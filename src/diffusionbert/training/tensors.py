@@ -1,4 +1,4 @@
-"""Parameters and optimiser state as full CPU tensors by name: gathered from sharded processes, and distributed again."""
+"""Parameters and optimiser state as full CPU tensors by name: gathered from shards, and distributed to them again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The training loop, on Accelerate: any `TrainingModule`, any sequences, one device or several, exact resumption.
 
-A step trains on one *global* batch, which is split over processes and micro-batches. Noise is keyed by example and step,
-and losses are divided by the tokens of the global batch, so that the split changes the speed alone. A step depends on the
-settings, its number, the position in the batch plan, the parameters and the optimiser; torch's generator, from which
-dropout draws, is seeded in every step. A checkpoint holds all of these, so that resuming is exact.
+A step trains on one *global* batch, which is split over processes and micro-batches. Noise is keyed by example and
+step, and losses are divided by the tokens of the global batch, so that the split changes the speed alone. A step
+depends on the settings, its number, the position in the batch plan, the parameters and the optimiser; torch's
+generator, from which dropout draws, is seeded in every step. A checkpoint holds all of these: resuming is exact.
 
 Does not depend on the objective; sequences come from anything with `lengths` and `batch`.
 """
@@ -158,7 +158,9 @@ class Trainer:
         noise = Noise(settings.seed, self.state.step)
         global_batch = noise.stratify(self.sequences.batch(indices.tolist()))
         num_tokens = int(global_batch.num_tokens)
-        batches = micro_batches(global_batch, accelerator, settings.micro_tokens)
+        batches = micro_batches(
+            global_batch, accelerator.num_processes, accelerator.process_index, settings.micro_tokens
+        )
         torch.manual_seed(_dropout_seed(settings.seed, self.state.step, accelerator.process_index))
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate(self.state.step)
@@ -166,7 +168,7 @@ class Trainer:
         for index, batch in enumerate(batches):
             with gradient_sync(self.wrapped, enabled=index == len(batches) - 1), accelerator.autocast():
                 # Gradients are averaged over processes, but parts of a batch are to be added up.
-                loss = self.wrapped(batch, noise, num_tokens / accelerator.num_processes)
+                loss = self.wrapped(batch.to(accelerator.device), noise, num_tokens / accelerator.num_processes)
             accelerator.backward(loss)
             total += loss.detach()
         accelerator.unscale_gradients(self.stepper)
@@ -278,9 +280,9 @@ class Trainer:
         # Without its checkpoint the best validation is useless: the restored parameters are validated anew.
         self.state = state if best.is_dir() else replace(state, best=None)
         self.first_step = self.state.step
-        if damage is not None:
-            self._inform(f"resuming from {path.name}: {damage}")
         if self.accelerator.is_main_process:
+            if damage is not None:
+                logger.warning(f"resuming from {path.name}: {damage}")
             self.run.write_pointer("last", path)
             if best.is_dir():  # the run may have been killed between writing the two pointers
                 self.run.write_pointer("best", best)
