@@ -469,7 +469,7 @@ def test_the_command_prints_problem_cause_and_remedy(quick, tmp_path, capsys):
 
 
 def test_the_command_prints_only_json_on_stdout(quick, capsys):
-    run("--json", "--number=2", "--length=10", "--steps=12", "--top-k=5", "--seed=3")
+    run("--json", "--num-return-sequences=2", "--length=10", "--steps=12", "--top-k=5", "--seed=3")
     plain = json.loads(capsys.readouterr().out)
     assert plain["model"] == "bundled"
     assert [finding["code"] for finding in plain["findings"]] == ["few-samples"]
@@ -480,7 +480,7 @@ def test_the_command_prints_only_json_on_stdout(quick, capsys):
     ("arguments", "message"),
     [
         (["--samples=/nowhere"], "cannot be read"),
-        (["--number=0"], "`number` must be between 1 and 100000, got 0"),
+        (["--num-return-sequences=0"], "`number` must be between 1 and 100000, got 0"),
         (["--sampler=magic"], "unknown sampler"),
         (["--data=/nowhere"], "nowhere"),
     ],

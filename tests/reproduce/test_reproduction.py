@@ -367,7 +367,7 @@ def test_a_missing_device_is_refused_before_training(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "figure2", "--device=nowhere", f"--output={tmp_path / 'none'}"])
     assert caught.value.code == 2
-    assert "--device nowhere is not to be had" in capsys.readouterr().err
+    assert "--device nowhere is not available" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 

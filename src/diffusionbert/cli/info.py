@@ -40,5 +40,6 @@ class Info(WithModel):
         if self.json:
             print_json(facts)
             return
-        for name, value in facts.items():
+        shown = {"parameters": f"{model.num_parameters:,}", "objective": str(engine.config.objective)}
+        for name, value in (facts | shown).items():
             print(f"{name.replace('_', ' '):16} {value}")
