@@ -20,8 +20,7 @@ from diffusionbert.diffusion.shapes import Values
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.model import load
 from diffusionbert.networks.config import Provided, TimeEmbedding
-from diffusionbert.objectives.base import Likelihood
-from diffusionbert.objectives.config import ObjectiveConfig, ScoringQuantities
+from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, ScoringQuantities
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, OrderAgnostic

@@ -28,9 +28,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.causal import (
     CausalModel,
     CausalNetwork,

@@ -27,15 +27,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.objectives.base import Likelihood, TrainingModule
-from diffusionbert.objectives.bert_mouth import BertMouth
-from diffusionbert.objectives.masked_lm import MaskedLM
+from diffusionbert.objectives.masked_lm import BertMouth, MaskedLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic
 from diffusionbert.samplers import State
 from diffusionbert.samplers.gibbs import Gibbs, Order

@@ -34,13 +34,12 @@ from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.objectives.autoregressive import Autoregressive
 from diffusionbert.objectives.base import Likelihood, Objective, TrainingModule
-from diffusionbert.objectives.bert_mouth import BertMouth
 from diffusionbert.objectives.cmlm import CMLM
 from diffusionbert.objectives.continuous_time import ContinuousTime
 from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
 from diffusionbert.objectives.gaussian import GaussianDiffusion
 from diffusionbert.objectives.learned_schedule import LearnedSchedule
-from diffusionbert.objectives.masked_lm import MaskedLM
+from diffusionbert.objectives.masked_lm import BertMouth, MaskedLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.objectives.sundae import Sundae
 from diffusionbert.samplers import last_state

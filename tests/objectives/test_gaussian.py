@@ -24,11 +24,11 @@ from drawing import Drawing, drawing
 from languages import SKEWED, Language
 from torch import Tensor, nn
 
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Cosine, Linear, Spindle, Sqrt, uniform_grid
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.embedding import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.objectives.gaussian import GaussianDiffusion

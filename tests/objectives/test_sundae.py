@@ -25,9 +25,9 @@ from languages import Language, Table
 from scipy import stats
 from torch import Tensor, nn
 
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.objectives import sundae

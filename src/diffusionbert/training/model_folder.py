@@ -33,8 +33,7 @@ from diffusionbert.diffusion.absorbing import LearnedExponents
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.config import Pretrained, TimeEmbedding
 from diffusionbert.networks.loading import FILES, is_causal
-from diffusionbert.objectives.base import Likelihood, TrainingModule
-from diffusionbert.objectives.config import ObjectiveConfig
+from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, TrainingModule
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.hub import HubOptions, locate, quiet
