@@ -93,7 +93,7 @@ class MaskedLM(Objective[Network]):
 #
 # Wang & Cho 2019, "BERT has a mouth, and it must speak", section 2: masked language modelling as a generator.
 #
-#     nats(x0) = Σ_{i=1..n} -log f(x0_i | all other tokens)        the pseudo-log-likelihood (Besag 1975), n calls in all
+#     nats(x0) = Σ_{i=1..n} -log f(x0_i | all other tokens)      the pseudo-log-likelihood (Besag 1975), n calls in all
 #
 # Each token is predicted with all others unmasked, so a sequence costs as if every token but one were known. This is
 # not a distribution over sequences: the n conditionals of a network need not be consistent with any joint
