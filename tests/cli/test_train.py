@@ -95,7 +95,7 @@ def finished(short_run, tmp_path) -> Path:
         (["--system=decoder"], "has backbone bert ("),
         (["--start=nosuch"], "not 'nosuch'"),
         (["--system=bogus"], "unknown system 'bogus'"),
-        (["--steps=1"], "--steps 1; give more"),
+        (["--steps=1"], "`steps` must be more than 3, which the run has reached, got 1"),
     ],
     ids=str,
 )
@@ -172,7 +172,7 @@ def test_settings_that_fail_in_the_first_step_are_not_noted(finished, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["model/notes.txt", "log.jsonl", "checkpoints/mine", "beginning/mine", "last.json", "best.json"]
+    "name", ["model/notes.txt", "log.jsonl", "checkpoints/mine", "start/mine", "beginning/mine", "last.json", "best.json"]
 )
 def test_a_folder_that_is_no_run_is_never_written_over(short_run, tmp_path, refused, name):
     mine = tmp_path / "folder" / name
