@@ -172,7 +172,8 @@ def test_settings_that_fail_in_the_first_step_are_not_noted(finished, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["model/notes.txt", "log.jsonl", "checkpoints/mine", "start/mine", "beginning/mine", "last.json", "best.json"]
+    "name",
+    ["model/notes.txt", "log.jsonl", "checkpoints/mine", "start/mine", "beginning/mine", "last.json", "best.json"],
 )
 def test_a_folder_that_is_no_run_is_never_written_over(short_run, tmp_path, refused, name):
     mine = tmp_path / "folder" / name
