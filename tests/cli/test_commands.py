@@ -32,8 +32,8 @@ from tiny_models import (
 import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli import common
-from diffusionbert.cli.common import coloured, line_of, show_generation
 from diffusionbert.cli.main import Command, main
+from diffusionbert.cli.terminal import coloured, line_of, show_generation
 from diffusionbert.inference.tasks import StreamState
 from diffusionbert.model import Model
 

@@ -1,12 +1,14 @@
-"""`compare`: several evaluations in one table."""
+"""`compare`: evaluations side by side in one table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+from diffusionbert.cli.common import OptionalPath, option
 
 if TYPE_CHECKING:
     from diffusionbert.evaluation.tables import Table
@@ -14,23 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare evaluated systems in one table, with intervals, differences and the best marked where it means something.
+    """Compare evaluations in one table, with intervals and differences, the best marked where that is significant.
 
     Example: diffusionbert compare runs/one runs/two --unit word --format latex
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Run folders, or folders that `evaluate --output` wrote."""
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], option("RUN [RUN ...]")] = ()
+    """Run directories, or directories written by `evaluate --output`."""
     format: Literal["table", "markdown", "json", "latex"] = "table"
-    unit: Literal["token", "word", "byte"] | None = None
-    """The unit of likelihoods; by default tokens if all vocabularies agree, else words."""
-    output: Path | None = None
-    """Write to this file instead of standard output."""
+    """The format of the table."""
+    unit: Annotated[Literal["token", "word", "byte"] | None, option("{token,word,byte}")] = None
+    """The unit of likelihoods. Default: tokens if all vocabularies agree, else words."""
+    output: OptionalPath = None
+    """A file to write to. Default: standard output."""
     json: bool = False
     """The same as --format json."""
 
     def run(self) -> None:
-        """Prints the table or writes it."""
+        """Prints the table or writes it to a file."""
         from diffusionbert.evaluation.compare import compare
         from diffusionbert.likelihood.scores import Unit
 

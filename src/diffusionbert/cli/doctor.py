@@ -5,12 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffusionbert.cli.common import SamplerOptions, WithModel, lines_of, print_json
+from diffusionbert.cli.common import (
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    SamplerOptions,
+    WithModel,
+    lines_of,
+    print_json,
+)
 from diffusionbert.cli.generate import parse_length
 
 if TYPE_CHECKING:
@@ -26,21 +33,23 @@ CORPUS_SENTENCES = 1000
 class Doctor(SamplerOptions, WithModel):
     """Check samples and the model: what is wrong, the likely cause, and which option fixes it.
 
-    Example: diffusionbert doctor --model runs/tiny --data corpus.txt --number 32
+    Example: diffusionbert doctor --model runs/tiny --data corpus.txt --num-return-sequences 32
     """
 
-    samples: Path | None = None
-    """A file of samples, one per line; - is standard input. By default the model generates samples as set below."""
-    data: str | None = None
-    """A corpus that samples should resemble, as for train. By default the statistics stored with the model are used."""
-    field: str | None = None
+    samples: OptionalPath = None
+    """A file of samples, one per line; - is standard input. Default: the model generates them."""
+    data: OptionalText = None
+    """A corpus that samples should resemble, as for train. Default: the statistics stored with the model."""
+    field: OptionalText = None
     """The field of JSON lines that holds the text."""
-    number: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 64
+    num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 64
     """The number of samples to generate."""
     length: str = "corpus"
     """Tokens per sample: a number, a range such as 10-30, or corpus, which draws lengths from the training corpus."""
-    block: int | None = None
+    block: OptionalInt = None
+    """Generate blocks of this many tokens from left to right."""
     seed: int = 0
+    """The seed of the samples."""
 
     def run(self) -> None:
         """Prints measurements and findings; findings do not change the exit code."""
@@ -58,11 +67,11 @@ class Doctor(SamplerOptions, WithModel):
         from diffusionbert.inference.tasks import Task
         from diffusionbert.training.progress import ProgressLine
 
-        task = Task(self.number, parse_length(self.length), seed=self.seed)
+        task = Task(self.num_return_sequences, parse_length(self.length), seed=self.seed)
         sampling = self.request(self.block)
         samples = [] if self.samples is None else lines_of((), self.samples, "samples")
-        with ProgressLine(self.number, visible=not samples and sys.stderr.isatty()) as line:
-            done = iter(range(1, self.number + 1))
+        with ProgressLine(self.num_return_sequences, visible=not samples and sys.stderr.isatty()) as line:
+            done = iter(range(1, self.num_return_sequences + 1))
             return examine(model, task, sampling, samples, corpus, lambda: line.update(next(done), "samples"))
 
     def _corpus(self, model: Engine) -> list[str]:

@@ -1,4 +1,4 @@
-"""`evaluate`: a model on held-out text: likelihood, BLEU, diversity, judges, speed."""
+"""`evaluate`: likelihood, BLEU, diversity, judges and speed of a model on held-out text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from diffusionbert.cli.common import WithModel, print_json, require_device
+from diffusionbert.cli.common import (
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    SamplerOptions,
+    WithModel,
+    option,
+    print_json,
+    require_device,
+)
 from diffusionbert.cli.generate import parse_length
 
 if TYPE_CHECKING:
@@ -17,50 +26,49 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evaluate(WithModel):
-    """Evaluate a model on a corpus: likelihood, BLEU, diversity, judges, speed, each with protocol and interval.
+class Evaluate(SamplerOptions, WithModel):
+    """Evaluate a model on a corpus: likelihood, BLEU, diversity, judges and speed, with protocol and intervals.
 
     Example: diffusionbert evaluate --model runs/tiny --data test.txt --samples 100
     """
 
-    data: str | None = None
-    """A corpus as for train: its test split; of the model's own training text what was held out; else all of it."""
-    split: Literal["validation", "test", "all"] | None = None
-    """Another split of it."""
-    field: str | None = None
+    data: OptionalText = None
+    """The corpus, as for train. Required."""
+    split: Annotated[Literal["validation", "test", "all"] | None, option("{validation,test,all}")] = None
+    """The split of the corpus. Default: test if it has one; what was held out if it is the model's training corpus;
+    else all of it."""
+    field: OptionalText = None
     """The field of JSON lines that holds the text."""
     cased: bool = False
-    """Keep upper case; else as the model was trained."""
+    """Keep upper case, even if the model was trained on lower case."""
     detokenise: bool = False
-    """Undo tokenised text such as LM1B's, also if the model's training did not."""
-    sentences: int | None = None
-    """Number of sentences to score, always the same ones; all by default. BLEU is against all in any case."""
+    """Undo the tokenisation of text such as LM1B's, even if the model's training did not."""
+    sentences: OptionalInt = None
+    """The number of sentences to score, always the same ones. BLEU uses all in any case. Default: all."""
     samples: int = 1000
-    """Number of samples for BLEU and everything else; as many again are generated for self-BLEU."""
-    length: str | None = None
-    """Tokens of a sample: a number, a range such as 10-30, or corpus, which draws lengths from the training text;
-    by default 64, as in the paper, or the model's maximum."""
-    steps: int = 128
-    """Steps from noise to text."""
-    top_k: int | None = 30
-    """Sample from this many likeliest tokens; 0 for all."""
-    sampler: str | None = None
-    """As for generate."""
+    """The number of samples for BLEU and all other metrics; as many again are generated for self-BLEU."""
+    length: OptionalText = None
+    """The number of tokens of a sample: a number, a range such as 10-30, or corpus, which draws it from the lengths of
+    the training corpus. Default: 64, as in the paper, or the model's maximum if that is less."""
+    block: OptionalInt = None
+    """Generate blocks of this many tokens from left to right, for samples longer than the model reads."""
     precision: str = "0.5%"
     """Draw until the half-width of the 95 % interval of the perplexity is this share of it: 0.5% or 0.005."""
     max_draws: int = 256
     """The maximum number of draws per sentence."""
-    judge: str | None = None
+    judge: OptionalText = None
     """A causal language model (folder, .gguf file or Hub name) for generative perplexity."""
     mauve: bool = False
     """Compare samples with real sentences by MAUVE, on features of GPT-2 or, if that is not available, the judge."""
     conventions: bool = False
     """Report the likelihood in every convention of the LM1B literature."""
     modelled_length: bool = False
-    """Add -log p(length) to each sentence's nats; by default the length is given."""
+    """Add -log p(length) to the nats of each sentence."""
     seed: int = 0
-    output: Path | None = None
-    """Folder for evaluation.json, scores.safetensors and samples.txt; by default a run folder's evaluation/."""
+    """The seed of draws and samples."""
+    output: OptionalPath = None
+    """The directory for evaluation.json, scores.safetensors and samples.txt. Default: evaluation/ in the run
+    directory, if the model is one."""
     overwrite: bool = False
     """Replace an existing evaluation."""
 
@@ -71,6 +79,7 @@ class Evaluate(WithModel):
         if self.data is None:
             raise ValueError("--data is missing; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
         output, length = self._output(), None if self.length is None else parse_length(self.length) or "corpus"
+        request = self.request(self.block)
         require_device(self.device)
         with _progress_bars() as progress:
             result = evaluate(
@@ -85,7 +94,10 @@ class Evaluate(WithModel):
                 length=length,
                 steps=self.steps,
                 sampler=self.sampler,
-                top_k=self.top_k or None,
+                temperature=self.temperature,
+                top_k=request.config.top_k,
+                top_p=self.top_p,
+                block=self.block,
                 precision=_share(self.precision),
                 max_draws=self.max_draws,
                 judge=self.judge,
@@ -115,7 +127,7 @@ class Evaluate(WithModel):
 
 
 def _share(given: str) -> float:
-    """0.5% or 0.005."""
+    """Parses 0.5% or 0.005."""
     number, percent = given.removesuffix("%"), given.endswith("%")
     try:
         return float(number) / (100 if percent else 1)
@@ -139,7 +151,7 @@ def _progress_bars() -> Iterator[ProgressCallback]:
 
         def update(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                for task in tasks.values():  # work that stopped early is done, too
+                for task in tasks.values():  # also work that stopped early
                     progress.remove_task(task)
                 tasks.clear()
                 tasks[what] = progress.add_task(what, total=total)

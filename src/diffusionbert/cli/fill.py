@@ -1,13 +1,13 @@
-"""`fill`: blanks of texts, filled jointly."""
+"""`fill`: fills the blanks of texts jointly."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import WithModel, lines_of, print_json, printable
+from diffusionbert.cli.common import OptionalPath, WithModel, Words, lines_of, option, print_json, printable
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,18 @@ class Fill(WithModel):
     Example: diffusionbert fill "paris is [BLANK] of france ." --num-alternatives 3
     """
 
-    texts: tyro.conf.Positional[tuple[str, ...]] = ()
+    texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
-    file: Path | None = None
-    """Or a file of them, one per line; - is the standard input."""
+    file: OptionalPath = None
+    """A file of texts, one per line, in place of arguments; - is standard input."""
     num_alternatives: int = 1
-    """Print so many fillings per text, best first, with their nats."""
+    """The number of fillings per text, best first; more than one are printed with their nats."""
     max_blank_tokens: int = 4
-    """The most tokens of a [BLANK]."""
-    forbid: tuple[str, ...] = ()
+    """The maximum number of tokens of a [BLANK]."""
+    forbid: Words = ()
     """Words that must not be generated; the text around the blanks may contain them."""
     seed: int = 0
-    """Of the random part of the search."""
+    """The seed of the random part of the search."""
 
     def run(self) -> None:
         """Prints one filling per line."""

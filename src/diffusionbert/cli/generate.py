@@ -1,4 +1,4 @@
-"""`generate`: texts from nothing, after a prompt, around words, or in answer to a source."""
+"""`generate`: unconditional, prompted, constrained and sequence-to-sequence generation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffusionbert.cli.common import SamplerOptions, WithModel, print_json, printable
+from diffusionbert.cli.common import (
+    OptionalInt,
+    OptionalText,
+    SamplerOptions,
+    WithModel,
+    Words,
+    option,
+    print_json,
+    printable,
+)
 
 if TYPE_CHECKING:
     from diffusionbert.inference.tasks import Task
@@ -16,35 +25,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generate(SamplerOptions, WithModel):
-    """Generate texts: from nothing, after a prompt, or around words that must occur.
+    """Generate texts, unconditionally or after a prompt, with words that must or must not occur.
 
     Example: diffusionbert generate "once upon a time" -n 4 --max-new-tokens 20
     """
 
-    prompts: tyro.conf.Positional[tuple[str, ...]] = ()
-    """How texts begin; each prompt gets -n texts. None starts from nothing."""
+    prompts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[PROMPT ...]")] = ()
+    """Prompts in quotes, each of which gets -n texts. Default: no prompt."""
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
-    """Texts per prompt."""
+    """The number of texts per prompt."""
     length: str = "corpus"
-    """Tokens of a text, prompt included: a number, a range such as 10-30, or corpus, which draws lengths from the
-    training corpus."""
-    max_new_tokens: int | None = None
-    """Tokens after the prompt, in place of --length."""
-    block: int | None = None
-    """Generate blocks of so many tokens from left to right, for texts longer than the model reads at once."""
-    include: tuple[str, ...] = ()
+    """The number of tokens of a text, prompt included: a number, a range such as 10-30, or corpus, which draws it from
+    the lengths of the training corpus."""
+    max_new_tokens: OptionalInt = None
+    """The number of tokens after the prompt, in place of --length."""
+    block: OptionalInt = None
+    """Generate blocks of this many tokens from left to right, for texts longer than the model reads. Default: all
+    tokens at once."""
+    include: Words = ()
     """Words that must occur."""
-    forbid: tuple[str, ...] = ()
+    forbid: Words = ()
     """Words that must not be generated; a prompt may contain them."""
-    source: str | None = None
-    """The text to answer, for models trained on pairs."""
+    source: OptionalText = None
+    """The source text, for models trained on pairs."""
     num_candidates: int = 1
-    """With --source: generate so many answers and print the one that agrees most with the others (minimum Bayes
-    risk)."""
+    """With --source: generate this many candidates per text and print the one that agrees most with the others
+    (minimum Bayes risk)."""
     watch: bool = False
-    """Show one text being generated, in place on a terminal."""
-    seed: int | None = None
-    """The same seed gives the same texts; by default a fresh one."""
+    """Show every state of one text while it is generated; on a terminal in place."""
+    seed: OptionalInt = None
+    """The same seed gives the same texts. Default: a random one."""
 
     def run(self) -> None:
         """Prints one text per line."""
@@ -57,7 +67,7 @@ class Generate(SamplerOptions, WithModel):
         if self.watch:
             from rich.console import Console
 
-            from diffusionbert.cli.common import show_generation
+            from diffusionbert.cli.terminal import show_generation
             from diffusionbert.inference.generate import stream
 
             show_generation(stream(model.engine, tasks[0], request), Console(highlight=False))

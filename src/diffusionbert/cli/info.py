@@ -1,4 +1,4 @@
-"""`info`: what a model is, and what this machine has."""
+"""`info`: describes a model and the versions in use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from diffusionbert.cli.common import WithModel, print_json
 
 @dataclass(frozen=True)
 class Info(WithModel):
-    """Say what a model is, and what it runs on.
+    """Describe a model: size, objective, maximum length, device and versions.
 
     Example: diffusionbert info --model runs/tiny
     """
 
     def run(self) -> None:
-        """Prints one fact a line."""
+        """Prints one fact per line."""
         import torch
         import transformers
 
@@ -26,12 +26,12 @@ class Info(WithModel):
         engine = model.engine
         facts = {
             "model": model.name,
-            "weights": model.num_parameters,
+            "parameters": model.num_parameters,
             "vocabulary": engine.vocabulary.size,
-            "longest_text": model.max_length,
+            "max_length": model.max_length,
             "time": engine.config.time.value,
             "objective": to_json(engine.config.objective),
-            "knows_lengths": engine.length_histogram is not None,
+            "length_histogram": engine.length_histogram is not None,
             "device": str(model.device),
             "diffusionbert": __version__,
             "torch": torch.__version__,
@@ -41,4 +41,4 @@ class Info(WithModel):
             print_json(facts)
             return
         for name, value in facts.items():
-            print(f"{name.replace('_', ' '):14} {value}")
+            print(f"{name.replace('_', ' '):16} {value}")

@@ -36,8 +36,9 @@ from diffusionbert.cli.train import Train
 from diffusionbert.reporting import set_verbosity
 
 ABOUT = (
-    "Masked language models that generate text. Anywhere: --plugin MODULE imports registered parts of your own, "
-    "--verbosity debug|info|warning|error; --version."
+    "Masked diffusion language models: train, generate, fill, score and compare. Options of all commands: --plugin "
+    "MODULE imports a module that registers schedules, samplers or objectives; --verbosity debug|info|warning|error "
+    "chooses the messages on standard error (default: info). --version prints the version."
 )
 Command = (
     Annotated[Generate, subcommand(name="generate")]
@@ -59,16 +60,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs a command.
 
     Args:
-        arguments: The words of the command line; None takes them from the process.
+        arguments: The arguments of the command line; None takes them from the process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
         print(f"diffusionbert {__version__}")
         return
-    # Threads that wait by spinning take the core from those that work. It must be set before torch starts.
+    # Threads that wait by spinning block those that compute. This must be set before torch starts.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 loses nothing
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     try:
         words, (plugins, levels) = _taken(words, "--plugin", "--verbosity")
         command = _parsed(words)
@@ -76,8 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
         for module in plugins:
             _import_plugin(module)
         command.run()
-    except BrokenPipeError:  # the reader of our output has read enough
-        sys.stderr.close()  # the interpreter would complain once more
+    except BrokenPipeError:  # the reader of the output has closed the pipe
+        sys.stderr.close()  # else the interpreter reports it again at exit
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -114,21 +115,27 @@ def _import_plugin(module: str) -> None:
 
 
 def _parsed(arguments: list[str] | None) -> Any:
-    """The command with its options; what tyro says of wrong ones in a box is said in one line."""
-    said = io.StringIO()
+    """The command with its options; tyro's error in a box becomes one line."""
+    printed = io.StringIO()
     try:
-        with redirect_stderr(said):
-            command: Any = tyro.cli(Command, prog="diffusionbert", args=arguments, description=ABOUT)
+        with redirect_stderr(printed):
+            command: Any = tyro.cli(
+                Command,
+                prog="diffusionbert",
+                args=arguments,
+                description=ABOUT,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
     except SystemExit as end:
         if not end.code:
             raise
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())  # colours, on a terminal
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())  # colours of a terminal
         lines = [line.strip("│| ") for line in plain.splitlines()]
-        # Below its title, which a terminal without box characters has a rule under, and up to the rule below which
-        # tyro shows the help of the command.
+        # The message stands below the title, with a rule between them on terminals without box characters, and above
+        # the rule that precedes the help of the command.
         below = itertools.dropwhile(_is_rule, lines[1:])
-        told = itertools.takewhile(lambda line: not _is_rule(line), below)
-        raise ValueError(f"{' '.join(told)}; see diffusionbert --help") from None
+        message = itertools.takewhile(lambda line: not _is_rule(line), below)
+        raise ValueError(f"{' '.join(message)}; see diffusionbert --help") from None
     return command
 
 

@@ -8,31 +8,32 @@ from typing import Literal
 
 import tyro
 
-from diffusionbert.cli.common import print_json, require_device
+from diffusionbert.cli.common import OptionalPath, OptionalText, print_json, require_device
 from diffusionbert.reproduce.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(Request):
-    """Reproduce a table or a figure of the paper: train what is missing, evaluate it, write tables and pictures.
+    """Reproduce a table or figure of the paper: train what is missing, evaluate it, write tables and figures.
 
     Example: diffusionbert reproduce table2 --scale smoke --output reproduction
     """
 
     target: tyro.conf.Positional[Literal["table1", "table2", "table3", "figure2", "figure3", "figure4", "all"]]
     """table1: a sentence denoised by three systems. table2: main results. table3: steps, seconds, perplexity.
-    figure2: spindle curves. figure3: quality and diversity. figure4: validation while training."""
+    figure2: spindle curves. figure3: quality and diversity. figure4: validation curves."""
     output: Path = Path("reproduction")
-    """Where runs, evaluations, tables and pictures go. A second call goes on there, and skips what is finished."""
-    device: str | None = None
-    """For evaluations: cpu, cuda, …; else a GPU if there is one."""
-    cache: Path | None = None
-    """Where encoded corpora are kept."""
+    """The directory for runs, evaluations, tables and figures. A second call continues there and skips what is
+    finished."""
+    device: OptionalText = None
+    """The device of evaluations: cpu, cuda, … Default: a GPU if there is one."""
+    cache: OptionalPath = None
+    """The directory for encoded corpora. Default: the user's cache directory."""
     json: bool = False
-    """Print the paths of what was written as JSON, and nothing else."""
+    """Print the paths of the written files as JSON, and nothing else, on standard output."""
 
     def run(self) -> None:
-        """Prints tables, and where everything is."""
+        """Prints the tables and the paths of all files."""
         from diffusionbert.reproduce.figures import require_matplotlib
         from diffusionbert.reproduce.reproduction import Reproduction
         from diffusionbert.reproduce.targets import TARGETS

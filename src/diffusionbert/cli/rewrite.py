@@ -1,14 +1,23 @@
-"""`rewrite`: a share of a text's tokens generated again."""
+"""`rewrite`: masks a share of a text's tokens and generates them again."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import SamplerOptions, WithModel, lines_of, print_json, printable
+from diffusionbert.cli.common import (
+    OptionalInt,
+    OptionalPath,
+    SamplerOptions,
+    WithModel,
+    Words,
+    lines_of,
+    option,
+    print_json,
+    printable,
+)
 
 
 @dataclass(frozen=True)
@@ -18,21 +27,21 @@ class Rewrite(SamplerOptions, WithModel):
     Example: diffusionbert rewrite "the king was born in london ." --strength 0.4 -n 3
     """
 
-    texts: tyro.conf.Positional[tuple[str, ...]] = ()
+    texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
-    file: Path | None = None
-    """Or a file of them, one per line; - is the standard input."""
+    file: OptionalPath = None
+    """A file of texts, one per line, in place of arguments; - is standard input."""
     strength: float = 0.4
-    """The share of tokens that is masked, in (0, 1]."""
+    """The share of tokens to mask, in (0, 1]."""
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
-    """Rewritings per text."""
-    forbid: tuple[str, ...] = ()
-    """Words that are replaced wherever they occur, and not generated."""
-    seed: int | None = None
-    """The same seed gives the same texts; by default a fresh one."""
+    """The number of rewritten texts per text."""
+    forbid: Words = ()
+    """Words to replace wherever they occur; they are not generated."""
+    seed: OptionalInt = None
+    """The same seed gives the same texts. Default: a random one."""
 
     def run(self) -> None:
-        """Prints one rewriting per line."""
+        """Prints one rewritten text per line."""
         from diffusionbert.inference.generate import generate
         from diffusionbert.inference.tasks import Task
         from diffusionbert.model import fresh_seed

@@ -1,14 +1,13 @@
-"""`score`: how much sentences surprise a model."""
+"""`score`: the likelihood of texts under a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffusionbert.cli.common import WithModel, lines_of, print_json, printable
+from diffusionbert.cli.common import OptionalPath, WithModel, lines_of, option, print_json, printable
 
 if TYPE_CHECKING:
     from diffusionbert.inference.tasks import TextScore
@@ -16,52 +15,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Score(WithModel):
-    """Score sentences: nats, perplexities and bits per byte, each with what it is and how sure it is.
+    """Score texts: nats, perplexities and bits per byte, with the kind of likelihood and an interval.
 
     Example: diffusionbert score "the capital of france is paris ." "paris the is france capital of ."
     """
 
-    texts: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Sentences in quotes."""
-    file: Path | None = None
-    """Or a file of them, one a line; - is the standard input."""
+    texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
+    """Texts in quotes."""
+    file: OptionalPath = None
+    """A file of texts, one per line, in place of arguments; - is standard input."""
     tokens: bool = False
-    """Show what each token costs."""
+    """Show the nats of each token."""
     precision: float = 0.05
-    """Draw until the 95 % interval of the perplexity is this narrow, relative to it, or 256 draws are made."""
+    """Draw until the 95 % interval of the perplexity of all texts is this narrow, relative to it; at most 256 draws."""
     seed: int = 0
+    """The seed of the draws."""
 
     def run(self) -> None:
-        """Prints one sentence a line."""
+        """Prints the texts with their scores."""
         from diffusionbert.inference.score import token_nats
 
-        texts = lines_of(self.texts, self.file, "sentences")
+        texts = lines_of(self.texts, self.file, "texts")
         model = self.loaded()
         scores = model.score(texts, precision=self.precision, seed=self.seed)
         for score in scores:
-            surprise = token_nats(model.engine, score.text, seed=self.seed) if self.tokens else None
+            tokens = token_nats(model.engine, score.text, seed=self.seed) if self.tokens else None
             if self.json:
-                print_json(score.to_json() | ({} if surprise is None else {"tokens": surprise}))
+                print_json(score.to_json() | ({} if tokens is None else {"tokens": tokens}))
             else:
-                _show(score, surprise)
+                _show(score, tokens)
 
 
-def _show(score: TextScore, surprise: list[tuple[str, float]] | None) -> None:
+def _show(score: TextScore, tokens: list[tuple[str, float]] | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from diffusionbert.cli.common import coloured
+    from diffusionbert.cli.terminal import coloured
 
     low, high = score.ci95
     console = Console(highlight=False)
-    pieces = None if surprise is None else [(printable(piece), nats) for piece, nats in surprise]
+    pieces = None if tokens is None else [(printable(token), nats) for token, nats in tokens]
     line = Text(printable(score.text)) if pieces is None else coloured(pieces)
     console.print(line, soft_wrap=True)
     console.print(
-        f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.4g} a token, "
-        f"{score.perplexity_per_word:.4g} a word, {score.bits_per_byte:.2f} bits a byte "
+        f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.4g} per token, "
+        f"{score.perplexity_per_word:.4g} per word, {score.bits_per_byte:.2f} bits per byte "
         f"({score.likelihood.value}, {score.protocol.definition}, {score.protocol.num_draws} draws)"
-        + (f"; {score.num_unknown} unknown to the vocabulary" if score.num_unknown else ""),
+        + (f"; {score.num_unknown} unknown tokens" if score.num_unknown else ""),
         style="dim",
         soft_wrap=True,
         markup=False,

@@ -299,7 +299,7 @@ def _few(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
             Severity.NOTE,
             f"{symptoms.samples} samples with {symptoms.tokens} tokens are too few to judge frequencies and lengths",
             "frequencies of few tokens have a high variance",
-            f"--number 64, or a file of {LEAST_SAMPLES} lines and {LEAST_TOKENS} tokens or more",
+            f"--num-return-sequences 64, or a file of {LEAST_SAMPLES} lines and {LEAST_TOKENS} tokens or more",
             {"samples": symptoms.samples, "tokens": symptoms.tokens},
         )
 

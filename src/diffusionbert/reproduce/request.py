@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
+
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,20 +20,21 @@ class Request:
     minutes per system on one GPU. 34m: 33.8M parameters."""
     data: str = "pydoc"
     """The training corpus, as for train."""
-    validation: str | None = None
-    """A validation corpus; by default a share of the data is held out."""
-    test: str | None = None
-    """The corpus to evaluate on; by default that of --validation, or what training held out."""
-    other_test: str | None = None
+    validation: OptionalText = None
+    """A validation corpus. Default: a share of the data is held out."""
+    test: OptionalText = None
+    """The corpus to evaluate on. Default: that of --validation, or what training held out."""
+    other_test: OptionalText = None
     """A corpus of another domain, on which likelihoods are computed as well."""
-    pretraining_data: str | None = None
-    """The corpus on which the networks to start from are pretrained; by default the same as data."""
-    masked: str | None = None
-    """A masked language model to start from; by default one is pretrained."""
-    decoder: str | None = None
-    """A causal language model to start from; by default one is pretrained."""
-    vocabulary: str | None = None
-    """A model folder or Hub name whose vocabulary all systems use; by default that of the masked language model."""
-    steps: int | None = None
-    """Training steps of every system; by default those of the scale."""
+    pretraining_data: OptionalText = None
+    """The corpus on which the networks to start from are pretrained. Default: the same as data."""
+    masked: OptionalText = None
+    """A masked language model to start from. Default: one is pretrained."""
+    decoder: OptionalText = None
+    """A causal language model to start from. Default: one is pretrained."""
+    vocabulary: OptionalText = None
+    """A model folder or Hub name whose vocabulary all systems use. Default: that of the masked language model."""
+    steps: OptionalInt = None
+    """Training steps of every system. Default: those of the scale."""
     seed: int = 0
+    """The seed of training, draws and samples."""
