@@ -13,6 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from folder_graph import PACKAGE, find_cycle, folder_graph
 
 FACADE = {"__init__", "__main__", "model", "recipes", "registry", "reporting"}
+ORDER = [
+    *("storage", "diffusion", "networks", "samplers", "objectives", "likelihood", "data", "training", "inference"),
+    *("evaluation", "reproduce", "cli"),
+]
+"""A folder may import those before it."""
 LATE = {"workflows", "reproduce", "serve", "cli", "__init__", "__main__", "model", "recipes"}
 
 
@@ -33,6 +38,14 @@ def test_only_late_folders_import_the_facade() -> None:
             assert others.isdisjoint({"model", "recipes", "__main__"}), node
     assert graph["registry"] == set()
     assert graph["reporting"] == set()
+
+
+def test_folders_import_earlier_folders_only() -> None:
+    graph = folder_graph()
+    for number, folder in enumerate(ORDER):
+        assert graph[folder] & set(ORDER) <= set(ORDER[:number]), folder
+    assert {node for node in graph if node not in FACADE} == set(ORDER)
+    assert graph["data"] <= {"storage", "diffusion", "registry", "reporting"}
 
 
 def test_a_cycle_is_found() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import io
 import json
 import math
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import typing
@@ -32,7 +35,12 @@ from tiny_models import (
 import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli import common
-from diffusionbert.cli.main import Command, main
+from diffusionbert.cli.evaluate import Evaluate
+from diffusionbert.cli.fill import Fill
+from diffusionbert.cli.generate import Generate
+from diffusionbert.cli.main import Command, main, parse_arguments
+from diffusionbert.cli.rewrite import Rewrite
+from diffusionbert.cli.score import Score
 from diffusionbert.cli.terminal import coloured, line_of, show_generation
 from diffusionbert.inference.tasks import StreamState
 from diffusionbert.model import Model
@@ -208,6 +216,33 @@ def test_a_plain_masked_model_writes_without_training(objects):
         assert all(each["calls"] <= 7 for each in written)
 
 
+def test_several_prompts_get_their_texts_one_after_another(objects, tiny):
+    options = ["-n", "2", "--length", "7", "--seed", "1", *tiny]
+    both = objects("generate", "the king", "nobody", *options)
+    assert [each["prompt"] for each in both] == ["the king"] * 2 + ["nobody"] * 2
+    assert both == objects("generate", "the king", *options) + objects("generate", "nobody", *options)
+
+
+def test_max_new_tokens_do_not_count_the_prompt(objects, tiny):
+    [generated] = objects("generate", "the old king", "--max-new-tokens", "5", *tiny)
+    assert generated["length"] == 8
+
+
+def test_without_a_seed_texts_differ_and_state_their_seed(objects, tiny):
+    one, other = (objects("generate", "--length", "12", *tiny)[0] for _ in range(2))
+    assert one["seed"] != other["seed"]
+    assert objects("generate", "--length", "12", "--seed", str(one["seed"]), *tiny) == [one]
+
+
+def test_rewrite_reads_texts_from_arguments_and_files(objects, tiny, tmp_path):
+    (tmp_path / "texts.txt").write_text(f"{SENTENCE}\nnobody met the sea again .\n")
+    options = ["-n", "2", "--seed", "0", "--strength", "0.5", *tiny]
+    found = objects("rewrite", "--file", str(tmp_path / "texts.txt"), *options)
+    assert [each["input"] for each in found] == [SENTENCE] * 2 + ["nobody met the sea again ."] * 2
+    assert found[:2] == objects("rewrite", SENTENCE, *options)
+    assert [each["text"] for each in found[:2]] == trained().rewrite(SENTENCE, 0.5, num_return_sequences=2, seed=0)
+
+
 # ---- fill -----------------------------------------------------------------------------------------------------------
 
 
@@ -351,22 +386,74 @@ def test_an_infinite_number_is_still_json(objects, tiny, monkeypatch):
 def test_info_says_what_a_model_is(run, objects):
     [facts] = objects("info")
     assert facts["model"] == "bundled"
-    assert facts["weights"] == sum(parameter.numel() for parameter in bundled().engine.network.parameters())
-    assert (facts["vocabulary"], facts["longest_text"], facts["knows_lengths"]) == (16_000, 126, True)
+    assert facts["parameters"] == sum(parameter.numel() for parameter in bundled().engine.network.parameters())
+    assert (facts["vocabulary"], facts["max_length"], facts["length_histogram"]) == (16_000, 126, True)
     printed = run("info", "--model", str(run_of("spindle-layers")))
     assert "spindle" in printed
     assert re.search(r"^time +layers$", printed, re.MULTILINE)
-    assert re.search(r"^longest text +22$", printed, re.MULTILINE)
+    assert re.search(r"^max length +22$", printed, re.MULTILINE)
+
+
+@pytest.fixture
+def help_of(capsys, monkeypatch):
+    """The `--help` of a command, on a wide terminal."""
+
+    def help_of(*command: str) -> str:
+        monkeypatch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as caught:
+            main([*command, "--help"])
+        assert not caught.value.code
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return help_of
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_that_is_understood(capsys, command):
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    assert not caught.value.code
-    printed = capsys.readouterr()
-    assert f"Example: diffusionbert {command} " in printed.out
-    assert printed.err == ""
+def test_help_has_an_example_that_is_understood(help_of, command):
+    shown = help_of(command)
+    [example] = re.findall(rf"^ *Example: diffusionbert ({command} .*)$", shown, re.MULTILINE)
+    assert type(parse_arguments(shlex.split(example))).__name__.lower() == command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_a_text_for_every_option(help_of, command):
+    shown = help_of(command)
+    lines = [re.sub(r"^[│ ]+|[│ ]+$", "", line) for line in shown[shown.index("-h, --help ") :].splitlines()]
+    entries = re.split(r"\n(?=-[a-z-])", "\n".join(lines))
+    assert len(entries) > 1
+    for entry in entries:
+        assert "None" not in entry
+        assert "(default: )" not in entry
+        text = re.sub(r"\s*\((default: \S+|required)\)\s*$", "", entry)
+        words = re.sub(r"\s*\n\s*", "  ", text).partition("  ")[2]
+        assert len(words.split()) >= 2, entry
+
+
+def test_the_commands_have_the_defaults_of_the_library():
+    for command, function in (
+        (Generate, Model.generate),
+        (Rewrite, Model.rewrite),
+        (Fill, Model.fill),
+        (Score, Model.score),
+        (Evaluate, diffusionbert.evaluate),
+    ):
+        defaults = {name: given.default for name, given in inspect.signature(function).parameters.items()}
+        options = {field.name: field.default for field in dataclasses.fields(command)}
+        spelled = {"length": {"corpus": None}, "num_alternatives": {1: None}, "precision": {"0.5%": 0.005}}
+        if command is Rewrite:
+            spelled["num_return_sequences"] = {1: None}
+        shared = (defaults.keys() & options.keys()) - {"texts", "data"}
+        assert len(shared) >= 2
+        for name in shared:
+            assert spelled.get(name, {}).get(options[name], options[name]) == defaults[name], (command, name)
+
+
+def test_top_level_help_names_commands_and_common_options(help_of):
+    shown = help_of()
+    for name in (*COMMANDS, "--plugin", "--verbosity", "--version"):
+        assert name in shown
 
 
 def test_the_version_is_told(run):
@@ -393,6 +480,65 @@ def test_help_does_not_wait_for_torch():
     done = subprocess.run([sys.executable, "-c", QUICK, *COMMANDS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 2  # seconds of one core, for all commands together
+
+
+PLUGIN = """
+from dataclasses import dataclass
+
+import diffusionbert
+from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.base import Sampler
+
+@diffusionbert.register("half-hearted")
+@dataclass(frozen=True)
+class HalfHearted(Sampler):
+    def resolve(self, context):
+        return Ancestral().resolve(context)
+
+    def start(self, *_):
+        raise NotImplementedError
+
+    query = update = start
+"""
+
+
+def run_module(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "diffusionbert", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_plugin_registers_parts_of_ones_own(tmp_path, tiny):
+    (tmp_path / "my_plugin.py").write_text(PLUGIN)
+    options = ["generate", "--length", "6", "--seed", "1", "--steps", "4", *tiny]
+    own = run_module("--plugin", "my_plugin", *options, "--sampler", "half-hearted", cwd=tmp_path)
+    assert (own.returncode, own.stderr) == (0, "")
+    assert own.stdout == run_module(*options, "--sampler", "ancestral", "--plugin=my_plugin", cwd=tmp_path).stdout
+    without = run_module(*options, "--sampler", "half-hearted", cwd=tmp_path)
+    assert without.returncode == 2
+    assert "unknown sampler 'half-hearted'" in without.stderr
+
+
+def test_wrong_plugins_and_verbosities_are_rejected_in_one_line(wrong):
+    assert "--plugin no_such_module cannot be imported" in wrong("info", "--plugin", "no_such_module")
+    assert "--plugin needs a value" in wrong("info", "--plugin")
+    assert "must be one of debug, info, warning, error, got 'loud'" in wrong("info", "--verbosity", "loud")
+
+
+def test_verbosity_chooses_the_messages_on_stderr(capsys, tmp_path):
+    small = ["--width=16", "--layers=1", "--vocabulary=512", "--steps=1", f"--data={corpus()}"]
+    for level, expected in (("info", True), ("error", False)):
+        capsys.readouterr()
+        main(["train", f"--output={tmp_path / level}", f"--cache={tmp_path / 'cache'}", *small, "--verbosity", level])
+        printed = capsys.readouterr()
+        assert ("training text: " in printed.err) == expected
+        assert "model in" in printed.out
+
+
+def test_python_m_diffusionbert_is_the_command_line(tiny):
+    done = run_module("generate", "--length", "5", "--seed", "1", *tiny)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == trained().generate(length=5, seed=1)[0] + "\n"
 
 
 # ---- wrong use ------------------------------------------------------------------------------------------------------
@@ -499,7 +645,7 @@ def test_generate_refuses_in_one_line(wrong, tiny, options, message):
         ([SENTENCE, "--strength", "1.5"], "strength"),
         ([SENTENCE, "--length", "5"], "--length"),
         ([SENTENCE, "-n", "0"], "0"),
-        ([SENTENCE, "--forbid", ""], "'' is no word"),
+        ([SENTENCE, "--forbid", ""], "words to include or forbid must not be empty"),
         (["king " * 30], "has 30 tokens, but this model reads at most 22; shorten it"),
         ([SENTENCE, "--file", "x"], "give one of the two"),
     ],

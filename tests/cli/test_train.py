@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from diffusionbert.cli.main import main
+from diffusionbert.cli.main import main, parse_arguments
+from diffusionbert.cli.train_run import configure
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
 
@@ -231,6 +232,7 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
         (["--batch-sequences=0"], "--batch-sequences) must be >= 1, got 0"),
         (["--layers=0"], "`layers` of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
+        (["--compile", "--no-compile"], "--compile and --no-compile exclude each other"),
         (["--dropout=1.5"], "`dropout` must lie in [0, 1), got 1.5"),
         (["--hybrid=-1"], "(--hybrid), must be 0 or more, got -1.0"),
         (["--diffusion-steps=0"], "must be 1 or more (--diffusion-steps), got 0"),
@@ -287,9 +289,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert caught.value.code == 130
     said = capsys.readouterr()
     assert "stopped at step 3; --resume continues from there" in said.err
-    assert said.out.strip().endswith(
-        f"step 3, not validated yet; its parameters as they are in {tmp_path / 'run' / 'model'}"
-    )
+    assert said.out.strip().endswith(f"step 3, not validated yet; current parameters in {tmp_path / 'run' / 'model'}")
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "| training | 3 of 9 steps" in card
     assert "not validated" in card
@@ -330,3 +330,9 @@ def test_a_tracker_that_is_not_installed_is_named_at_once(short_run, tmp_path, c
     assert len(said) == 1
     assert tracker in said[0]
     assert not (tmp_path / "run").exists()
+
+
+def test_no_compile_overrides_the_preset():
+    common = "train", "--output=run", "--data=pydoc", "--preset=wiki-small"
+    assert configure(parse_arguments([*common])).training.compile
+    assert not configure(parse_arguments([*common, "--no-compile"])).training.compile

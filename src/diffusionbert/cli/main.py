@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     try:
         words, (plugins, levels) = _taken(words, "--plugin", "--verbosity")
-        command = _parsed(words)
+        command = parse_arguments(words)
         set_verbosity(levels[-1] if levels else "info")
         for module in plugins:
             _import_plugin(module)
@@ -114,7 +114,7 @@ def _import_plugin(module: str) -> None:
         raise ValueError(f"--plugin {module} cannot be imported ({error}); give the name of a Python module") from None
 
 
-def _parsed(arguments: list[str] | None) -> Any:
+def parse_arguments(arguments: list[str] | None) -> Any:
     """The command with its options; tyro's error in a box becomes one line."""
     printed = io.StringIO()
     try:

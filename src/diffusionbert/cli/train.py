@@ -78,7 +78,9 @@ class Run:
     precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None
     """Mixed precision. Default: the preset's."""
     compile: bool = False
-    """Compile the network with torch.compile."""
+    """Compile the network with torch.compile, as the wiki presets do."""
+    no_compile: bool = False
+    """Do not compile the network, even if the preset does."""
     sharded: bool = False
     """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: OptionalInt = None

@@ -1,4 +1,4 @@
-"""Runs `train` and `pretrain`: options become a configuration, and the configuration a run."""
+"""Runs `train` and `pretrain`: turns their options into a configuration and trains it."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ _SIZES = "layers", "width", "heads", "dropout"
 
 
 def start(options: Run) -> None:
-    """Trains by the options, and reports where the model is."""
-    config = _resumed(options) if options.resume else _configured(options)
+    """Trains and reports where the model is."""
+    config = _resumed(options) if options.resume else configure(options)
     _require_pairs(options, config)
     run = train(config, options.output, cache=options.cache, resume=options.resume, auto=options.auto)
     if run.is_main_process:
         _report(options, run)
-    if run.is_stopped:  # a script must not continue after half a training
+    if run.is_stopped:  # a script must not continue after an unfinished run
         raise KeyboardInterrupt
 
 
 # ---- a new run ------------------------------------------------------------------------------------------------------
 
 
-def _configured(options: Run) -> RunConfig:
-    """The configuration that the options ask for."""
+def configure(options: Run) -> RunConfig:
+    """The configuration of a new run."""
     config = _changed_training(options, _base(options))
     data = _changed(options, config.data)
     config = replace(config, data=replace(data, lower=False) if options.cased else data)
     if any(getattr(options, name) is not None for name in _SIZES):
         if config.backbone.pretrained is not None:
             raise ValueError(
-                "a trained network has its own layers, width, heads and dropout; leave them out, or start from scratch"
+                "--layers, --width, --heads and --dropout are for new networks; leave them out, or start from scratch"
             )
         config = replace(config, backbone=_changed(options, config.backbone))
     return _changed_objective(options, config) if isinstance(options, Train) else config
@@ -67,7 +67,7 @@ def _base(options: Run) -> RunConfig:
         config = RunConfig.from_json(read_json(options.config), options.config.name)
         return config if options.data is None else replace(config, data=replace(config.data, corpus=options.data))
     if options.data is None:
-        raise ValueError("there is no --data; give a text file, or pydoc for the English that ships with Python")
+        raise ValueError("--data is missing; give a text file, or pydoc for the documentation of Python")
     if isinstance(options, Pretrain):
         return pretraining(name, options.data, decoder=options.decoder)
     assert isinstance(options, Train)
@@ -75,7 +75,7 @@ def _base(options: Run) -> RunConfig:
 
 
 def _changed(options: Run, settings: Any) -> Any:
-    """Settings with those replaced that the command line names."""
+    """The settings with the fields replaced that the options set."""
     names = {field.name for field in fields(settings)}
     values = {name: getattr(options, name) for name in vars(options) if name in names}
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
@@ -83,8 +83,12 @@ def _changed(options: Run, settings: Any) -> Any:
 
 
 def _changed_training(options: Run, config: RunConfig) -> RunConfig:
-    """The configuration with those settings of training replaced that the command line names."""
+    """The configuration with the training settings replaced that the options set."""
     training = _changed(options, config.training)
+    if options.compile and options.no_compile:
+        raise ValueError("--compile and --no-compile exclude each other; give one of them")
+    if options.no_compile:
+        training = replace(training, compile=False)
     if options.batch_tokens is not None and options.batch_sequences is not None:
         raise ValueError("--batch-tokens and --batch-sequences exclude each other; give one of them")
     if options.batch_tokens is not None:
@@ -95,7 +99,7 @@ def _changed_training(options: Run, config: RunConfig) -> RunConfig:
 
 
 def _changed_objective(options: Train, config: RunConfig) -> RunConfig:
-    """The configuration with the objective and the time embedding that the command line names."""
+    """The configuration with the objective and time embedding that the options set."""
     objective = config.objective
     if options.objective is not None:
         objective = _chosen_objective(options.objective, objective)
@@ -121,7 +125,7 @@ def _changed_objective(options: Train, config: RunConfig) -> RunConfig:
 
 
 def _chosen_objective(text: str, current: ObjectiveConfig) -> ObjectiveConfig:
-    """The objective that a text names; if it is the current one, settings that the text leaves out stay."""
+    """The objective that a text names; if it is the current one, settings that the text leaves out are kept."""
     chosen: ObjectiveConfig = _member(text, ObjectiveConfig, "--objective")
     if type(chosen) is not type(current):
         return chosen
@@ -136,41 +140,41 @@ def _member(text: str | None, family: Any, flag: str) -> Any:
 
 
 def _require_pairs(options: Run, config: RunConfig) -> None:
-    """Refuses single sentences for a system that is trained on pairs."""
+    """Raises ValueError if a system that is trained on pairs gets single sentences."""
     system = SYSTEMS.get(options.system or "") if isinstance(options, Train) else None
     if system and system.needs_pairs and not open_corpus(config.data, Split.TRAIN).paired:
-        raise ValueError(f"{system.title} needs pairs, and {config.data.corpus!r} has none; give a .tsv file")
+        raise ValueError(f"{system.title} needs pairs, but {config.data.corpus!r} has none; give a .tsv file")
 
 
 # ---- a resumed run --------------------------------------------------------------------------------------------------
 
 
 def _resumed(options: Run) -> RunConfig:
-    """The configuration of the run, with those settings of training replaced that the command line names.
+    """The configuration of the run to resume, with the training settings replaced that the options set.
 
-    The command may be the one that began the run: an option that is not of training is refused only if the run has it
-    otherwise.
+    The command may repeat the options that started the run: another option than one of training is rejected only if its
+    value differs from the run's.
     """
     stored = stored_config(options.output)
-    free = {field.name for field in fields(stored.training)} | {"batch_tokens", "batch_sequences"}
+    free = {field.name for field in fields(stored.training)} | {"batch_tokens", "batch_sequences", "no_compile"}
     free |= {"output", "auto", "resume", "push", "cache"}
     given = {field.name for field in fields(options) if getattr(options, field.name) != field.default} - free
     if given:
-        requested = _configured(_as_begun(options, stored))
+        requested = configure(_as_started(options, stored))
         different = next(_differences(given, requested, stored), None)
         if different is not None:
             name, mine, theirs = different
             raise ValueError(
-                f"the run in {str(options.output)!r} has {name} {_shown(theirs)}, not {_shown(mine)}, and that cannot "
-                "change; give --resume settings of training alone, or choose another --output"
+                f"the run in {str(options.output)!r} has {name} {_shown(theirs)}, not {_shown(mine)}, which cannot "
+                "change; give only training settings with --resume, or choose another --output"
             )
     return _changed_training(options, stored)
 
 
-def _as_begun(options: Run, stored: RunConfig) -> Run:
-    """The options with the text of the run, unless they name one, and with the very model from which it started.
+def _as_started(options: Run, stored: RunConfig) -> Run:
+    """The options with the corpus of the run, unless they name one, and with the model that it started from.
 
-    That may be gone, and a run directory then no longer says that its model was meant.
+    The start may be gone; a run directory as `start` then no longer resolves to its model.
     """
     if options.config is None:
         options = replace(options, data=options.data or stored.data.corpus)
@@ -188,7 +192,7 @@ def _shown(value: Any) -> str:
 
 
 def _differences(given: set[str], requested: RunConfig, stored: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """What a run has otherwise than these options ask for: name, asked, stored. Other settings are not compared."""
+    """Yields the name, requested value and stored value of each given option that differs from the run."""
     named = given | {field for option, field in (("data", "corpus"), ("cased", "lower")) if option in given}
     if "start" in given:
         named |= {"name_or_path", "vocabulary"}
@@ -216,12 +220,12 @@ def _differences(given: set[str], requested: RunConfig, stored: RunConfig) -> It
 
 
 def _report(options: Run, run: TrainingRun) -> None:
-    """Reports where the model is; pushes it if asked to, and if it was trained to its end."""
+    """Prints where the model is, and pushes it if that was asked for and the run is complete."""
     state, model = run.state, RunFolder(options.output).model
     if state.is_validated:
         best = "none" if state.best is None else f"{state.best:.4f} per token at step {state.best_step}"
         print(f"{options.output}: step {state.step}, best validation {best}; model in {model}")
     else:
-        print(f"{options.output}: step {state.step}, not validated yet; its parameters as they are in {model}")
+        print(f"{options.output}: step {state.step}, not validated yet; current parameters in {model}")
     if options.push and not run.is_stopped:
         print(f"pushed to {push_model(model, options.push)}")
