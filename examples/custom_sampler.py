@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 import diffusionbert as db
-from diffusionbert.diffusion.categorical import draw
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, TargetLogProbs
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.samplers import Query, Sampler, SamplingContext, State
 
 

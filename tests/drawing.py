@@ -10,10 +10,10 @@ from backbones import MASK
 from torch import Tensor
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.samplers import (
     Sampler,
     SamplerConfig,

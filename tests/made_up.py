@@ -22,15 +22,12 @@ from diffusionbert.evaluation.result import (
     TextMetrics,
     Weights,
 )
-from diffusionbert.likelihood.protocol import Protocol
-from diffusionbert.likelihood.scores import Estimate, PointEstimate, Scores
+from diffusionbert.likelihood.scores import Estimate, PointEstimate, Protocol, Scores
 from diffusionbert.objectives.base import Likelihood
-from diffusionbert.storage.code_version import CodeVersion
-from diffusionbert.storage.component import Component
-from diffusionbert.storage.files import write_json
+from diffusionbert.storage.files import CodeVersion, write_json
+from diffusionbert.storage.schema import Component
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
-from diffusionbert.training.description import ModelDescription
-from diffusionbert.training.log import Event, TrainEvent, ValidationEvent, append
+from diffusionbert.training.log import Event, ModelDescription, TrainEvent, ValidationEvent, append
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS / "results"), str(BENCHMARKS)]  # their scripts are no package

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import runpy
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +18,7 @@ from diffusionbert.diffusion.shapes import Values
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.model import load
 from diffusionbert.networks.config import Provided, TimeEmbedding
-from diffusionbert.objectives.base import Likelihood
-from diffusionbert.objectives.config import ObjectiveConfig, ScoringQuantities
+from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, ScoringQuantities
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, OrderAgnostic
@@ -197,9 +194,3 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path):
     files = [path / "model" / "model.safetensors" for path in (first.path, tmp_path / "again")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert (other.training.steps, other.objective) == (3, DiscreteTimeConfig(Spindle(0.2), 5))
-
-
-def test_the_example_of_a_schedule_runs(capsys):
-    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "custom_schedule.py"))
-    example["main"](steps=2)
-    assert "power-of-time (power = 2.0)" in capsys.readouterr().out

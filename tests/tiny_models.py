@@ -18,13 +18,12 @@ from diffusionbert.diffusion.schedules import Cosine, Mean, Spindle
 from diffusionbert.model import Model, load
 from diffusionbert.networks.config import NewBert, NewDecoder, TimeEmbedding
 from diffusionbert.objectives.autoregressive import AutoregressiveConfig
-from diffusionbert.objectives.bert_mouth import BertMouthConfig
 from diffusionbert.objectives.cmlm import CMLMConfig
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.objectives.gaussian import GaussianConfig
 from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
-from diffusionbert.objectives.masked_lm import MaskedLMConfig
+from diffusionbert.objectives.masked_lm import BertMouthConfig, MaskedLMConfig
 from diffusionbert.objectives.order_agnostic import OrderAgnosticConfig
 from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.training.batches import TokenBudget

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from diffusionbert.recipes import train
     from diffusionbert.registry import register
     from diffusionbert.reporting import set_verbosity
-    from diffusionbert.samplers.config import SamplerConfig
+    from diffusionbert.samplers.base import SamplerConfig
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 ]
 _HOMES = {
     "Model": "model",
-    "SamplerConfig": "samplers.config",
+    "SamplerConfig": "samplers.base",
     "compare": "evaluation.compare",
     "evaluate": "model",
     "load": "model",

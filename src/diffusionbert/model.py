@@ -33,9 +33,8 @@ from diffusionbert.inference.tasks import (
 )
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.reporting import Progress, no_progress, require_type
-from diffusionbert.samplers.base import Sampler
-from diffusionbert.samplers.config import SamplerConfig
-from diffusionbert.samplers.request import SamplingRequest, parse_sampler
+from diffusionbert.samplers.base import Sampler, SamplerConfig
+from diffusionbert.samplers.config import SamplingRequest, parse_sampler
 from diffusionbert.storage.files import require_writable
 from diffusionbert.storage.hub import HubOptions
 from diffusionbert.training.model_folder import push_model

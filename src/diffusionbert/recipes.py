@@ -21,14 +21,13 @@ from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, Sqrt
 from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.config import BackboneConfig, NewBert, Pretrained, TimeEmbedding
 from diffusionbert.objectives.autoregressive import AutoregressiveConfig
-from diffusionbert.objectives.bert_mouth import BertMouthConfig
+from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.cmlm import CMLMConfig
-from diffusionbert.objectives.config import ObjectiveConfig
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.objectives.gaussian import GaussianConfig
 from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
-from diffusionbert.objectives.masked_lm import MaskedLMConfig
+from diffusionbert.objectives.masked_lm import BertMouthConfig, MaskedLMConfig
 from diffusionbert.objectives.order_agnostic import OrderAgnosticConfig
 from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.samplers import SamplerConfig, SamplingRequest

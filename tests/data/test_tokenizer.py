@@ -30,7 +30,7 @@ from diffusionbert.data.files import Pair
 from diffusionbert.data.sources import Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.schedules import TokenInformation
-from diffusionbert.storage import cache as cache_module
+from diffusionbert.storage import files as cache_module
 
 
 def bert_like() -> Vocabulary:

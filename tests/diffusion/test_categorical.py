@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from diffusionbert.diffusion.categorical import LogitsWarper, draw, log_prob_of
 from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.tokens import LogitsWarper, draw, log_prob_of
 
 LOG_P = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05]).log()[None]
 

@@ -12,7 +12,6 @@ import torch
 from languages import Language, Table
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
@@ -28,6 +27,7 @@ from diffusionbert.diffusion.schedules import (
     uniform_grid,
 )
 from diffusionbert.diffusion.shapes import Batch, sequence_index
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.diffusion.uniform import Uniform
 
 LANGUAGE = Language.random(num_words=3, length=2, seed=5)

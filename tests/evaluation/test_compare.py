@@ -33,8 +33,7 @@ from diffusionbert.evaluation.tables import (
     to_markdown,
     to_terminal,
 )
-from diffusionbert.likelihood.protocol import Length, Protocol
-from diffusionbert.likelihood.scores import Estimate, Scores, Unit, paired_bootstrap
+from diffusionbert.likelihood.scores import Estimate, Length, Protocol, Scores, Unit, paired_bootstrap
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
 
 SENTENCES = 60

@@ -19,10 +19,10 @@ from diffusionbert.cli.doctor import Doctor
 from diffusionbert.data.corpus import parse_corpus
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper, draw
 from diffusionbert.diffusion.rng import Purpose
 from diffusionbert.diffusion.schedules import Cosine, Linear, TokenInformation
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper, draw
 from diffusionbert.evaluation import doctor
 from diffusionbert.evaluation.doctor import Severity, diagnose
 from diffusionbert.evaluation.symptoms import Case, Reference, examine, measure, read, unmask_times
@@ -33,9 +33,8 @@ from diffusionbert.model import Model
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.samplers import Sampler
-from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.ancestral import Ancestral, after_step, query_grid, start_grid
 from diffusionbert.samplers.mask_predict import MaskPredict
-from diffusionbert.samplers.time_grid import after_step, query_grid, start_grid
 from diffusionbert.training.model_folder import BUNDLED
 
 FLAT = tuple((position + 1) / 20 for position in range(20))

@@ -25,11 +25,10 @@ from diffusionbert.data.canvas import Sentences
 from diffusionbert.data.cleaning import AS_IT_IS, Cleaning, detokenise
 from diffusionbert.data.corpus import parse_corpus
 from diffusionbert.data.sources import Split
-from diffusionbert.diffusion.categorical import log_prob_of
 from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
 from diffusionbert.diffusion.shapes import per_position
-from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.evaluation.conventions import Basis, ConventionScale, conventions
+from diffusionbert.diffusion.tokens import TokenStatistics, log_prob_of
+from diffusionbert.evaluation.conventions import Basis, ConventionScale, PackedSequences, conventions
 from diffusionbert.evaluation.dataset import Trained, evaluation_corpus, read_evaluation_set, sha256_of
 from diffusionbert.evaluation.evaluate import (
     Plan,
@@ -48,32 +47,38 @@ from diffusionbert.evaluation.metrics import (
     self_bleu4,
     token_entropy,
 )
-from diffusionbert.evaluation.packing import PackedSequences
 from diffusionbert.evaluation.result import EvaluationResult, mean_with_interval
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.generate import generate
 from diffusionbert.inference.score import estimate_nats
 from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
-from diffusionbert.likelihood.protocol import Length, Protocol
 from diffusionbert.likelihood.scores import (
     Estimate,
+    Length,
     LikelihoodRates,
     PointEstimate,
+    Protocol,
     Scores,
     paired_bootstrap,
 )
 from diffusionbert.networks.config import TimeEmbedding
-from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
-from diffusionbert.objectives.config import CONTINUOUS, GRID, NO_LIKELIHOOD, ScoringQuantities
+from diffusionbert.objectives.base import (
+    CONTINUOUS,
+    GRID,
+    NO_LIKELIHOOD,
+    Estimator,
+    Likelihood,
+    LikelihoodDefinition,
+    ScoringQuantities,
+    TimeGrid,
+)
 from diffusionbert.objectives.continuous_time import ContinuousTime, ContinuousTimeConfig
 from diffusionbert.objectives.discrete_time import DiscreteTime, DiscreteTimeConfig, Quantity
 from diffusionbert.objectives.masked_lm import MaskedLMConfig
 from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticConfig, OrderAgnosticGrid
-from diffusionbert.storage.code_version import code_version
-from diffusionbert.storage.component import Component
-from diffusionbert.storage.files import load_tensors, read_json, save_tensors
-from diffusionbert.storage.schema import to_json
+from diffusionbert.storage.files import code_version, load_tensors, read_json, save_tensors
+from diffusionbert.storage.schema import Component, to_json
 from diffusionbert.training.config import DataConfig
 from diffusionbert.training.run_folder import RunFolder
 

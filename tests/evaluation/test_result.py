@@ -15,12 +15,10 @@ from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.result import EvaluationResult
-from diffusionbert.likelihood.protocol import Interval, Length, Limit
-from diffusionbert.likelihood.scores import LikelihoodRates
+from diffusionbert.likelihood.scores import Interval, Length, LikelihoodRates, Limit
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
-from diffusionbert.storage.code_version import code_version
-from diffusionbert.storage.component import Component
-from diffusionbert.storage.files import load_tensors, save_tensors
+from diffusionbert.storage.files import code_version, load_tensors, save_tensors
+from diffusionbert.storage.schema import Component
 
 OLD = Path(__file__).parent.parent / "data_files" / "evaluation_format_1"
 """The bundled model on 24 sentences, as version 0.1.0.dev0 wrote it."""

@@ -14,12 +14,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch
-from diffusionbert.inference.blanks import Gap, fill_gaps
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.inference.constraints import Constrained
-from diffusionbert.inference.filling import SearchBudget, TokenFilling, _Search, fill, filling_nats
+from diffusionbert.inference.filling import Gap, SearchBudget, TokenFilling, _Search, fill, fill_gaps, filling_nats
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from diffusionbert.inference.score import token_nats
 from diffusionbert.model import Model, load
 from diffusionbert.objectives.base import Likelihood
-from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import Component
 from diffusionbert.training.run import train
 
 SENTENCE = "the old king saw the city of paris today ."

@@ -30,10 +30,13 @@ from diffusionbert.likelihood.estimate import (
     surprise,
 )
 from diffusionbert.likelihood.intervals import student_quantile
-from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
 from diffusionbert.likelihood.scores import (
+    Interval,
+    Length,
     LikelihoodRates,
     LikelihoodSummary,
+    Limit,
+    Protocol,
     Scores,
     Unit,
     paired_bootstrap,
@@ -50,8 +53,7 @@ from diffusionbert.objectives.base import (
 from diffusionbert.objectives.continuous_time import ContinuousTime
 from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
 from diffusionbert.objectives.order_agnostic import OrderAgnostic
-from diffusionbert.storage.component import Component
-from diffusionbert.storage.schema import from_json, to_json
+from diffusionbert.storage.schema import Component, from_json, to_json
 
 LANGUAGE = Language.random(3, 2, seed=6)
 GRID = uniform_grid(8)

@@ -41,9 +41,8 @@ from transformers.utils import logging as transformers_logging
 
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
-from diffusionbert.networks.base import Network, distribution
+from diffusionbert.networks.base import HEADS, Network, distribution, head_of
 from diffusionbert.networks.causal import new_decoder
-from diffusionbert.networks.heads import HEADS, head_of
 from diffusionbert.networks.loading import load_causal_lm, load_masked_lm, require_reopenable
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -353,9 +354,16 @@ def compile_as_a_whole(architecture: str, way: str) -> None:
 
 def test_a_network_compiles_once_and_as_a_whole():
     """In a process of its own, because the compiler cannot trace the shape checks that tests put into all functions."""
-    code = "import test_conditioning as test\nfor each in test.COMPILED: test.compile_as_a_whole(*each)"
+    code = "import test_time_conditioning as test\nfor each in test.COMPILED: test.compile_as_a_whole(*each)"
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        cwd=here,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""The decoder: what it answers is the bare model's, its nats are exact, and it writes what it says."""
+"""The decoder: its outputs are those of the bare model, its nats are exact, and samples follow its distribution."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.causal import (
     CausalModel,
     CausalNetwork,
@@ -76,7 +76,7 @@ DECODERS |= {name: partial(AutoModelForCausalLM.from_config, config) for name, c
 
 
 def decoder_of(kind: str) -> PreTrainedModel:
-    """Weights far larger than a real initialisation: what should change the answer changes it visibly."""
+    """Parameters far larger than a real initialisation, so that every input changes the output measurably."""
     backbone = DECODERS[kind]().eval()
     for parameter in backbone.parameters():
         if parameter.dim() > 1:
@@ -89,7 +89,7 @@ def model_of(kind: str = "gpt2") -> CausalModel:
 
 
 def sentences(lengths: tuple[int, ...] = (9, 6, 4), seed: int = 0) -> Batch:
-    """Rows `[CLS] … [SEP]` of these lengths, padded at the end."""
+    """Sequences `[CLS] … [SEP]` of these lengths, padded at the end."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(lengths), max(lengths))
     tokens = torch.randint(NUM_SPECIAL, NUM_TOKENIZER_IDS, size, generator=generator)
@@ -101,7 +101,7 @@ def sentences(lengths: tuple[int, ...] = (9, 6, 4), seed: int = 0) -> Batch:
 
 
 def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
-    """What the model itself says of what follows each place, with a mask over padding."""
+    """The bare model's distribution of the token after each position, with a mask over padding."""
     logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
     padded = nn.functional.pad(tokenizer_allowed(), (0, VOCAB_SIZE - NUM_TOKENIZER_IDS))
     return logits.masked_fill(~padded, -torch.inf).log_softmax(-1)
@@ -111,7 +111,7 @@ def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-def test_a_place_is_answered_by_the_bare_model_at_the_place_before(kind):
+def test_predictions_are_those_of_the_bare_model_at_the_position_before(kind):
     model, batch = model_of(kind).double(), sentences()
     targets = batch.attend & (torch.rand(batch.tokens.shape) < 0.6)
     targets[:, 0] = False
@@ -122,7 +122,7 @@ def test_a_place_is_answered_by_the_bare_model_at_the_place_before(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_is_causal_without_a_mask(kind, monkeypatch):
-    """Fused kernels are for this case alone; a mask of L × L places would be made for every row with padding."""
+    """The fused kernel needs it; otherwise a mask of L × L positions would be made for every sequence with padding."""
     model, batch, seen = model_of(kind), sentences(), []
     real = nn.functional.scaled_dot_product_attention
 
@@ -141,7 +141,7 @@ def test_attention_is_causal_without_a_mask(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_head_sees_asked_places_alone(kind):
+def test_the_head_runs_at_target_positions_only(kind):
     model, batch, sizes = model_of(kind), sentences(), []
     head = model.backbone.get_output_embeddings()
     head.register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape[:-1])))
@@ -159,7 +159,7 @@ def test_scoring_keeps_no_keys_and_values():
     assert [cache is None for cache in kept] == [True, False]
 
 
-def test_the_answer_is_a_distribution_over_writable_tokens_in_single_precision_or_better():
+def test_the_output_is_a_distribution_over_allowed_tokens_in_float32_or_better():
     model, batch = model_of(), sentences()
     for dtype, expected in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64,) * 2):
         log_p = model.to(dtype)(batch.tokens, batch.attend, batch.editable)
@@ -169,7 +169,7 @@ def test_the_answer_is_a_distribution_over_writable_tokens_in_single_precision_o
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-def test_reading_part_by_part_is_reading_at_once(kind):
+def test_reading_in_parts_equals_reading_at_once(kind):
     """With a cache and without, and with a cache of some sequences; reading never changes a cache."""
     model = model_of(kind).double()
     batch = sentences((9, 9, 9, 9))
@@ -200,7 +200,7 @@ def test_threads_share_a_decoder(kind):
         assert torch.equal(actual, alone)
 
 
-def test_what_a_decoder_cannot_answer_is_refused():
+def test_inputs_that_a_decoder_cannot_predict_are_refused():
     model, batch = model_of(), sentences()
     with pytest.raises(ValueError, match=r"first position of a sequence is a target.*begin sequences with a token"):
         model(batch.tokens, batch.attend, batch.attend)
@@ -212,13 +212,13 @@ def test_what_a_decoder_cannot_answer_is_refused():
     _, cache = model.read(long.tokens[:, :PLACES], None)
     with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {PLACES}"):
         model.read(long.tokens[:, PLACES:], cache)
-    with pytest.raises(ValueError, match="there is nothing to read"):
+    with pytest.raises(ValueError, match="`tokens` must have at least one token per sequence, got none"):
         model.read(long.tokens[:, :0], None)
     with pytest.raises(ValueError, match="GPT2Model has no output head"):
         CausalModel(GPT2Model(model.backbone.config), tokenizer_allowed())
 
 
-def test_a_new_decoder_is_as_large_as_a_bert_and_its_head_is_its_table_of_words():
+def test_a_new_decoder_has_the_size_of_a_bert_and_tied_embeddings():
     decoder = new_decoder(VOCAB_SIZE, 3, 32, 4, 0.1, PLACES, pad_id=0, bos_id=CLS, eos_id=SEP)
     bert = BertModel(BertConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128))
     assert sum(map(torch.numel, decoder.transformer.h.parameters())) == sum(map(torch.numel, bert.encoder.parameters()))
@@ -234,7 +234,7 @@ def test_a_new_decoder_is_as_large_as_a_bert_and_its_head_is_its_table_of_words(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_room_for_new_ids_changes_nothing_else(kind):
+def test_embeddings_for_new_ids_leave_the_others_unchanged(kind):
     backbone, batch = decoder_of(kind), sentences()
     expected = CausalModel(backbone, tokenizer_allowed())(batch.tokens, batch.attend, batch.editable)
     assert make_room(backbone, VOCAB_SIZE - 1).config.vocab_size == VOCAB_SIZE
@@ -264,7 +264,7 @@ LANGUAGE = Language.random(WORDS, LENGTH)
 
 
 def of_language() -> CausalModel:
-    """A decoder over the words 0, 1, 2; 3 is the mask."""
+    """A decoder over the tokens 0, 1, 2; 3 is the mask."""
     decoder = new_decoder(WORDS + 3, 1, 16, 2, 0.0, 8, pad_id=END)
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.7)
@@ -272,7 +272,7 @@ def of_language() -> CausalModel:
 
 
 def framed(inner: Tensor, editable: Tensor | None = None) -> Batch:
-    """Rows `[BEGIN] words [END]`."""
+    """Sequences `[BEGIN] tokens [END]`."""
     tokens = nn.functional.pad(nn.functional.pad(inner, (1, 0), value=BEGIN), (0, 1), value=END)
     positions = torch.ones_like(inner, dtype=torch.bool) if editable is None else editable.expand_as(inner)
     return Batch.of(tokens, nn.functional.pad(positions, (1, 1)))
@@ -283,14 +283,14 @@ def nats_of(model: CausalModel, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_all_sentences_of_a_length_have_probability_one_together(length):
+def test_the_probabilities_of_all_sentences_of_a_length_sum_to_1(length):
     every = torch.tensor(list(itertools.product(range(WORDS), repeat=length)))
     total = nats_of(of_language(), framed(every)).sum(dim=1).neg().exp().sum()
     assert float(total) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("frozen", [[0], [1], [2], [0, 2]])
-def test_so_have_all_that_keep_what_is_frozen(frozen):
+def test_the_probabilities_of_all_sentences_with_the_same_frozen_tokens_sum_to_1(frozen):
     editable = torch.ones(LENGTH, dtype=torch.bool)
     editable[frozen] = False
     every = LANGUAGE.sentences[(LANGUAGE.sentences[:, frozen] == 1).all(dim=1)]
@@ -300,7 +300,7 @@ def test_so_have_all_that_keep_what_is_frozen(frozen):
 
 
 def test_nats_are_those_of_the_chain_rule():
-    """Each prefix on its own, through the bare model, so that nothing behind can be seen."""
+    """Each prefix by itself through the bare model, so that nothing after it can be seen."""
     model, batch = of_language(), framed(LANGUAGE.sentences[:7])
     nats = nats_of(model, batch)
     assert nats.dtype == torch.float64
@@ -310,7 +310,7 @@ def test_nats_are_those_of_the_chain_rule():
     assert not nats[:, [0, -1]].any()
 
 
-def test_nothing_is_random():
+def test_nats_do_not_depend_on_the_noise():
     model, batch, objective = of_language(), framed(LANGUAGE.sentences), Autoregressive()
     assert objective.likelihood is Likelihood.EXACT
     nats = objective.nats(model, batch, Noise(0))
@@ -326,8 +326,8 @@ def method_of() -> TrainingModule:
     return TrainingModule(model_of(), Autoregressive())
 
 
-def test_parts_of_a_batch_add_up_to_the_whole():
-    """Rows of other lengths beside it, and the padding they bring, do not matter."""
+def test_the_losses_of_parts_add_up_to_that_of_the_batch():
+    """Other sequences in the batch, and the padding they cause, do not matter."""
     tested, whole = method_of(), sentences((9, 4, 6, 3, 7))
     tested(whole, Noise(1), whole.num_tokens).backward()
     expected = [parameter.grad.clone() for parameter in tested.parameters()]
@@ -359,7 +359,7 @@ def test_it_learns_a_language_down_to_its_entropy_and_no_further():
     assert LANGUAGE.entropy + 0.5 < LENGTH * math.log(WORDS)
 
 
-def test_saved_and_loaded_weights_give_the_same_nats():
+def test_saved_and_loaded_parameters_give_the_same_nats():
     tested, whole = method_of(), sentences()
     fresh = TrainingModule(CausalModel(DECODERS["gpt2"]().eval(), tokenizer_allowed()), Autoregressive())
     assert not torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
@@ -387,7 +387,7 @@ def left_to_right(**settings: Any) -> Drawing:
 
 
 def agrees(written: Tensor, candidates: Tensor, probability: Tensor) -> bool:
-    """Whether these rows come from a distribution over candidates, none being anything else."""
+    """Whether these sequences follow a distribution over candidates."""
     is_candidate = (written[:, None] == candidates[None]).all(dim=2)
     assert bool(is_candidate.any(dim=1).all())
     counts, expected = is_candidate.sum(dim=0), probability * len(written)
@@ -395,7 +395,7 @@ def agrees(written: Tensor, candidates: Tensor, probability: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("frozen", [[], [0], [1], [0, 1], [2]])
-def test_texts_are_written_as_often_as_they_are_probable(frozen):
+def test_samples_follow_the_probabilities(frozen):
     model, editable = of_language(), torch.ones(LENGTH, dtype=torch.bool)
     editable[frozen] = False
     every = LANGUAGE.sentences[(LANGUAGE.sentences[:, frozen] == 1).all(dim=1)]
@@ -407,7 +407,7 @@ def test_texts_are_written_as_often_as_they_are_probable(frozen):
 
 
 @pytest.mark.parametrize("warper", [LogitsWarper(temperature=0.4), LogitsWarper(top_k=2), LogitsWarper(forbidden=(1,))])
-def test_each_word_is_drawn_from_the_shaped_distribution(warper):
+def test_each_token_is_drawn_from_the_warped_distribution(warper):
     model, batch = of_language(), framed(LANGUAGE.sentences)
     log_p = warper(model(*parts(batch)).detach())
     chosen = log_p.gather(1, batch.tokens[batch.editable][:, None]).view(len(LANGUAGE.sentences), LENGTH)
@@ -420,7 +420,7 @@ def test_each_word_is_drawn_from_the_shaped_distribution(warper):
 
 
 def canvas_of(seed: int = 0) -> Batch:
-    """Rows of many lengths: whole ones, one after a prompt, one with words in between, one with nothing to write."""
+    """Sequences of many lengths: fully editable, after a prompt, with frozen tokens, without editable positions."""
     canvas = sentences((9, 6, 4, 9, 8, 5), seed)
     editable = canvas.editable.clone()
     editable[3, :4] = False
@@ -430,7 +430,7 @@ def canvas_of(seed: int = 0) -> Batch:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_its_rows_one_by_one(kind):
+def test_a_batch_equals_its_sequences_one_by_one(kind):
     model, canvas = model_of(kind).double(), canvas_of()
     *_, last = left_to_right().sample(model, canvas, seed=4)
     for row in range(len(canvas.tokens)):
@@ -440,7 +440,7 @@ def test_a_batch_is_its_rows_one_by_one(kind):
         assert (float(end.time), int(end.calls)) == (float(last.time[row]), int(last.calls[row]))
 
 
-def test_what_is_written_is_writable_and_what_is_frozen_stays():
+def test_samples_have_allowed_tokens_and_keep_frozen_positions():
     model, canvas = model_of(), canvas_of()
     *_, last = left_to_right().sample(model, canvas, seed=0)
     assert torch.equal(last.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
@@ -451,7 +451,7 @@ def test_what_is_written_is_writable_and_what_is_frozen_stays():
     assert not torch.equal(other.tokens, last.tokens)
 
 
-def test_words_appear_one_by_one_from_left_to_right():
+def test_tokens_appear_one_by_one_from_left_to_right():
     model, canvas = model_of(), canvas_of()
     states = list(left_to_right().sample(model, canvas, seed=0))
     count = canvas.editable.sum(dim=1)
@@ -468,7 +468,7 @@ def test_words_appear_one_by_one_from_left_to_right():
 
 
 class Watched:
-    """A network that notes how many rows, and how many places of them, it is given to read."""
+    """A network that records how many sequences and positions it reads."""
 
     def __init__(self, model: CausalModel):
         self.model, self.sizes = model, []
@@ -481,7 +481,7 @@ class Watched:
         return self.model.read(tokens, cache)
 
 
-def test_each_place_is_read_once_and_none_after_the_last_that_is_written():
+def test_each_position_is_read_once_and_none_after_the_last_editable_one():
     watched, canvas = Watched(model_of()), canvas_of()
     for row, widths in ((0, [1] * 7), (3, [4, 1, 1, 1]), (4, [1, 3, 1]), (5, [])):
         watched.sizes.clear()
@@ -492,8 +492,8 @@ def test_each_place_is_read_once_and_none_after_the_last_that_is_written():
     assert watched.sizes == [(rows, 1) for rows in (5, 5, 4, 4, 3, 2, 2)]  # rows that are written are let go
 
 
-def test_the_likeliest_text_is_a_matter_of_the_network_alone():
-    """With top_k = 1, each word is the best after those before it, whatever stood on the canvas."""
+def test_greedy_decoding_takes_the_most_probable_token_each_time():
+    """With top_k = 1, whatever the tokens of the canvas are."""
     model, canvas = model_of(), canvas_of()
     *_, last = left_to_right(warper=LogitsWarper(top_k=1)).sample(model, canvas, seed=0)
     log_p = model(last.tokens, canvas.attend, canvas.editable)
@@ -503,7 +503,7 @@ def test_the_likeliest_text_is_a_matter_of_the_network_alone():
     assert torch.equal(again.tokens, last.tokens)
 
 
-def test_a_row_without_a_beginning_is_refused():
+def test_a_sequence_that_is_editable_from_the_first_position_is_refused():
     batch = sentences()
     with pytest.raises(ValueError, match=r"first position of a sequence is editable.*let sequences begin with a token"):
         list(left_to_right().sample(model_of(), replace(batch, editable=batch.attend), seed=0))

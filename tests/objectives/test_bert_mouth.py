@@ -1,4 +1,4 @@
-"""BERT-Mouth: the pseudo-log-likelihood and what it is not; writing place by place, and Gibbs sweeps."""
+"""BERT-Mouth: the pseudo-log-likelihood, which is no bound; generation position by position, and Gibbs sweeps."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.objectives.base import Likelihood, TrainingModule
-from diffusionbert.objectives.bert_mouth import BertMouth
-from diffusionbert.objectives.masked_lm import MaskedLM
+from diffusionbert.objectives.masked_lm import BertMouth, MaskedLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic
 from diffusionbert.samplers import State
 from diffusionbert.samplers.gibbs import Gibbs, Order
@@ -63,7 +62,7 @@ def mean_over_slices(objective: BertMouth, network: nn.Module, batch: Batch, of:
 
 @torch.no_grad()
 def conditionals(network: nn.Module, language: Language) -> Tensor:
-    """-log f(x_i | all others) of every sentence and place."""
+    """-log f(x_i | all others) of every sentence and position."""
     batch = language.batch()
     costs = []
     for position in range(language.length):
@@ -79,34 +78,34 @@ def conditionals(network: nn.Module, language: Language) -> Tensor:
 # The pseudo-log-likelihood.
 
 
-def test_as_many_slices_as_words_give_the_exact_sum_place_by_place():
+def test_as_many_strata_as_tokens_give_the_exact_sum_position_by_position():
     network = Table(THREE, scale=2.0)
     nats = mean_over_slices(mouth(THREE), network, THREE.batch(), 3)
     torch.testing.assert_close(nats, conditionals(network, THREE))
 
 
-def test_a_draw_asks_one_editable_place_and_weighs_it_by_their_number():
-    """`[CLS]`, a prompt and padding are seen, never asked, and not counted."""
+def test_a_draw_queries_one_editable_position_and_weights_it_by_their_number():
+    """`[CLS]`, a prompt and padding are visible, but never targets and not counted."""
     batch = sentences(backbone_of("bert"), (9, 6, 3, 2))
     batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 20))
     batch.editable[0, 2] = False
-    told = {}
+    seen = {}
 
     def network(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-        told.update(tokens=tokens, t=t, targets=targets)
+        seen.update(tokens=tokens, t=t, targets=targets)
         return torch.zeros(int(targets.sum()), NUM_TOKENIZER_IDS).log_softmax(dim=-1)
 
     nats = BertMouth(MaskedLM(MASK, tokenizer_allowed()), MASK).nats(network, batch, Noise(0))
     length = batch.editable.sum(dim=1)
     assert length.tolist() == [6, 4, 1, 0]
-    assert told["asked"].sum(dim=1).tolist() == [1, 1, 1, 0]
-    assert not bool((told["asked"] & ~batch.editable).any())
-    assert torch.equal(told["tokens"], batch.tokens.masked_fill(told["asked"], MASK))
-    torch.testing.assert_close(told["t"][:3], 1 / length[:3].double())
+    assert seen["targets"].sum(dim=1).tolist() == [1, 1, 1, 0]
+    assert not bool((seen["targets"] & ~batch.editable).any())
+    assert torch.equal(seen["tokens"], batch.tokens.masked_fill(seen["targets"], MASK))
+    torch.testing.assert_close(seen["t"][:3], 1 / length[:3].double())
     torch.testing.assert_close(nats.sum(dim=1), length.double() * math.log(NUM_TOKENIZER_IDS), rtol=1e-6, atol=0)
 
 
-def test_it_lies_below_the_entropy_and_sums_above_1_where_the_bound_does_neither():
+def test_pseudo_likelihoods_lie_below_the_entropy_and_sum_above_1_but_the_bound_does_not():
     network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
     pseudo = mean_over_slices(mouth(TWINS), network, TWINS.batch(), 2).sum(dim=1)
     bound = exact_nats(OrderAgnostic(TWINS.mask_id), network, TWINS.batch())
@@ -128,13 +127,13 @@ def method() -> TrainingModule:
     return TrainingModule(network, BertMouth(MaskedLM(MASK, tokenizer_allowed()), MASK))
 
 
-def test_it_learns_by_the_training_it_is_given():
+def test_the_loss_is_that_of_the_training_objective():
     tested, whole = method(), repeated_words()
     expected = MaskedLM(MASK, tokenizer_allowed()).loss(tested.network, whole, Noise(3, 4))
     assert torch.equal(tested.objective.loss(tested.network, whole, Noise(3, 4)), expected)
 
 
-def test_it_learns_a_language_and_writes_it():
+def test_it_learns_and_samples_a_language():
     tested, whole = method(), repeated_words(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
     for step in range(60):
@@ -173,7 +172,7 @@ parametrize_iterations = pytest.mark.parametrize("iterations", [1, 4, 20])
 
 @parametrize_order
 @parametrize_iterations
-def test_what_is_frozen_stays_and_all_else_becomes_words(order, iterations, bert, canvas):
+def test_frozen_positions_stay_and_all_others_get_allowed_tokens(order, iterations, bert, canvas):
     states = list(gibbs(iterations, order).sample(bert, canvas, seed=0))
     assert len(states) == iterations + 1
     assert bool((states[0].tokens[canvas.editable] == MASK).all())
@@ -191,7 +190,7 @@ def test_what_is_frozen_stays_and_all_else_becomes_words(order, iterations, bert
 
 @parametrize_order
 @parametrize_iterations
-def test_the_network_is_asked_about_hidden_places_and_told_their_share(order, iterations, bert, canvas):
+def test_masked_positions_are_queried_at_the_time_of_their_share(order, iterations, bert, canvas):
     spy = Spy(bert)
     list(gibbs(iterations, order).sample(spy, canvas, seed=0))
     assert [len(tokens) for tokens, *_ in spy.questions] == [4] * iterations
@@ -226,7 +225,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(order, 
 
 
 @parametrize_order
-def test_the_tokens_at_editable_positions_do_not_matter_and_what_is_forbidden_is_not_written(order, bert, canvas):
+def test_the_tokens_at_editable_positions_do_not_matter_and_forbidden_ones_are_not_sampled(order, bert, canvas):
     sampler = gibbs(12, order, warper=LogitsWarper(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50))))
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
     first, again = (list(sampler.sample(bert, batch, seed=0))[-1].tokens for batch in (canvas, other))
@@ -244,8 +243,8 @@ def test_a_canvas_without_editable_positions_is_returned_without_a_call(order, b
     assert not spy.questions
 
 
-def asked_places(sampler: Drawing, lengths: list[int], seed: int = 0) -> list[list[list[int]]]:
-    """For each iteration and row the places asked about; places stand one to the right of where rows begin."""
+def queried_positions(sampler: Drawing, lengths: list[int], seed: int = 0) -> list[list[list[int]]]:
+    """The queried positions of each iteration and sequence, counted from `[CLS]` = 0."""
     language = Language(2, max(lengths) + 1, torch.full((2 ** (max(lengths) + 1),), 0.5 ** (max(lengths) + 1)))
     position = torch.arange(max(lengths) + 1)
     editable = (position > 0) & (position <= torch.tensor(lengths)[:, None])
@@ -255,19 +254,19 @@ def asked_places(sampler: Drawing, lengths: list[int], seed: int = 0) -> list[li
     return [[row.nonzero()[:, 0].tolist() for row in targets] for *_, targets in spy.questions]
 
 
-def test_left_to_right_goes_through_each_row_and_begins_again():
-    targets = asked_places(gibbs(7, Order.LEFT_TO_RIGHT, mask_id=2), [3, 2])
+def test_left_to_right_sweeps_through_each_sequence_repeatedly():
+    targets = queried_positions(gibbs(7, Order.LEFT_TO_RIGHT, mask_id=2), [3, 2])
     assert [row for row, _ in targets] == [[1], [2], [3], [1], [2], [3], [1]]
     assert [row for _, row in targets] == [[1], [2], [1], [2], [1], [2], [1]]
 
 
-def test_with_few_iterations_places_are_split_evenly():
-    assert asked_places(gibbs(2, Order.LEFT_TO_RIGHT, mask_id=2), [5, 2]) == [[[1, 2], [1]], [[3, 4, 5], [2]]]
-    assert asked_places(gibbs(1, Order.LEFT_TO_RIGHT, mask_id=2), [5, 2]) == [[[1, 2, 3, 4, 5], [1, 2]]]
+def test_with_few_iterations_positions_are_split_evenly():
+    assert queried_positions(gibbs(2, Order.LEFT_TO_RIGHT, mask_id=2), [5, 2]) == [[[1, 2], [1]], [[3, 4, 5], [2]]]
+    assert queried_positions(gibbs(1, Order.LEFT_TO_RIGHT, mask_id=2), [5, 2]) == [[[1, 2, 3, 4, 5], [1, 2]]]
 
 
-def test_random_places_are_all_alike_in_the_first_pass_and_each_time_in_sweeps():
-    targets = asked_places(gibbs(5, mask_id=2), [3] * 3000)
+def test_random_positions_are_equally_likely_in_the_first_pass_and_in_each_sweep():
+    targets = queried_positions(gibbs(5, mask_id=2), [3] * 3000)
     chosen = torch.tensor(targets).squeeze(2)  # iterations × rows
     assert {tuple(sorted(order)) for order in chosen[:3].T.tolist()} == {(1, 2, 3)}
     orders = [tuple(order) for order in chosen[:3].T.tolist()]
@@ -296,7 +295,7 @@ def frequencies(sampler: Drawing, network: nn.Module, language: Language, rows: 
 
 @torch.no_grad()
 def law(network: nn.Module, language: Language, plans: list[tuple[tuple[int, ...], ...]]) -> Tensor:
-    """The mean over plans of the product of conditionals; a plan says which places are written together, in order."""
+    """The mean over plans of the product of conditionals; a plan lists the positions sampled together."""
     total = torch.zeros(len(language.sentences), dtype=torch.float64)
     for plan in plans:
         tokens = torch.full_like(language.sentences, language.mask_id)
@@ -323,7 +322,7 @@ PLANS = {Order.RANDOM: RANDOM_PLANS, Order.LEFT_TO_RIGHT: LEFT_PLANS}
 
 @parametrize_order
 @pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_the_first_pass_writes_the_mean_over_orders_of_the_product_of_conditionals(order, iterations):
+def test_the_first_pass_samples_the_mean_over_orders_of_the_product_of_conditionals(order, iterations):
     network = Table(THREE, scale=2.0)
     expected = law(network, THREE, PLANS[order][iterations])
     other = law(network, THREE, PLANS[Order.LEFT_TO_RIGHT if order is Order.RANDOM else Order.RANDOM][3])
@@ -333,7 +332,7 @@ def test_the_first_pass_writes_the_mean_over_orders_of_the_product_of_conditiona
 
 
 class OnlyConditionals(nn.Module):
-    """Knows the true conditional of one hidden word, and nothing where more are hidden."""
+    """The true conditional of one masked token; uniform if more are masked."""
 
     def __init__(self, language: Language):
         super().__init__()
@@ -355,7 +354,7 @@ def test_sweeps_with_the_true_conditionals_converge_to_the_language(order):
 
 
 def test_one_sweep_from_left_to_right_is_the_chain_of_its_kernels():
-    """After the first pass and one rewriting of the first place: the exact law, not yet the language's."""
+    """After the first pass and one resampling of the first position, against the exact distribution."""
     network = Table(THREE, scale=2.0)
     before = law(network, THREE, LEFT_PLANS[3]).view(2, 2, 2)
     first = (-conditionals(network, THREE)[:, 0]).exp().view(2, 2, 2)  # f(a | b, c)

@@ -1,6 +1,6 @@
-"""The likelihoods, on languages small enough to enumerate: sums over all sentences, times, states and trajectories.
+"""Likelihoods on enumerable languages: sums over all sentences, times, states and trajectories.
 
-What the numbers here are, `docs/mathematics.md` explains.
+`docs/mathematics.md` explains the numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def total_probability(nats: Tensor) -> float:
 
 
 def best(language: Language, objective: Objective, num_steps: int = 0) -> tuple[Table, float]:
-    """The best network there is, time-agnostic unless `num_steps` is given, and its expected nats."""
+    """The best network, time-agnostic unless `num_steps` is given, and its expected nats."""
     table = Table(language, num_steps, scale=0.1)
     optimiser = torch.optim.LBFGS(table.parameters(), max_iter=60, line_search_fn="strong_wolfe")
 
@@ -80,7 +80,7 @@ VOCABULARY = NUM_WORDS + 4
 
 
 def all_sentences() -> Batch:
-    """Every sentence of three words in a row `[CLS] w w [SEP]`."""
+    """Every sentence over three tokens, as `[CLS] w w [SEP]`."""
     words = Language.random(NUM_WORDS, LENGTH).sentences
     tokens = nn.functional.pad(nn.functional.pad(words, (1, 0), value=CLS), (0, 1), value=SEP)
     editable = torch.tensor([False, True, True, False]).expand_as(tokens)
@@ -88,7 +88,7 @@ def all_sentences() -> Batch:
 
 
 def tiny_bert(conditioning: str) -> Denoiser:
-    """A real, tiny, random BERT in float64 that heeds the time strongly."""
+    """A tiny random BERT in float64 whose output depends strongly on the time."""
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=16,
@@ -132,7 +132,7 @@ def objectives() -> dict[str, Objective]:
 @pytest.mark.parametrize("conditioning", ["agnostic", "prefix", "layer-wise, sinusoidal", "layer-wise, learned"])
 @pytest.mark.parametrize("name", objectives())
 def test_total_probability_is_at_most_one(name, conditioning):
-    """Σ exp(-nats) over all sentences: what makes nats those of a distribution over sentences."""
+    """Σ exp(-nats) over all sentences."""
     objective = objectives()[name]
     assert objective.likelihood is Likelihood.BOUND
     with torch.no_grad():
@@ -159,8 +159,8 @@ def greatest_total(language: Language, objective: Objective, num_steps: int) -> 
 @pytest.mark.parametrize("num_steps", [0, 8])
 @pytest.mark.parametrize("reweighted", [True, False])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_no_network_reaches_a_total_above_one(schedule, reweighted, num_steps):
-    """The networks above are random and leave slack; this one is trained to break the rule."""
+def test_no_trained_network_reaches_a_total_above_one(schedule, reweighted, num_steps):
+    """The networks above are random and leave slack; this one is trained for the greatest total."""
     process = Absorbing(schedule, PAPER.mask_id, PAPER.information(), reweighted)
     assert greatest_total(PAPER, DiscreteTime(process, uniform_grid(8)), num_steps) <= 1 + 1e-9
     if schedule.by_token and not reweighted:  # …and it can: the same search breaks the paper's quantity
@@ -169,7 +169,7 @@ def test_no_network_reaches_a_total_above_one(schedule, reweighted, num_steps):
 
 @pytest.mark.parametrize(("mean", "expected"), [(Mean.SENTENCE, 1.12), (Mean.CORPUS, 1.55)])
 def test_the_papers_quantity_sums_above_one(mean, expected):
-    """Which is why both quantities exist: with the best network, the paper's lies below the entropy."""
+    """With the best network, it also lies below the entropy."""
     schedule = Spindle(0.3, mean, floor=0.05)
     process = Absorbing(schedule, PAPER.mask_id, PAPER.information(), reweighted=False)
     network = Bayes(PAPER, process)
@@ -184,7 +184,7 @@ def test_the_papers_quantity_sums_above_one(mean, expected):
 
 
 @pytest.mark.parametrize("schedule", ALIKE, ids=str)
-def test_the_two_quantities_agree_when_all_tokens_are_alike(schedule):
+def test_the_two_quantities_agree_under_a_token_independent_schedule(schedule):
     process = Absorbing(schedule, SKEWED.mask_id)
     nats = [exact_nats(DiscreteTime(process, UNEVEN, quantity), Table(SKEWED), SKEWED.batch()) for quantity in Quantity]
     torch.testing.assert_close(nats[0], nats[1])
@@ -195,7 +195,7 @@ def test_the_two_quantities_agree_when_all_tokens_are_alike(schedule):
 
 
 @pytest.mark.parametrize("language", [SKEWED, PAPER, Language.random(4, 2), Language.random(2, 3, seed=1)])
-def test_any_order_with_the_bayes_denoiser_meets_the_entropy(language):
+def test_the_order_agnostic_bound_of_the_bayes_denoiser_is_the_entropy(language):
     network = Bayes(language, Absorbing(Linear(), language.mask_id))
     nats = exact_nats(OrderAgnostic(language.mask_id), network, language.batch())
     assert expectation(language, nats) == pytest.approx(language.entropy, abs=1e-12)
@@ -220,7 +220,7 @@ def test_the_bound_falls_towards_the_entropy_as_steps_grow(schedule):
 
 @pytest.mark.parametrize("schedule", [*ALIKE, Power(), *SPINDLES[:2]], ids=str)
 def test_continuous_time_is_the_limit_of_ever_finer_grids(schedule):
-    """For a network that is wrong, too: the two are the same quantity, not merely both bounds."""
+    """Also for a network that is wrong: the two are the same quantity, not merely both bounds."""
     process = Absorbing(schedule, SKEWED.mask_id, SKEWED.information())
     network, x0 = Table(SKEWED, seed=8), SKEWED.batch()
     limit = exact_nats(ContinuousTime(process), network, x0)
@@ -233,7 +233,7 @@ def test_continuous_time_is_the_limit_of_ever_finer_grids(schedule):
 
 
 @pytest.mark.parametrize("schedule", ALIKE, ids=str)
-def test_any_order_is_the_continuous_time_bound_of_a_time_agnostic_network(schedule):
+def test_the_order_agnostic_bound_is_the_continuous_time_bound_of_a_time_agnostic_network(schedule):
     process = Absorbing(schedule, SKEWED.mask_id)
     network, x0 = Table(SKEWED, seed=9), SKEWED.batch()
     any_order, continuous = OrderAgnostic(SKEWED.mask_id), ContinuousTime(process)
@@ -295,7 +295,7 @@ def test_the_exact_log_likelihood_is_never_below_the_bound_under_uniform_noise(s
 
 @pytest.mark.parametrize("name", objectives())
 def test_drawn_nats_average_to_the_exact_ones(name):
-    """`nats` and `loss` draw times and noise by themselves; their mean must be the enumerated value."""
+    """`nats` and `loss` draw times and noise; their mean must be the enumerated value."""
     objective, x0, draws = objectives()[name], all_sentences(), 4000
     network = tiny_bert("agnostic" if isinstance(objective, ContinuousTime) else "layer-wise, sinusoidal")
     with torch.no_grad():
@@ -311,7 +311,7 @@ def test_drawn_nats_average_to_the_exact_ones(name):
 
 
 def test_stratified_times_lower_the_variance():
-    """In a language that says each word three times, only the first word written costs anything."""
+    """In a language that repeats each token three times, only the first one generated has a cost."""
     language = Language(3, 3, [1 / 3 if len(set(divmod(i, 9)[:1] + divmod(i % 9, 3))) == 1 else 0 for i in range(27)])
     objective, network = OrderAgnostic(language.mask_id), Bayes(language, Absorbing(Linear(), language.mask_id))
     batch = language.batch(language.sentences[13].expand(30, -1))
@@ -343,7 +343,7 @@ def test_the_hybrid_term_is_a_weighted_cross_entropy_of_the_loss_alone(process):
         assert torch.equal(hybrid.nats(network, x0, Noise(3)), plain.nats(network, x0, Noise(3)))
 
 
-def test_frozen_places_cost_nothing_and_padding_changes_nothing():
+def test_frozen_positions_have_no_cost_and_padding_changes_nothing():
     network, x0 = tiny_bert("prefix"), all_sentences()
     frozen = replace(x0, editable=torch.zeros_like(x0.editable))
     padded = Batch(
@@ -360,7 +360,7 @@ def test_frozen_places_cost_nothing_and_padding_changes_nothing():
             torch.testing.assert_close(longer, nn.functional.pad(nats, (0, 2)), atol=1e-9, rtol=1e-9)
 
 
-def test_impossible_objectives_are_refused():
+def test_invalid_objectives_are_refused():
     information = SKEWED.information()
     printed = Absorbing(Spindle(0.3, Mean.SENTENCE), SKEWED.mask_id, information)
     for make in (lambda: DiscreteTime(printed, UNEVEN), lambda: ContinuousTime(printed)):
@@ -379,8 +379,8 @@ def test_impossible_objectives_are_refused():
             DiscreteTime(Absorbing(Linear(), 2), torch.tensor(grid))
 
 
-def test_a_printed_spindle_without_a_floor_really_has_an_infinite_bound():
-    """The refusal above is not caution: the divergence is infinite for a network that believes everything."""
+def test_the_printed_spindle_without_a_floor_has_an_infinite_bound():
+    """So that it must be refused: the divergence is infinite even for a network with full support."""
     language = Language(2, 3, Language.random(2, 3, seed=0).probabilities)
     process = Absorbing(Spindle(0.6, Mean.SENTENCE), language.mask_id, language.information())
     objective = DiscreteTime(
@@ -390,8 +390,8 @@ def test_a_printed_spindle_without_a_floor_really_has_an_infinite_bound():
     assert bool(exact_nats(objective, Table(language), language.batch()).isinf().any())
 
 
-def test_logits_are_computed_at_hidden_places_only():
-    """The head of a real backbone sees as many vectors as there are masks."""
+def test_logits_are_computed_at_masked_positions_only():
+    """The head of a real backbone gets as many vectors as there are masks."""
     backbone = backbone_of("bert")
     seen: list[int] = []
     backbone.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[-2]))
@@ -407,7 +407,7 @@ def test_logits_are_computed_at_hidden_places_only():
 
 
 def test_times_and_noise_are_drawn_from_different_numbers():
-    """With one editable place and no frozen ones, a shared number would hide the place at every time or none."""
+    """With one editable position, a shared number would mask it at every time or at none."""
     language = Language(2, 1, [0.7, 0.3])
     process = Absorbing(Linear(), language.mask_id)
     network = Bayes(language, process)
@@ -420,8 +420,8 @@ def test_times_and_noise_are_drawn_from_different_numbers():
 
 
 @pytest.mark.parametrize(("quantity", "is_right"), [(Quantity.STRICT, True), (Quantity.PAPER, False)])
-def test_only_the_strict_bound_trains_a_network_that_writes_the_language(quantity, is_right):
-    """Weighed by r(x0), the cross-entropy is lowest at f ∝ r·posterior: the paper's quantity trains another f."""
+def test_only_the_strict_bound_trains_a_network_that_samples_the_language(quantity, is_right):
+    """Weighted by r(x0), the cross-entropy is lowest at f ∝ r·posterior: the paper's quantity trains another f."""
     process = Absorbing(Spindle(0.3, floor=0.05), PAPER.mask_id, PAPER.information(), reweighted=False)
     table, _ = best(PAPER, DiscreteTime(process, uniform_grid(32), quantity), num_steps=32)
     written = exact_log_likelihood(process, table, PAPER, uniform_grid(32)).exp().detach()

@@ -1,4 +1,4 @@
-"""CMLM: its weights against enumeration and against the bound's, what it is no bound of, and mask-predict after it."""
+"""CMLM: its weights against enumeration and against those of the bound, why it is no bound, and mask-predict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TWINS = Language(2, 2, [0.48, 0.02, 0.02, 0.48])
 
 @dataclass(frozen=True)
 class Chosen(Noise):
-    """Noise whose draws are given: the slice of (0, 1), and in which order places are hidden."""
+    """Noise with given draws: the number in (0, 1), and the order in which positions are masked."""
 
     position: float = 0.5
     order: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Chosen(Noise):
 
 @torch.no_grad()
 def expected_nats(objective: Objective, network: nn.Module, language: Language) -> Tensor:
-    """The mean over every number of hidden places and every order, each as likely, place by place."""
+    """The mean over all numbers of masked positions and all orders, position by position."""
     length = language.length
     orders = list(itertools.permutations(range(length)))
     total = torch.zeros(language.sentences.shape, dtype=torch.float64)
@@ -57,7 +57,7 @@ def expected_nats(objective: Objective, network: nn.Module, language: Language) 
 
 @torch.no_grad()
 def costs_by_number(network: nn.Module, language: Language) -> Tensor:
-    """c_k, the mean cost of a hidden word when k are hidden: sentences × 1 … n, from the definition."""
+    """c_k, the mean cost of a masked token if k are masked: sentences × 1 … n, from the definition."""
     batch, by_number = language.batch(), []
     for number in range(1, language.length + 1):
         sets = list(itertools.combinations(range(language.length), number))
@@ -72,7 +72,7 @@ def costs_by_number(network: nn.Module, language: Language) -> Tensor:
     return torch.stack(by_number, dim=1)
 
 
-def test_its_expectation_is_the_size_weighted_mean_of_costs():
+def test_the_expected_loss_is_the_size_weighted_mean_of_costs():
     """Σ_k 2k/(n + 1)·c_k, for any network."""
     network = Table(THREE, scale=2.0)
     nats = expected_nats(CMLM(THREE.mask_id), network, THREE).sum(dim=1)
@@ -80,7 +80,7 @@ def test_its_expectation_is_the_size_weighted_mean_of_costs():
     torch.testing.assert_close(nats, costs_by_number(network, THREE) @ weights)
 
 
-def test_from_the_bound_it_differs_by_the_weight_alone():
+def test_the_loss_differs_from_the_bound_by_the_weight_alone():
     network, batch = Table(THREE, scale=2.0), THREE.batch(THREE.sentences.repeat(20, 1))
     seen = []
 
@@ -96,8 +96,8 @@ def test_from_the_bound_it_differs_by_the_weight_alone():
     torch.testing.assert_close(nats, bound * 2 * num_masked / 4)
 
 
-def test_a_hidden_word_counts_alike_however_many_are_hidden_and_a_uniform_network_pays_log_v_for_each_token():
-    """For rows of every length; frozen words and padding count for nothing."""
+def test_masked_tokens_have_equal_weights_and_a_uniform_network_costs_log_v_per_token():
+    """For sequences of every length; frozen tokens and padding do not count."""
     batch = sentences(backbone_of("bert"), (9, 6, 3, 2))
     batch = replace(batch, tokens=batch.tokens.masked_fill(batch.tokens == MASK, 20))
     batch.editable[0, 2] = False
@@ -125,7 +125,7 @@ def test_a_hidden_word_counts_alike_however_many_are_hidden_and_a_uniform_networ
 
 
 @pytest.mark.parametrize("language", [THREE, TWINS], ids=["three", "twins"])
-def test_over_a_language_it_lies_above_the_bound_of_the_best_network(language):
+def test_over_a_language_the_loss_lies_above_the_bound_of_the_best_network(language):
     network = Bayes(language, Absorbing(Linear(), language.mask_id))
     nats, bound = (
         float(language.probabilities @ expected_nats(objective, network, language).sum(dim=1))
@@ -135,8 +135,8 @@ def test_over_a_language_it_lies_above_the_bound_of_the_best_network(language):
     assert nats > bound + 0.01
 
 
-def test_of_a_single_sentence_it_is_no_bound():
-    """The best network writes the language itself, and yet a rare sentence seems cheaper than its probability."""
+def test_the_loss_of_a_single_sentence_is_no_bound():
+    """Even for the best network, the loss of a rare sentence lies below its NLL."""
     network = Bayes(TWINS, Absorbing(Linear(), TWINS.mask_id))
     nats = expected_nats(CMLM(TWINS.mask_id), network, TWINS).sum(dim=1)
     surplus = nats + TWINS.probabilities.log()
@@ -158,7 +158,7 @@ def test_the_loss_is_the_nats():
     assert torch.equal(tested.objective.loss(tested.network, whole, Noise(1, 2)), nats)
 
 
-def test_it_learns_a_language_and_mask_predict_writes_it():
+def test_mask_predict_samples_a_learned_language():
     tested, whole = method(), repeated_words(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
     for step in range(60):

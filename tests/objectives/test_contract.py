@@ -1,4 +1,4 @@
-"""The contract, over all methods: what training on many devices relies on."""
+"""The contract over all objectives: what training on many devices relies on."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.objectives.autoregressive import Autoregressive
 from diffusionbert.objectives.base import Likelihood, Objective, TrainingModule
-from diffusionbert.objectives.bert_mouth import BertMouth
 from diffusionbert.objectives.cmlm import CMLM
 from diffusionbert.objectives.continuous_time import ContinuousTime
 from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
 from diffusionbert.objectives.gaussian import GaussianDiffusion
 from diffusionbert.objectives.learned_schedule import LearnedSchedule
-from diffusionbert.objectives.masked_lm import MaskedLM
+from diffusionbert.objectives.masked_lm import BertMouth, MaskedLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.objectives.sundae import Sundae
 from diffusionbert.samplers import last_state
@@ -79,13 +78,13 @@ def uniform() -> Uniform:
 
 
 def learned() -> Absorbing:
-    """Rates that differ from token to token, and that no other schedule has."""
+    """Learned exponents that differ between tokens."""
     exponents = torch.linspace(0.8, 3.0, VOCAB_SIZE).double()
     return Absorbing(Power(), MASK, LearnedExponents(exponents))
 
 
 def allowed() -> torch.Tensor:
-    """Writable ids among all that the networks know."""
+    """The allowed tokens among all ids of the networks."""
     padded = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
     padded[:NUM_TOKENIZER_IDS] = tokenizer_allowed()
     return padded
@@ -104,7 +103,7 @@ Parts = tuple[Objective, nn.Module, Drawing]
 
 
 def on_tokens(objective: Objective, process: Process | None = None, time: str = "agnostic") -> Parts:
-    """A method on tokens that writes ancestrally, by its own process if it has one."""
+    """An objective on tokens with ancestral sampling, by its own process if it has one."""
     process = process or getattr(objective, "process", None) or absorbing(Linear())
     return objective, network(time), drawing(Ancestral(), process, steps=4)
 
@@ -173,7 +172,7 @@ def parts(name: str, time: str = "agnostic") -> Parts:
 
 
 def batch(rows: int = 12, length: int = 10) -> Batch:
-    """Sentences of a language that repeats one word: easy to learn, never seen by the random network."""
+    """Sentences of a language that repeats one token, which is easy to learn."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=generator).repeat(1, length)
     tokens[:, 0] = 2
@@ -183,8 +182,8 @@ def batch(rows: int = 12, length: int = 10) -> Batch:
 
 
 @every_method
-def test_noise_belongs_to_the_example_and_not_to_its_place_in_the_batch(name):
-    """So that one process and eight draw the same, whatever the split."""
+def test_noise_belongs_to_the_example_and_not_to_its_index_in_the_batch(name):
+    """So that one process and eight draw the same noise."""
     tested, whole = method(name), batch()
     losses = tested.objective.loss(tested.network, whole, Noise(5, step=9))
     order = torch.randperm(12)
@@ -196,8 +195,8 @@ def test_noise_belongs_to_the_example_and_not_to_its_place_in_the_batch(name):
 
 
 @every_method
-def test_parts_of_a_batch_add_up_to_the_whole(name):
-    """Losses are divided by the tokens of the global batch, so gradients of its parts simply add up."""
+def test_the_losses_of_parts_add_up_to_that_of_the_batch(name):
+    """Losses are divided by the tokens of the global batch, so that gradients of its parts add up."""
     tested, whole = method(name), batch()
     tested(whole, Noise(1), whole.num_tokens).backward()
     expected = [parameter.grad.clone() for parameter in tested.parameters() if parameter.grad is not None]
@@ -214,8 +213,8 @@ def test_parts_of_a_batch_add_up_to_the_whole(name):
     ("name", "time"),
     [*((name, "agnostic") for name in METHODS), *((name, time) for name in TIMED for time in ("prefix", "layer-wise"))],
 )
-def test_every_method_learns(name, time):
-    """In twenty-five steps the loss of an easy language falls well below the untrained network's."""
+def test_every_objective_learns(name, time):
+    """In 25 steps the loss of an easy language falls well below that of the untrained network."""
     tested, whole = method(name, time), batch(rows=32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
 
@@ -235,8 +234,8 @@ def test_every_method_learns(name, time):
 
 
 @every_method
-def test_every_weight_gets_a_gradient_also_from_rows_with_nothing_to_write(name):
-    """Engines that exchange gradients wait for all of them, on every process."""
+def test_every_parameter_gets_a_gradient_even_without_editable_positions(name):
+    """Distributed training waits for the gradients of all parameters on every process."""
     whole = batch()
     for given in (whole, replace(whole, editable=torch.zeros_like(whole.editable)).select(torch.tensor([0]))):
         tested = method(name)
@@ -249,7 +248,7 @@ def test_every_weight_gets_a_gradient_also_from_rows_with_nothing_to_write(name)
 
 @every_method
 def test_every_tensor_is_made_on_the_device_of_the_batch(name):
-    """While the default device is another one, a tensor made without a word about devices would not fit."""
+    """With another default device, a tensor made without a device would not fit."""
     objective, targets, sampler = parts(name)
     tested, whole, canvas = TrainingModule(targets, objective), batch(), ragged()
     with torch.device("meta"):
@@ -260,7 +259,7 @@ def test_every_tensor_is_made_on_the_device_of_the_batch(name):
 
 
 def ragged(rows: int = 5) -> Batch:
-    """Rows of different lengths with names of their own; in one a word is frozen, and one has nothing to write."""
+    """Sequences of different lengths; in one a token is frozen, and one has no editable positions."""
     whole = batch(rows)
     length, position = torch.tensor([10, 6, 8, 3, 9])[:rows, None], torch.arange(10)
     attend, editable = position < length, whole.editable & (position < length)
@@ -275,7 +274,7 @@ def last_of(targets: nn.Module, sampler: Drawing, canvas: Batch, seed: int) -> t
 
 
 @every_method
-def test_every_method_samples_real_words_and_keeps_what_is_frozen(name):
+def test_every_objective_samples_allowed_tokens_and_keeps_frozen_positions(name):
     (_, targets, sampler), canvas = parts(name), ragged()
     states = list(sampler.sample(targets, canvas, seed=0))
     for state in states:
@@ -287,7 +286,7 @@ def test_every_method_samples_real_words_and_keeps_what_is_frozen(name):
 
 
 @every_method
-def test_every_method_writes_a_batch_as_its_rows_and_the_same_again(name):
+def test_samples_of_a_batch_equal_those_of_its_sequences_and_are_reproducible(name):
     (_, targets, sampler), canvas = parts(name), ragged()
     together = last_of(targets, sampler, canvas, seed=3)
     assert torch.equal(last_of(targets, sampler, canvas, seed=3), together)
@@ -298,14 +297,14 @@ def test_every_method_writes_a_batch_as_its_rows_and_the_same_again(name):
 
 
 @every_method
-def test_what_is_hidden_on_a_canvas_is_not_looked_at(name):
+def test_the_tokens_at_editable_positions_of_a_canvas_do_not_matter(name):
     (_, targets, sampler), canvas = parts(name), ragged()
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
     assert torch.equal(last_of(targets, sampler, other, seed=0), last_of(targets, sampler, canvas, seed=0))
 
 
 @every_method
-def test_frozen_and_absent_places_cost_nothing(name):
+def test_frozen_and_padded_positions_have_no_cost(name):
     tested, whole = method(name), batch(5)
     canvas = ragged()
     part = replace(canvas, tokens=torch.where(canvas.attend, whole.tokens, 0))
@@ -318,7 +317,7 @@ def test_frozen_and_absent_places_cost_nothing(name):
 
 
 @every_method
-def test_saved_and_loaded_weights_give_the_same_figures(name):
+def test_saved_and_loaded_parameters_give_the_same_results(name):
     tested, fresh, whole = method(name), method(name), batch()
     for parameter in tested.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -328,7 +327,7 @@ def test_saved_and_loaded_weights_give_the_same_figures(name):
         assert torch.equal(fresh.nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
 
 
-def test_a_method_without_a_likelihood_refuses_to_name_one():
+def test_an_objective_without_a_likelihood_refuses_nats():
     with pytest.raises(ValueError, match=r"no likelihood, nor a bound.*judge it by its samples"):
         method("sundae").nats(batch(), Noise(0))
 
@@ -341,7 +340,7 @@ def test_training_uses_the_loss_and_not_the_nats():
     torch.testing.assert_close(tested(whole, Noise(1), whole.num_tokens), loss / whole.num_tokens)
 
 
-def test_any_order_tells_the_network_the_share_that_is_hidden():
+def test_the_order_agnostic_objective_conditions_on_the_masked_share():
     told = {}
 
     def network(tokens, attend, t, targets):
@@ -353,7 +352,7 @@ def test_any_order_tells_the_network_the_share_that_is_hidden():
     assert len(told["time"].unique()) > 3
 
 
-def test_casting_the_method_leaves_its_grid_exact():
+def test_casting_the_module_leaves_its_grid_exact():
     tested, whole = method("diffusionbert, spindle"), batch()
     with torch.no_grad():
         full, half = tested.nats(whole, Noise(2)), tested.bfloat16().nats(whole, Noise(2))
@@ -361,7 +360,7 @@ def test_casting_the_method_leaves_its_grid_exact():
     torch.testing.assert_close(half, full, rtol=0.1, atol=0.1)
 
 
-def test_the_whole_method_moves_between_devices():
+def test_the_module_moves_between_devices():
     moved = TrainingModule(network(), ContinuousTime(absorbing(Spindle(0.3)))).to("meta")
     assert {tensor.device.type for tensor in (*moved.parameters(), *moved.buffers())} == {"meta"}
 
@@ -376,8 +375,8 @@ def test_kinds_of_likelihood():
 
 
 @every_method
-def test_weights_are_the_networks_and_learned_rates_alone(name):
-    """Processes and grids are settings: no buffer of theirs may appear in a checkpoint."""
+def test_parameters_are_those_of_the_network_and_learned_exponents_alone(name):
+    """No buffers of processes and grids may appear in a checkpoint."""
     names = {weight for weight in method(name).state_dict() if not weight.startswith("network.")}
     assert {weight.rpartition(".")[2] for weight in names} == ({"logits"} if name == "learned rates" else set())
     timed = method("diffusionbert, spindle", "layer-wise").state_dict()

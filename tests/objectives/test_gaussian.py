@@ -1,4 +1,4 @@
-"""Diffusion-LM: its bound against integrals, its network on every architecture, its sampler against exact laws."""
+"""Diffusion-LM: its bound against integrals, its network on all architectures, its sampler against exact ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from drawing import Drawing, drawing
 from languages import SKEWED, Language
 from torch import Tensor, nn
 
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Cosine, Linear, Spindle, Sqrt, uniform_grid
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.embedding import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.objectives.gaussian import GaussianDiffusion
@@ -47,9 +47,9 @@ CLAMPED: list[bool | float] = [0.0, 0.3, True]
 
 
 class OnALine(nn.Module):
-    """Two words at ±2 on one axis, and the posterior mean of each place: the best network there is.
+    """Two tokens at ±2 on one axis, and the posterior mean of each position: the best network.
 
-    `error` is added to its answers, to make a network that is wrong.
+    `error` is added to its outputs, for a network that is wrong.
     """
 
     def __init__(self, language: Language, process: Gaussian, error: float = 0.0):
@@ -62,7 +62,7 @@ class OnALine(nn.Module):
         return self.table[tokens]
 
     def guess(self, x_t: Tensor, t: Tensor, clamp: float | None) -> Tensor:
-        """x̂0 [rows × places] at one time for all, the clamping trick by hand, or x_t itself where it tells the word."""
+        """x̂0 [sequences × positions] at one time: clamped by hand, or from x_t alone where it determines the token."""
         alpha = signal(self.process, t)
         if clamp is None and alpha / (1 - alpha) > 4 * math.log(2):
             return 2 * torch.tanh(2 * alpha.sqrt() * x_t / (1 - alpha))  # of two words that are alike
@@ -95,7 +95,7 @@ def signal(process: Gaussian, t: Tensor) -> Tensor:
 
 
 def posterior_moments(process: Gaussian, x_t: Tensor, x0: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of x_s given x_t and x0, from the joint law of x_s and x_t given x0."""
+    """Mean and deviation of x_s given x_t and x0, from the joint distribution of x_s and x_t given x0."""
     alpha_s, alpha_t = signal(process, s), signal(process, t)
     covariance = (alpha_t / alpha_s).sqrt() * (1 - alpha_s)
     mean = alpha_s.sqrt() * x0 + covariance / (1 - alpha_t) * (x_t - alpha_t.sqrt() * x0)
@@ -103,7 +103,7 @@ def posterior_moments(process: Gaussian, x_t: Tensor, x0: Tensor, s: Tensor, t: 
 
 
 def expected_nats(objective: GaussianDiffusion, network: OnALine, language: Language, nodes: int = 120) -> Tensor:
-    """The bound of every sentence from its definition, by integrals over x_t, with torch's own divergences."""
+    """The bound of every sentence from its definition, by integrals over x_t, with the divergences of torch."""
     process = objective.process
     line = torch.linspace(-7, 7, nodes, dtype=torch.float64)
     weight = torch.distributions.Normal(0.0, 1.0).log_prob(line).softmax(dim=0)
@@ -131,7 +131,7 @@ def expected_nats(objective: GaussianDiffusion, network: OnALine, language: Lang
 
 
 def exact_chain(network: OnALine, process: Gaussian, grid: Tensor, clamp: float | None) -> Tensor:
-    """p(w) of both words of `COIN`: the reverse chain's density walked down on a fine line."""
+    """p(w) of both tokens of `COIN`: the density of the reverse chain on a fine grid of x."""
     line = torch.linspace(-7, 7, 1401, dtype=torch.float64)
     density = torch.distributions.Normal(0.0, 1.0).log_prob(line).softmax(dim=0)
     for s, t in reversed(list(itertools.pairwise(grid))):
@@ -163,7 +163,7 @@ def test_draws_of_the_bound_average_to_its_integral(name, clamp):
 
 @pytest.mark.parametrize("clamp", [*CLAMPED, None])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_the_bound_is_above_the_chains_own_likelihood(name, clamp):
+def test_the_bound_is_above_the_nll_of_the_chain(name, clamp):
     process, grid = PROCESSES[name], uniform_grid(6)
     if name == "cosine":
         process = replace(process, floor=0.003)  # or the line would have to be finer still
@@ -178,7 +178,7 @@ def test_the_bound_is_above_the_chains_own_likelihood(name, clamp):
 
 @pytest.mark.parametrize("error", [0.0, 0.4])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_total_probability_is_at_most_one_and_no_figure_lies_below_the_entropy(name, error):
+def test_total_probability_is_at_most_one_and_no_bound_lies_below_the_entropy(name, error):
     for language, clamp in itertools.product((COIN, SKEWED), [*CLAMPED, None]):
         objective = GaussianDiffusion(PROCESSES[name], uniform_grid(8), clamp)
         nats = expected_nats(objective, OnALine(language, objective.process, error), language, nodes=80)
@@ -188,7 +188,7 @@ def test_total_probability_is_at_most_one_and_no_figure_lies_below_the_entropy(n
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_the_bound_is_nearly_tight_for_the_best_network_and_many_steps(name):
-    """With ever more steps nothing is lost but the rounding, which cannot know the noise: 0.001 nats here."""
+    """With many steps only the rounding is lost: 0.001 nats here."""
     process, nats = PROCESSES[name], {}
     for steps in (25, 250):
         objective = GaussianDiffusion(process, uniform_grid(steps) ** 2, clamped=0.0)
@@ -198,8 +198,8 @@ def test_the_bound_is_nearly_tight_for_the_best_network_and_many_steps(name):
     assert nats[250] < nats[25]
 
 
-def test_one_step_at_a_time_adds_up_to_all_steps():
-    """With the noise held fixed, steps weighed by their probabilities sum to the whole sum, to the last digit."""
+def test_single_steps_add_up_to_all_steps():
+    """With fixed noise, steps weighted by their probabilities give exactly the sum over all steps."""
     process, grid = PROCESSES["sqrt"], uniform_grid(9)
     objective, network = GaussianDiffusion(process, grid), OnALine(SKEWED, process, error=0.2)
     x0, noise = SKEWED.batch(), Noise(4)
@@ -218,7 +218,7 @@ def test_one_step_at_a_time_adds_up_to_all_steps():
 
 
 def test_steps_are_drawn_so_that_few_draws_suffice():
-    """A network whose vectors are never quite right: drawn evenly, its rare heavy steps would scatter far more."""
+    """A network whose vectors are never exact: with uniformly drawn steps the variance would be far larger."""
     process, grid = PROCESSES["cosine"], uniform_grid(500)
     objective, network = GaussianDiffusion(process, grid, clamped=0.0), OnALine(COIN, process, error=0.2)
     draws, sentences = 32, 200
@@ -235,8 +235,8 @@ def test_steps_are_drawn_so_that_few_draws_suffice():
     assert float(estimates.std()) < 0.4 * float(evenly.std())
 
 
-def test_what_is_frozen_is_given_and_costs_nothing():
-    """The second word of a sentence, given clean, tells the first: the cost is that of the conditional."""
+def test_frozen_tokens_are_given_and_have_no_cost():
+    """The clean second token of a sentence determines the first: the cost is that of the conditional."""
     process = PROCESSES["sqrt"]
     objective, network = GaussianDiffusion(process, uniform_grid(40) ** 2, clamped=0.0), OnALine(SKEWED, process)
 
@@ -286,7 +286,7 @@ def on_vectors(
 
 
 @pytest.mark.parametrize("clamp", CLAMPED)
-def test_sampled_words_have_the_chains_own_frequencies(clamp):
+def test_sampled_tokens_have_the_frequencies_of_the_chain(clamp):
     process, grid, rows = PROCESSES["linear"], torch.tensor([0.0, 0.1, 0.3, 0.6, 1.0]).double(), 20_000
     network = OnALine(COIN, process, error=0.5)
     network.table = network.table / 4  # so that rounding is a gamble, too
@@ -299,7 +299,7 @@ def test_sampled_words_have_the_chains_own_frequencies(clamp):
     assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / rows) ** 0.5)
 
 
-def test_fewer_steps_and_partial_grids_cost_one_call_a_step():
+def test_fewer_steps_and_partial_grids_take_one_call_per_step():
     network = denoiser()
     canvas = sentences(network.backbone)
     for steps in (1, 3):
@@ -308,7 +308,7 @@ def test_fewer_steps_and_partial_grids_cost_one_call_a_step():
         assert [state.calls.tolist() for state in states] == [[k] * 3 for k in range(steps + 1)]
 
 
-def test_a_grid_that_ends_before_one_goes_on_from_the_words_it_is_given():
+def test_a_grid_that_ends_before_1_starts_from_the_given_tokens():
     network = denoiser()
     canvas = batch(rows=6)
     *_, near = on_vectors(network, "cosine", 1, 0.0, end=0.001).sample(network, canvas, 0)
@@ -319,7 +319,7 @@ def test_a_grid_that_ends_before_one_goes_on_from_the_words_it_is_given():
         next(on_vectors(network, "cosine", 1, end=0.5).sample(network, masked(canvas), 0))
 
 
-def test_at_time_one_nothing_is_left_of_the_canvas():
+def test_at_time_1_the_tokens_of_the_canvas_do_not_matter():
     network, canvas = denoiser(), batch(rows=4)
     sampler = on_vectors(network, "sqrt", 4)
     for one, other in zip(
@@ -329,7 +329,7 @@ def test_at_time_one_nothing_is_left_of_the_canvas():
 
 
 @pytest.mark.parametrize("warper", [LogitsWarper(forbidden=(7, 8)), LogitsWarper(2.0, top_k=9, forbidden=(7, 8))])
-def test_rows_are_what_they_are_one_by_one_and_only_words_are_written(warper):
+def test_a_batch_equals_its_sequences_one_by_one_and_has_allowed_tokens(warper):
     network = denoiser()
     canvas = sentences(network.backbone)
     canvas = replace(canvas, editable=canvas.editable & (torch.arange(3) != 1)[:, None])  # nothing to do in row 1
@@ -351,8 +351,8 @@ def test_rows_are_what_they_are_one_by_one_and_only_words_are_written(warper):
     assert not torch.equal(other.tokens, states[-1].tokens)
 
 
-def test_without_shaping_the_last_word_is_the_nearest_and_top_k_one_is_the_likeliest():
-    """They differ: the likeliest word may have a long vector, or a large bias."""
+def test_without_a_logits_warper_the_last_token_is_the_nearest_and_with_top_k_1_the_most_probable():
+    """They differ: the most probable token may have a long vector or a large bias."""
     network, canvas = denoiser(), batch(rows=8)
     network.bias.data[10] = 1e6
     *_, nearest = on_vectors(network, "sqrt", 3).sample(network, canvas, seed=0)
@@ -362,7 +362,7 @@ def test_without_shaping_the_last_word_is_the_nearest_and_top_k_one_is_the_likel
 
 
 class Watched:
-    """A network whose guess is always 0 (or what `guess` says); it remembers what it was asked."""
+    """A network whose prediction is always 0 (or that of `guess`), which records its inputs."""
 
     def __init__(self, network: EmbeddingDenoiser, guess: float = 0.0):
         self.network, self.guess, self.allowed = network, guess, network.allowed
@@ -387,8 +387,8 @@ class Watched:
         return self.network.likely(x, precision, targets)
 
 
-def test_vectors_on_their_way_have_the_variance_of_their_time():
-    """From a guess of 0 in every step, x_s is what noise makes of 0: its variance is 1 - ᾱ_s. What is frozen stays."""
+def test_intermediate_vectors_have_the_variance_of_their_time():
+    """With predictions of 0, x_s is 0 with noise of variance 1 - ᾱ_s. Frozen vectors stay."""
     process, grid, network = PROCESSES["sqrt"], uniform_grid(4), Watched(denoiser(width=4))
     canvas = batch(rows=500)
     list(on_vectors(network, "sqrt", 4, 0.0).sample(network, canvas, seed=0))
@@ -400,8 +400,8 @@ def test_vectors_on_their_way_have_the_variance_of_their_time():
         assert torch.equal(x[~canvas.editable], network.embed(canvas.tokens)[~canvas.editable])
 
 
-def test_clamping_steps_towards_vectors_of_words_that_may_be_written():
-    """With the trick, a last step ends near the vector of a word, whatever the network says."""
+def test_clamping_moves_predictions_to_vectors_of_allowed_tokens():
+    """With the clamping trick, the last step ends near the vector of a token, whatever the network predicts."""
     canvas = batch(rows=8)
     for clamp, near in ((1.0, True), (0.0, False)):
         network = Watched(denoiser(), guess=0.2)
@@ -421,7 +421,7 @@ def denoiser(architecture: str = "bert", width: int = 16) -> EmbeddingDenoiser:
 
 
 def batch(rows: int = 12, length: int = 10) -> Batch:
-    """Sentences of a language that repeats one word."""
+    """Sentences of a language that repeats one token."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=generator).repeat(1, length)
     tokens[:, 0] = 2
@@ -441,8 +441,8 @@ def method(width: int = 16, clamp: float = 0.3, architecture: str = "bert") -> T
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_weight_that_asks_for_a_gradient_gets_one(architecture):
-    """Engines that exchange gradients would wait for the others; also with nothing to write."""
+def test_every_trainable_parameter_gets_a_gradient(architecture):
+    """Distributed training waits for them, also without editable positions."""
     tested = method(architecture=architecture)
     x0 = sentences(tested.network.backbone)
     for whole in (x0, replace(x0, editable=torch.zeros_like(x0.editable))):
@@ -455,14 +455,14 @@ def test_every_weight_that_asks_for_a_gradient_gets_one(architecture):
     assert any("layer" in name for name in names)
 
 
-def test_the_network_is_what_is_asked_for_also_where_python_does_not_look_into_modules():
-    """As since 3.12, `isinstance` with a protocol looks attributes up statically: no buffers, no submodules."""
-    for name in ("writable", "embed", "log_words", "nearest", "__call__"):
+def test_the_network_satisfies_its_protocol_also_by_static_lookup():
+    """Since Python 3.12 `isinstance` with a protocol looks up attributes statically: no buffers, no submodules."""
+    for name in ("allowed", "embed", "log_words", "nearest", "__call__"):
         inspect.getattr_static(denoiser("bert"), name)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_padding_and_other_rows_do_not_matter(architecture):
+def test_padding_and_other_sequences_do_not_matter(architecture):
     network = denoiser(architecture)
     x0 = sentences(network.backbone)
     assert isinstance(network, VectorNetwork)
@@ -477,8 +477,8 @@ def test_padding_and_other_rows_do_not_matter(architecture):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_table_as_wide_as_the_backbones_starts_as_the_backbone(architecture):
-    """Clean vectors enter a pretrained encoder as its own word vectors, at every time."""
+def test_a_table_as_wide_as_the_embeddings_of_the_backbone_starts_from_them(architecture):
+    """Clean vectors enter a pretrained encoder as its own embeddings, at every time."""
     backbone = backbone_of(architecture)
     words = backbone.get_input_embeddings()
     words.weight.data += 0.5
@@ -495,7 +495,7 @@ def test_a_table_as_wide_as_the_backbones_starts_as_the_backbone(architecture):
     assert [float(value) for value in torch.std_mean(network.table.detach())] == pytest.approx([1, 0], abs=1e-3)
 
 
-def test_the_network_is_told_the_time():
+def test_the_network_is_time_conditioned():
     network, x0 = denoiser(), batch(rows=2)
     nn.init.normal_(network.time.mix[-1].weight)
     with torch.no_grad():
@@ -546,8 +546,8 @@ def test_autocast_leaves_the_table_in_full_precision():
 
 
 @pytest.mark.parametrize(("width", "num_words"), [(16, 20), (64, 400)])
-def test_where_words_are_certain_the_nearest_one_is_right_and_where_they_are_told_few_are_nearer(width, num_words):
-    """At the first noisy time that is called so, and not at a time that is far from it."""
+def test_the_nearest_token_is_right_where_tokens_are_certain(width, num_words):
+    """At the noisiest time that counts as certain, and not at a much noisier one."""
     process, times = PROCESSES["cosine"], torch.linspace(0, 1, 1001, dtype=torch.float64)
     certain = process.is_certain(times, width, torch.tensor(num_words))
     assert bool((certain[:-1] >= certain[1:]).all())  # once and for all
@@ -556,7 +556,7 @@ def test_where_words_are_certain_the_nearest_one_is_right_and_where_they_are_tol
     chosen = torch.randint(num_words, (40_000,), generator=generator)
 
     def distances(t: float) -> tuple[Tensor, Tensor]:
-        """To all words, and to the right one."""
+        """To all tokens, and to the right one."""
         alpha = process.signal(torch.tensor([t], dtype=torch.float64))
         noise = torch.randn(len(chosen), width, generator=generator, dtype=torch.float64)
         x_t = alpha.sqrt() * words[chosen] + (1 - alpha).sqrt() * noise
@@ -578,8 +578,8 @@ def test_where_words_are_certain_the_nearest_one_is_right_and_where_they_are_tol
     assert nearer[last] < 1 < nearer[(1 + last) / 2]
 
 
-def test_where_the_noisy_vector_tells_the_word_the_network_is_not_believed():
-    """A network that takes one word for another costs a bound no more there than a perfect one."""
+def test_where_the_noisy_vector_determines_the_token_the_prediction_is_not_used():
+    """There the bound of a network that confuses tokens equals that of a perfect one."""
     objective, network, x0 = GaussianDiffusion(PROCESSES["cosine"], uniform_grid(64)), denoiser(width=64), batch()
     wrong = Watched(network, guess=0.2)
     clean, t = network.embed(x0.tokens), x0.constant_times(0.1)
@@ -590,7 +590,7 @@ def test_where_the_noisy_vector_tells_the_word_the_network_is_not_believed():
     assert float(moved.step_nats(wrong, x0, clean, x0.constant_times(0.05), t, Noise(0)).detach().max()) > 100
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="width of at least 1"):
         EmbeddingDenoiser(backbone_of("bert"), tokenizer_allowed(), width=0)
     network = denoiser()
@@ -607,7 +607,7 @@ def test_bad_arguments_are_refused():
 
 
 def test_the_loss_averages_squares_over_the_width():
-    """As the original's code does; summed, they would outweigh the rounding."""
+    """As in the original code; summed, they would outweigh the rounding."""
     tested, x0, noise = method(), batch(), Noise(2)
     process, network = tested.objective.process, tested.network
     t = (noise.stratified_uniform(x0) * 16).floor() / 16 + 1 / 16
@@ -622,7 +622,7 @@ def test_the_loss_averages_squares_over_the_width():
 # ---- the contract ---------------------------------------------------------------------------------------------------
 
 
-def test_noise_belongs_to_the_example_and_not_to_its_place_in_the_batch():
+def test_noise_belongs_to_the_example_and_not_to_its_index_in_the_batch():
     tested, whole = method(), batch()
     order = torch.randperm(12)
     for verb in (tested.objective.loss, tested.objective.nats):
@@ -633,7 +633,7 @@ def test_noise_belongs_to_the_example_and_not_to_its_place_in_the_batch():
         assert not torch.allclose(verb(tested.network, whole, Noise(5, step=10)), values)
 
 
-def test_parts_of_a_batch_add_up_to_the_whole():
+def test_the_losses_of_parts_add_up_to_that_of_the_batch():
     tested, whole = method(), batch()
     tested(whole, Noise(1), whole.num_tokens).backward()
     expected = [parameter.grad.clone() for parameter in tested.parameters() if parameter.grad is not None]
@@ -646,8 +646,8 @@ def test_parts_of_a_batch_add_up_to_the_whole():
         torch.testing.assert_close(part, together, atol=1e-5, rtol=1e-3)
 
 
-def test_it_learns_a_language_that_repeats_a_word():
-    """4 sentences, 9 words each: log 4 nats a sentence, where a network that has learnt nothing pays 9·log 42 = 34."""
+def test_it_learns_a_language_that_repeats_a_token():
+    """4 sentences of 9 tokens: log 4 nats per sentence, where an untrained network has 9·log 42 = 34."""
     tested, whole = method(), batch(rows=32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3, weight_decay=0.0)
 
@@ -668,7 +668,7 @@ def test_it_learns_a_language_that_repeats_a_word():
     assert bool((last.tokens[:, 1:] < 9).all())
 
 
-def test_saved_and_loaded_weights_give_the_same_nats(tmp_path):
+def test_saved_and_loaded_parameters_give_the_same_nats(tmp_path):
     tested, fresh, whole = method(), method(), batch()
     for parameter in tested.parameters():
         nn.init.normal_(parameter, std=0.1)
@@ -685,7 +685,7 @@ def test_saved_and_loaded_weights_give_the_same_nats(tmp_path):
     assert torch.equal(TrainingModule(again, tested.objective).nats(whole, Noise(2)), tested.nats(whole, Noise(2)))
 
 
-def test_half_precision_leaves_the_bound_nearly_as_it_is():
+def test_half_precision_hardly_changes_the_bound():
     tested, whole = method(clamp=0.0), batch()
     with torch.no_grad():
         full = tested.nats(whole, Noise(2))
@@ -698,13 +698,13 @@ def test_half_precision_leaves_the_bound_nearly_as_it_is():
     torch.testing.assert_close(half.sum(dim=1), full.sum(dim=1), rtol=0.1, atol=0.1)
 
 
-def test_it_is_a_bound_and_its_weights_are_the_networks_alone():
+def test_it_is_a_bound_and_has_no_parameters_of_its_own():
     tested = method()
     assert tested.objective.likelihood is Likelihood.BOUND
     assert all(name.startswith("network.") for name in tested.state_dict())
     assert {tensor.device.type for tensor in tested.to("meta").state_dict().values()} == {"meta"}
 
 
-def test_a_schedule_by_token_is_refused_and_others_are_named():
+def test_a_token_dependent_schedule_is_refused_and_others_are_named():
     with pytest.raises(ValueError, match="use linear, cosine or sqrt"):
         Gaussian(Spindle(0.3))

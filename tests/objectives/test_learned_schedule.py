@@ -1,4 +1,4 @@
-"""Learned rates of hiding: the gradient's two parts on enumerable languages, the bound, and what learning gains."""
+"""The learned schedule: both parts of its gradient on enumerable languages, the bound, and the gain by learning."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def expected(language: Language, nats: Tensor) -> Tensor:
 # ---- the exponents ----------------------------------------------------------------------------------------------
 
 
-def test_exponents_start_where_they_are_told_and_never_leave_their_range():
+def test_exponents_start_at_the_given_values_and_never_leave_their_range():
     initial = torch.tensor([0.6, 0.7, 2.5, 10.0])
     exponents = LearnedExponents(initial)
     torch.testing.assert_close(exponents(), initial.double(), atol=0, rtol=1e-5)
@@ -94,7 +94,7 @@ def test_exponents_out_of_range_are_refused(initial):
         LearnedExponents(torch.tensor(initial))
 
 
-def test_half_precision_moves_exponents_a_little_and_all_users_alike():
+def test_half_precision_changes_exponents_slightly_and_consistently():
     process = learned(RANDOM, [0.8, 1.7, 6.0, 1.0])
     before = process.information.detach().clone()
     objective = LearnedSchedule(process).bfloat16()
@@ -121,8 +121,8 @@ def test_learned_exponents_act_as_fixed_ones_of_the_same_values():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("verb", ["rate", "divergence", "loss"])
-def test_gradients_are_finite_at_both_ends_and_for_words_that_cannot_hide_yet(verb, dtype):
-    """At t = 1e-4 a word of exponent 9.9 is hidden with probability 1e-40, which 1 - ᾱ rounds to 0."""
+def test_gradients_are_finite_at_both_ends_and_for_tokens_that_cannot_be_masked_yet(verb, dtype):
+    """At t = 1e-4 a token of exponent 9.9 is masked with probability 1e-40, which 1 - ᾱ rounds to 0."""
     process = learned(RANDOM, [0.61, 1.0, 9.9, 1.0])
     network = Table(RANDOM, scale=30.0).to(dtype)
     t = torch.tensor([0.0, 0.0, 1e-20, 1e-4, 1e-4, 0.5, 1.0, 1.0], dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_gradients_are_finite_at_both_ends_and_for_words_that_cannot_hide_yet(ve
         assert float(parameter.grad.abs().max()) > 0
 
 
-def test_what_cannot_be_learned_is_refused():
+def test_a_schedule_without_learned_exponents_is_refused():
     exponents = LearnedExponents(torch.ones(RANDOM.vocabulary))
     for schedule in (Spindle(0.3), Linear()):
         with pytest.raises(ValueError, match="need the schedule Power"):
@@ -165,7 +165,7 @@ def gradients(loss: Tensor, process: Absorbing, network: nn.Module) -> list[Tens
 
 
 def expected_loss(process: Absorbing, network: nn.Module, language: Language) -> Tensor:
-    """The expectation of the loss's surrogate over all pairs of draws; their probability is not differentiated."""
+    """The expected surrogate loss over all pairs of draws; their probability is not differentiated."""
     x0, (first, second), t, weight = every_noise(process, language, 2)
     powers = language.num_words ** torch.arange(language.length - 1, -1, -1)
     value = LearnedSchedule(process).paired_nats(network, x0, first, second, t)
@@ -174,7 +174,7 @@ def expected_loss(process: Absorbing, network: nn.Module, language: Language) ->
 
 @pytest.mark.parametrize("exponents", [[1.0] * 4, [0.7, 2.0, 5.0, 1.0]], ids=str)
 @pytest.mark.parametrize("language", [SKEWED, RANDOM], ids=["two words", "three words"])
-def test_the_losss_gradient_is_on_average_that_of_the_exact_bound(language, exponents):
+def test_the_expected_gradient_of_the_loss_is_that_of_the_exact_bound(language, exponents):
     process, network = learned(language, exponents[: language.vocabulary]), Table(language, seed=2)
     bound, loss = expected(language, exact_bound(process, network, language)), expected_loss(process, network, language)
     assert float(loss.detach()) == pytest.approx(float(bound.detach()), rel=1e-9)  # the surrogate adds no value
@@ -184,7 +184,7 @@ def test_the_losss_gradient_is_on_average_that_of_the_exact_bound(language, expo
     assert float(exact[0].abs().max()) > 0.01
 
 
-def test_the_exact_bounds_gradient_agrees_with_finite_differences():
+def test_the_gradient_of_the_exact_bound_agrees_with_finite_differences():
     process, network = learned(SKEWED, [0.8, 2.0, 1.0]), Table(SKEWED, seed=2)
     exact = gradients(expected(SKEWED, exact_bound(process, network, SKEWED)), process, network)[0]
     width, logits = 1e-3, exponents_of(process).logits
@@ -198,7 +198,7 @@ def test_the_exact_bounds_gradient_agrees_with_finite_differences():
         assert float((values[1] - values[0]) / (2 * width)) == pytest.approx(float(exact[word]), rel=1e-3)
 
 
-def test_without_the_score_term_the_exponents_gradient_is_wrong():
+def test_without_the_score_term_the_gradient_of_the_exponents_is_wrong():
     process, network = learned(SKEWED, [0.8, 2.0, 1.0]), Table(SKEWED, seed=2)
     x0, (x_t,), t, weight = every_noise(process, SKEWED, 1)
     targets = process.targets(x_t)
@@ -210,8 +210,8 @@ def test_without_the_score_term_the_exponents_gradient_is_wrong():
     assert float((wrong[0] - right[0]).abs().max()) > 0.3 * float(right[0].abs().max())
 
 
-def test_the_row_and_not_the_place_must_be_scored():
-    """Each place's rate with its own log q alone leaves out that hiding one word makes others harder."""
+def test_the_score_must_be_that_of_the_sequence_and_not_of_the_position():
+    """The rate of each position with its own log q ignores that masking one token makes others harder to predict."""
     process, network = learned(SKEWED, [0.8, 2.0, 1.0]), Table(SKEWED, seed=2)
     x0, (x_t,), t, weight = every_noise(process, SKEWED, 1)
     targets = process.targets(x_t)
@@ -228,7 +228,7 @@ def test_the_row_and_not_the_place_must_be_scored():
 
 @pytest.mark.parametrize("proposal", [Early(), UniformTimes()], ids=str)
 def test_drawn_gradients_average_to_the_exact_ones(proposal):
-    """`loss` draws times and both states by itself: value and gradient of many rows, against the enumerated ones."""
+    """Value and gradient of `loss` over many sequences, against the enumerated ones."""
     process, network = learned(SKEWED, [1.5, 2.5, 1.0]), Table(SKEWED, seed=2)
     rows, parts = 2000, 20
     sentence = SKEWED.sentences[1]
@@ -248,7 +248,7 @@ def test_drawn_gradients_average_to_the_exact_ones(proposal):
 
 
 class Neighbours(nn.Module):
-    """Random logits that the words to the left and to the right add up, for sentences too long to enumerate."""
+    """Random logits as sums over both neighbours, for sentences too long to enumerate."""
 
     def __init__(self, num_words: int):
         super().__init__()
@@ -260,7 +260,7 @@ class Neighbours(nn.Module):
 
 
 def test_the_baseline_lowers_the_variance_of_long_sentences():
-    """Both kinds spend two draws. For two or three words the baseline is itself too noisy, and does not."""
+    """Both kinds use two draws. For two or three tokens the baseline itself is too noisy."""
     process, network = Absorbing(Power(), 5, LearnedExponents(torch.full((6,), 1.5))), Neighbours(5)
     found: dict[bool, list[Tensor]] = {True: [], False: []}
     for step in range(50):
@@ -282,7 +282,7 @@ def test_the_baseline_lowers_the_variance_of_long_sentences():
 
 
 @pytest.mark.parametrize("exponents", [[1.0] * 4, [0.7, 1.0, 4.0, 1.0], [9.0, 0.7, 2.0, 1.0]], ids=str)
-def test_whatever_the_exponents_nats_belong_to_a_distribution(exponents):
+def test_nats_are_those_of_a_distribution_for_all_exponents(exponents):
     process = learned(RANDOM, exponents)
     objective = LearnedSchedule(process)
     assert objective.likelihood is Likelihood.BOUND
@@ -293,8 +293,8 @@ def test_whatever_the_exponents_nats_belong_to_a_distribution(exponents):
 
 
 @pytest.mark.parametrize("exponents", [[0.7, 1.0, 4.0, 1.0], [9.0, 0.7, 2.0, 1.0]], ids=str)
-def test_the_bayes_denoiser_which_is_told_the_time_has_the_same_bound_for_all_exponents(exponents):
-    """It meets the entropy sentence by sentence, so only networks that are less than perfect can gain by learning."""
+def test_the_time_conditioned_bayes_denoiser_has_the_same_bound_for_all_exponents(exponents):
+    """It is -log p of every sentence, so that only imperfect networks can gain by learning."""
     process = learned(RANDOM, exponents)
     nats = exact_bound(process, Bayes(RANDOM, process), RANDOM).detach()
     torch.testing.assert_close(nats, -RANDOM.probabilities.log(), atol=2e-3, rtol=0)
@@ -308,7 +308,7 @@ def test_equal_exponents_are_the_linear_bound(exponent):
     torch.testing.assert_close(nats, linear, atol=1e-5, rtol=0)
 
 
-def test_only_ratios_of_exponents_count_for_a_network_that_is_not_told_the_time():
+def test_only_ratios_of_exponents_matter_for_a_time_agnostic_network():
     network = Table(RANDOM, seed=3)
     one, other = (
         exact_bound(learned(RANDOM, [scale * w for w in (0.8, 1.5, 3.0, 1.0)]), network, RANDOM) for scale in (1, 3)
@@ -316,7 +316,7 @@ def test_only_ratios_of_exponents_count_for_a_network_that_is_not_told_the_time(
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-def test_drawn_nats_average_to_the_exact_ones_and_leave_the_exponents_alone():
+def test_drawn_nats_average_to_the_exact_ones_without_gradients_for_exponents():
     process, network, draws = learned(RANDOM, [0.8, 1.5, 3.0, 1.0]), Table(RANDOM, seed=3), 20000
     exact = float(exact_bound(process, network, RANDOM)[5].detach())
     many = RANDOM.batch(RANDOM.sentences[5].expand(draws, -1))
@@ -337,7 +337,7 @@ AGREEMENT = Language(5, 2, PHRASES.flatten())
 
 
 class Reader(nn.Module):
-    """A network too weak to be perfect: each place sees the word to its left and nothing else."""
+    """An imperfect network: each position depends on the token to its left alone."""
 
     def __init__(self, language: Language):
         super().__init__()
@@ -352,7 +352,7 @@ class Reader(nn.Module):
 
 
 def lowest(nats: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> float:
-    """The expected nats after LBFGS has brought them down."""
+    """The expected nats after minimisation by LBFGS."""
     optimiser = torch.optim.LBFGS(parameters, max_iter=40, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -374,8 +374,8 @@ def exactly_trained(kind: Callable[[Language], nn.Module]) -> tuple[float, float
     return linear, free, process.information.detach()
 
 
-def test_a_weak_network_gains_by_writing_first_what_it_can_write_first():
-    """Noun first, the ending follows; ending first, the noun comes as a surprise. The spindle does it the wrong way."""
+def test_a_weak_network_gains_by_an_order_of_generation_that_suits_it():
+    """The noun determines its ending, but not the other way round; the spindle has the wrong order."""
     linear, free, exponents = exactly_trained(Reader)
     process, network = Absorbing(Spindle(0.3), AGREEMENT.mask_id, AGREEMENT.information()), Reader(AGREEMENT)
     objective = ContinuousTime(process)
@@ -387,8 +387,8 @@ def test_a_weak_network_gains_by_writing_first_what_it_can_write_first():
     assert float(exponents[:3].min()) > 5 * float(exponents[3:5].max())
 
 
-def test_a_network_that_can_be_perfect_has_nothing_to_gain():
-    """Equal exponents need nothing of a time-agnostic network that it cannot say; any others do."""
+def test_a_network_that_can_be_perfect_gains_nothing():
+    """A time-agnostic network can be perfect with equal exponents, and with no others."""
     linear, free, exponents = exactly_trained(Table)
     assert linear == pytest.approx(AGREEMENT.entropy, abs=1e-4)
     assert AGREEMENT.entropy - 1e-6 <= free <= linear + 1e-9
@@ -398,7 +398,7 @@ def test_a_network_that_can_be_perfect_has_nothing_to_gain():
     assert others > AGREEMENT.entropy + 0.002
 
 
-def test_training_by_drawn_losses_comes_near_the_exact_optimum():
+def test_training_with_drawn_losses_approaches_the_exact_optimum():
     process, network = learned(AGREEMENT), Reader(AGREEMENT)
     objective, steps = LearnedSchedule(process), 160
     rates = (0.2, 0.02)
@@ -447,7 +447,7 @@ def sampled(method: TrainingModule, canvas: Batch) -> Tensor:
 
 
 def easy_batch(rows: int = 12, length: int = 10) -> Batch:
-    """Sentences that repeat one word."""
+    """Sentences that repeat one token."""
     tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1)).repeat(1, length)
     tokens[:, 0] = 2
     editable = torch.ones(rows, length, dtype=torch.bool)
@@ -455,7 +455,7 @@ def easy_batch(rows: int = 12, length: int = 10) -> Batch:
     return Batch.of(tokens, editable)
 
 
-def test_exponents_are_one_weight_of_the_method_and_are_kept_with_it():
+def test_exponents_are_one_parameter_of_the_module_and_are_saved_with_it():
     tested, fresh, x0 = method(), method(), easy_batch()
     names = [name for name, _ in tested.named_parameters() if not name.startswith("network.")]
     assert names == ["objective.process.learned.logits"]
@@ -484,7 +484,7 @@ def test_noise_belongs_to_the_example_and_parts_add_up():
     assert not torch.allclose(tested.objective.loss(tested.network, whole, Noise(5, step=10)), losses)
 
 
-def test_the_method_learns_with_one_learning_rate_and_writes_words():
+def test_it_learns_with_one_learning_rate_and_samples_tokens():
     tested, whole = method(), easy_batch(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3, weight_decay=0)
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: which places are chosen, what becomes of them, and what a loss is worth."""
+"""Masked language modelling: which positions are selected, what becomes of their tokens, and the scale of the loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def allowed() -> Tensor:
 
 
 def sentences(rows: int = 2000, length: int = 50) -> Batch:
-    """`[CLS] prompt words … [SEP]`, a third of the rows padded."""
+    """`[CLS] prompt tokens … [SEP]`, a third of the sequences padded."""
     tokens = torch.randint(SPECIAL, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
     attend = torch.ones_like(tokens, dtype=torch.bool)
     attend[::3, length // 2 :] = False
@@ -38,7 +38,7 @@ def sentences(rows: int = 2000, length: int = 50) -> Batch:
 
 @dataclass
 class Uniform:
-    """Gives all words the same probability, and remembers what it was asked."""
+    """Gives all tokens the same probability, and records its inputs."""
 
     targets: dict[str, Tensor] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class Uniform:
 
 @pytest.mark.parametrize("rate", [0.15, 0.4])
 @pytest.mark.parametrize("verb", ["loss", "nats"])
-def test_the_rate_is_the_share_of_editable_places_that_are_chosen(rate, verb):
+def test_the_rate_is_the_share_of_editable_positions_that_are_selected(rate, verb):
     batch, network = sentences(), Uniform()
     getattr(MaskedLM(MASK, allowed(), rate), verb)(network, batch, Noise(0))
     chosen = network.targets["places"]
@@ -62,7 +62,7 @@ def test_the_rate_is_the_share_of_editable_places_that_are_chosen(rate, verb):
     assert torch.equal(network.targets["attend"], batch.attend)
 
 
-def test_of_the_chosen_80_percent_are_hidden_10_replaced_10_kept():
+def test_of_the_selected_tokens_80_percent_are_masked_10_replaced_10_kept():
     batch, network = sentences(), Uniform()
     MaskedLM(MASK, allowed()).loss(network, batch, Noise(0))
     seen, chosen = network.targets["tokens"], network.targets["places"]
@@ -83,7 +83,7 @@ def test_of_the_chosen_80_percent_are_hidden_10_replaced_10_kept():
     assert float(((counts - expected) ** 2 / expected).sum()) < 160
 
 
-def test_estimates_hide_all_the_chosen():
+def test_nats_mask_all_selected_positions():
     batch, network = sentences(), Uniform()
     MaskedLM(MASK, allowed()).nats(network, batch, Noise(0))
     seen, chosen = network.targets["tokens"], network.targets["places"]
@@ -93,8 +93,8 @@ def test_estimates_hide_all_the_chosen():
 
 @pytest.mark.parametrize("rate", [0.05, 0.15, 0.5])
 @pytest.mark.parametrize("verb", ["loss", "nats"])
-def test_a_uniform_network_pays_the_logarithm_of_the_vocabulary_for_each_token(rate, verb):
-    """Whatever the rate: losses of two rates, and of sentences of two lengths, can be compared."""
+def test_a_uniform_network_costs_the_logarithm_of_the_vocabulary_per_token(rate, verb):
+    """At any rate, so that losses of different rates and lengths can be compared."""
     batch = sentences()
     values = getattr(MaskedLM(MASK, allowed(), rate), verb)(Uniform(), batch, Noise(0))
     values = values.sum(dim=1) if verb == "nats" else values
@@ -107,8 +107,8 @@ def test_a_uniform_network_pays_the_logarithm_of_the_vocabulary_for_each_token(r
         assert float(values[rows].mean() / length) == pytest.approx(math.log(NUM_WORDS), abs=error)
 
 
-def test_only_the_chosen_words_are_paid_for():
-    """Each with its own cost: a network that is sure of one word pays nothing for it and all for the others."""
+def test_only_selected_tokens_have_a_cost():
+    """Each its own: a token that is certain costs nothing."""
     batch, network = sentences(rows=50), Uniform()
     objective = MaskedLM(MASK, allowed())
 
@@ -122,7 +122,7 @@ def test_only_the_chosen_words_are_paid_for():
     torch.testing.assert_close(values, expected)
 
 
-def test_a_row_with_nothing_to_write_costs_nothing():
+def test_a_sequence_without_editable_positions_has_no_cost():
     batch = sentences(rows=4)
     batch.editable[1] = False
     for verb in ("loss", "nats"):
@@ -142,11 +142,11 @@ def test_noise_belongs_to_the_example_and_the_step():
     assert not torch.equal(network.targets["tokens"], first["tokens"])
 
 
-def test_its_likelihood_is_no_bound():
+def test_its_likelihood_is_pseudo():
     assert MaskedLM(MASK, allowed()).likelihood is Likelihood.PSEUDO
 
 
-def test_its_words_move_with_it_and_are_no_weights():
+def test_its_allowed_tokens_are_a_buffer_and_no_parameter():
     objective = MaskedLM(MASK, allowed())
     assert not objective.state_dict()
     assert objective.to("meta").allowed_ids.device.type == "meta"
@@ -154,6 +154,6 @@ def test_its_words_move_with_it_and_are_no_weights():
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 15.0, math.nan])
-def test_other_rates_are_refused(rate):
+def test_rates_out_of_range_are_refused(rate):
     with pytest.raises(ValueError, match=rf"\(0, 1\), got {rate}; BERT's is 0.15"):
         MaskedLM(MASK, allowed(), rate)

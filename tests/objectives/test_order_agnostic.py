@@ -1,4 +1,4 @@
-"""The bound over a grid, gathered by the number of hidden places: the same number as by steps, by brute force."""
+"""The T-step bound, its terms collected by the number of masked positions, against the sum over steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRIDS = {"one step": uniform_grid(1), "four steps": uniform_grid(4), "uneven": U
 
 @dataclass(frozen=True)
 class Chosen(Noise):
-    """Noise whose draws are given: the slice of (0, 1), and in which order places are hidden."""
+    """Noise with given draws: the number in (0, 1), and the order in which positions are masked."""
 
     position: float = 0.5
     order: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Chosen(Noise):
 
 
 def expected_nats(objective, network: Table, law: Tensor | None = None) -> Tensor:
-    """The mean over every order, each as likely, and every number of hidden places, as likely as the law says."""
+    """The mean over all orders, and over all numbers of masked positions with their probabilities."""
     length = LANGUAGE.length
     law = torch.full((length,), 1 / length).double() if law is None else law
     total = torch.zeros(len(LANGUAGE.sentences), dtype=torch.float64)
@@ -53,7 +53,7 @@ def expected_nats(objective, network: Table, law: Tensor | None = None) -> Tenso
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
 @pytest.mark.parametrize("name", GRIDS)
-def test_it_is_the_bound_over_the_steps(schedule, name):
+def test_it_equals_the_bound_summed_over_steps(schedule, name):
     network, grid = Table(LANGUAGE, seed=4), GRIDS[name]
     by_steps = DiscreteTime(Absorbing(schedule, LANGUAGE.mask_id, LANGUAGE.information()), grid)
     by_count = OrderAgnosticGrid(schedule, grid, LANGUAGE.mask_id)
@@ -65,7 +65,7 @@ def test_it_is_the_bound_over_the_steps(schedule, name):
     assert by_count.likelihood is Likelihood.BOUND
 
 
-def test_finer_grids_come_near_to_any_order():
+def test_finer_grids_approach_the_order_agnostic_bound():
     network, gaps = Table(LANGUAGE, seed=4), []
     with torch.no_grad():
         limit = expected_nats(OrderAgnostic(LANGUAGE.mask_id), network)
@@ -76,15 +76,15 @@ def test_finer_grids_come_near_to_any_order():
     assert gaps[2] < 1e-3
 
 
-def test_with_the_same_noise_it_hides_the_same_places_as_any_order():
+def test_with_the_same_noise_it_masks_the_positions_of_the_order_agnostic_objective():
     fine, limit = OrderAgnosticGrid(Linear(), uniform_grid(100_000), LANGUAGE.mask_id), OrderAgnostic(LANGUAGE.mask_id)
     network, noise = Table(LANGUAGE, seed=4), Noise(5, 2)
     drawn = [objective.nats(network, LANGUAGE.batch(), noise) for objective in (fine, limit)]
     torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-3, atol=1e-6)
 
 
-def test_estimates_find_it():
-    """Through `estimate`, with real noise: within its own interval."""
+def test_the_estimate_agrees_within_its_interval():
+    """With `estimate` and real noise."""
     network, grid = Table(LANGUAGE, seed=4), uniform_grid(3)
     process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
     objective = OrderAgnosticGrid(Linear(), grid, LANGUAGE.mask_id)
@@ -97,7 +97,7 @@ def test_estimates_find_it():
     assert found.scores.draw_variance.max() < 1e-2
 
 
-def test_one_step_hides_everything_and_leaves_nothing_to_chance():
+def test_one_step_masks_everything_and_has_no_variance():
     objective = OrderAgnosticGrid(Cosine(), uniform_grid(1), LANGUAGE.mask_id)
     assert objective.distribution(5).tolist() == pytest.approx([0, 0, 0, 0, 1])
     network = Table(LANGUAGE, seed=4)
@@ -106,8 +106,8 @@ def test_one_step_hides_everything_and_leaves_nothing_to_chance():
         torch.testing.assert_close(draw, draws[0])
 
 
-def test_rows_of_different_lengths_follow_their_own_laws():
-    """Short and long ones side by side."""
+def test_sequences_of_different_lengths_have_their_own_distributions():
+    """In one batch."""
     objective = OrderAgnosticGrid(Linear(), uniform_grid(4), LANGUAGE.mask_id)
     tokens = torch.zeros(2001, 8, dtype=torch.long)
     editable = torch.arange(8) < torch.tensor([1, 8]).repeat(1000)[:, None]
@@ -125,6 +125,6 @@ def test_rows_of_different_lengths_follow_their_own_laws():
     assert float((found - objective.distribution(8)).abs().max()) < 0.05
 
 
-def test_a_schedule_by_token_is_refused():
+def test_a_token_dependent_schedule_is_refused():
     with pytest.raises(ValueError, match="use DiscreteTime"):
         OrderAgnosticGrid(Spindle(0.3), uniform_grid(4), 9)

@@ -1,4 +1,4 @@
-"""SUNDAE: the loss against enumeration, its noise, and the law of what refining writes."""
+"""SUNDAE: the loss against enumeration, its noise, and the distribution of refined samples."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from languages import Language, Table
 from scipy import stats
 from torch import Tensor, nn
 
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.objectives import sundae
@@ -41,7 +41,7 @@ TRIPLES = Language.random(2, 3, seed=4)
 
 
 def at_share(batch: Batch, share: float) -> Batch:
-    """The same, with the share of replaced words given."""
+    """The same with a given share of replaced tokens."""
     return replace(batch, strata=torch.full((len(batch.tokens), 2), share, dtype=torch.float64))
 
 
@@ -49,7 +49,7 @@ def at_share(batch: Batch, share: float) -> Batch:
 
 
 def transition(network: nn.Module, language: Language, positions: tuple[int, ...] | None = None) -> Tensor:
-    """From every sentence to every other: the chosen places drawn anew from the network, each on its own."""
+    """From every sentence to every other: selected positions are drawn independently from the network."""
     log_f = all_answers(network, language)
     at = range(language.length) if positions is None else positions
     stay = language.sentences[:, None] == language.sentences[None]
@@ -68,7 +68,7 @@ def all_answers(network: nn.Module, language: Language) -> Tensor:
 
 
 def expected_loss(network: nn.Module, language: Language, share: float, unrolls: int) -> Tensor:
-    """For each sentence the mean over all corruptions and all of the network's own answers."""
+    """For each sentence the mean over all corruptions and all predictions of the network."""
     same = (language.sentences[:, None] == language.sentences[None]).double()
     state = (share / language.num_words + (1 - share) * same).prod(dim=2)  # clean × corrupted
     log_f = all_answers(network, language)
@@ -83,7 +83,7 @@ def expected_loss(network: nn.Module, language: Language, share: float, unrolls:
 
 @pytest.mark.parametrize("unrolls", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.25, 0.8])
-def test_the_loss_is_the_mean_over_noise_and_the_networks_own_answers(unrolls, share):
+def test_the_loss_is_the_mean_over_noise_and_own_predictions(unrolls, share):
     network = Table(TRIPLES, scale=2.0)
     copies = 3000
     batch = at_share(TRIPLES.batch(TRIPLES.sentences.repeat(copies, 1)), share)
@@ -97,7 +97,7 @@ def test_the_loss_is_the_mean_over_noise_and_the_networks_own_answers(unrolls, s
 
 
 class Seen(nn.Module):
-    """Gives all words the same probability, and remembers what it was asked."""
+    """Gives all tokens the same probability, and records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Seen(nn.Module):
 
 
 def texts(rows: int = 2000) -> Batch:
-    """`[CLS] prompt words …`, a third of the rows padded."""
+    """`[CLS] prompt tokens …`, a third of the sequences padded."""
     tokens = torch.randint(NUM_SPECIAL, NUM_TOKENIZER_IDS, (rows, 20), generator=torch.Generator().manual_seed(1))
     attend = torch.ones_like(tokens, dtype=torch.bool)
     attend[::3, 12:] = False
@@ -121,7 +121,7 @@ def texts(rows: int = 2000) -> Batch:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.7])
-def test_a_share_of_words_is_replaced_by_uniform_ones(share):
+def test_a_share_of_tokens_is_replaced_by_uniform_ones(share):
     batch, network = at_share(texts(), share), Seen()
     Sundae(tokenizer_allowed()).loss(network, batch, Noise(0))
     tokens, attend, t, targets = network.questions[0]
@@ -139,7 +139,7 @@ def test_a_share_of_words_is_replaced_by_uniform_ones(share):
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
-def test_the_share_is_even_between_0_and_1_and_of_the_whole_row():
+def test_the_share_is_uniform_between_0_and_1_per_sequence():
     batch, network = texts(), Seen()
     Sundae(tokenizer_allowed(), 1).loss(network, batch, Noise(0))
     tokens = network.questions[0][0]
@@ -150,7 +150,7 @@ def test_the_share_is_even_between_0_and_1_and_of_the_whole_row():
     assert float((share > 0.85).double().mean()) > 0.1
 
 
-def test_each_unroll_draws_all_words_anew_and_pays_for_all():
+def test_each_unroll_draws_all_tokens_and_costs_all():
     batch, network = texts(500), Seen()
     losses = Sundae(tokenizer_allowed(), 3).loss(network, batch, Noise(0))
     assert len(network.questions) == 3
@@ -163,14 +163,14 @@ def test_each_unroll_draws_all_words_anew_and_pays_for_all():
     torch.testing.assert_close(losses, batch.editable.sum(dim=1) * math.log(42.0), check_dtype=False)
 
 
-def test_draws_in_pieces_are_the_same(monkeypatch):
+def test_draws_in_pieces_give_the_same_tokens(monkeypatch):
     network, batch = Table(PAIRS), PAIRS.batch()
     whole = Sundae(PAIRS.allowed).loss(network, batch, Noise(0))
     monkeypatch.setattr(sundae, "_POSITIONS_AT_ONCE", 3)
     assert torch.equal(Sundae(PAIRS.allowed).loss(network, batch, Noise(0)), whole)
 
 
-def test_rows_with_nothing_to_write_cost_nothing():
+def test_sequences_without_editable_positions_have_no_cost():
     batch = texts(3)
     batch.editable[1] = False
     assert (Sundae(tokenizer_allowed()).loss(Seen(), batch, Noise(0)) > 0).tolist() == [True, False, True]
@@ -178,7 +178,7 @@ def test_rows_with_nothing_to_write_cost_nothing():
     assert Sundae(tokenizer_allowed()).loss(Seen(), batch, Noise(0)).tolist() == [0, 0, 0]
 
 
-def test_it_has_no_likelihood_and_says_so():
+def test_its_likelihood_is_none_and_nats_raise():
     objective = Sundae(tokenizer_allowed())
     assert objective.likelihood is Likelihood.NONE
     with pytest.raises(ValueError, match=r"no likelihood, nor a bound on one: .* judge it by its samples"):
@@ -186,7 +186,7 @@ def test_it_has_no_likelihood_and_says_so():
 
 
 @pytest.mark.parametrize("unrolls", [0, -1])
-def test_it_unrolls_at_least_once(unrolls):
+def test_fewer_than_one_unroll_is_refused(unrolls):
     with pytest.raises(ValueError, match=f"must be 1 or more, got {unrolls}; the paper's number is 2"):
         Sundae(tokenizer_allowed(), unrolls)
 
@@ -201,7 +201,7 @@ def method(unrolls: int = 2) -> TrainingModule:
 
 @pytest.mark.parametrize("unrolls", [2, 3])
 def test_noise_belongs_to_the_example(unrolls):
-    """However far a row is padded."""
+    """However much a sequence is padded."""
     tested, whole = method(unrolls), repeated_words()
     losses = tested.objective.loss(tested.network, whole, Noise(5, 9))
     for part in (torch.tensor([9, 0, 3]), torch.tensor([1, 2, 11])):
@@ -210,7 +210,7 @@ def test_noise_belongs_to_the_example(unrolls):
     assert not torch.allclose(tested.objective.loss(tested.network, whole, Noise(5, 10)), losses)
 
 
-def test_it_learns_a_language_and_writes_it():
+def test_it_learns_and_samples_a_language():
     tested, whole = method(), repeated_words(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
     for step in range(40):
@@ -254,7 +254,7 @@ parametrize_samplers = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids
 
 
 @parametrize_samplers
-def test_states_go_from_random_words_to_text_and_keep_what_is_frozen(sampler, bert, canvas):
+def test_states_go_from_random_tokens_to_text_and_keep_frozen_positions(sampler, bert, canvas):
     states = list(sampler.sample(bert, canvas, seed=0))
     for state in states:
         assert torch.equal(state.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
@@ -267,7 +267,7 @@ def test_states_go_from_random_words_to_text_and_keep_what_is_frozen(sampler, be
 
 
 @parametrize_samplers
-def test_calls_count_the_queries_per_sequence_and_the_time_told_is_1(sampler, bert, canvas):
+def test_calls_count_the_queries_per_sequence_and_the_time_is_always_1(sampler, bert, canvas):
     spy = Spy(bert)
     states = sampler.sample(spy, canvas, seed=0)
     assert next(states).calls.tolist() == [0] * 5
@@ -286,7 +286,7 @@ def test_calls_count_the_queries_per_sequence_and_the_time_told_is_1(sampler, be
 
 
 def history(states: list[State], row: int, length: int) -> list[tuple[list[int], float, int]]:
-    """The states of one sequence, repetitions left out: a batch goes on until its last sequence is finished."""
+    """The states of one sequence without repetitions: a batch continues until its last sequence is finished."""
     events = [(state.tokens[row, :length].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
     return [event for event, _ in itertools.groupby(events)]
 
@@ -308,7 +308,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(sampler
 
 
 @pytest.mark.parametrize("update", [0.1, 1.0])
-def test_the_tokens_at_editable_positions_do_not_matter_and_what_is_forbidden_is_not_written(update, bert, canvas):
+def test_the_tokens_at_editable_positions_do_not_matter_and_forbidden_ones_are_not_sampled(update, bert, canvas):
     warper = LogitsWarper(0.8, top_k=10, top_p=0.9, forbidden=(*range(7), *range(9, 50)))
     sampler = refinement(2, update, warper=warper)
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, MASK))
@@ -326,7 +326,7 @@ def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert, ca
     assert not spy.questions
 
 
-def test_a_step_after_the_first_asks_about_a_share_of_each_row_rounded_up(bert, canvas):
+def test_a_step_after_the_first_queries_a_share_of_each_sequence_rounded_up(bert, canvas):
     spy = Spy(bert)
     list(refinement(4, 0.3).sample(spy, canvas, seed=0))
     targets = [question[3].sum(dim=1).tolist() for question in spy.questions]
@@ -347,7 +347,7 @@ SHARES = {1.0: [(0, 1, 2)], 0.5: [(0, 1), (0, 2), (1, 2)], 0.2: [(0,), (1,), (2,
 
 
 @pytest.mark.parametrize("update", SHARES)
-def test_texts_are_distributed_as_the_chain_says_after_every_step(update):
+def test_samples_follow_the_chain_after_every_step(update):
     network, rows = Table(TRIPLES, scale=2.0), 20_000
     canvas = TRIPLES.batch(torch.zeros(rows, 3, dtype=torch.long))
     law = torch.full((8,), 1 / 8, dtype=torch.float64)
@@ -369,8 +369,8 @@ def likeliest_texts(network: nn.Module, canvas: Batch, start: Tensor, steps: int
 
 
 @pytest.mark.parametrize(("seed", "cycles"), [(24, False), (4, True)])
-def test_rows_that_cannot_change_any_more_stop_early_and_lose_nothing(seed, cycles):
-    """A row is asked until an answer is what it was already; one that goes round in a circle takes all steps."""
+def test_sequences_that_cannot_change_any_more_stop_early(seed, cycles):
+    """A sequence is queried until a prediction repeats it; one that cycles takes all steps."""
     network, canvas = Table(TRIPLES, scale=2.0, seed=seed), TRIPLES.batch()
     states = list(refinement(9, allowed=TRIPLES.allowed, warper=LogitsWarper(top_k=1)).sample(network, canvas, seed=0))
     texts = likeliest_texts(network, canvas, states[0].tokens, 9)
@@ -387,8 +387,8 @@ def test_rows_that_cannot_change_any_more_stop_early_and_lose_nothing(seed, cycl
     assert torch.equal(states[-1].tokens, texts[-1])
 
 
-def test_a_share_of_places_is_rounded_up_and_not_by_rounding_errors():
-    """Seven tenths of ten places are seven, though 0.7 · 10 is a little more in floating point."""
+def test_a_share_of_positions_is_rounded_up_without_rounding_errors():
+    """Seven tenths of ten positions are seven, although 0.7 · 10 is slightly more in floating point."""
     number = torch.arange(1, 200)
     x = Batch.of(torch.zeros(199, 199, dtype=torch.long), torch.arange(199) < number[:, None])
     for percent in range(1, 101):
@@ -397,6 +397,6 @@ def test_a_share_of_places_is_rounded_up_and_not_by_rounding_errors():
 
 
 @pytest.mark.parametrize("update", [0.0, -0.1, 1.1, math.nan])
-def test_other_shares_are_refused(update):
+def test_shares_out_of_range_are_refused(update):
     with pytest.raises(ValueError, match=rf"update_share must be above 0 and at most 1, got {update}"):
         Refinement(update)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, TokenInformation
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.samplers import (
     Sampler,
@@ -28,6 +28,7 @@ from diffusionbert.samplers import (
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import Confidence, Criterion
+from diffusionbert.samplers.config import PRESETS
 from diffusionbert.samplers.exact import Exact
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
@@ -35,9 +36,7 @@ from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.left_to_right import LeftToRight
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.refinement import Refinement
-from diffusionbert.samplers.remasking import Remasking, Strategy
-from diffusionbert.samplers.renoising import Renoising
-from diffusionbert.samplers.request import PRESETS
+from diffusionbert.samplers.remasking import Remasking, Renoising, Strategy
 from diffusionbert.samplers.skip_exact import SkipExact
 from diffusionbert.storage.schema import from_json, to_json
 

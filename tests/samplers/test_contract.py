@@ -27,7 +27,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.schedules import (
     Cosine,
     Linear,
@@ -37,6 +36,7 @@ from diffusionbert.diffusion.schedules import (
     uniform_grid,
 )
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
@@ -46,8 +46,7 @@ from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.mask_predict import MaskPredict
-from diffusionbert.samplers.remasking import Remasking, Strategy
-from diffusionbert.samplers.renoising import Renoising
+from diffusionbert.samplers.remasking import Remasking, Renoising, Strategy
 
 LINEAR = Absorbing(Linear(), MASK)
 

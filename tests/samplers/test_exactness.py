@@ -13,10 +13,10 @@ from languages import Bayes, Language, Table, exact_log_likelihood
 from scipy import stats
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, uniform_grid
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic

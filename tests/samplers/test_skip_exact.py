@@ -17,7 +17,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.schedules import (
     Cosine,
     Linear,
@@ -28,6 +27,7 @@ from diffusionbert.diffusion.schedules import (
     uniform_grid,
 )
 from diffusionbert.diffusion.shapes import Batch, sequence_index
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.samplers import State

@@ -24,12 +24,12 @@ from drawing import Drawing, drawing
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper, draw
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, TokenInformation
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper, draw
 from diffusionbert.inference.constraints import Constrained
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.causal import CausalModel, new_decoder

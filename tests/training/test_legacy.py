@@ -20,12 +20,11 @@ from diffusionbert.inference.score import estimate_nats
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.model import load
 from diffusionbert.networks.config import NewBert, TimeEmbedding
-from diffusionbert.objectives.config import ObjectiveConfig
+from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.storage.schema import from_json
 from diffusionbert.training.batches import FixedSequences
-from diffusionbert.training.config import RunConfig, TrainingConfig
-from diffusionbert.training.legacy import _NAMES, upgraded
+from diffusionbert.training.config import _NAMES, RunConfig, TrainingConfig, upgraded
 from diffusionbert.training.run import stored_config
 
 V0 = Path(__file__).parent.parent / "data_files" / "v0"

@@ -27,12 +27,11 @@ from diffusionbert.objectives.base import Likelihood
 from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.training import optim
 from diffusionbert.training.batches import FixedSequences, TokenBudget
-from diffusionbert.training.checkpoint import Checkpoint
+from diffusionbert.training.checkpoint import Checkpoint, TrainState, ValidationResult, validation_result
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.ema import EMA
 from diffusionbert.training.optim import learning_rate
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.state import TrainState, ValidationResult, validation_result
 from diffusionbert.training.tensors import weights_of
 from diffusionbert.training.trainer import Trainer
 

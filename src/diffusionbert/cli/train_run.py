@@ -14,7 +14,7 @@ from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import NoiseSchedule
 from diffusionbert.diffusion.time_sampling import TimeSampling
 from diffusionbert.networks.config import TimeEmbedding
-from diffusionbert.objectives.config import ObjectiveConfig
+from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import Quantity
 from diffusionbert.recipes import SYSTEMS, pretraining, recipe
 from diffusionbert.storage.files import read_json

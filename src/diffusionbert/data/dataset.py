@@ -29,7 +29,7 @@ from diffusionbert.data.corpus import Corpus, Record, Report
 from diffusionbert.data.files import Pair
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
-from diffusionbert.storage.cache import build_once
+from diffusionbert.storage.files import build_once
 
 VERSION = 1
 """To be incremented when the files or their meaning change; part of every cache key."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffusionbert.diffusion.categorical import log_prob_of
 from diffusionbert.diffusion.process import Process, Warp
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, TokenInformation
@@ -32,6 +31,7 @@ from diffusionbert.diffusion.shapes import (
     from_bits,
     sequence_index,
 )
+from diffusionbert.diffusion.tokens import log_prob_of
 
 _NEVER = -1e30
 """A finite substitute for log 0."""

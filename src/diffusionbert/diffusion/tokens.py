@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from diffusionbert.diffusion.schedules import TokenInformation
-from diffusionbert.diffusion.shapes import TokenSet
+from diffusionbert.diffusion.shapes import (
+    PerPosition,
+    PerTarget,
+    PositionMask,
+    TargetLogProbs,
+    TargetTokens,
+    Tokens,
+    TokenSet,
+    per_position,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,3 +53,86 @@ class TokenStatistics:
         return replace(
             self, allowed=functional.pad(self.allowed, (0, more)), counts=functional.pad(self.counts, (0, more))
         )
+
+
+# ---- categorical distributions --------------------------------------------------------------------------------------
+#
+# Categorical distributions given as log-probabilities: lookup, sampling, temperature, top-k and top-p.
+#
+# `LogitsWarper` applies to a distribution over *tokens*, p(x0 | x_t). It must never be applied to the distribution
+# that also contains "stay masked": at temperature 0.1 that would unmask every token in the last step.
+
+
+def log_prob_of(log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
+    """The log-probability of one token at each target position, in float64."""
+    return log_p.gather(-1, tokens[:, None])[:, 0].double()
+
+
+def nats_of(log_p: TargetLogProbs, tokens: Tokens, targets: PositionMask) -> PerPosition:
+    """-log p(token) at each target position, in nats; 0 elsewhere."""
+    return per_position(-log_prob_of(log_p, tokens[targets]), targets)
+
+
+def draw(log_p: TargetLogProbs, uniform: PerTarget) -> TargetTokens:
+    """Draws one token per target position by inverting the CDF at a uniform number.
+
+    The CDF is computed in float64, because float32 would round rare tokens away. A token of probability 0 is never
+    drawn.
+    """
+    cumulative = log_p.double().exp().cumsum(dim=-1)
+    if not bool((cumulative[:, -1] > 0).all()):  # also false for NaN
+        raise ValueError(
+            "no token has a positive probability at some position; forbid fewer tokens, or check whether the "
+            "network's output is NaN"
+        )
+    threshold = uniform.double() * cumulative[:, -1]
+    return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+
+
+@dataclass(frozen=True)
+class LogitsWarper:
+    """Forbidden tokens, temperature, top-k and top-p, applied in this order.
+
+    Example: `LogitsWarper(temperature=0.9, top_p=0.95)(log_p)`
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    forbidden: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(
+                f"`temperature` must be finite and > 0, got {self.temperature}; use top_k=1 for greedy sampling"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"`top_k` must be >= 1, got {self.top_k}; None keeps all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` must be in (0, 1], got {self.top_p}; 1 keeps all tokens")
+
+    def __call__(self, log_p: TargetLogProbs) -> TargetLogProbs:
+        """Returns the warped distribution, normalised."""
+        if self.forbidden:
+            log_p = log_p.index_fill(-1, torch.tensor(self.forbidden, device=log_p.device), -torch.inf)
+        if self.temperature != 1:
+            # Relative to the most likely token, so that a tiny temperature does not overflow.
+            relative = (log_p - log_p.amax(dim=-1, keepdim=True)).double()
+            log_p = (relative / self.temperature).log_softmax(dim=-1).to(log_p.dtype)
+        log_p = log_p.log_softmax(dim=-1)
+        if self.top_k is not None and self.top_k < log_p.shape[-1]:
+            best = log_p.topk(self.top_k, dim=-1)
+            log_p = torch.full_like(log_p, -torch.inf).scatter(-1, best.indices, best.values)
+            log_p = log_p.log_softmax(dim=-1)
+        if self.top_p is not None and self.top_p < 1:
+            log_p = _keep_nucleus(log_p, self.top_p).log_softmax(dim=-1)
+        return log_p
+
+
+def _keep_nucleus(log_p: TargetLogProbs, top_p: float) -> TargetLogProbs:
+    """Keeps the smallest set of most likely tokens whose mass reaches `top_p` (Holtzman et al. 2020)."""
+    values, order = log_p.sort(dim=-1, descending=True)
+    # A token is kept if the more likely ones do not reach top_p, so the most likely token is always kept.
+    mass_before = values.double().exp().cumsum(dim=-1) - values.double().exp()
+    kept = values.masked_fill(mass_before >= top_p, -torch.inf)
+    return torch.full_like(log_p, -torch.inf).scatter(-1, order, kept)

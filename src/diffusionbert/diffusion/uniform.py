@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from diffusionbert.diffusion.categorical import log_prob_of
 from diffusionbert.diffusion.process import Process, Warp
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import NoiseSchedule
@@ -23,6 +22,7 @@ from diffusionbert.diffusion.shapes import (
     TokenSet,
     sequence_index,
 )
+from diffusionbert.diffusion.tokens import log_prob_of
 
 
 class Uniform(Process):

@@ -35,8 +35,8 @@ from diffusionbert.evaluation.tables import (
     ranked,
 )
 from diffusionbert.likelihood.intervals import Difference, percentile_interval, resampled_sums
-from diffusionbert.likelihood.protocol import Length
 from diffusionbert.likelihood.scores import (
+    Length,
     LikelihoodRates,
     LikelihoodSummary,
     PointEstimate,

@@ -19,11 +19,10 @@ import torch
 from diffusionbert.data.cleaning import Cleaning
 from diffusionbert.data.corpus import parse_corpus
 from diffusionbert.data.sources import Split
-from diffusionbert.evaluation.conventions import PACKED_LENGTH, Basis, Convention, conventions
+from diffusionbert.evaluation.conventions import PACKED_LENGTH, Basis, Convention, PackedSequences, conventions
 from diffusionbert.evaluation.dataset import EvaluationSet, Trained, evaluation_corpus, read_evaluation_set
 from diffusionbert.evaluation.judges import Judge, Judgement, Mauve, Reading, compute_mauve
 from diffusionbert.evaluation.metrics import Bleu, PerSample, self_bleu4
-from diffusionbert.evaluation.packing import PackedSequences
 from diffusionbert.evaluation.result import (
     EvaluationResult,
     Generation,
@@ -38,14 +37,13 @@ from diffusionbert.inference.generate import generate, require_supported
 from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import MAX_TEXTS, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
-from diffusionbert.likelihood.protocol import Length, Protocol
-from diffusionbert.likelihood.scores import Estimate
-from diffusionbert.objectives.config import CONTINUOUS, GRID, ScoringQuantities, ScoringQuantity
+from diffusionbert.likelihood.scores import Estimate, Length, Protocol
+from diffusionbert.objectives.base import CONTINUOUS, GRID, ScoringQuantities, ScoringQuantity
 from diffusionbert.reporting import Progress, logger, no_progress
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
-from diffusionbert.storage.code_version import code_version
-from diffusionbert.storage.component import Component
-from diffusionbert.training.description import ModelDescription, describe
+from diffusionbert.storage.files import code_version
+from diffusionbert.storage.schema import Component
+from diffusionbert.training.log import ModelDescription, describe
 
 PAPER_LENGTH = 64
 """Tokens of a sample in the paper."""
@@ -193,7 +191,7 @@ def open_evaluation_set(
     return found
 
 
-# ---- likelihoods --------------------------------------------------------------------------------------------------
+# ---- likelihoods ----------------------------------------------------------------------------------------------------
 
 
 def _at_most(budget: EstimationBudget, found: Mapping[str, Estimate]) -> EstimationBudget:
@@ -266,7 +264,7 @@ def _length_given(engine: Engine, estimate: Estimate) -> Estimate:
     return replace(estimate, scores=given, protocol=replace(estimate.protocol, length=Length.GIVEN))
 
 
-# ---- texts --------------------------------------------------------------------------------------------------------
+# ---- texts ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -391,7 +389,7 @@ def _cautions(
     return found
 
 
-# ---- weights, devices, progress -----------------------------------------------------------------------------------
+# ---- weights, devices, progress -------------------------------------------------------------------------------------
 
 
 def weight_hashes(engine: Engine) -> Weights:

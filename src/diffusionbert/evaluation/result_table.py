@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from diffusionbert.evaluation.conventions import Convention, ConventionScale
 from diffusionbert.evaluation.result import EvaluationResult, Generation
-from diffusionbert.likelihood.protocol import Length
-from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate
+from diffusionbert.likelihood.scores import Length, LikelihoodRates, LikelihoodSummary, PointEstimate
 
 
 def result_table(result: EvaluationResult) -> str:

@@ -22,12 +22,11 @@ from diffusionbert.diffusion.process import Process
 from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.masked import Denoiser
-from diffusionbert.objectives.base import Objective, TrainingModule
-from diffusionbert.objectives.config import ScoringQuantity
+from diffusionbert.objectives.base import Objective, ScoringQuantity, TrainingModule
 from diffusionbert.reporting import require_type
 from diffusionbert.samplers.base import Sampler, SamplingContext
 from diffusionbert.samplers.blocks import Blocks
-from diffusionbert.samplers.request import SamplingRequest
+from diffusionbert.samplers.config import SamplingRequest
 from diffusionbert.storage.hub import HubOptions
 from diffusionbert.training.model_folder import ModelMetadata, find_model, read_model, restore_beside, save_model
 

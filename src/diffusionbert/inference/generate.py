@@ -16,7 +16,7 @@ from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import GeneratedText, StreamState, Task, has_word
 from diffusionbert.networks.base import Network
 from diffusionbert.samplers.base import State, last_state, sample
-from diffusionbert.samplers.request import SamplingRequest
+from diffusionbert.samplers.config import SamplingRequest
 
 FALLBACK_LENGTH = 24
 """The length of a text if the model has no length histogram."""

@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import pad
 
 from diffusionbert.data.canvas import BLANK, MASK, Blanks
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.inference import filling
-from diffusionbert.inference.blanks import Gap, fill_gaps
 from diffusionbert.inference.engine import Engine
+from diffusionbert.inference.filling import Gap, fill_gaps
 from diffusionbert.inference.generate import constrained_network
 from diffusionbert.inference.tasks import Filling, Task, TokenProbability, words_of
 from diffusionbert.likelihood.estimate import length_nats

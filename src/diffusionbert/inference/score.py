@@ -23,9 +23,8 @@ from diffusionbert.likelihood.estimate import (
     estimate,
 )
 from diffusionbert.likelihood.estimate import surprise as position_nats
-from diffusionbert.likelihood.protocol import Protocol
-from diffusionbert.likelihood.scores import Estimate, Unit
-from diffusionbert.objectives.config import ScoringQuantity
+from diffusionbert.likelihood.scores import Estimate, Protocol, Unit
+from diffusionbert.objectives.base import ScoringQuantity
 from diffusionbert.reporting import require_type
 
 

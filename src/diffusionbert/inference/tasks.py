@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from diffusionbert.likelihood.protocol import Protocol
+from diffusionbert.likelihood.scores import Protocol
 from diffusionbert.objectives.base import Likelihood
 from diffusionbert.reporting import require_type
 from diffusionbert.storage.schema import to_json

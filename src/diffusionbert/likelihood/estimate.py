@@ -33,8 +33,7 @@ from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PerSequence, batch_sizes
-from diffusionbert.likelihood.protocol import Interval, Length, Limit, Protocol
-from diffusionbert.likelihood.scores import Estimate, Rate, Scores, Unit
+from diffusionbert.likelihood.scores import Estimate, Interval, Length, Limit, Protocol, Rate, Scores, Unit
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import require_type
 

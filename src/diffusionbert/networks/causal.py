@@ -23,10 +23,11 @@ from diffusionbert.diffusion.shapes import PositionMask, TargetIndices, TargetLo
 from diffusionbert.networks.base import (
     attention_kernels,
     distribution,
+    head_of,
+    logits_at,
     padded_allowed,
     require_length,
 )
-from diffusionbert.networks.heads import head_of, logits_at
 
 
 @runtime_checkable

@@ -143,8 +143,7 @@ def _load(
     if random:
         raise ValueError(
             f"{str(name_or_folder)!r} is not a complete {type(model).__name__}: {len(random)} weights are missing or "
-            "have "
-            f"another shape, {random[0]} first; use a complete checkpoint whose config.json fits its weights"
+            f"have another shape, {random[0]} first; use a complete checkpoint whose config.json fits its weights"
         )
     if missing:
         logger.warning(

@@ -15,11 +15,12 @@ from diffusionbert.diffusion.shapes import PositionMask, TargetLogProbs, Times, 
 from diffusionbert.networks.base import (
     attention_kernels,
     distribution,
+    head_of,
+    logits_at,
     num_reserved_positions,
     padded_allowed,
     require_length,
 )
-from diffusionbert.networks.heads import head_of, logits_at
 from diffusionbert.networks.time_conditioning import TimeConditioning, after_first, without_prefix
 
 

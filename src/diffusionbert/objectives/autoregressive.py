@@ -22,14 +22,21 @@ from typing import final
 from torch import nn
 from transformers import PreTrainedModel
 
-from diffusionbert.diffusion.categorical import nats_of
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, TokenSet
-from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.causal import CausalModel, CausalNetwork
 from diffusionbert.networks.config import TimeEmbedding
-from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, Objective
-from diffusionbert.objectives.config import EXACT, ObjectiveConfig, ScoringQuantities, ScoringQuantity
+from diffusionbert.objectives.base import (
+    EXACT,
+    Estimator,
+    Likelihood,
+    LikelihoodDefinition,
+    Objective,
+    ObjectiveConfig,
+    ScoringQuantities,
+    ScoringQuantity,
+)
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.exact import Exact

@@ -22,14 +22,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diffusionbert.diffusion.categorical import nats_of
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence
-from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.config import TimeEmbedding
-from diffusionbert.objectives.base import Likelihood, Objective
-from diffusionbert.objectives.config import ObjectiveConfig, ScoringQuantities
+from diffusionbert.objectives.base import Likelihood, Objective, ObjectiveConfig, ScoringQuantities
 from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Sampler

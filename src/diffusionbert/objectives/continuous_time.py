@@ -20,21 +20,19 @@ from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.objectives.base import (
+    CONTINUOUS,
     Estimator,
     Likelihood,
     LikelihoodDefinition,
     Objective,
-    TimeGrid,
-)
-from diffusionbert.objectives.config import (
-    CONTINUOUS,
     ObjectiveConfig,
     ScoringQuantities,
     ScoringQuantity,
+    TimeGrid,
 )
 from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC
 from diffusionbert.registry import register
-from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import Component
 
 
 @register("continuous-time")

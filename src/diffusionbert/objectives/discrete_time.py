@@ -19,7 +19,6 @@ from enum import Enum
 from torch import Tensor
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import log_prob_of
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, require_grid, uniform_grid
@@ -35,28 +34,26 @@ from diffusionbert.diffusion.shapes import (
     per_position,
 )
 from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
-from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.tokens import TokenStatistics, log_prob_of
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.objectives.base import (
+    GRID,
     Estimator,
     Likelihood,
     LikelihoodDefinition,
     Objective,
-    TimeGrid,
-)
-from diffusionbert.objectives.config import (
-    GRID,
     ObjectiveConfig,
     ScoringQuantities,
     ScoringQuantity,
+    TimeGrid,
     require_num_steps,
 )
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
 from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, OrderAgnosticGrid
 from diffusionbert.registry import register
-from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import Component
 
 
 class Quantity(Enum):

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from diffusionbert.diffusion.categorical import nats_of
 from diffusionbert.diffusion.gaussian import Gaussian, require_clamping
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Cosine, NoiseSchedule, require_grid, uniform_grid
@@ -47,21 +46,19 @@ from diffusionbert.diffusion.shapes import (
     exact_bits,
     from_bits,
 )
-from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.embedding import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.objectives.base import (
+    VECTORS,
     Estimator,
     Likelihood,
     LikelihoodDefinition,
     Objective,
-    TimeGrid,
-)
-from diffusionbert.objectives.config import (
-    VECTORS,
     ObjectiveConfig,
     ScoringQuantities,
     ScoringQuantity,
+    TimeGrid,
     require_num_steps,
 )
 from diffusionbert.registry import register
@@ -69,7 +66,7 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.exact import Exact
 from diffusionbert.samplers.gaussian import GaussianAncestral
-from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import Component
 
 
 @register("gaussian")

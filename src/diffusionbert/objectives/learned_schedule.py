@@ -31,20 +31,18 @@ from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.objectives.base import (
+    CONTINUOUS,
     Estimator,
     Likelihood,
     LikelihoodDefinition,
     Objective,
-    TimeGrid,
-)
-from diffusionbert.objectives.config import (
-    CONTINUOUS,
     ObjectiveConfig,
     ScoringQuantities,
     ScoringQuantity,
+    TimeGrid,
 )
 from diffusionbert.registry import register
-from diffusionbert.storage.component import Component
+from diffusionbert.storage.schema import Component
 
 
 @register("learned-schedule")

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from diffusionbert.diffusion.categorical import nats_of
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import NoiseSchedule, require_grid
 from diffusionbert.diffusion.shapes import (
@@ -39,21 +38,19 @@ from diffusionbert.diffusion.shapes import (
     Tokens,
     Values,
 )
-from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.objectives.base import (
+    CONTINUOUS,
     Estimator,
     Likelihood,
     LikelihoodDefinition,
     Objective,
-    TimeGrid,
-)
-from diffusionbert.objectives.config import (
-    CONTINUOUS,
     ObjectiveConfig,
     ScoringQuantities,
     ScoringQuantity,
+    TimeGrid,
 )
 from diffusionbert.registry import register
 

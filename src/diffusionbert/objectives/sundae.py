@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from diffusionbert.diffusion.categorical import draw, nats_of
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import (
@@ -27,12 +26,11 @@ from diffusionbert.diffusion.shapes import (
     TargetTokens,
     TokenSet,
 )
-from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.diffusion.tokens import TokenStatistics, draw, nats_of
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.config import TimeEmbedding
-from diffusionbert.objectives.base import Likelihood, Objective
-from diffusionbert.objectives.config import NO_LIKELIHOOD, ObjectiveConfig, ScoringQuantities
+from diffusionbert.objectives.base import NO_LIKELIHOOD, Likelihood, Objective, ObjectiveConfig, ScoringQuantities
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.refinement import Refinement

@@ -3,6 +3,7 @@
 from diffusionbert.samplers.base import (
     Query,
     Sampler,
+    SamplerConfig,
     SamplingContext,
     State,
     concatenate_queries,
@@ -10,8 +11,7 @@ from diffusionbert.samplers.base import (
     sample,
     split_answer,
 )
-from diffusionbert.samplers.config import SamplerConfig
-from diffusionbert.samplers.request import SamplingRequest, format_sampler, parse_sampler
+from diffusionbert.samplers.config import SamplingRequest, format_sampler, parse_sampler
 
 __all__ = [
     "Query",

@@ -7,13 +7,17 @@ It suits every process on tokens and every network. The network is called once p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from diffusionbert.diffusion.shapes import Batch, TargetLogProbs
+import torch
+
+from diffusionbert.diffusion.process import Process
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, PositionMask, TargetLogProbs, Times, Tokens
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import Query, Sampler, SamplingContext
-from diffusionbert.samplers.time_grid import GridState, after_step, draw_step, query_grid, start_grid
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 
 
 @final
@@ -38,3 +42,82 @@ class Ancestral(Sampler):
     def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
         """x_s ~ p(x_s | x_t)."""
         return after_step(state, draw_step(state, answer, state.interval[0]).tokens)
+
+
+# ---- time grid ------------------------------------------------------------------------------------------------------
+#
+# What samplers share that make one reverse step after another over a time grid, all sequences together.
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GridState(State):
+    """x_t at a time of the grid."""
+
+    num_left: int
+    """The number of steps that are left."""
+
+    @property
+    def process(self) -> Process:
+        """The forward process."""
+        assert isinstance(self.context.process, Process)
+        return self.context.process
+
+    @property
+    def interval(self) -> tuple[Times, Times]:
+        """(s, t) of the next step."""
+        s, t = self.context.grid[self.num_left - 1 : self.num_left + 1].tolist()
+        return self.canvas.constant_times(s), self.canvas.constant_times(t)
+
+    @property
+    def noise(self) -> Noise:
+        """The random numbers of the next step."""
+        return Noise(self.seed, step=self.num_left - 1)
+
+    @property
+    def targets(self) -> PositionMask:
+        """The positions at which the next step needs the network."""
+        return self.process.targets(self.x)
+
+
+def start_grid(context: SamplingContext, canvas: Batch, seed: int) -> GridState:
+    """Noise at the end of the time grid; if that is before 1, all that is editable was masked by then."""
+    assert isinstance(context.process, Process)
+    num_steps = len(context.grid) - 1
+    x = context.process.prior(canvas, Noise(seed, step=num_steps))
+    return GridState(
+        context=context,
+        canvas=canvas,
+        seed=seed,
+        tokens=x.tokens,
+        time=canvas.constant_times(float(context.grid[-1])),
+        calls=torch.zeros_like(canvas.example),
+        done=False,
+        num_left=num_steps,
+    )
+
+
+def query_grid(state: GridState) -> Query | None:
+    """The target positions of x_t at its time."""
+    return Query.of(state.x, state.interval[1], state.targets)
+
+
+def draw_step(state: GridState, log_f: TargetLogProbs | None, s: Times) -> Batch:
+    """x_t with every target position drawn from p(x_s | x_t)."""
+    if log_f is None:
+        return state.x
+    x_t, targets, t = state.x, state.targets, state.interval[1]
+    log_p = state.process.reverse(x_t, log_f, s, t, state.context.warper)
+    uniform = state.noise.per_position(x_t, Purpose.SAMPLE)
+    return replace(x_t, tokens=x_t.tokens.masked_scatter(targets, draw(log_p, uniform[targets])))
+
+
+def after_step(state: GridState, tokens: Tokens) -> GridState:
+    """The state at s."""
+    return replace(
+        state,
+        tokens=tokens,
+        time=state.interval[0],
+        calls=state.calls + state.targets.any(dim=1),
+        done=state.num_left == 1,
+        num_left=state.num_left - 1,
+    )

@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from numbers import Integral, Real
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import LogitsWarper
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.schedules import require_grid, uniform_grid
@@ -33,11 +33,52 @@ from diffusionbert.diffusion.shapes import (
     TokenSet,
     Vectors,
 )
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.causal import CausalNetwork, KeyValues
 from diffusionbert.networks.embedding import VectorNetwork
 from diffusionbert.registry import Registry
-from diffusionbert.samplers.config import SamplerConfig
+from diffusionbert.reporting import require_type
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+MAX_STEPS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """The number of steps and the logits warper.
+
+    Args:
+        steps: The number of steps of the time grid, or of rounds where a sampler has no time grid.
+        temperature: Divides the log-probabilities of p(x0 | x_t).
+        top_k: Keeps the k most probable tokens; None keeps all.
+        top_p: Keeps the smallest set of tokens whose probability reaches this value; None keeps all.
+    """
+
+    steps: int = 128
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        require_type("steps", self.steps, Integral, "a whole number")
+        require_type("temperature", self.temperature, Real, "a number")
+        require_type("top_k", self.top_k, (Integral, type(None)), "a whole number or None")
+        require_type("top_p", self.top_p, (Real, type(None)), "a number or None")
+        if not 1 <= self.steps <= MAX_STEPS:
+            raise ValueError(f"steps must be between 1 and {MAX_STEPS}, got {self.steps}; 128 is usual")
+        self.warper()  # rejects an invalid temperature, top-k or top-p
+
+    def warper(self, forbidden: tuple[int, ...] = ()) -> LogitsWarper:
+        """The logits warper; `forbidden` tokens get probability 0."""
+        return LogitsWarper(self.temperature, self.top_k, self.top_p, forbidden)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the distribution p(x0 | x_t) is used as it is."""
+        return self.warper() == LogitsWarper()
+
 
 # ---- queries --------------------------------------------------------------------------------------------------------
 
@@ -264,3 +305,19 @@ def last_state(states: Iterator[State]) -> State:
     for state in states:  # noqa: B007
         pass
     return state
+
+
+# ---- rounds ---------------------------------------------------------------------------------------------------------
+#
+# What samplers share that choose themselves how many positions are unmasked in each round.
+
+
+def masked_share(context: SamplingContext, x: Batch) -> Times:
+    """The time that a network is given: the masked share of the editable positions, times the start time."""
+    return context.start_time * x.fraction_of(x.tokens == context.mask_id)
+
+
+def due_after(number: int, num_positions: Counts, num_rounds: int) -> Counts:
+    """How many of n positions are unmasked after round k = 0, 1, …: ⌊(k + 1)·n / m⌋, m the lesser of n and rounds."""
+    due: Counts = (number + 1) * num_positions // num_positions.clamp(min=1, max=num_rounds)
+    return due

@@ -22,12 +22,11 @@ from typing import final
 
 import torch
 
-from diffusionbert.diffusion.categorical import draw, log_prob_of
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, TargetTokens
+from diffusionbert.diffusion.tokens import draw, log_prob_of
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
-from diffusionbert.samplers.rounds import due_after, masked_share
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, due_after, masked_share
 
 
 class Criterion(Enum):

@@ -1,50 +1,127 @@
-"""`SamplerConfig`: the settings that all samplers share.
+"""What is asked of sampling: which sampler, with which settings; and samplers as text, `name:knob=value,…`.
 
-What only one sampler knows is a field of that sampler's own dataclass, for example `Remasking(eta=0.1)`.
+Names as strings are for the public boundary: the command line, JSON and keyword arguments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Final
+import dataclasses
+import difflib
+import json
+import typing
+from dataclasses import MISSING, dataclass
+from enum import Enum
+from typing import Any
 
-from diffusionbert.diffusion.categorical import LogitsWarper
-from diffusionbert.reporting import require_type
+from diffusionbert.samplers.base import Sampler, SamplerConfig
+from diffusionbert.samplers.confidence import Confidence, Criterion
+from diffusionbert.samplers.gibbs import Gibbs, Order
+from diffusionbert.samplers.remasking import Remasking, Strategy
+from diffusionbert.storage.schema import from_json, to_json
 
-MAX_STEPS: Final = 1_000_000
+PRESETS: dict[str, Sampler] = {
+    "margin": Confidence(Criterion.MARGIN),
+    "entropy": Confidence(Criterion.ENTROPY),
+    "remasking-rescale": Remasking(strategy=Strategy.RESCALE),
+    "gibbs-left-to-right": Gibbs(Order.LEFT_TO_RIGHT),
+}
+"""Short names of samplers with settings other than the defaults."""
 
 
 @dataclass(frozen=True)
-class SamplerConfig:
-    """The number of steps and the logits warper.
+class SamplingRequest:
+    """How text is to be generated.
 
     Args:
-        steps: The number of steps of the time grid, or of rounds where a sampler has no time grid.
-        temperature: Divides the log-probabilities of p(x0 | x_t).
-        top_k: Keeps the k most probable tokens; None keeps all.
-        top_p: Keeps the smallest set of tokens whose probability reaches this value; None keeps all.
+        sampler: The algorithm; None is the default of the model's objective.
+        config: Steps, temperature, top-k and top-p.
+        block: Generate blocks of so many tokens, from left to right; None generates all at once.
     """
 
-    steps: int = 128
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    sampler: Sampler | None = None
+    config: SamplerConfig = SamplerConfig()
+    block: int | None = None
 
-    def __post_init__(self) -> None:
-        require_type("steps", self.steps, Integral, "a whole number")
-        require_type("temperature", self.temperature, Real, "a number")
-        require_type("top_k", self.top_k, (Integral, type(None)), "a whole number or None")
-        require_type("top_p", self.top_p, (Real, type(None)), "a number or None")
-        if not 1 <= self.steps <= MAX_STEPS:
-            raise ValueError(f"steps must be between 1 and {MAX_STEPS}, got {self.steps}; 128 is usual")
-        self.warper()  # rejects an invalid temperature, top-k or top-p
 
-    def warper(self, forbidden: tuple[int, ...] = ()) -> LogitsWarper:
-        """The logits warper; `forbidden` tokens get probability 0."""
-        return LogitsWarper(self.temperature, self.top_k, self.top_p, forbidden)
+def parse_sampler(text: str) -> Sampler:
+    """The sampler that a text names.
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the distribution p(x0 | x_t) is used as it is."""
-        return self.warper() == LogitsWarper()
+    Args:
+        text: A registered name or preset, with knobs if they differ from the defaults, such as `remasking:eta=0.1` or
+            `confidence:criterion=margin,threshold=0.3`.
+
+    Returns:
+        The sampler.
+
+    Example:
+        >>> parse_sampler("remasking:eta=0.2")
+        Remasking(eta=0.2, strategy=<Strategy.CAP: 'cap'>)
+    """
+    name, _, knobs = text.partition(":")
+    plain: dict[str, Any] = to_json(PRESETS[name]) if name in PRESETS else {"name": _registered_name(name)}
+    cls: Any = Sampler.registry.get(plain["name"])
+    hints = typing.get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls) if field.init]
+    for assignment in filter(None, knobs.split(",")):
+        knob, separator, value = assignment.partition("=")
+        if not separator:
+            raise ValueError(f"{text!r} must be a sampler's name or name:knob=value,knob=value; got {assignment!r}")
+        if knob not in known:
+            what = f"knobs: {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"the sampler {name!r} has no knob {knob!r}; {_suggestion(knob, known)}{what}")
+        plain[knob] = to_json(parse_sampler(value)) if hints[knob] is Sampler else _plain_value(value)
+    sampler: Sampler = from_json(plain, Sampler, f"sampler {name!r}")
+    return sampler
+
+
+def format_sampler(sampler: Sampler) -> str:
+    """The shortest text from which `parse_sampler` makes this sampler.
+
+    Example:
+        >>> format_sampler(Confidence(Criterion.MARGIN, threshold=0.5))
+        'margin:threshold=0.5'
+    """
+    candidates = {sampler.name: _defaults(type(sampler))}
+    candidates |= {name: vars(preset) for name, preset in PRESETS.items() if type(preset) is type(sampler)}
+    texts = []
+    for name, defaults in candidates.items():
+        knobs = {knob: value for knob, value in vars(sampler).items() if value != defaults.get(knob, MISSING)}
+        texts.append(
+            (len(knobs), ":".join(filter(None, [name, ",".join(f"{k}={_text(v)}" for k, v in knobs.items())])))
+        )
+    return min(texts)[1]
+
+
+def _registered_name(name: str) -> str:
+    try:
+        return Sampler.registry.name_of(Sampler.registry.get(name))
+    except ValueError:
+        known = sorted({*Sampler.registry.names(), *PRESETS})
+        if name in known:  # an entry point that does not load says why
+            raise
+        raise ValueError(f"unknown sampler {name!r}; {_suggestion(name, known)}known: {', '.join(known)}") from None
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _plain_value(text: str) -> Any:
+    """A knob's value as JSON: a number, true, false or null (also none); anything else is a text."""
+    try:
+        return json.loads("null" if text == "none" else text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _defaults(cls: Any) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Sampler):
+        return format_sampler(value)
+    if isinstance(value, Enum):
+        return str(value.value)
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import draw
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PositionMask, TargetLogProbs
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 

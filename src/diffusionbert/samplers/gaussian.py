@@ -17,10 +17,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from diffusionbert.diffusion.categorical import draw
 from diffusionbert.diffusion.gaussian import Gaussian, require_clamping
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, TargetIndices, Tokens, Vectors
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.networks.embedding import VectorNetwork, clamp_to_words
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Sampler, SamplingContext, State, VectorQuery

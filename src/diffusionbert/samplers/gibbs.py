@@ -22,12 +22,11 @@ from typing import final
 
 import torch
 
-from diffusionbert.diffusion.categorical import draw
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, Counts, PositionMask, TargetLogProbs
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
-from diffusionbert.samplers.rounds import due_after, masked_share
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, due_after, masked_share
 
 
 class Order(Enum):

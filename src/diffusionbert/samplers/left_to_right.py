@@ -16,9 +16,9 @@ from typing import final
 
 import torch
 
-from diffusionbert.diffusion.categorical import draw
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetIndices, TargetLogProbs
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.networks.causal import KeyValues
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import CausalQuery, Sampler, SamplingContext, State

@@ -15,12 +15,11 @@ from typing import final
 
 import torch
 
-from diffusionbert.diffusion.categorical import draw, log_prob_of
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerPosition, PositionMask, TargetLogProbs, per_position
+from diffusionbert.diffusion.tokens import draw, log_prob_of
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
-from diffusionbert.samplers.rounds import masked_share
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, masked_share
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -17,10 +17,10 @@ from typing import final
 
 import torch
 
-from diffusionbert.diffusion.categorical import draw
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch, Flags, PositionMask, TargetLogProbs
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State

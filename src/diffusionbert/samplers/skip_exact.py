@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.categorical import draw
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import (
     Batch,
@@ -42,6 +41,7 @@ from diffusionbert.diffusion.shapes import (
     TargetTokens,
     sequence_index,
 )
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from diffusionbert import __version__
 from diffusionbert.reporting import reason_of
 
 TEMPORARY, REPLACED = ".unfinished", ".replaced"
@@ -112,3 +118,80 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"{str(path)!r} cannot be read ({reason_of(error)}); restore it, or create its folder again"
         ) from None
+
+
+# ---- cache ----------------------------------------------------------------------------------------------------------
+#
+# Cached folders: each is built once and appears complete or not at all, even with several or killed processes.
+
+
+def build_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Returns a folder, filled by `make` if it does not exist; one process builds it while the others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        _remove_abandoned(folder.parent)
+        with FileLock(_lock_path(folder)):
+            if not folder.is_dir():  # another process may have built it while this one waited
+                _build(folder, make)
+    return folder
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.lock"
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """Removes the incomplete folders of killed processes: those whose lock is free."""
+    for partial in cache.glob(".*.partial"):
+        with suppress(Timeout), FileLock(_lock_path(cache / partial.name.split(".")[1]), timeout=0):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _build(folder: Path, make: Callable[[Path], None]) -> None:
+    """Builds a temporary folder and renames it when it is complete."""
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    try:
+        make(partial)
+        for file in partial.iterdir():
+            _sync(file)  # contents must reach the disk before the rename does
+        partial.chmod(0o755)  # mkdtemp makes private folders, but a cache is shared
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+# ---- code version ---------------------------------------------------------------------------------------------------
+#
+# Which code produced a result: the package's version and, in a checkout, its git commit.
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """A version of this package."""
+
+    version: str = __version__
+    commit: str | None = None
+    """Of the checkout that the package is imported from, with `-dirty` if files were changed; None if installed."""
+
+
+@cache
+def code_version() -> CodeVersion:
+    """The version of the running code."""
+    package = Path(__file__).parents[1]
+    # An installed package may lie inside somebody else's repository, which does not track it.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return CodeVersion()
+    return CodeVersion(commit=_git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -33,17 +33,41 @@ from diffusionbert.diffusion.absorbing import LearnedExponents
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.config import Pretrained, TimeEmbedding
 from diffusionbert.networks.loading import FILES, is_causal
-from diffusionbert.objectives.base import Likelihood, TrainingModule
-from diffusionbert.objectives.config import ObjectiveConfig
+from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, TrainingModule
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.hub import HubOptions, locate, quiet
+from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.training.config import DataConfig, RunConfig
 from diffusionbert.training.run_folder import RunFolder
 
 BUNDLED = Path(str(files("diffusionbert"))) / "bundled"
 """The model inside the package, called "bundled"."""
 _NETWORK, _BACKBONE = "network.", "network.backbone."
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """The validation of the exported parameters."""
+
+    step: int
+    likelihood: Likelihood
+    nats_per_token: float | None = None
+    loss_per_token: float | None = None
+    """In place of nats, if there is no likelihood."""
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """What diffusionbert.json says beside the configuration."""
+
+    version: str = __version__
+    data_fingerprint: str | None = None
+    training_text: tuple[str, ...] | None = None
+    """Hashes of the training text."""
+    paired: bool = False
+    tokens_seen: int | None = None
+    validation: ValidationRecord | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,23 +110,16 @@ def write_model(
     save_tensors(given, folder / "token_counts.safetensors")
     kind = module.objective.likelihood
     best, step = (state.best, state.best_step) if state.is_validated else (None, state.step)
-    write_json(
-        folder / "diffusionbert.json",
-        {
-            "version": __version__,
-            "config": metadata.config.to_json(),
-            "data_fingerprint": metadata.data_fingerprint,
-            "training_text": _text_hashes(metadata.config.data),
-            "paired": metadata.paired,
-            "tokens_seen": state.best_tokens if state.is_validated else state.tokens,
-            "validation": {
-                # As in the log: a loss is not called nats.
-                "loss_per_token" if kind is Likelihood.NONE else "nats_per_token": best,
-                "step": step,
-                "likelihood": kind.value,
-            },
-        },
+    # As in the log: a loss is not called nats.
+    figures = {"loss_per_token" if kind is Likelihood.NONE else "nats_per_token": best}
+    record = ModelRecord(
+        data_fingerprint=metadata.data_fingerprint,
+        training_text=_text_hashes(metadata.config.data),
+        paired=metadata.paired,
+        tokens_seen=state.best_tokens if state.is_validated else state.tokens,
+        validation=ValidationRecord(step, kind, **figures),
     )
+    write_json(folder / "diffusionbert.json", {"config": metadata.config.to_json(), **to_json(record)})
     (folder / "README.md").write_text(_card(module, metadata, state), encoding="utf-8")
 
 
@@ -111,13 +128,13 @@ def training_source(data: DataConfig) -> Source:
     return parse_source(data.corpus, [field for field in (data.field, data.target_field) if field])
 
 
-def _text_hashes(data: DataConfig) -> list[str] | None:
+def _text_hashes(data: DataConfig) -> tuple[str, ...] | None:
     """The hashes by which the training text, or a copy, is recognised; None if it has no files."""
     try:
         contents = training_source(data).contents()
     except (OSError, ValueError):  # the text was removed in the meantime, but the model is good
         return None
-    return None if contents is None else sorted(contents)
+    return None if contents is None else tuple(sorted(contents))
 
 
 def backbone_of(module: TrainingModule) -> PreTrainedModel:
@@ -165,7 +182,7 @@ def read_model(folder: Path) -> ModelMetadata:
         config = RunConfig(data, backbone, objective=ObjectiveConfig.registry.get(name)())
         counts = torch.zeros(vocabulary.size, dtype=torch.long)
         return ModelMetadata(config, vocabulary, token_statistics(vocabulary, counts))
-    config, plain = _description(file)
+    config, record = _description(file)
     objective = config.objective
     tensors = load_tensors(folder / "token_counts.safetensors")
     _require_frequencies(folder, tensors, vocabulary.size, objective.learns_exponents)
@@ -173,17 +190,16 @@ def read_model(folder: Path) -> ModelMetadata:
     if (objective.has_word_vectors or is_conditioned) and not (folder / "beside.safetensors").exists():
         what = "has its own word vectors" if objective.has_word_vectors else "is time-conditioned"
         raise ValueError(f"{str(folder)!r} {what}, but its beside.safetensors is missing; export it again")
-    hashes = plain.get("training_text")
     return ModelMetadata(
         replace(config, backbone=backbone),
         vocabulary,
         token_statistics(vocabulary, tensors["counts"], tensors.get("exponents")),
         tensors["length_histogram"],
-        plain.get("data_fingerprint"),
-        bool(plain.get("paired", False)),
-        None if hashes is None else frozenset(map(str, hashes)),
+        record.data_fingerprint,
+        record.paired,
+        None if record.training_text is None else frozenset(record.training_text),
         config,
-        plain.get("tokens_seen"),
+        record.tokens_seen,
     )
 
 
@@ -200,12 +216,15 @@ def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int
         )
 
 
-def _description(file: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration in diffusionbert.json, and everything that it says."""
+def _description(file: Path) -> tuple[RunConfig, ModelRecord]:
+    """The configuration in diffusionbert.json, and everything else that it says."""
     try:
-        plain = dict(read_json(file))
-        return RunConfig.from_json(plain["config"] if "config" in plain else plain["experiment"], "config"), plain
-    except (KeyError, TypeError, ValueError) as error:
+        plain = read_json(file)
+        if not isinstance(plain, dict):
+            raise ValueError("it must be an object")
+        config = next((plain.pop(key) for key in ("config", "experiment") if key in plain), None)
+        return RunConfig.from_json(config, "config"), from_json(plain, ModelRecord, file.name)
+    except ValueError as error:
         raise ValueError(f"{str(file)!r} does not describe a model ({reason_of(error)}); export it again") from error
 
 

@@ -31,13 +31,12 @@ from diffusionbert.networks.config import Pretrained, Provided
 from diffusionbert.networks.loading import new_lm, require_reopenable
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.reporting import logger, reason_of
-from diffusionbert.storage.cache import build_once
-from diffusionbert.storage.files import atomic_folder, read_json, require_writable, write_json
+from diffusionbert.storage.files import atomic_folder, build_once, read_json, require_writable, write_json
 from diffusionbert.storage.schema import from_json
 from diffusionbert.training.batches import BatchPlan
+from diffusionbert.training.checkpoint import TrainState
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
-from diffusionbert.training.description import describe
-from diffusionbert.training.log import ValidationEvent, events_of
+from diffusionbert.training.log import ValidationEvent, describe, events_of
 from diffusionbert.training.measure import measure, proposed
 from diffusionbert.training.model_folder import (
     ModelMetadata,
@@ -49,7 +48,6 @@ from diffusionbert.training.model_folder import (
     write_model,
 )
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.state import TrainState
 from diffusionbert.training.trainer import Trainer
 
 # ---- data -----------------------------------------------------------------------------------------------------------

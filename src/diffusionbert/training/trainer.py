@@ -31,16 +31,22 @@ from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import logger
 from diffusionbert.storage.files import atomic_folder
 from diffusionbert.training.batches import BatchPlan, Indices
-from diffusionbert.training.checkpoint import Checkpoint, newest_complete, weights_to_export
+from diffusionbert.training.checkpoint import (
+    Checkpoint,
+    LogInterval,
+    TrainState,
+    ValidationResult,
+    newest_complete,
+    validation_result,
+    weights_to_export,
+)
 from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.description import ModelDescription
 from diffusionbert.training.distribution import distributed, gradient_sync, micro_batches
 from diffusionbert.training.ema import EMA
-from diffusionbert.training.log import Event, RunEvent, TrainEvent, append, remove_after, row
+from diffusionbert.training.log import Event, ModelDescription, RunEvent, TrainEvent, append, remove_after, row
 from diffusionbert.training.optim import blocks_of, learning_rate, low_precision, new_optimiser
 from diffusionbert.training.progress import ProgressLine
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.state import LogInterval, TrainState, ValidationResult, validation_result
 
 
 class Trainer:
