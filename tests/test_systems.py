@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from diffusionbert.cli.main import main
 from diffusionbert.cli.train import Train
-from diffusionbert.cli.train_run import _configured
+from diffusionbert.cli.train_run import configure
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.rng import Noise
@@ -410,5 +410,5 @@ def test_an_unused_start_is_refused(tmp_path, capsys):
 
 def test_word_vectors_take_a_schedule_and_its_floor(tmp_path):
     named = {"objective": "gaussian:floor=0.01", "schedule": "sqrt", "diffusion_steps": 50}
-    objective = _configured(Train(tmp_path, str(corpus()), system="diffusion-lm", **named)).objective
+    objective = configure(Train(tmp_path, str(corpus()), system="diffusion-lm", **named)).objective
     assert objective == GaussianConfig(Sqrt(), 50, 0.01)

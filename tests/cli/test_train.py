@@ -294,7 +294,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert "| training | 3 of 9 steps" in card
     assert "not validated" in card
     about = json.loads((tmp_path / "run" / "model" / "diffusionbert.json").read_text())
-    assert about["validation"] == {"nats_per_token": None, "step": 3, "likelihood": "bound"}
+    assert about["validation"] == {"step": 3, "likelihood": "bound", "nats_per_token": None, "loss_per_token": None}
     main(["generate", "--model", str(tmp_path / "run"), "--length", "5"])
     assert capsys.readouterr().out.strip()
     assert "`steps` must be more than 3, which the run has reached, got 3" in refused(

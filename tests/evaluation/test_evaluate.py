@@ -367,7 +367,7 @@ def test_an_output_that_is_a_file_is_refused(run, tmp_path, capsys, monkeypatch)
     with pytest.raises(SystemExit) as caught:
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, f"--output={tmp_path / 'file'}"])
     assert caught.value.code == 2
-    assert "file' (Not a directory); choose another --output" in capsys.readouterr().err
+    assert "file' is not writable (Not a directory); choose another --output" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
 
 

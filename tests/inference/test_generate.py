@@ -320,14 +320,14 @@ def test_stream_yields_every_state_from_all_masked_to_none(model):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"number": 0}, "1 to"),
-        ({"number": -1}, "1 to"),
-        ({"number": 10**9}, "1 to"),
+        ({"number": 0}, "must be between 1 and 100000"),
+        ({"number": -1}, "must be between 1 and 100000"),
+        ({"number": 10**9}, "must be between 1 and 100000"),
         ({"include": ("king",), "forbid": ("King",)}, "king"),
-        ({"include": ("king", "")}, "'' is no word"),
-        ({"forbid": (" ",)}, "' ' is no word"),
-        ({"rewrite": SENTENCE, "length": 4}, "rewritten keeps its own length"),
-        ({"rewrite": SENTENCE, "prompt": "the"}, "rewritten keeps its own length"),
+        ({"include": ("king", "")}, "must not be empty, got ''"),
+        ({"forbid": (" ",)}, "must not be empty, got ' '"),
+        ({"rewrite": SENTENCE, "length": 4}, "a rewritten text keeps its own length"),
+        ({"rewrite": SENTENCE, "prompt": "the"}, "a rewritten text keeps its own length"),
     ],
     ids=str,
 )
