@@ -223,8 +223,11 @@ def test_a_model_folder_distinguishes_loss_and_nats():
         json.loads((run_of(kind) / "model" / "diffusionbert.json").read_text())["validation"]
         for kind in ("unrolled", "decoder")
     )
-    assert unrolled.keys() == {"loss_per_token", "step", "likelihood"}
-    assert decoder.keys() == {"nats_per_token", "step", "likelihood"}
+    assert unrolled.keys() == decoder.keys() == {"step", "likelihood", "nats_per_token", "loss_per_token"}
+    assert unrolled["nats_per_token"] is None
+    assert unrolled["loss_per_token"] > 0
+    assert decoder["loss_per_token"] is None
+    assert decoder["nats_per_token"] > 0
     assert (unrolled["likelihood"], decoder["likelihood"]) == ("none", "exact")
 
 
