@@ -17,7 +17,7 @@ from tiny_models import bundled
 
 import diffusionbert
 from diffusionbert import model
-from diffusionbert.cli.main import _parsed, main
+from diffusionbert.cli.main import Command, main, parse_arguments
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.result import EvaluationResult
@@ -75,7 +75,7 @@ def row_of(name: str) -> SystemRow:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_parses(document):
     for command in commands(document.read_text(encoding="utf-8").replace("\\\n", " ")):
-        _parsed(command)
+        parse_arguments(command)
 
 
 def test_commands_are_found():
