@@ -1,6 +1,8 @@
 """Every public tensor argument is checked against its axes while the tests run."""
 
+import logging
 import os
+from collections.abc import Iterator
 
 from jaxtyping import install_import_hook
 
@@ -17,3 +19,13 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _fixed_initialisation() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _verbosity_of_a_library() -> Iterator[None]:
+    """Commands that ran in this process leave their handler and level behind."""
+    logger = logging.getLogger("diffusionbert")
+    before = logger.level, list(logger.handlers), logger.propagate
+    yield
+    level, logger.handlers, logger.propagate = before
+    logger.setLevel(level)
