@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
 
 from jaxtyping import install_import_hook
 
@@ -22,10 +21,8 @@ def _fixed_initialisation() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _verbosity_of_a_library() -> Iterator[None]:
-    """Commands that ran in this process leave their handler and level behind."""
+def _verbosity_of_a_library() -> None:
+    """Commands that ran in this process before leave their handler and level behind."""
     logger = logging.getLogger("diffusionbert")
-    before = logger.level, list(logger.handlers), logger.propagate
-    yield
-    level, logger.handlers, logger.propagate = before
-    logger.setLevel(level)
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
