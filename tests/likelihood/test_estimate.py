@@ -21,7 +21,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.time_sampling import Early
 from diffusionbert.likelihood.estimate import (
     EstimationBudget,
-    Rows,
+    SequenceDataset,
     count_bytes,
     count_words,
     estimate,
@@ -281,7 +281,7 @@ def test_impossible_efforts_are_refused(wrong, said):
 
 @dataclass(frozen=True)
 class Held:
-    """Rows in memory that remember how they were asked for."""
+    """Sequences in memory that remember how they were requested."""
 
     whole: Batch
     targets: list
@@ -310,7 +310,7 @@ def test_the_size_of_batches_changes_nothing():
     found, targets = [], []
     for tokens in (1, 40, 10_000):
         rows = Held(batch, [])
-        assert isinstance(rows, Rows)
+        assert isinstance(rows, SequenceDataset)
         found.append(estimate(method, rows, budget, batch_tokens=tokens))
         targets.append(rows.targets)
     found.append(estimate(method, [batch.select(torch.tensor(part)) for part in ([0, 1, 2], [3, 4, 5, 6, 7])], budget))

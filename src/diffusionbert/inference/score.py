@@ -17,7 +17,7 @@ from diffusionbert.inference.tasks import TextScore
 from diffusionbert.likelihood.estimate import (
     UNSPECIFIED_PROTOCOL,
     EstimationBudget,
-    Rows,
+    SequenceDataset,
     count_bytes,
     count_words,
     estimate,
@@ -114,7 +114,7 @@ def estimate_nats(
 
 def estimate_sequences(
     engine: Engine,
-    sequences: Rows,
+    sequences: SequenceDataset,
     budget: EstimationBudget,
     *,
     quantity: ScoringQuantity | None = None,

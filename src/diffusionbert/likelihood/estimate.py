@@ -11,8 +11,7 @@ cannot be estimated from *within* a round, whose draws have different means. But
 rounds is an unbiased estimate of the variance of their mean. `estimate` adds rounds until its interval is narrow
 enough, or until the variance over draws is negligible against that over sentences (`intervals`).
 
-Noise is keyed by seed, draw and `Batch.example`, so a result does not depend on how sentences are batched. This module
-depends on the interface in `method.py`, not on any concrete method. Strings are counted here and not stored.
+Noise is keyed by seed, draw and `Batch.example`, so a result does not depend on how sentences are batched.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _NEGLIGIBLE = 0.1  # fraction of the variance; if draws contribute no more, only
 
 
 @typing.runtime_checkable
-class Rows(typing.Protocol):
+class SequenceDataset(typing.Protocol):
     """A dataset of encoded sentences."""
 
     @property
@@ -57,7 +56,7 @@ class Rows(typing.Protocol):
 
 @dataclass(frozen=True)
 class EstimationBudget:
-    """The budget of an estimate: its precision and its maximum cost."""
+    """The precision of an estimate and its maximum cost."""
 
     precision: float | None = 0.005
     """Half the width of the 95 % interval of the *perplexity per token*, relative to it: 0.005 is 0.5 %, or log 1.005
@@ -95,7 +94,7 @@ UNSPECIFIED_PROTOCOL = Protocol()
 
 def estimate(
     method: TrainingModule,
-    rows: Rows | Iterable[Batch],
+    sequences: SequenceDataset | Iterable[Batch],
     budget: EstimationBudget = DEFAULT_BUDGET,
     *,
     words: Counts | None = None,
@@ -111,7 +110,7 @@ def estimate(
 
     Args:
         method: Its nats are estimated.
-        rows: A dataset or batches of sentences.
+        sequences: A dataset or batches of sentences.
         budget: The estimation budget.
         words: Words per sentence, for rates per word.
         bytes: Bytes per sentence, for rates per byte.
@@ -119,7 +118,7 @@ def estimate(
         given: Whether the interval is for these sentences alone (one suffices), rather than for the distribution that
             they are a sample of.
         protocol: Further entries of the protocol.
-        batch_tokens: Tokens per batch, where `rows` is a dataset.
+        batch_tokens: Tokens per batch of a dataset.
         autocast: The dtype of mixed precision.
         advance: Progress callback, called with the number of sentences done, once per batch and round.
 
@@ -128,7 +127,7 @@ def estimate(
     """
     kind = _require_likelihood(method)
     strata, max_rounds = (1, 1) if kind is Likelihood.EXACT else (budget.strata, budget.max_rounds)
-    chunks = _chunks(rows, batch_tokens)
+    chunks = _chunks(sequences, batch_tokens)
     _require_sentences(sum(len(index) for index, _ in chunks), words, bytes, smallest=1 if given else 2)
     rounds: list[Tensor] = []
     with _evaluating(method):
@@ -170,16 +169,8 @@ def round_nats(
 ) -> PerSequence:
     """One round of draws: an unbiased estimate of the nats per sequence, independent of other rounds.
 
-    For callers that distribute batches themselves and pass the gathered rounds to `Scores.from_rounds`.
-
-    Args:
-        method: If it has no likelihood, its loss is used instead.
-        batch: The sequences.
-        number: The number of the round.
-        strata: Draws per round.
-        seed: The same seed gives the same noise.
-        autocast: The dtype of mixed precision.
-        at_once: Draws per call of the network, for callers that need the same number of calls for several batches.
+    If the method has no likelihood, its loss is used instead. `at_once` is the number of draws per call of the network,
+    for callers that need the same number of calls for several batches.
     """
     draws = range(number * strata, (number + 1) * strata)
     has_nats = method.objective.likelihood is not Likelihood.NONE
@@ -221,10 +212,7 @@ def length_nats(histogram: Tensor, lengths: Counts) -> PerSequence:
 
 
 def count_words(text: str) -> int:
-    """Counts whitespace-separated words; attached punctuation belongs to its word.
-
-    In a tokenised corpus such as LM1B, with a space before each full stop, punctuation marks are words.
-    """
+    """Counts whitespace-separated words; in a tokenised corpus such as LM1B, punctuation marks are words."""
     return len(text.split())
 
 
@@ -233,28 +221,23 @@ def count_bytes(text: str) -> int:
     return len(text.encode("utf-8"))
 
 
-_Chunk = tuple[Tensor, Callable[[], Batch]]
-"""The indices of some sentences, and a function that makes their batch."""
+_Chunk = tuple[Tensor, Callable[[], Batch]]  # the indices of some sentences, and a function that makes their batch
 
 
-def _chunks(rows: Rows | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
+def _chunks(sequences: SequenceDataset | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
     """The given batches, or batches of sequences of similar length, the longest first to run out of memory early."""
-    chunks: list[_Chunk]
-    if isinstance(rows, Rows):
-        lengths = np.asarray(rows.lengths)
+    if isinstance(sequences, SequenceDataset):
+        lengths, get = np.asarray(sequences.lengths), sequences.batch
         order = np.argsort(-lengths, kind="stable")
         edges = np.cumsum(batch_sizes(lengths[order].tolist(), batch_tokens))[:-1]
-        chunks = [(torch.from_numpy(index), partial(rows.batch, index.tolist())) for index in np.split(order, edges)]
-    else:
-        batches = list(rows)
-        ends = np.cumsum([0, *(len(batch.tokens) for batch in batches)]).tolist()
-        numbers = [torch.arange(start, end) for start, end in pairwise(ends)]
-        chunks = [(index, partial(replace, batch)) for index, batch in zip(numbers, batches, strict=True)]
-    return chunks
+        return [(torch.from_numpy(index), partial(get, index.tolist())) for index in np.split(order, edges)]
+    batches = list(sequences)
+    ends = np.cumsum([0, *(len(batch.tokens) for batch in batches)]).tolist()
+    edges_of = zip(pairwise(ends), batches, strict=True)
+    return [(torch.arange(start, end), partial(replace, batch)) for (start, end), batch in edges_of]
 
 
 def _require_sentences(num: int, words: Tensor | None, bytes: Tensor | None, *, smallest: int) -> None:
-    """Raises ValueError before anything is drawn."""
     if num < smallest:
         raise ValueError(
             f"an interval needs at least {smallest} sentences, got {num}; give more or, for an interval about the "
@@ -292,27 +275,21 @@ def _mean_draw(
     """The mean over draws, each from its own stratum of (0, 1); noise is keyed by the number of the draw."""
     device = _device(method)
     batch = batch.to(device)
-    rows = len(batch.tokens)
+    size = len(batch.tokens)
     total = torch.zeros((), dtype=torch.float64, device=device)
     at_once = at_once or draws_at_once(batch.tokens.numel())
     for first in range(0, len(draws), at_once):
-        stratum = torch.arange(first, min(first + at_once, len(draws)), device=device).repeat_interleave(rows)
-        many = _repeated(batch, len(stratum) // rows)
+        stratum = torch.arange(first, min(first + at_once, len(draws)), device=device).repeat_interleave(size)
+        many = _repeated(batch, len(stratum) // size)
         edges = torch.stack([stratum, stratum + 1], dim=1).double() / len(draws)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             drawn = draw(replace(many, strata=edges), Noise(_SEED + seed, draws.start + stratum))
-        total = total + drawn.double().view(-1, rows, *drawn.shape[1:]).sum(dim=0)
+        total = total + drawn.double().view(-1, size, *drawn.shape[1:]).sum(dim=0)
     return total / len(draws)
 
 
 def _repeated(batch: Batch, times: int) -> Batch:
-    """The batch repeated several times."""
-    return Batch(
-        *(
-            getattr(batch, field.name).repeat(times, 1).view(-1, *getattr(batch, field.name).shape[1:])
-            for field in fields(batch)
-        )
-    )
+    return Batch(*(torch.cat([getattr(batch, field.name)] * times) for field in fields(batch)))
 
 
 def _stopping(scores: Scores, budget: EstimationBudget, *, given: bool) -> tuple[bool, Limit | None]:

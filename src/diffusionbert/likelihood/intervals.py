@@ -9,7 +9,7 @@ bytes). x_i may be an estimate, a mean over draws with variance v_i given the se
 
 and a bootstrap over sentences covers both, because each x_i includes its own noise.
 
-Pure numpy: this module does not depend on methods, networks or text. Infinite nats are allowed and stay infinite.
+Pure numpy. Infinite nats are allowed and stay infinite.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from functools import cache, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]
-"""One number per sentence."""
+Numbers = npt.NDArray[np.float64]  # one number per sentence
 RESAMPLES = 2000
 _CELLS = 2**20  # of a table of resampled counts: 8 MB for any number of sentences
 _CACHED_CELLS = 2**23  # 16 MB
@@ -33,10 +32,8 @@ _CACHED_CELLS = 2**23  # 16 MB
 class Spread:
     """The variance of a rate, split by its source."""
 
-    sentences: float
-    """The variance over sentences, which infinitely many draws would leave; NaN for a single sentence."""
-    draws: float
-    """The variance over draws, given these sentences."""
+    sentences: float  # the variance over sentences, which infinitely many draws would leave; NaN for a single sentence
+    draws: float  # the variance over draws, given these sentences
 
     @property
     def total(self) -> float:
@@ -44,13 +41,7 @@ class Spread:
 
 
 def spread(nats: Numbers, counts: Numbers, draw_variances: Numbers) -> Spread:
-    """Splits the variance of Σ nats / Σ counts into its two components.
-
-    Args:
-        nats: Nats per sentence.
-        counts: Tokens (or words, or bytes) per sentence.
-        draw_variances: The variance of each sentence's nats over draws: s²/R for a mean of R draws.
-    """
+    """Splits the variance of Σ nats / Σ counts; `draw_variances` are s²/R for a mean of R draws, per sentence."""
     if not np.isfinite(nats).all():
         return Spread(math.inf, math.inf)
     size = counts.sum()
@@ -100,9 +91,9 @@ def _resamples(size: int, seed: int, resamples: int) -> Iterator[npt.NDArray[np.
     rng = np.random.default_rng(seed)
     chunk_size = max(1, _CELLS // size)
     for start in range(0, resamples, chunk_size):
-        rows = min(chunk_size, resamples - start)
-        chosen = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
-        yield np.bincount(chosen.ravel(), minlength=rows * size).reshape(rows, size).astype(np.uint16)
+        num = min(chunk_size, resamples - start)
+        chosen = rng.integers(size, size=(num, size)) + size * np.arange(num)[:, None]
+        yield np.bincount(chosen.ravel(), minlength=num * size).reshape(num, size).astype(np.uint16)
 
 
 @lru_cache(maxsize=4)
@@ -133,12 +124,10 @@ def ratio_intervals(nats: Numbers, counts: list[Numbers], seed: int) -> list[tup
 class Difference:
     """The difference between two systems on the same sentences, with its 95 % interval."""
 
-    value: float
-    """The rate of the first system minus that of the second; below 0, the first is better."""
+    value: float  # the rate of the first system minus that of the second; below 0, the first is better
     low: float
     high: float
-    p_value: float
-    """Two-sided, under the null hypothesis of no difference."""
+    p_value: float  # two-sided, under the null hypothesis of no difference
 
 
 def paired_difference(

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.likelihood.estimate import Rows
+from diffusionbert.likelihood.estimate import SequenceDataset
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.ema import EMA
@@ -30,7 +30,7 @@ class Measurement:
 
 
 def measure(
-    module: TrainingModule, sequences: Rows, settings: TrainingConfig, device: torch.device, share: int
+    module: TrainingModule, sequences: SequenceDataset, settings: TrainingConfig, device: torch.device, share: int
 ) -> Measurement:
     """Doubles the micro-batch until it does not fit, is no longer faster, or is the full share of a process."""
     module = module.to(device).train()
@@ -64,7 +64,7 @@ def proposed(
 def _speed(
     module: TrainingModule,
     optimiser: Optimizer,
-    sequences: Rows,
+    sequences: SequenceDataset,
     micro_tokens: int,
     low: torch.dtype | None,
     device: torch.device,

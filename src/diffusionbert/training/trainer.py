@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.likelihood.estimate import Rows, draws_at_once, round_nats
+from diffusionbert.likelihood.estimate import SequenceDataset, draws_at_once, round_nats
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import logger
 from diffusionbert.storage.files import atomic_folder
@@ -68,8 +68,8 @@ class Trainer:
     def __init__(
         self,
         module: TrainingModule,
-        sequences: Rows,
-        validation: Rows,
+        sequences: SequenceDataset,
+        validation: SequenceDataset,
         settings: TrainingConfig,
         run: RunFolder,
         export: Callable[[dict[str, Tensor], Path], None],
