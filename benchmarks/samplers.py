@@ -35,8 +35,8 @@ from diffusionbert.samplers import (
     sample,
 )
 from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers.exact import SkipExact
 from diffusionbert.samplers.first_hitting import FirstHitting
-from diffusionbert.samplers.skip_exact import SkipExact
 
 VOCABULARY, POSITIONS, SEQUENCES, STEPS = 16_000, 24, 8, 512
 LANGUAGE = Language.random(3, 3, seed=0)

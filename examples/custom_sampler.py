@@ -31,16 +31,14 @@ class RandomOrder(Sampler):
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> State:
         tokens = context.absorbing(self).prior(canvas, Noise(seed)).tokens  # raises unless the noise is [MASK]
-        time, calls = canvas.constant_times(1.0), torch.zeros_like(canvas.example)
-        return State(context=context, canvas=canvas, seed=seed, tokens=tokens, time=time, calls=calls, done=False)
+        return State.begin(context, canvas, seed, tokens, canvas.constant_times(1.0))
 
     def query(self, state: State) -> Query | None:
         return Query.of(state.x, state.time, state.x.editable & (state.tokens == state.context.mask_id))
 
     def update(self, state: State, answer: TargetLogProbs | None) -> State:
         masked = state.x.editable & (state.tokens == state.context.mask_id)
-        if answer is None:  # nothing was masked
-            return replace(state, time=torch.zeros_like(state.time), done=True)
+        assert answer is not None  # a state in which nothing is masked is done
         noise = Noise(state.seed, step=int(state.calls.max()))
         drawn = draw(state.context.warper(answer), noise.per_position(state.x, Purpose.SAMPLE)[masked])
         order = noise.per_position(state.x, Purpose.ORDER).masked_fill(~masked, 2).argsort(dim=1).argsort(dim=1)

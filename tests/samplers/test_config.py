@@ -29,7 +29,7 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.config import PRESETS
-from diffusionbert.samplers.exact import Exact
+from diffusionbert.samplers.exact import Exact, SkipExact
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
 from diffusionbert.samplers.gibbs import Gibbs, Order
@@ -37,7 +37,6 @@ from diffusionbert.samplers.left_to_right import LeftToRight
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.refinement import Refinement
 from diffusionbert.samplers.remasking import Remasking, Renoising, Strategy
-from diffusionbert.samplers.skip_exact import SkipExact
 from diffusionbert.storage.schema import from_json, to_json
 
 MASK = 4

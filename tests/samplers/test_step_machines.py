@@ -32,8 +32,9 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import LogitsWarper, draw
 from diffusionbert.inference.constraints import Constrained
 from diffusionbert.networks.base import Network
-from diffusionbert.networks.causal import CausalModel, new_decoder
+from diffusionbert.networks.causal import CausalModel
 from diffusionbert.networks.embedding import EmbeddingDenoiser
+from diffusionbert.networks.loading import NewDecoder
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.registry import register
@@ -215,7 +216,9 @@ def kinds() -> dict[str, tuple[Drawing, Any, Batch]]:
     """A sampler of each kind of network."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        decoder = CausalModel(new_decoder(VOCAB_SIZE, 2, 32, 2, 0.0, 30, 0), tokenizer_allowed()).eval()
+        decoder = CausalModel(
+            NewDecoder(2, 32, 2, 0.0).build(VOCAB_SIZE, 30, 0, causal=True), tokenizer_allowed()
+        ).eval()
         vectors = EmbeddingDenoiser(backbone_of("bert"), tokenizer_allowed(), 8).eval()
     on_tokens = {
         f"{number} {request.drawing.sampler.name}": (request.drawing, Deterministic(), request.canvas)
@@ -316,17 +319,8 @@ class TwoSteps(Sampler):
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> TwoStepState:
         assert isinstance(context.process, Process)
         x = context.process.prior(canvas, Noise(seed))
-        calls = torch.zeros_like(canvas.example)
-        return TwoStepState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=x.tokens,
-            time=canvas.fraction_of(canvas.editable),
-            calls=calls,
-            done=False,
-            even=self.even_first,
-        )
+        time = canvas.fraction_of(canvas.editable)
+        return TwoStepState.begin(context, canvas, seed, x.tokens, time, done=False, even=self.even_first)
 
     def _due(self, state: TwoStepState) -> Tensor:
         position = torch.arange(state.tokens.shape[1])

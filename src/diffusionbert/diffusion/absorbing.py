@@ -33,15 +33,14 @@ from diffusionbert.diffusion.shapes import (
 )
 from diffusionbert.diffusion.tokens import log_prob_of
 
-_NEVER = -1e30
-"""A finite substitute for log 0."""
+_NEVER = -1e30  # a finite substitute for log 0
 
 
 class LearnedExponents(nn.Module):
     """The exponents w(v) of `Power` as parameters (Shi et al. 2024, GenMD4, §6), each between `LOWEST` and `HIGHEST`.
 
     With a time-agnostic network only their ratios matter: t → t^c turns w into c·w. The range is chosen such that
-    estimates behave well: with times drawn from `proposals.Early`, the bound has a finite variance where w > 1/2.
+    estimates behave well: with times drawn from `Early`, the bound has a finite variance where w > 1/2.
 
     The parameters are `1 / GAIN` times the logits of the position of log w in the range, so that they can share the
     network's learning rate. Rounding to bfloat16 changes w by about 0.1 %, to other, equally valid exponents.
@@ -99,6 +98,7 @@ class Absorbing(Process):
         self.schedule = schedule
         self.mask_id = mask_id
         self.reweighted = reweighted
+        self._guesses_center = schedule.by_token and schedule.mean is Mean.SENTENCE
         # A token-independent schedule gets a vocabulary of one token, of mean information.
         one = TokenInformation(torch.ones(1, dtype=torch.float64), mean=1.0)
         known = information if schedule.by_token and isinstance(information, TokenInformation) else one
@@ -149,9 +149,9 @@ class Absorbing(Process):
         self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
     ) -> TargetLogProbs:
         """log p(x_s | x_t) at the masked positions; entry `mask_id` is the probability of staying masked."""
-        hiding, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
+        masked, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
         sequences = sequence_index(self.targets(x_t))
-        log_p0 = _weighted(log_f, hiding, sequences, warp)
+        log_p0 = _reweighted(log_f, masked, sequences, warp)
         log_stay = (log_p0 + torch.log1p(-unmask_probability).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
         log_p = log_p0 + unmask_probability.log().to(log_f.dtype)[sequences]
         return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
@@ -159,22 +159,19 @@ class Absorbing(Process):
     def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
         """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
         r = self.unmask_probability(x0, x_t, s, t)
-        hiding, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
+        masked, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
         targets = self.targets(x_t)
-        sequences, masked_tokens = sequence_index(targets), x0[targets]
-        log_revealing = self._log_sum(log_f, hiding * unmask_probability, sequences)  # G_t - G_s
+        sequences, x0_tokens = sequence_index(targets), x0[targets]
+        unmasking = masked * unmask_probability
+        log_unmasking = self._log_sum(log_f, unmasking, sequences)  # G_t - G_s
         # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
-        staying = torch.where((s == 0)[:, None], 1.0, hiding * (1 - unmask_probability))
+        staying = torch.where((s == 0)[:, None], 1.0, masked * (1 - unmask_probability))
         log_staying = self._log_sum(log_f, staying, sequences)  # G_s
-        log_total = torch.where((s == 0)[sequences], log_revealing, torch.logaddexp(log_revealing, log_staying))
-        log_write = (
-            log_prob_of(log_f, masked_tokens)
-            + self._pick(hiding * unmask_probability, sequences, masked_tokens).log()
-            - log_total
-        )
+        log_total = torch.where((s == 0)[sequences], log_unmasking, torch.logaddexp(log_unmasking, log_staying))
+        log_x0 = log_prob_of(log_f, x0_tokens) + self._pick(unmasking, sequences, x0_tokens).log() - log_total
         # log G_s - log G_t without cancellation: accurate whether a step unmasks little or a lot.
-        log_stay = nn.functional.logsigmoid(log_staying - log_revealing)
-        unmasked = torch.where(r > 0, r * (r.log() - log_write), 0.0)
+        log_stay = nn.functional.logsigmoid(log_staying - log_unmasking)
+        unmasked = torch.where(r > 0, r * (r.log() - log_x0), 0.0)
         stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-torch.where(r < 1, r, 0.0)) - log_stay), 0.0)
         return unmasked + stayed
 
@@ -187,24 +184,23 @@ class Absorbing(Process):
         self.require_finite_rate()
         t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is masked, but an infinite decay has no gradient
         targets = self.targets(x_t)
-        sequences, masked_tokens = sequence_index(targets), x0[targets]
+        sequences, x0_tokens = sequence_index(targets), x0[targets]
         clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, log_f)
         own_decay = self._decay(t, self._information_of(x0), self._center(clean))[targets]
         w = own_decay / (1 - self.survival(clean, t)[targets])
         decay = self._decay(t, self.information, center)
         log_total = self._log_sum(log_f, 1 - self._survival(t, self.information, center), sequences)
         log_flow = self._log_sum(log_f, decay, sequences)
-        log_write = log_prob_of(log_f, masked_tokens) + self._pick(decay, sequences, masked_tokens).log() - log_total
-        return torch.where(w > 0, w * (w.log() - log_write - 1), 0.0) + (log_flow - log_total).exp()
+        log_x0 = log_prob_of(log_f, x0_tokens) + self._pick(decay, sequences, x0_tokens).log() - log_total
+        return torch.where(w > 0, w * (w.log() - log_x0 - 1), 0.0) + (log_flow - log_total).exp()
 
     def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
         """log f(x0) + log(1 - ᾱ_t(x0)) - log G_t."""
-        hiding, _ = self._of_vocabulary(x_t, log_f, torch.zeros_like(t), t)
+        masked, _ = self._of_vocabulary(x_t, log_f, torch.zeros_like(t), t)
         targets = self.targets(x_t)
-        sequences, masked_tokens = sequence_index(targets), x0[targets]
-        log_total = self._log_sum(log_f, hiding, sequences)
-        log_own = self._pick(hiding, sequences, masked_tokens).log()
-        return log_prob_of(log_f, masked_tokens) + log_own - log_total
+        sequences, x0_tokens = sequence_index(targets), x0[targets]
+        log_own = self._pick(masked, sequences, x0_tokens).log()
+        return log_prob_of(log_f, x0_tokens) + log_own - self._log_sum(log_f, masked, sequences)
 
     def guessed_center(self, x_t: Batch, log_f: TargetLogProbs) -> PerSequence:
         """The ĉ of the reverse process: the mean of h over unmasked tokens and of E_f[h] over masked positions.
@@ -222,28 +218,25 @@ class Absorbing(Process):
         known = self._information_of(x_t.tokens)
         return _mean_over(known.masked_scatter(self.targets(x_t), expected), x_t.editable)
 
-    def log_words(
+    def log_p0(
         self, log_f: TargetLogProbs, sequences: TargetIndices, t: Times, center: PerSequence, warp: Warp | None = None
     ) -> TargetLogProbs:
         """log p(v | x_t, t) for every token v at masked positions, with the time and center of their sequences."""
-        return _weighted(log_f, self._hiding(self._survival(t, self.information, center)), sequences, warp)
+        return _reweighted(log_f, self._weight(self._survival(t, self.information, center)), sequences, warp)
 
-    def unmask_probability_of(self, words: TargetTokens, s: PerTarget, t: PerTarget, center: PerTarget) -> PerTarget:
+    def unmask_probability_of(self, tokens: TargetTokens, s: PerTarget, t: PerTarget, center: PerTarget) -> PerTarget:
         """r_{s|t} of one token at each masked position, under the reverse process."""
-        relative = self._information_of(words) / center
-        return self._reverse_unmask_probability(
-            self.schedule.survival(s, relative), self.schedule.survival(t, relative)
-        )
+        relative = self._information_of(tokens) / center
+        alpha_s, alpha_t = (self.schedule.survival(time, relative) for time in (s, t))
+        return self._reverse_unmask_probability(alpha_s, alpha_t)
 
     def max_unmask_probability(self, s: Times, t: Times, center: PerSequence) -> PerSequence:
         """The largest r_{s|t}(v) of the tokens v that can be masked at t: an upper bound on every unmasking."""
-        alpha_s = self._survival(s, self.information, center)
-        alpha_t = self._survival(t, self.information, center)
+        alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
         unmask_probability = self._reverse_unmask_probability(alpha_s, alpha_t)
-        return torch.where(self._hiding(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
+        return torch.where(self._weight(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
 
     def require_finite_divergence(self) -> None:
-        """Refuses a schedule whose strict bound can be infinite."""
         if not self.schedule.has_finite_divergence:
             raise ValueError(
                 f"{self.schedule} has an infinite strict bound: where the guessed sentence mean is off, a token may be "
@@ -258,25 +251,22 @@ class Absorbing(Process):
                 "use a time grid, or reweighted=True"
             )
 
-    def extra_repr(self) -> str:
-        return f"{self.schedule}, reweighted={self.reweighted}"
-
     def _of_vocabulary(self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> tuple[Tensor, Tensor]:
         """The factor 1 - ᾱ_t(v) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
         center = self.guessed_center(x_t, log_f)
-        alpha_s = self._survival(s, self.information, center)
-        alpha_t = self._survival(t, self.information, center)
-        return self._hiding(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)
+        alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
+        return self._weight(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)
 
-    def _hiding(self, alpha_t: Tensor) -> Tensor:
+    def _weight(self, alpha_t: Tensor) -> Tensor:
         """p(v | x_t, t) / f(v | x_t), up to a constant."""
         return 1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)
 
     def _reverse_unmask_probability(self, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
         """r_{s|t}, and 1 for tokens that cannot be masked at t, which have a probability only without reweighting."""
-        hideable = alpha_t < 1
+        can_be_masked = alpha_t < 1
         # A division by 0 would make gradients NaN even where its result is not used.
-        return torch.where(hideable, _unmask_probability(alpha_s, torch.where(hideable, alpha_t, 0.0)), 1.0)
+        r = _unmask_probability(alpha_s, torch.where(can_be_masked, alpha_t, 0.0))
+        return torch.where(can_be_masked, r, 1.0)
 
     def _survival(self, t: Times, information: Tensor, center: PerSequence) -> Tensor:
         return self.schedule.survival(t[:, None], information / center[:, None])
@@ -286,10 +276,6 @@ class Absorbing(Process):
 
     def _information_of(self, tokens: Tensor) -> Tensor:
         return self.information[tokens] if self.schedule.by_token else self.information.expand(tokens.shape)
-
-    @property
-    def _guesses_center(self) -> bool:
-        return self.schedule.by_token and self.schedule.mean is Mean.SENTENCE
 
     def _center(self, x0: Batch) -> PerSequence:
         """The c of the forward process."""
@@ -322,9 +308,9 @@ def _unmask_probability(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
     return ((alpha_s - alpha_t) / (1 - alpha_t)).clamp(min=0)
 
 
-def _weighted(log_f: TargetLogProbs, hiding: Tensor, sequences: TargetIndices, warp: Warp | None) -> TargetLogProbs:
+def _reweighted(log_f: TargetLogProbs, weights: Tensor, sequences: TargetIndices, warp: Warp | None) -> TargetLogProbs:
     """log p(v | x_t, t): f(v) times the weights of its sequence, normalised and warped."""
-    log_p0 = (log_f + hiding.log().to(log_f.dtype)[sequences]).log_softmax(dim=-1)
+    log_p0 = (log_f + weights.log().to(log_f.dtype)[sequences]).log_softmax(dim=-1)
     return log_p0 if warp is None else warp(log_p0)
 
 

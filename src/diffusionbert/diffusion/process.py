@@ -45,7 +45,6 @@ class Process(nn.Module, ABC):
     def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
         """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each target position, in nats (float64)."""
 
-    @abstractmethod
     def require_finite_divergence(self) -> None:
         """Raises ValueError if the divergence can be infinite although the network gives every token a probability."""
 

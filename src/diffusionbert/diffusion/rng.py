@@ -16,15 +16,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from diffusionbert.diffusion.shapes import (
-    Batch,
-    Counts,
-    Keys,
-    PerPosition,
-    PositionMask,
-    Times,
-    Values,
-)
+from diffusionbert.diffusion.shapes import Batch, Counts, Keys, PerPosition, PositionMask, Times, Values
 from diffusionbert.reporting import require_type
 
 _MASK32 = 0xFFFFFFFF
@@ -73,8 +65,7 @@ class Noise:
     """The random numbers of one step (of training, sampling or an estimate) under one seed."""
 
     seed: int
-    step: int | Keys = 0
-    """One step for all examples, or one per example, so that one call can draw for many steps."""
+    step: int | Keys = 0  # one step for all examples, or one per example, so that one call can draw for many steps
 
     def __post_init__(self) -> None:
         require_type("seed", self.seed, Integral, "a whole number")
@@ -85,15 +76,8 @@ class Noise:
         blocks = torch.arange((count + 1) // 2, device=example.device)
         example = example.long()[:, None]
         steps = torch.as_tensor(self.step, device=example.device).reshape(-1, 1)
-        words = philox(
-            (
-                blocks,
-                example & _MASK32,
-                steps & _MASK32,
-                ((example >> 32) << 8) | int(purpose),
-            ),
-            (self.seed & _MASK32, (self.seed >> 32) & _MASK32),
-        )
+        counter = (blocks, example & _MASK32, steps & _MASK32, ((example >> 32) << 8) | int(purpose))
+        words = philox(counter, (self.seed & _MASK32, (self.seed >> 32) & _MASK32))
         # 52 random bits plus one half: never 0, never 1, and exact in float64.
         pairs = [(((high << 32 | low) >> 12) & ((1 << 52) - 1)) for high, low in (words[:2], words[2:])]
         bits = torch.stack(pairs, dim=-1).flatten(1)[:, :count]

@@ -26,8 +26,7 @@ class TokenInformation:
     """h(v) = -log(relative frequency of v) in a corpus, smoothed so that 0 < h < ∞, and its mean over the corpus."""
 
     values: PerToken
-    mean: float
-    """Σ p(v) h(v), weighted by token."""
+    mean: float  # Σ p(v) h(v), weighted by token
 
     @classmethod
     def from_counts(cls, counts: Tensor, smoothing: float = 1.0, allowed: TokenSet | None = None) -> TokenInformation:
@@ -38,7 +37,7 @@ class TokenInformation:
         counts = counts.cpu()
         if not smoothing > 0 or bool((counts < 0).any()) or int(allowed.sum()) < 2:
             raise ValueError(
-                f"token information needs smoothing > 0 (given {smoothing}), counts >= 0 and at least two writable "
+                f"token information needs smoothing > 0 (given {smoothing}), counts >= 0 and at least two allowed "
                 f"tokens (given {int(allowed.sum())}); count the tokens of the training corpus and keep smoothing 1"
             )
         smoothed = counts[allowed].double() + smoothing
@@ -58,10 +57,8 @@ class TokenInformation:
 class Mean(Enum):
     """Which mean information c a token-dependent schedule compares a token with."""
 
-    SENTENCE = "sentence"
-    """The sequence's own editable tokens, as in the paper; the reverse process must guess it."""
-    CORPUS = "corpus"
-    """All tokens of the training corpus: a constant, so that the bound is tight."""
+    SENTENCE = "sentence"  # the sequence's own editable tokens, as in the paper; the reverse process must guess it
+    CORPUS = "corpus"  # all tokens of the training corpus: a constant, so that the bound is tight
 
 
 class NoiseSchedule(ABC):
@@ -83,10 +80,10 @@ class NoiseSchedule(ABC):
     def decay(self, t: Values, relative_information: Values) -> Values:
         """-dᾱ_t(v)/dt for 0 < t < 1, never negative."""
 
-    @property
-    def by_token(self) -> bool:
-        """Whether two tokens may survive differently."""
-        return False
+    by_token = False
+    """Whether two tokens may survive differently."""
+    takes_exponents = False
+    """Whether a token's relative information is an exponent of its own, which may be learned."""
 
     @property
     def mean(self) -> Mean:
@@ -98,13 +95,7 @@ class NoiseSchedule(ABC):
         """Whether the strict bound is finite for every network that gives each allowed token some probability."""
         return True
 
-    @property
-    def takes_exponents(self) -> bool:
-        """Whether a token's relative information is an exponent of its own, which may be learned."""
-        return False
-
     def __str__(self) -> str:
-        """A short name for tables, protocols and model cards."""
         return describe(self)
 
 
@@ -114,11 +105,9 @@ class Linear(NoiseSchedule):
     """ᾱ_t = 1 - t: the published β_t = (T-t+1)⁻¹ (Sohl-Dickstein et al. 2015; D3PM, Austin et al. 2021)."""
 
     def survival(self, t: Values, relative_information: Values) -> Values:
-        """1 - t."""
         return (1 - t) + torch.zeros_like(relative_information)
 
     def decay(self, t: Values, relative_information: Values) -> Values:
-        """1."""
         return torch.ones_like(t) + torch.zeros_like(relative_information)
 
 
@@ -128,11 +117,10 @@ class Cosine(NoiseSchedule):
     """ᾱ_t = cos²(πt/2) (Nichol & Dhariwal 2021, eq. 17, without its offset, so that ᾱ_0 = 1)."""
 
     def survival(self, t: Values, relative_information: Values) -> Values:
-        """cos²(πt/2), written as 1 - sin² because only that is exactly 0 at t = 1."""
+        # cos²(πt/2) as 1 - sin², because only that is exactly 0 at t = 1.
         return 1 - torch.sin(math.pi / 2 * t).square() + torch.zeros_like(relative_information)
 
     def decay(self, t: Values, relative_information: Values) -> Values:
-        """(π/2) sin(πt)."""
         return math.pi / 2 * _sine(t) + torch.zeros_like(relative_information)
 
 
@@ -145,11 +133,9 @@ class Sqrt(NoiseSchedule):
     """
 
     def survival(self, t: Values, relative_information: Values) -> Values:
-        """1 - √t."""
         return (1 - t.sqrt()) + torch.zeros_like(relative_information)
 
     def decay(self, t: Values, relative_information: Values) -> Values:
-        """1/(2√t)."""
         return 0.5 / t.sqrt() + torch.zeros_like(relative_information)
 
 
@@ -161,22 +147,13 @@ class Power(NoiseSchedule):
     w = 1 is `Linear`. Here the "relative information" of a token is its exponent w(v) > 0 itself; it may be learned.
     """
 
-    @property
-    def by_token(self) -> bool:
-        """Every token has its own exponent."""
-        return True
-
-    @property
-    def takes_exponents(self) -> bool:
-        """Relative information is the exponent."""
-        return True
+    by_token = True
+    takes_exponents = True
 
     def survival(self, t: Values, relative_information: Values) -> Values:
-        """1 - t^w."""
         return 1 - t**relative_information
 
     def decay(self, t: Values, relative_information: Values) -> Values:
-        """w·t^(w-1)."""
         return relative_information * t ** (relative_information - 1)
 
 
@@ -189,6 +166,8 @@ class Spindle(NoiseSchedule):
     where λπ|H̃| > 1. The clamped curve is the running minimum of the printed one, cut to [0, 1], so it never
     increases. λ = 0 is `Linear`.
     """
+
+    by_token = True
 
     strength: float = 0.3
     """λ."""
@@ -204,17 +183,11 @@ class Spindle(NoiseSchedule):
             )
 
     @property
-    def by_token(self) -> bool:
-        """Informative tokens are masked first."""
-        return True
-
-    @property
     def has_finite_divergence(self) -> bool:
         """A guessed sentence mean needs a floor: else a token may be due that the reverse process cannot unmask."""
         return self.mean is Mean.CORPUS or self.floor > 0
 
     def __str__(self) -> str:
-        """For example "spindle (λ = 0.3, corpus mean)"."""
         floor = f", floor {self.floor:g}" if self.floor else ""
         return f"spindle (λ = {self.strength:g}, {self.mean.value} mean{floor})"
 
@@ -223,7 +196,6 @@ class Spindle(NoiseSchedule):
         return 1 - t - self.strength * _sine(t) * _informativeness(relative_information)
 
     def survival(self, t: Values, relative_information: Values) -> Values:
-        """The printed curve clamped to [0, 1], with the floor mixed in."""
         spindle = self.unclamped(t, relative_information).clamp(0, 1)
         return (1 - self.floor) * spindle + self.floor * (1 - t)
 

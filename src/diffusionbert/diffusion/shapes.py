@@ -1,7 +1,5 @@
 """Tensor axes, tensor types and the batch, shared by all other modules.
 
-Axes, everywhere in the package:
-
     B  sequences in a batch          V  vocabulary size
     L  positions in a sequence       D  width of a vector
     N  target positions (where the network is queried) of the whole batch, sequence by sequence
@@ -9,8 +7,6 @@ Axes, everywhere in the package:
 
 Time is a fraction: `0.0` is clean text, `1.0` is pure noise, and step k of T is `k / T`. A step is an interval
 `(s, t)` with `0 <= s < t <= 1`, so that full steps, strides and continuous time share one code path.
-
-This module does not depend on noise, networks or text.
 """
 
 from __future__ import annotations
@@ -65,13 +61,10 @@ class Batch:
     """
 
     tokens: Tokens
-    attend: PositionMask
-    """The attention mask: all positions but padding, which is at the end of a sequence."""
+    attend: PositionMask  # the attention mask: all positions but padding, which is at the end of a sequence
     editable: PositionMask
-    example: Keys
-    """The key of each sequence's random numbers, which do not depend on its index in the batch."""
-    strata: Strata
-    """The stratum (low, high) from which a sequence draws its time, modulo 1; see `Noise.stratify`."""
+    example: Keys  # the key of each sequence's random numbers, which do not depend on its index in the batch
+    strata: Strata  # the stratum (low, high) from which a sequence draws its time, modulo 1; see `Noise.stratify`
 
     @classmethod
     def of(cls, tokens: Tokens, editable: PositionMask, attend: PositionMask | None = None) -> Batch:
@@ -80,13 +73,9 @@ class Batch:
         Two such batches draw the same noise; set other `example` keys where that matters.
         """
         size, device = tokens.shape[0], tokens.device
-        return cls(
-            tokens,
-            torch.ones_like(editable) if attend is None else attend,
-            editable,
-            torch.arange(size, device=device),
-            torch.tensor([0.0, 1.0], dtype=torch.float64, device=device).expand(size, 2),
-        )
+        attend = torch.ones_like(editable) if attend is None else attend
+        strata = torch.tensor([0.0, 1.0], dtype=torch.float64, device=device).expand(size, 2)
+        return cls(tokens, attend, editable, torch.arange(size, device=device), strata)
 
     @property
     def num_tokens(self) -> Tensor:
@@ -94,7 +83,6 @@ class Batch:
         return self.editable.sum()
 
     def constant_times(self, time: float) -> Times:
-        """The same time for all sequences."""
         return torch.full((len(self.tokens),), time, dtype=torch.float64, device=self.tokens.device)
 
     def fraction_of(self, positions: PositionMask) -> Times:
@@ -105,13 +93,8 @@ class Batch:
     def select(self, index: Tensor) -> Batch:
         """Selects sequences and removes the padding that all of them share."""
         length = int(self.attend[index].any(dim=0).nonzero().max()) + 1 if len(index) else 0
-        return Batch(
-            self.tokens[index, :length],
-            self.attend[index, :length],
-            self.editable[index, :length],
-            self.example[index],
-            self.strata[index],
-        )
+        tokens, attend, editable = (values[index, :length] for values in (self.tokens, self.attend, self.editable))
+        return Batch(tokens, attend, editable, self.example[index], self.strata[index])
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(_moved(getattr(self, field.name), torch.device(device)) for field in fields(self)))
@@ -129,7 +112,6 @@ def exact_bits(values: Tensor) -> Tensor:
 
 
 def from_bits(bits: Tensor) -> Tensor:
-    """Inverts `exact_bits`."""
     return bits.view(torch.float64)
 
 

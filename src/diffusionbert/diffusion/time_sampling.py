@@ -30,7 +30,6 @@ class TimeSampling(ABC):
         """The times at which the distribution function takes these values, and the weights of the loss there."""
 
     def __str__(self) -> str:
-        """The name and the settings."""
         return describe(self)
 
 
@@ -40,7 +39,6 @@ class UniformTimes(TimeSampling):
     """All times equally often."""
 
     def times(self, quantile: Times) -> tuple[Times, PerSequence]:
-        """The positions themselves, with weight 1."""
         return quantile, torch.ones_like(quantile)
 
 

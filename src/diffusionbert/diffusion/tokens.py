@@ -28,18 +28,13 @@ class TokenStatistics:
 
     mask_id: int
     pad_id: int
-    allowed: TokenSet
-    """Ids that a sequence may contain at editable positions."""
-    never_sampled: tuple[int, ...]
-    """Allowed ids that samplers never generate: `[UNK]`."""
-    counts: Tensor
-    """How often each id occurs at editable positions of the training corpus."""
-    exponents: Tensor | None = None
-    """The learned exponent of each id, of a model that learned its schedule."""
+    allowed: TokenSet  # ids that a sequence may contain at editable positions
+    never_sampled: tuple[int, ...]  # allowed ids that samplers never generate: `[UNK]`
+    counts: Tensor  # how often each id occurs at editable positions of the training corpus
+    exponents: Tensor | None = None  # the learned exponent of each id, of a model that learned its schedule
 
     @property
     def information(self) -> TokenInformation:
-        """h(v) of every id."""
         return TokenInformation.from_counts(self.counts, allowed=self.allowed)
 
     def padded(self, vocab_size: int) -> TokenStatistics:
@@ -55,12 +50,7 @@ class TokenStatistics:
         )
 
 
-# ---- categorical distributions --------------------------------------------------------------------------------------
-#
-# Categorical distributions given as log-probabilities: lookup, sampling, temperature, top-k and top-p.
-#
-# `LogitsWarper` applies to a distribution over *tokens*, p(x0 | x_t). It must never be applied to the distribution
-# that also contains "stay masked": at temperature 0.1 that would unmask every token in the last step.
+# ---- categorical distributions, given as log-probabilities ----------------------------------------------------------
 
 
 def log_prob_of(log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
@@ -91,7 +81,10 @@ def draw(log_p: TargetLogProbs, uniform: PerTarget) -> TargetTokens:
 
 @dataclass(frozen=True)
 class LogitsWarper:
-    """Forbidden tokens, temperature, top-k and top-p, applied in this order.
+    """Forbidden tokens, temperature, top-k and top-p, applied in this order to p(x0 | x_t).
+
+    It must never be applied to a distribution that also contains "stay masked": at temperature 0.1 that would unmask
+    every token in the last step.
 
     Example: `LogitsWarper(temperature=0.9, top_p=0.95)(log_p)`
     """
@@ -112,7 +105,6 @@ class LogitsWarper:
             raise ValueError(f"`top_p` must be in (0, 1], got {self.top_p}; 1 keeps all tokens")
 
     def __call__(self, log_p: TargetLogProbs) -> TargetLogProbs:
-        """Returns the warped distribution, normalised."""
         if self.forbidden:
             log_p = log_p.index_fill(-1, torch.tensor(self.forbidden, device=log_p.device), -torch.inf)
         if self.temperature != 1:

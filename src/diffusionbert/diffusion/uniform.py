@@ -68,7 +68,6 @@ class Uniform(Process):
     def reverse(
         self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
     ) -> TargetLogProbs:
-        """log p(x_s | x_t) at the editable positions."""
         if len(self.allowed) != log_f.shape[-1]:
             raise ValueError(
                 f"the mask of allowed tokens must have {log_f.shape[-1]} entries, one per token of the network, got "
@@ -106,20 +105,12 @@ class Uniform(Process):
         log_at_clean, log_at_current = log_prob_of(log_p, clean), log_prob_of(log_p, current)
         log_elsewhere = log_p.masked_fill(~self.allowed, 0.0).sum(dim=-1).double() - log_at_clean
         log_elsewhere = log_elsewhere - torch.where(unchanged, 0.0, log_at_current)
-        negative_entropy = sum(torch.xlogy(q, q) for q in (at_clean, at_current)) + num_elsewhere * torch.xlogy(
-            elsewhere, elsewhere
-        )
+        negative_entropy = torch.xlogy(at_clean, at_clean) + torch.xlogy(at_current, at_current)
+        negative_entropy = negative_entropy + num_elsewhere * torch.xlogy(elsewhere, elsewhere)
         return negative_entropy - at_clean * log_at_clean - at_current * log_at_current - elsewhere * log_elsewhere
 
     def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
-        """log f(x0), which does not depend on t."""
         return log_prob_of(log_f, x0[self.targets(x_t)])
-
-    def require_finite_divergence(self) -> None:
-        """Never raises: any token can turn into any other."""
-
-    def extra_repr(self) -> str:
-        return f"{self.schedule}, num_allowed={self.num_allowed}"
 
     def _survival(self, t: Times) -> PerSequence:
         return self.schedule.survival(t, torch.ones_like(t))

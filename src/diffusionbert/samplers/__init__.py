@@ -1,4 +1,4 @@
-"""Samplers, one algorithm per file; `base` has the contract and the loop, `request` turns names into samplers."""
+"""Samplers, one algorithm per file; `base` has the contract and the loop, `config` turns names into samplers."""
 
 from diffusionbert.samplers.base import (
     Query,

@@ -8,9 +8,6 @@ It suits every process on tokens and every network. The network is called once p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import final
-
-import torch
 
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise, Purpose
@@ -20,45 +17,14 @@ from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 
 
-@final
-@register("ancestral")
-@dataclass(frozen=True)
-class Ancestral(Sampler):
-    """Makes one reverse step after another."""
-
-    def resolve(self, context: SamplingContext) -> Ancestral:
-        """Rejects models that are no diffusion on tokens."""
-        context.tokens_process(self)
-        return self
-
-    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GridState:
-        """A draw from the prior."""
-        return start_grid(context, canvas, seed)
-
-    def query(self, state: GridState) -> Query | None:
-        """The masked positions (under uniform noise: all editable ones)."""
-        return query_grid(state)
-
-    def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
-        """x_s ~ p(x_s | x_t)."""
-        return after_step(state, draw_step(state, answer, state.interval[0]).tokens)
-
-
-# ---- time grid ------------------------------------------------------------------------------------------------------
-#
-# What samplers share that make one reverse step after another over a time grid, all sequences together.
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GridState(State):
     """x_t at a time of the grid."""
 
-    num_left: int
-    """The number of steps that are left."""
+    num_left: int  # the number of steps that are left
 
     @property
     def process(self) -> Process:
-        """The forward process."""
         assert isinstance(self.context.process, Process)
         return self.context.process
 
@@ -79,26 +45,31 @@ class GridState(State):
         return self.process.targets(self.x)
 
 
-def start_grid(context: SamplingContext, canvas: Batch, seed: int) -> GridState:
-    """Noise at the end of the time grid; if that is before 1, all that is editable was masked by then."""
-    assert isinstance(context.process, Process)
-    num_steps = len(context.grid) - 1
-    x = context.process.prior(canvas, Noise(seed, step=num_steps))
-    return GridState(
-        context=context,
-        canvas=canvas,
-        seed=seed,
-        tokens=x.tokens,
-        time=canvas.constant_times(float(context.grid[-1])),
-        calls=torch.zeros_like(canvas.example),
-        done=False,
-        num_left=num_steps,
-    )
+class GridSampler(Sampler):
+    """A sampler that makes one reverse step after another over the time grid, all sequences together."""
+
+    def resolve(self, context: SamplingContext) -> Sampler:
+        context.tokens_process(self)
+        return self
+
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GridState:
+        """Noise at the end of the time grid; if that is before 1, all that is editable was masked by then."""
+        num_steps, time = len(context.grid) - 1, canvas.constant_times(float(context.grid[-1]))
+        tokens = context.tokens_process(self).prior(canvas, Noise(seed, step=num_steps)).tokens
+        return GridState.begin(context, canvas, seed, tokens, time, done=False, num_left=num_steps)
+
+    def query(self, state: GridState) -> Query | None:
+        return Query.of(state.x, state.interval[1], state.targets)
 
 
-def query_grid(state: GridState) -> Query | None:
-    """The target positions of x_t at its time."""
-    return Query.of(state.x, state.interval[1], state.targets)
+@register("ancestral")
+@dataclass(frozen=True)
+class Ancestral(GridSampler):
+    """Makes one reverse step after another."""
+
+    def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
+        """x_s ~ p(x_s | x_t)."""
+        return after_step(state, draw_step(state, answer, state.interval[0]).tokens)
 
 
 def draw_step(state: GridState, log_f: TargetLogProbs | None, s: Times) -> Batch:
@@ -113,11 +84,5 @@ def draw_step(state: GridState, log_f: TargetLogProbs | None, s: Times) -> Batch
 
 def after_step(state: GridState, tokens: Tokens) -> GridState:
     """The state at s."""
-    return replace(
-        state,
-        tokens=tokens,
-        time=state.interval[0],
-        calls=state.calls + state.targets.any(dim=1),
-        done=state.num_left == 1,
-        num_left=state.num_left - 1,
-    )
+    num_left = state.num_left - 1
+    return state.advance(tokens, state.interval[0], state.targets.any(dim=1), num_left == 0, num_left=num_left)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from diffusionbert.diffusion.schedules import require_grid, uniform_grid
 from diffusionbert.diffusion.shapes import (
     Batch,
     Counts,
+    Flags,
     Grid,
     PositionMask,
     TargetLogProbs,
@@ -43,6 +44,7 @@ from diffusionbert.reporting import require_type
 # ---- settings -------------------------------------------------------------------------------------------------------
 
 MAX_STEPS: Final = 1_000_000
+StateT = TypeVar("StateT", bound="State")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,6 @@ class Query:
         return cls(sent.tokens, sent.attend, t[sequences], targets[sequences, : sent.tokens.shape[1]])
 
     def run(self, network: Network) -> TargetLogProbs:
-        """The network's answer."""
         return network(self.tokens, self.attend, self.t, self.targets)
 
 
@@ -118,7 +119,6 @@ class VectorQuery:
     t: Times
 
     def run(self, network: VectorNetwork) -> Vectors:
-        """The network's answer."""
         return network(self.vectors, self.attend, self.t)
 
 
@@ -126,12 +126,10 @@ class VectorQuery:
 class CausalQuery:
     """Asks a decoder for the distribution of the token after these; the answer is [B, V] and the longer cache."""
 
-    tokens: Tokens
-    """The positions that follow those in the cache."""
+    tokens: Tokens  # the positions that follow those in the cache
     cache: KeyValues | None
 
     def run(self, network: CausalNetwork) -> tuple[TargetLogProbs, KeyValues]:
-        """The network's answer."""
         return network.read(self.tokens, self.cache)
 
 
@@ -163,24 +161,17 @@ class SamplingContext:
     """What a sampler knows of the model and of the request."""
 
     mask_id: int
-    process: Process | Gaussian | None = None
-    """The forward process; None for models without one (SUNDAE, decoders)."""
+    process: Process | Gaussian | None = None  # the forward process; None for models without one (SUNDAE, decoders)
     config: SamplerConfig = SamplerConfig()
-    allowed_tokens: TokenSet | None = None
-    """The tokens that the network gives probability to."""
-    forbidden: tuple[int, ...] = ()
-    """Allowed tokens that must not be generated, such as `[UNK]`."""
+    allowed_tokens: TokenSet | None = None  # the tokens that the network gives probability to
+    forbidden: tuple[int, ...] = ()  # allowed tokens that must not be generated, such as `[UNK]`
     time_agnostic: bool = False
     start_time: float = 1.0
     """Where the time grid ends and sampling starts: 1 is pure noise, less continues from a partly masked text."""
-    max_length: int | None = None
-    """The number of positions that the network reads at once."""
-    word_vectors: VectorNetwork | None = None
-    """Under Gaussian noise, what embeds tokens and rounds vectors to tokens."""
-    causal: bool = False
-    """Whether the network is a decoder, which answers `CausalQuery` alone."""
-    time_grid: Grid | None = None
-    """A time grid other than `config.steps` equal steps up to `start_time`."""
+    max_length: int | None = None  # the number of positions that the network reads at once
+    word_vectors: VectorNetwork | None = None  # under Gaussian noise, what embeds tokens and rounds vectors to tokens
+    causal: bool = False  # whether the network is a decoder, which answers `CausalQuery` alone
+    time_grid: Grid | None = None  # a time grid other than `config.steps` equal steps up to `start_time`
 
     def __post_init__(self) -> None:
         if not 0 < self.start_time <= 1:
@@ -206,19 +197,19 @@ class SamplingContext:
 
     def tokens_process(self, sampler: Sampler) -> Process:
         """The forward process; raises ValueError if it does not act on tokens."""
-        if not isinstance(self.process, Process):
-            raise ValueError(
-                f"the sampler {sampler.name!r} needs a diffusion model on tokens, which this is not; leave it out"
-            )
-        return self.process
+        if isinstance(self.process, Process):
+            return self.process
+        raise ValueError(
+            f"the sampler {sampler.name!r} needs a diffusion model on tokens, which this is not; leave it out"
+        )
 
     def absorbing(self, sampler: Sampler) -> Absorbing:
         """The forward process; raises ValueError if it does not mask tokens."""
-        if not isinstance(self.process, Absorbing):
-            raise ValueError(
-                f"the sampler {sampler.name!r} needs a model whose noise is [MASK], which this is not; leave it out"
-            )
-        return self.process
+        if isinstance(self.process, Absorbing):
+            return self.process
+        raise ValueError(
+            f"the sampler {sampler.name!r} needs a model whose noise is [MASK], which this is not; leave it out"
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -229,12 +220,21 @@ class State:
     canvas: Batch
     seed: int
     tokens: Tokens
-    time: Times
-    """Where each sequence is on its way from `context.start_time` to 0."""
-    calls: Counts
-    """The number of network calls per sequence so far."""
-    done: bool
-    """Whether this is the last state."""
+    time: Times  # where each sequence is on its way from `context.start_time` to 0
+    calls: Counts  # the number of network calls per sequence so far
+    done: bool  # whether this is the last state
+
+    @classmethod
+    def begin(
+        cls: type[StateT], context: SamplingContext, canvas: Batch, seed: int, tokens: Tokens, time: Times, **own: Any
+    ) -> StateT:
+        """A first state, without calls so far; it is the last one if nothing is editable."""
+        shared: dict[str, Any] = {"calls": torch.zeros_like(canvas.example), "done": not bool(canvas.editable.any())}
+        return cls(context=context, canvas=canvas, seed=seed, tokens=tokens, time=time, **(shared | own))
+
+    def advance(self: StateT, tokens: Tokens, time: Times, called: Flags, done: bool, **own: Any) -> StateT:
+        """The next state; `called` are the sequences for which the network was called."""
+        return replace(self, tokens=tokens, time=time, calls=self.calls + called, done=done, **own)
 
     @property
     def x(self) -> Batch:
@@ -254,7 +254,6 @@ class Sampler(ABC):
 
     @property
     def name(self) -> str:
-        """The registered name."""
         return self.registry.name_of(self)
 
     def resolve(self, context: SamplingContext) -> Sampler:
@@ -307,9 +306,29 @@ def last_state(states: Iterator[State]) -> State:
     return state
 
 
-# ---- rounds ---------------------------------------------------------------------------------------------------------
-#
-# What samplers share that choose themselves how many positions are unmasked in each round.
+# ---- for samplers that choose themselves how many positions are unmasked in each round ------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundState(State):
+    """The masked positions, and the number of rounds so far."""
+
+    masked: PositionMask
+    num_rounds: int
+
+
+class RoundSampler(Sampler):
+    """A sampler that queries all masked positions in every round.
+
+    A time-conditioned network is given the masked share of the editable positions, times the start time.
+    """
+
+    def resolve(self, context: SamplingContext) -> Sampler:
+        context.absorbing(self)
+        return self
+
+    def query(self, state: RoundState) -> Query | None:
+        return Query.of(state.x, state.time, state.masked)
 
 
 def masked_share(context: SamplingContext, x: Batch) -> Times:

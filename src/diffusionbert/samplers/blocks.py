@@ -1,18 +1,17 @@
 """Semi-autoregressive sampling (Nie et al. 2025, "Large language diffusion models" (LLaDA), section 2.4).
 
 The editable positions of a sequence are cut into consecutive blocks. Another sampler generates one block after the
-other, with only that block editable: what comes before is frozen, what comes after is `[MASK]`. Of sequences longer
-than the network reads, it is shown a window.
+other, with only that block editable: what comes before is frozen, what comes after is `[MASK]`.
 
-The window of such a sequence: its first position (`[CLS]`), its last (`[SEP]`) and, between them, one run of positions
-around the block. Of the room that the block leaves, three quarters lie before it, where text is, and one quarter after
-it, where mostly masks are; at either end of the sequence the run is moved inside. A sequence that fits is shown whole.
+Of a sequence longer than the network reads, it is shown a window: the first position (`[CLS]`), the last (`[SEP]`) and
+one run of positions around the block. Of the room that the block leaves, three quarters lie before it, where text is,
+and one quarter after it, where mostly masks are; at either end of the sequence the run is moved inside.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,34 +26,25 @@ from diffusionbert.samplers.exact import Exact
 class BlockState(State):
     """The inner sampler's state on the current block."""
 
-    block: Tensor
-    """[B, L]: the number of each position's block, -1 where it is not editable."""
-    number: int
-    """The number of the current block."""
-    sequences: TargetIndices
-    """The sequences that have this block."""
-    positions: Tensor
-    """The positions of the window of each of them."""
-    before: tuple[Tokens, Times, Counts]
-    """Tokens, time and calls before this block."""
-    inner: State | None
-    """None once all is done."""
+    block: Tensor  # [B, L]: the number of each position's block, -1 where it is not editable
+    number: int  # the number of the current block
+    sequences: TargetIndices  # the sequences that have this block
+    positions: Tensor  # the positions of the window of each of them
+    before: tuple[Tokens, Times, Counts]  # tokens, time and calls before this block
+    inner: State | None  # None once all is done
 
     @property
     def num_blocks(self) -> Counts:
-        """The number of blocks of each sequence."""
         return self.block.amax(dim=1) + 1
 
 
-@final
 @register("blocks")
 @dataclass(frozen=True)
 class Blocks(Sampler):
     """Lets another sampler generate block after block.
 
     A time-conditioned network is given the inner sampler's time, that of the block. The time of a sequence is that of
-    its blocks together: with b of them left and the current one at time t, (b - 1 + t) out of all. The window is as
-    long as the network reads, `context.max_length`.
+    its blocks together: with b of them left and the current one at time t, (b - 1 + t) out of all.
 
     Args:
         size: The largest number of editable positions per block.
@@ -69,7 +59,6 @@ class Blocks(Sampler):
             raise ValueError(f"a block must have at least 1 position, got {self.size}; 32 is usual")
 
     def resolve(self, context: SamplingContext) -> Blocks:
-        """Rejects noise other than [MASK], and blocks that are too large for the network."""
         context.absorbing(self)
         if context.max_length is not None and context.max_length < self.size + 2:
             raise ValueError(
@@ -79,34 +68,18 @@ class Blocks(Sampler):
         return replace(self, inner=self.inner.resolve(context))
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> BlockState:
-        """All editable positions masked."""
         block = _blocks(canvas, self.size, context.max_length)
         tokens = canvas.tokens.masked_fill(canvas.editable, context.mask_id)
         time, calls = (block.amax(dim=1) >= 0).double(), torch.zeros_like(canvas.example)
+        first = {"block": block, "number": -1, "before": (tokens, time, calls), "inner": None}
         nothing = block.new_zeros(0)
-        state = BlockState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=tokens,
-            time=time,
-            calls=calls,
-            done=False,
-            block=block,
-            number=-1,
-            sequences=nothing,
-            positions=nothing,
-            before=(tokens, time, calls),
-            inner=None,
-        )
+        state = BlockState.begin(context, canvas, seed, tokens, time, **first, sequences=nothing, positions=nothing)
         return self._next_block(state)
 
     def query(self, state: BlockState) -> AnyQuery | None:
-        """The inner sampler's query."""
         return self.inner.query(state.inner)
 
     def update(self, state: BlockState, answer: Any) -> BlockState:
-        """The inner sampler's next state, put into the sequences."""
         inner = self.inner.update(state.inner, answer)
         tokens, time, calls = (values.clone() for values in state.before)
         sequences, num_blocks = state.sequences, state.num_blocks[state.sequences]
@@ -117,7 +90,6 @@ class Blocks(Sampler):
         return self._next_block(state) if inner.done else state
 
     def _next_block(self, state: BlockState) -> BlockState:
-        """Starts the inner sampler on the next block."""
         number, num_blocks, before = state.number + 1, state.num_blocks, (state.tokens, state.time, state.calls)
         sequences = (num_blocks > number).nonzero()[:, 0]
         if not len(sequences):

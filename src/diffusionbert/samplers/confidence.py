@@ -1,13 +1,10 @@
 """Confidence-ordered sampling (Chang et al. 2022, MaskGIT, section 3.2; Kim et al. 2025, "Train for the worst, plan for
 the best", section 4).
 
-Each round draws a token at every masked position of a sequence and keeps the most confident ones. Of the n editable
-positions, ⌊(k + 1)·n / m⌋ are unmasked after round k = 0, 1, …, m - 1, where m is n or the number of steps, whichever
-is less. With a threshold, all tokens that reach it are kept as well (Wu et al. 2025, Fast-dLLM), so that easy sequences
-need fewer rounds.
-
-Tokens come from f and not from f·(1 - ᾱ_t): that factor says which tokens the noise has masked by time t, but here the
-sampler and not the noise chooses what is masked. So the schedule plays no part.
+Each round draws a token at every masked position of a sequence and keeps the most confident ones, as many as
+`due_after` says. With a threshold, all tokens that reach it are kept as well (Wu et al. 2025, Fast-dLLM), so that easy
+sequences need fewer rounds. Tokens come from f and not from f·(1 - ᾱ_t), since the sampler and not the noise chooses
+what is masked: the schedule plays no part.
 
 With one position per round and a criterion that does not depend on the drawn token (margin, entropy), this is an
 autoregressive factorisation in an order that depends on the tokens so far: exact if f is. Several positions per round,
@@ -18,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import final
 
 import torch
 
@@ -26,40 +22,25 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, TargetTokens
 from diffusionbert.diffusion.tokens import draw, log_prob_of
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, due_after, masked_share
+from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, due_after, masked_share
 
 
 class Criterion(Enum):
     """How confident the network is at a position; more is more confident."""
 
-    PROBABILITY = "probability"
-    """The probability of the drawn token."""
-    MARGIN = "margin"
-    """The probability of the most probable token less that of the second."""
-    ENTROPY = "entropy"
-    """Minus the entropy in nats: 0 is certain."""
+    PROBABILITY = "probability"  # the probability of the drawn token
+    MARGIN = "margin"  # the probability of the most probable token less that of the second
+    ENTROPY = "entropy"  # minus the entropy in nats: 0 is certain
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the largest value."""
         return (-torch.inf, 0.0) if self is Criterion.ENTROPY else (0.0, 1.0)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ConfidenceState(State):
-    """The masked positions, and how many rounds there were."""
-
-    masked: PositionMask
-    num_rounds: int
-
-
-@final
 @register("confidence")
 @dataclass(frozen=True)
-class Confidence(Sampler):
+class Confidence(RoundSampler):
     """Unmasks the most confident positions first.
-
-    A time-conditioned network is given the masked share of the editable positions, times the start time.
 
     Args:
         criterion: How confidence is measured.
@@ -77,32 +58,12 @@ class Confidence(Sampler):
                 f"got {self.threshold}; None sets none"
             )
 
-    def resolve(self, context: SamplingContext) -> Confidence:
-        """Rejects noise other than [MASK]."""
-        context.absorbing(self)
-        return self
-
-    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> ConfidenceState:
-        """All editable positions masked."""
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> RoundState:
         x = context.absorbing(self).prior(canvas, Noise(seed))
-        return ConfidenceState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=x.tokens,
-            time=masked_share(context, x),
-            calls=torch.zeros_like(canvas.example),
-            done=not bool(canvas.editable.any()),
-            masked=canvas.editable,
-            num_rounds=0,
-        )
+        time = masked_share(context, x)
+        return RoundState.begin(context, canvas, seed, x.tokens, time, masked=canvas.editable, num_rounds=0)
 
-    def query(self, state: ConfidenceState) -> Query | None:
-        """All masked positions."""
-        return Query.of(state.x, state.time, state.masked)
-
-    def update(self, state: ConfidenceState, answer: TargetLogProbs) -> ConfidenceState:
-        """Keeps the most confident tokens."""
+    def update(self, state: RoundState, answer: TargetLogProbs) -> RoundState:
         context, masked = state.context, state.masked
         # Confidence is measured before top-k and temperature: after top_k=1 every position would be certain.
         log_p = context.exclusion(answer)
@@ -111,15 +72,8 @@ class Confidence(Sampler):
         kept = self._kept(state, self._confidence(log_p, tokens))
         x = replace(state.x, tokens=torch.where(kept, state.tokens.masked_scatter(masked, tokens), state.tokens))
         still_masked, num_rounds = masked & ~kept, state.num_rounds + 1
-        return replace(
-            state,
-            tokens=x.tokens,
-            time=masked_share(context, x),
-            calls=state.calls + masked.any(dim=1),
-            done=num_rounds == context.config.steps or not bool(still_masked.any()),
-            masked=still_masked,
-            num_rounds=num_rounds,
-        )
+        done, own = not bool(still_masked.any()), {"masked": still_masked, "num_rounds": num_rounds}
+        return state.advance(x.tokens, masked_share(context, x), masked.any(dim=1), done, **own)
 
     def _confidence(self, log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
         if self.criterion is Criterion.PROBABILITY:
@@ -131,7 +85,7 @@ class Confidence(Sampler):
         entropy: PerTarget = torch.special.entr(p).sum(dim=-1).double()
         return -entropy
 
-    def _kept(self, state: ConfidenceState, confidence: PerTarget) -> PositionMask:
+    def _kept(self, state: RoundState, confidence: PerTarget) -> PositionMask:
         """The most confident positions of each sequence, as many as are due, and those over the threshold."""
         masked = state.masked
         length, num_masked = state.canvas.editable.sum(dim=1), masked.sum(dim=1)

@@ -1,31 +1,63 @@
-"""The model's own distribution with the fewest network calls: first-hitting, skip-exact or ancestral sampling.
+"""`Exact` chooses the sampler with the fewest network calls. `SkipExact` skips calls exactly for time-agnostic networks
+under token-dependent schedules (the spindle, He et al. 2022, eq. 9-11).
 
-All three give texts of the same distribution over the same time grid. First-hitting needs a schedule that treats all
-tokens alike, skip-exact a time-agnostic network; ancestral sampling suits every diffusion on tokens.
+An answer f(v | x_t) that does not depend on the time holds until a token of the sequence changes. Until then, token and
+interval (s, s') of the next unmasking of a position masked at t have a joint distribution, drawn token first:
+
+    P(v, (s, s')) = f(v)·(ᾱ_s(v) - ᾱ_s'(v)) / G_t,   G_t = Σ_u f(u)·(1 - ᾱ_t(u))
+    v ~ f(v)·(1 - ᾱ_t(v)) / G_t = p(v | x_t, t)               the masked token
+    unmasked at s if u < r_{s|t}(v)                           one number u for all s; the first such s, by bisection
+
+The earliest unmasking of a sequence takes place; its other positions are drawn anew from the network's next answer,
+since the chain is Markov. The guessed sentence mean ĉ holds as long as f does, so all this is true with it, too.
+
+Temperature, top-k and top-p act on p(v | x_t, t), which then no longer telescopes; nor does it without reweighting. All
+sequences then step over the time grid together, each with the last answer of the network. A position whose u is above
+the r_{s|t} of every token stays masked whatever its token, so only the few others are evaluated.
+
+Texts are distributed exactly as by `Ancestral` over the same time grid, with at most L network calls per sequence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    Counts,
+    Flags,
+    Grid,
+    Keys,
+    PerTarget,
+    PositionMask,
+    TargetIndices,
+    TargetLogProbs,
+    TargetTokens,
+    sequence_index,
+)
+from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
 from diffusionbert.samplers.ancestral import Ancestral
-from diffusionbert.samplers.base import AnyQuery, Sampler, SamplingContext, State
+from diffusionbert.samplers.base import AnyQuery, Query, Sampler, SamplingContext, State
 from diffusionbert.samplers.first_hitting import FirstHitting
-from diffusionbert.samplers.skip_exact import SkipExact
 
 
-@final
 @register("exact")
 @dataclass(frozen=True)
 class Exact(Sampler):
-    """Resolves to the sampler that suits the schedule and the network."""
+    """The model's own distribution with the fewest network calls: first-hitting, skip-exact or ancestral sampling.
+
+    All three give texts of the same distribution over the same time grid. First-hitting needs a schedule that treats
+    all tokens alike, skip-exact a time-agnostic network; ancestral sampling suits every diffusion on tokens.
+    """
 
     def resolve(self, context: SamplingContext) -> Sampler:
-        """First-hitting, skip-exact or ancestral sampling."""
         process = context.tokens_process(self)
         if isinstance(process, Absorbing) and not process.schedule.by_token:
             return FirstHitting()
@@ -34,13 +66,161 @@ class Exact(Sampler):
         return Ancestral()
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> State:
-        """The first state of the sampler chosen."""
         return self.resolve(context).start(context, canvas, seed)
 
     def query(self, state: State) -> AnyQuery | None:
-        """The query of the sampler chosen."""
         return self.resolve(state.context).query(state)
 
     def update(self, state: State, answer: Any) -> State:
-        """The next state of the sampler chosen."""
         return self.resolve(state.context).update(state, answer)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JumpState(State):
+    """Sequences that go from one unmasking to the next, each at its own time grid[at]."""
+
+    process: Absorbing
+    grid: Grid
+    at: Counts  # the index of each sequence's time; a finished sequence is at 0
+    num_events: int  # the unmaskings of each unfinished sequence so far: one per update
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """The network's answers at all masked positions."""
+
+    positions: PositionMask
+    log_f: TargetLogProbs
+    center: Tensor  # the guessed means of information; sequences with the same mean are evaluated together
+    group: Keys  # which of these means is each sequence's
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepState(State):
+    """Sequences that step over the time grid together, with the last answers of the network."""
+
+    process: Absorbing
+    grid: Grid
+    num_left: int  # the number of steps that are left
+    changed: Flags  # unfinished sequences in which a token has changed since the last answer
+    answer: _Answer | None
+
+
+@register("skip-exact")
+@dataclass(frozen=True)
+class SkipExact(Sampler):
+    """Calls a time-agnostic network only after a token of the sequence has changed."""
+
+    def resolve(self, context: SamplingContext) -> SkipExact:
+        context.absorbing(self)
+        if not context.time_agnostic:
+            raise ValueError(
+                "the sampler 'skip-exact' reuses the network's answers over time, but this network is "
+                "time-conditioned; use 'ancestral'"
+            )
+        return self
+
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> JumpState | StepState:
+        process = context.absorbing(self)
+        grid = context.grid.to(canvas.tokens.device)
+        x = process.prior(canvas, Noise(seed))
+        unfinished = process.targets(x).any(dim=1)
+        time, num_steps = torch.where(unfinished, grid[-1], 0.0), len(grid) - 1
+        both: dict[str, Any] = {"process": process, "grid": grid}
+        if jumps(context):
+            both |= {"at": torch.where(unfinished, num_steps, 0), "num_events": 0}
+            return JumpState.begin(context, canvas, seed, x.tokens, time, **both)
+        both |= {"num_left": num_steps, "changed": unfinished, "answer": None}
+        return StepState.begin(context, canvas, seed, x.tokens, time, **both)
+
+    def query(self, state: JumpState | StepState) -> Query | None:
+        masked = state.process.targets(state.x)
+        if isinstance(state, JumpState):
+            return Query.of(state.x, state.grid[state.at], masked)
+        t = state.grid[state.num_left].expand(len(masked))
+        return Query.of(state.x, t, masked & state.changed[:, None])
+
+    def update(self, state: JumpState | StepState, answer: TargetLogProbs | None) -> State:
+        if isinstance(state, JumpState):
+            assert answer is not None
+            return _jump(state, answer)
+        return _step(state, answer)
+
+
+def jumps(context: SamplingContext) -> bool:
+    """Whether the time of the next unmasking can be drawn at once; excluding tokens does not prevent it."""
+    process = context.process
+    assert isinstance(process, Absorbing)
+    return not process.schedule.by_token or (process.reweighted and context.config.is_plain)
+
+
+def _jump(state: JumpState, log_f: TargetLogProbs) -> JumpState:
+    """Takes each sequence from grid[at] to its next unmasking."""
+    process, x, noise = state.process, state.x, Noise(state.seed, step=state.num_events)
+    masked = process.targets(x)
+    sequences, t = sequence_index(masked), state.grid[state.at]
+    center = process.guessed_center(x, log_f)
+    log_p = process.log_p0(log_f, sequences, t, center, state.context.warper)
+    tokens = draw(log_p, noise.per_position(x, Purpose.SAMPLE)[masked])
+    uniform = noise.per_position(x, Purpose.UNMASK)[masked]
+    unmasked = _unmasked_at(process, tokens, state.grid, state.at[sequences], center[sequences], uniform)
+    unmasked_at = torch.full_like(x.tokens, -1).masked_scatter(masked, unmasked)
+    next_at = unmasked_at.amax(dim=1)
+    due = masked & (unmasked_at == next_at[:, None])
+    at = torch.where((masked & ~due).any(dim=1), next_at, 0)
+    tokens = x.tokens.masked_scatter(due, tokens[due[masked]])
+    own = {"at": at, "num_events": state.num_events + 1}
+    return state.advance(tokens, state.grid[at], state.at > 0, not bool(at.any()), **own)
+
+
+def _unmasked_at(
+    process: Absorbing, tokens: TargetTokens, grid: Grid, at: TargetIndices, center: PerTarget, uniform: PerTarget
+) -> TargetIndices:
+    """The largest k below `at` with uniform < r_{grid[k] | grid[at]}, which rises to 1 as k falls to 0."""
+    low, high, t = torch.zeros_like(at), at, grid[at]
+    for _ in range(len(grid).bit_length()):
+        middle = (low + high) // 2
+        unmasked = uniform < process.unmask_probability_of(tokens, grid[middle], t, center)
+        low, high = torch.where(unmasked, middle, low), torch.where(unmasked, high, middle)
+    return low
+
+
+def _step(state: StepState, log_f: TargetLogProbs | None) -> StepState:
+    answer = state.answer if log_f is None else _merged(state, log_f)
+    assert answer is not None
+    tokens = _draw_step(state, answer)
+    unfinished = state.process.targets(replace(state.canvas, tokens=tokens)).any(dim=1)
+    num_left, changed = state.num_left - 1, unfinished & (tokens != state.tokens).any(dim=1)
+    time, done = torch.where(unfinished, state.grid[num_left], 0.0), num_left == 0 or not bool(unfinished.any())
+    return state.advance(tokens, time, state.changed, done, num_left=num_left, changed=changed, answer=answer)
+
+
+def _merged(state: StepState, log_f: TargetLogProbs) -> _Answer:
+    """The answers at all masked positions: the new ones, and the old ones of sequences that have not changed."""
+    masked = state.process.targets(state.x)
+    if state.answer is not None:
+        old = masked & ~state.changed[:, None]
+        merged = log_f.new_empty(int(masked.sum()), log_f.shape[1])
+        merged[old[masked]] = state.answer.log_f[old[state.answer.positions]]
+        merged[~old[masked]] = log_f
+        log_f = merged
+    center, group = torch.unique(state.process.guessed_center(state.x, log_f), return_inverse=True)
+    return _Answer(masked, log_f, center, group)
+
+
+def _draw_step(state: StepState, answer: _Answer) -> Tensor:
+    """The tokens of x_s; evaluates only positions that some token would unmask."""
+    process, x_t, noise = state.process, state.x, Noise(state.seed, step=state.num_left - 1)
+    center, group = answer.center, answer.group
+    s, t = (state.grid[index].expand_as(center) for index in (state.num_left - 1, state.num_left))
+    uniform = noise.per_position(x_t, Purpose.UNMASK)
+    fastest = process.max_unmask_probability(s, t, center)[group]
+    candidates = process.targets(x_t) & (uniform < fastest[:, None])
+    if not bool(candidates.any()):
+        return x_t.tokens
+    sequences = group[sequence_index(candidates)]
+    log_p = process.log_p0(answer.log_f[candidates[answer.positions]], sequences, t, center, state.context.warper)
+    tokens = draw(log_p, noise.per_position(x_t, Purpose.SAMPLE)[candidates])
+    unmask_probability = process.unmask_probability_of(tokens, s[sequences], t[sequences], center[sequences])
+    unmasked = uniform[candidates] < unmask_probability
+    return x_t.tokens.masked_scatter(candidates, torch.where(unmasked, tokens, process.mask_id))

@@ -13,8 +13,7 @@ network. A finer grid costs nothing: continuous time is `steps=1_000_000`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,10 +32,8 @@ class FirstHittingState(State):
 
     grid: Grid
     masked: PositionMask
-    interval: Tensor
-    """[B, L]: the k of the interval (grid[k], grid[k + 1])."""
-    uniform: PerPosition
-    """One number per position, which draws its token."""
+    interval: Tensor  # [B, L]: the k of the interval (grid[k], grid[k + 1])
+    uniform: PerPosition  # one number per position, which draws its token
 
     @property
     def latest(self) -> Counts:
@@ -49,7 +46,6 @@ class FirstHittingState(State):
         return self.masked & (self.interval == self.latest[:, None])
 
 
-@final
 @register("first-hitting")
 @dataclass(frozen=True)
 class FirstHitting(Sampler):
@@ -59,7 +55,6 @@ class FirstHitting(Sampler):
     """
 
     def resolve(self, context: SamplingContext) -> FirstHitting:
-        """Rejects noise other than [MASK], and schedules that depend on the token."""
         schedule = context.absorbing(self).schedule
         if schedule.by_token:
             raise ValueError(
@@ -69,43 +64,27 @@ class FirstHitting(Sampler):
         return self
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> FirstHittingState:
-        """All editable positions masked, and all intervals drawn."""
         process, noise = context.absorbing(self), Noise(seed)
         grid = context.grid.to(canvas.tokens.device)
         x = process.prior(canvas, noise)
         masked = process.targets(x)
-        return FirstHittingState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=x.tokens,
-            time=torch.where(masked.any(dim=1), grid[-1], 0.0),
-            calls=torch.zeros_like(canvas.example),
-            done=not bool(masked.any()),
-            grid=grid,
-            masked=masked,
-            interval=_intervals(process, grid, noise.per_position(x, Purpose.UNMASK)),
-            uniform=noise.per_position(x, Purpose.SAMPLE),
-        )
+        time = torch.where(masked.any(dim=1), grid[-1], 0.0)
+        interval = _intervals(process, grid, noise.per_position(x, Purpose.UNMASK))
+        own = {"grid": grid, "masked": masked, "interval": interval, "uniform": noise.per_position(x, Purpose.SAMPLE)}
+        return FirstHittingState.begin(context, canvas, seed, x.tokens, time, **own)
 
     def query(self, state: FirstHittingState) -> Query | None:
         """The positions that are due, each sequence at its own time."""
         return Query.of(state.x, state.grid[state.latest + 1], state.due)
 
     def update(self, state: FirstHittingState, answer: TargetLogProbs) -> FirstHittingState:
-        """Unmasks the positions that are due."""
         due = state.due
         tokens = draw(state.context.warper(answer), state.uniform[due])
         masked = state.masked & ~due
         unfinished = masked.any(dim=1)
-        return replace(
-            state,
-            tokens=state.tokens.masked_scatter(due, tokens),
-            time=torch.where(unfinished, state.grid[state.latest], 0.0),
-            calls=state.calls + state.masked.any(dim=1),
-            done=not bool(unfinished.any()),
-            masked=masked,
-        )
+        tokens = state.tokens.masked_scatter(due, tokens)
+        time = torch.where(unfinished, state.grid[state.latest], 0.0)
+        return state.advance(tokens, time, state.masked.any(dim=1), not bool(unfinished.any()), masked=masked)
 
 
 def _intervals(process: Absorbing, grid: Grid, uniform: PerPosition) -> Tensor:

@@ -2,17 +2,13 @@
 
     x_1 ~ N(0, 1),   x_s ~ q(x_s | x_t, x0 = x̂0(x_t, t))  for every step (s, t) of the time grid,   w = round(x_0)
 
-The clamping trick replaces x̂0 by the vector of the nearest token, so that a step commits to some token. There is one
-call per step for each sequence with an editable position.
-
-Two differences from the original code: that clamps at all steps if it clamps, and its last step takes the mean,
-without noise.
+The clamping trick replaces x̂0 by the vector of the nearest token, so that a step commits to some token. The original
+code differs twice: it clamps at all steps if it clamps, and its last step takes the mean, without noise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,18 +28,13 @@ class GaussianState(State):
 
     process: Gaussian
     word_vectors: VectorNetwork
-    vectors: Tensor
-    """[sequences, positions, D]."""
+    vectors: Tensor  # [sequences, positions, D]
     sequences: TargetIndices
-    part: Batch
-    """These sequences of the canvas."""
-    clamped: tuple[bool, ...]
-    """Whether step k of the time grid uses the clamping trick."""
-    num_left: int
-    """The number of steps that are left."""
+    part: Batch  # these sequences of the canvas
+    clamped: tuple[bool, ...]  # whether step k of the time grid uses the clamping trick
+    num_left: int  # the number of steps that are left
 
 
-@final
 @register("gaussian-ancestral")
 @dataclass(frozen=True)
 class GaussianAncestral(Sampler):
@@ -65,7 +56,6 @@ class GaussianAncestral(Sampler):
         require_clamping(self.clamped)
 
     def resolve(self, context: SamplingContext) -> GaussianAncestral:
-        """Rejects models without word vectors."""
         if not isinstance(context.process, Gaussian):
             raise ValueError(
                 "the sampler 'gaussian-ancestral' is for a model with Gaussian noise, which this is not; leave it out"
@@ -88,32 +78,18 @@ class GaussianAncestral(Sampler):
         x = process.corrupt(clean, part.editable, part.example, t, Noise(seed, num_steps))
         num_tokens = word_vectors.allowed.sum()
         clamped = process.clamps(grid[1:].to(x.device), self.clamped, x.shape[-1], num_tokens)
-        return GaussianState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=_shown(canvas, sequences, _nearest(context, word_vectors, part, x)),
-            time=canvas.constant_times(end),
-            calls=torch.zeros_like(canvas.example),
-            done=False,
-            process=process,
-            word_vectors=word_vectors,
-            vectors=x,
-            sequences=sequences,
-            part=part,
-            clamped=tuple(clamped.tolist()),
-            num_left=num_steps,
-        )
+        tokens = _shown(canvas, sequences, _nearest(context, word_vectors, part, x))
+        own = {"process": process, "word_vectors": word_vectors, "vectors": x, "sequences": sequences, "part": part}
+        own |= {"clamped": tuple(clamped.tolist()), "num_left": num_steps}
+        return GaussianState.begin(context, canvas, seed, tokens, canvas.constant_times(end), done=False, **own)
 
     def query(self, state: GaussianState) -> VectorQuery | None:
-        """x̂0 of all vectors."""
         if not len(state.sequences):
             return None
         t = state.part.constant_times(float(state.context.grid[state.num_left]))
         return VectorQuery(state.vectors, state.part.attend, t)
 
     def update(self, state: GaussianState, answer: Vectors | None) -> GaussianState:
-        """x_s ~ q(x_s | x_t, x0 = x̂0)."""
         context, index = state.context, state.num_left - 1
         tokens, x_s = state.tokens, state.vectors
         if answer is not None:
@@ -121,18 +97,12 @@ class GaussianAncestral(Sampler):
             draws = index == 0 and not context.config.is_plain
             rounded = _drawn(state, x_s) if draws else _nearest(context, state.word_vectors, state.part, x_s)
             tokens = _shown(state.canvas, state.sequences, rounded)
-        return replace(
-            state,
-            tokens=tokens,
-            time=state.canvas.constant_times(float(context.grid[index])),
-            calls=state.calls + state.canvas.editable.any(dim=1),
-            done=index == 0,
-            vectors=x_s,
-            num_left=index,
-        )
+        time = state.canvas.constant_times(float(context.grid[index]))
+        return state.advance(tokens, time, state.canvas.editable.any(dim=1), index == 0, vectors=x_s, num_left=index)
 
 
 def _step(state: GaussianState, x0_hat: Vectors) -> Vectors:
+    """x_s ~ q(x_s | x_t, x0 = x̂0)."""
     part, x_t, index = state.part, state.vectors, state.num_left - 1
     s, t = (part.constant_times(time) for time in state.context.grid[index : index + 2].tolist())
     if state.clamped[index]:
@@ -150,12 +120,10 @@ def _shown(canvas: Batch, sequences: TargetIndices, tokens: Tensor) -> Tokens:
 
 
 def _nearest(context: SamplingContext, word_vectors: VectorNetwork, part: Batch, x: Vectors) -> Tokens:
-    """Rounds each vector to the nearest token."""
     return part.tokens.masked_scatter(part.editable, word_vectors.nearest(x, part.editable, context.forbidden))
 
 
 def _drawn(state: GaussianState, x: Vectors) -> Tokens:
-    """Draws each token from p(w | x), warped."""
     part = state.part
     log_p = state.context.warper(state.word_vectors.log_words(x, part.editable))
     uniform = Noise(state.seed, 0).uniform(part.example, Purpose.SAMPLE, part.tokens.shape[1])

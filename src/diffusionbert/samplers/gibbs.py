@@ -3,22 +3,18 @@
     first pass    all editable positions are unmasked, in an order drawn for each sequence or left to right
     sweeps        one position is masked and drawn again from f(· | all other tokens): a random one, or the next
 
-An iteration is one network call. With fewer iterations than positions, the first pass unmasks several at once, evenly:
-of n positions, ⌊(k + 1)·n / m⌋ are unmasked after iteration k = 0, 1, …, m - 1, m the lesser of both. With as many, it
-is the order-agnostic product of conditionals, exact if f is. Sweeps leave a distribution unchanged if f gives its
-conditionals; those of a network fit no joint distribution, and then the limit depends on the scan.
-
-The authors' code picks a random position in every iteration from the start, one for all sequences of a batch, so that
-some may never be unmasked; here the first pass leaves none out, as He et al. 2022 (DiffusionBERT) describe it.
-
-Tokens come from f alone: the schedule plays no part.
+An iteration is one network call. With fewer iterations than positions, the first pass unmasks several at once, evenly
+(`due_after`). With as many, it is the order-agnostic product of conditionals, exact if f is. Sweeps leave a
+distribution unchanged if f gives its conditionals; those of a network fit no joint distribution, and then the limit
+depends on the scan. The authors' code picks a random position in every iteration from the start, so that some may never
+be unmasked; here the first pass leaves none out, as He et al. 2022 (DiffusionBERT) describe it. The schedule plays no
+part.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import final
 
 import torch
 
@@ -32,8 +28,7 @@ from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, 
 class Order(Enum):
     """Which position comes next, in the first pass and in sweeps."""
 
-    RANDOM = "random"
-    """Each sequence in an order of its own; in sweeps any position, also the last one again."""
+    RANDOM = "random"  # each sequence in an order of its own; in sweeps any position, also the last one again
     LEFT_TO_RIGHT = "left-to-right"
 
 
@@ -45,7 +40,6 @@ class GibbsState(State):
     num_iterations: int
 
 
-@final
 @register("gibbs")
 @dataclass(frozen=True)
 class Gibbs(Sampler):
@@ -61,45 +55,26 @@ class Gibbs(Sampler):
     order: Order = Order.RANDOM
 
     def resolve(self, context: SamplingContext) -> Gibbs:
-        """Rejects noise other than [MASK]."""
         context.absorbing(self)
         return self
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GibbsState:
-        """All editable positions masked."""
         x = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, context.mask_id))
-        return GibbsState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=x.tokens,
-            time=masked_share(context, x),
-            calls=torch.zeros_like(canvas.example),
-            done=not bool(canvas.editable.any()),
-            due=self._due(context, x, seed, 0),
-            num_iterations=0,
-        )
+        due, time = self._due(context, x, seed, 0), masked_share(context, x)
+        return GibbsState.begin(context, canvas, seed, x.tokens, time, due=due, num_iterations=0)
 
     def query(self, state: GibbsState) -> Query | None:
-        """The positions that are due, masked."""
         x = replace(state.canvas, tokens=state.tokens.masked_fill(state.due, state.context.mask_id))
         return Query.of(x, masked_share(state.context, x), state.due)
 
     def update(self, state: GibbsState, answer: TargetLogProbs) -> GibbsState:
-        """Draws tokens at the positions that are due."""
         context, number = state.context, state.num_iterations + 1
         uniform = Noise(state.seed, step=state.num_iterations).per_position(state.x, Purpose.SAMPLE)
         tokens = draw(context.warper(answer), uniform[state.due])
         x = replace(state.canvas, tokens=state.tokens.masked_scatter(state.due, tokens))
-        return replace(
-            state,
-            tokens=x.tokens,
-            time=masked_share(context, x),
-            calls=state.calls + state.canvas.editable.any(dim=1),
-            done=number == context.config.steps,
-            due=self._due(context, x, state.seed, number),
-            num_iterations=number,
-        )
+        time, called = masked_share(context, x), state.canvas.editable.any(dim=1)
+        own = {"due": self._due(context, x, state.seed, number), "num_iterations": number}
+        return state.advance(x.tokens, time, called, number == context.config.steps, **own)
 
     def _due(self, context: SamplingContext, x: Batch, seed: int, number: int) -> PositionMask:
         """The positions that iteration `number` draws: masked ones, or one that is unmasked already."""

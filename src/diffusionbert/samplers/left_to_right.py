@@ -11,8 +11,7 @@ The canvas gives the length of a sequence: there is no end-of-text token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import dataclass
 
 import torch
 
@@ -28,18 +27,13 @@ from diffusionbert.samplers.base import CausalQuery, Sampler, SamplingContext, S
 class LeftToRightState(State):
     """The cache, and the positions that are left."""
 
-    uniform: PerPosition
-    """One number per position, which draws its token."""
-    positions: tuple[int, ...]
-    """The positions at which some sequence is still to be generated."""
-    sequences: TargetIndices
-    """The sequences that are unfinished: those in the cache."""
-    num_read: int
-    """The number of positions in the cache."""
+    uniform: PerPosition  # one number per position, which draws its token
+    positions: tuple[int, ...]  # the positions at which some sequence is still to be generated
+    sequences: TargetIndices  # the sequences that are unfinished: those in the cache
+    num_read: int  # the number of positions in the cache
     cache: KeyValues | None
 
 
-@final
 @register("left-to-right")
 @dataclass(frozen=True)
 class LeftToRight(Sampler):
@@ -49,7 +43,6 @@ class LeftToRight(Sampler):
     """
 
     def resolve(self, context: SamplingContext) -> LeftToRight:
-        """Rejects models that are no decoders."""
         if not context.causal:
             raise ValueError(
                 "the sampler 'left-to-right' is for a model that is a decoder, which this is not; leave it out"
@@ -57,36 +50,23 @@ class LeftToRight(Sampler):
         return self
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> LeftToRightState:
-        """All editable positions masked."""
         editable = canvas.editable
         if bool(editable[:, 0].any()):
             raise ValueError(
                 "the first position of a sequence is editable, but a decoder generates after what it has read: "
                 "let sequences begin with a token that is not editable, such as [CLS]"
             )
-        positions = tuple(editable.any(dim=0).nonzero()[:, 0].tolist())
-        return LeftToRightState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=canvas.tokens.masked_fill(editable, context.mask_id),
-            time=canvas.fraction_of(editable),
-            calls=torch.zeros_like(canvas.example),
-            done=not positions,
-            uniform=Noise(seed).per_position(canvas, Purpose.SAMPLE),
-            positions=positions,
-            sequences=editable.any(dim=1).nonzero()[:, 0],
-            num_read=0,
-            cache=None,
-        )
+        own = {"uniform": Noise(seed).per_position(canvas, Purpose.SAMPLE), "num_read": 0, "cache": None}
+        own |= {"positions": tuple(editable.any(dim=0).nonzero()[:, 0].tolist())}
+        own |= {"sequences": editable.any(dim=1).nonzero()[:, 0]}
+        tokens = canvas.tokens.masked_fill(editable, context.mask_id)
+        return LeftToRightState.begin(context, canvas, seed, tokens, canvas.fraction_of(editable), **own)
 
     def query(self, state: LeftToRightState) -> CausalQuery:
-        """What is new before the next position."""
         new = state.tokens[state.sequences, state.num_read : state.positions[0]]
         return CausalQuery(new, state.cache)
 
     def update(self, state: LeftToRightState, answer: tuple[TargetLogProbs, KeyValues]) -> LeftToRightState:
-        """Draws a token for each sequence that has an editable position here."""
         (log_p, cache), (position, *rest) = answer, state.positions
         editable, sequences = state.canvas.editable, state.sequences
         due = editable[sequences, position]
@@ -98,14 +78,5 @@ class LeftToRight(Sampler):
         is_unfinished = left[sequences].any(dim=1)
         if rest and not bool(is_unfinished.all()):
             sequences, cache = sequences[is_unfinished], cache.select(is_unfinished.nonzero()[:, 0])
-        return replace(
-            state,
-            tokens=tokens,
-            time=state.canvas.fraction_of(left),
-            calls=state.calls + editable[:, position],
-            done=not rest,
-            positions=tuple(rest),
-            sequences=sequences,
-            num_read=position,
-            cache=cache if rest else None,
-        )
+        own = {"positions": tuple(rest), "sequences": sequences, "num_read": position, "cache": cache if rest else None}
+        return state.advance(tokens, state.canvas.fraction_of(left), editable[:, position], not rest, **own)

@@ -4,18 +4,12 @@
 
 The paper uses a temperature below 1 and, for unconditional text, updates only a random share of the positions in each
 step, because tokens that are drawn at the same time are independent. Here the first step draws all positions whatever
-the share, so that no random token is left. The paper's decoding for translation (where the least confident tokens take
-the most probable token of a second pass) and its length prediction are left out: lengths are given.
-
-The distribution of the text after some steps has no closed form: no likelihood belongs to it.
+the share, so that no random token is left. The paper's decoding for translation and its length prediction are left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import final
-
-import torch
+from dataclasses import dataclass
 
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Linear
@@ -31,13 +25,10 @@ class RefinementState(State):
     """Which positions the next step draws."""
 
     due: PositionMask
-    unfinished: Flags
-    """The sequences that may still change."""
-    num_steps: int
-    """The number of steps so far."""
+    unfinished: Flags  # the sequences that may still change
+    num_steps: int  # the number of steps so far
 
 
-@final
 @register("refinement", aliases=("refining",))
 @dataclass(frozen=True)
 class Refinement(Sampler):
@@ -57,7 +48,6 @@ class Refinement(Sampler):
             raise ValueError(f"update_share must be above 0 and at most 1, got {self.update_share}; 1 updates all")
 
     def resolve(self, context: SamplingContext) -> Refinement:
-        """Rejects models that were not trained by SUNDAE."""
         if context.process is not None or context.causal or context.allowed_tokens is None:
             raise ValueError(
                 "the sampler 'refinement' is for a model trained by SUNDAE, which this is not; leave it out"
@@ -65,29 +55,16 @@ class Refinement(Sampler):
         return self
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> RefinementState:
-        """Random tokens."""
         assert context.allowed_tokens is not None
         noise = Uniform(Linear(), context.allowed_tokens.to(canvas.tokens.device))
         unfinished = canvas.editable.any(dim=1)
-        return RefinementState(
-            context=context,
-            canvas=canvas,
-            seed=seed,
-            tokens=noise.prior(canvas, Noise(seed)).tokens,
-            time=unfinished.double(),
-            calls=torch.zeros_like(canvas.example),
-            done=not bool(unfinished.any()),
-            due=canvas.editable,
-            unfinished=unfinished,
-            num_steps=0,
-        )
+        tokens, own = noise.prior(canvas, Noise(seed)).tokens, {"due": canvas.editable, "unfinished": unfinished}
+        return RefinementState.begin(context, canvas, seed, tokens, unfinished.double(), num_steps=0, **own)
 
     def query(self, state: RefinementState) -> Query | None:
-        """The positions that are due."""
         return Query.of(state.x, state.canvas.constant_times(1.0), state.due)
 
     def update(self, state: RefinementState, answer: TargetLogProbs) -> RefinementState:
-        """x_k ~ f(· | x_{k-1})."""
         config, number = state.context.config, state.num_steps + 1
         uniform = Noise(state.seed, number).per_position(state.x, Purpose.SAMPLE)
         drawn = draw(state.context.warper(answer), uniform[state.due])
@@ -95,16 +72,10 @@ class Refinement(Sampler):
         unfinished = state.unfinished
         if config.top_k == 1 and self.update_share == 1:
             unfinished = (tokens != state.tokens).any(dim=1)
-        return replace(
-            state,
-            tokens=tokens,
-            time=unfinished.double() * (1 - number / config.steps),
-            calls=state.calls + state.unfinished,
-            done=number == config.steps or not bool(unfinished.any()),
-            due=self._share(state.canvas, state.seed, number + 1) & unfinished[:, None],
-            unfinished=unfinished,
-            num_steps=number,
-        )
+        time = unfinished.double() * (1 - number / config.steps)
+        done = number == config.steps or not bool(unfinished.any())
+        due = self._share(state.canvas, state.seed, number + 1) & unfinished[:, None]
+        return state.advance(tokens, time, state.unfinished, done, due=due, unfinished=unfinished, num_steps=number)
 
     def _share(self, canvas: Batch, seed: int, number: int) -> PositionMask:
         """The random positions of each sequence that step `number` draws."""

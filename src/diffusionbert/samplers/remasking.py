@@ -4,44 +4,38 @@ A step (s, t) remasks an unmasked token v with probability σ(v), and unmasks a 
 
     p(x_s = v | x_t = M) = p(v | x_t, t) · (ᾱ_s(v) - (1 - σ(v))·ᾱ_t(v)) / (1 - ᾱ_t(v)),    M otherwise
 
-so that a token that is unmasked with probability ᾱ_t at t is unmasked with probability ᾱ_s at s. The marginals
-q(x_s | x0) are those of the schedule for every σ for which the fraction is a probability, that is for
+The marginals q(x_s | x0) are those of the schedule for every σ for which the fraction is a probability, that is for
 σ ≤ σ_max = min(1, (1 - ᾱ_s) / ᾱ_t). σ = 0 is ancestral sampling. The paper has one ᾱ for all tokens; here every token
-has its own ᾱ and so its own σ.
-
-The network is queried at masked positions alone, so σ does not depend on how well an unmasked token fits.
+has its own ᾱ and so its own σ. The network is queried at masked positions alone, so σ does not depend on how well an
+unmasked token fits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import final
 
 import torch
 
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Purpose
 from diffusionbert.diffusion.schedules import Mean
-from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetLogProbs
+from diffusionbert.diffusion.shapes import PerPosition, TargetLogProbs
 from diffusionbert.registry import register
-from diffusionbert.samplers.ancestral import GridState, after_step, draw_step, query_grid, start_grid
-from diffusionbert.samplers.base import Query, Sampler, SamplingContext
+from diffusionbert.samplers.ancestral import GridSampler, GridState, after_step, draw_step
+from diffusionbert.samplers.base import SamplingContext
 
 
 class Strategy(Enum):
     """How σ follows from η."""
 
-    CAP = "cap"
-    """σ = min(η, σ_max)."""
-    RESCALE = "rescale"
-    """σ = η · σ_max."""
+    CAP = "cap"  # σ = min(η, σ_max)
+    RESCALE = "rescale"  # σ = η · σ_max
 
 
-@final
 @register("remasking")
 @dataclass(frozen=True)
-class Remasking(Sampler):
+class Remasking(GridSampler):
     """Remasks some of the unmasked tokens in every step, so that they can be replaced.
 
     Args:
@@ -57,7 +51,6 @@ class Remasking(Sampler):
             raise ValueError(f"eta must be between 0 and 1, got {self.eta}; 0 never remasks a token")
 
     def resolve(self, context: SamplingContext) -> Remasking:
-        """Rejects noise other than [MASK], and schedules that depend on the sentence."""
         schedule = context.absorbing(self).schedule
         if schedule.by_token and schedule.mean is Mean.SENTENCE:
             raise ValueError(
@@ -65,14 +58,6 @@ class Remasking(Sampler):
                 "which changes when tokens are remasked; use Mean.CORPUS, or the sampler 'renoising'"
             )
         return self
-
-    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GridState:
-        """All editable positions masked."""
-        return start_grid(context, canvas, seed)
-
-    def query(self, state: GridState) -> Query | None:
-        """The masked positions."""
-        return query_grid(state)
 
     def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
         """A token at every masked position, drawn by a step down to 0, which is p(v | x_t, t); then some are masked."""
@@ -95,38 +80,17 @@ class Remasking(Sampler):
         return highest.clamp(max=self.eta) if self.strategy is Strategy.CAP else self.eta * highest
 
 
-# ---- renoising ------------------------------------------------------------------------------------------------------
-#
-# Renoising (He et al. 2022, DiffusionBERT): each step predicts the whole text and masks it afresh.
-#
-#     x̂0 ~ p(x0 | x_t, t) at the masked positions, x_t elsewhere;    x_s ~ q(x_s | x̂0)    for every step (s, t)
-#
-# An unmasked token is remasked with probability 1 - ᾱ_s, so that tokens that do not fit can be replaced later.
-# Ancestral sampling draws from q(x_s | x_t, x̂0) instead and keeps unmasked tokens.
-#
-# This is ReMDM (`remasking`, Wang et al. 2025) with σ = 1 - ᾱ_s. Its probability of unmasking is then (ᾱ_s - ᾱ_s·ᾱ_t)
-# / (1 - ᾱ_t) = ᾱ_s at masked and unmasked positions alike, so x_s depends on x_t through x̂0 alone. It is not ReMDM's
-# maximum min(1, (1 - ᾱ_s) / ᾱ_t), which is larger: as long as that is below 1, σ is the share ᾱ_t of it.
-
-
-@final
 @register("renoising")
 @dataclass(frozen=True)
-class Renoising(Sampler):
-    """Predicts the text and adds noise again in every step; for every process on tokens."""
+class Renoising(GridSampler):
+    """Predicts the text and adds noise again in every step (He et al. 2022, DiffusionBERT); for all noise on tokens.
 
-    def resolve(self, context: SamplingContext) -> Renoising:
-        """Rejects models that are no diffusion on tokens."""
-        context.tokens_process(self)
-        return self
+        x̂0 ~ p(x0 | x_t, t) at the masked positions, x_t elsewhere;    x_s ~ q(x_s | x̂0)    for every step (s, t)
 
-    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GridState:
-        """A draw from the prior."""
-        return start_grid(context, canvas, seed)
-
-    def query(self, state: GridState) -> Query | None:
-        """The masked positions (under uniform noise: all editable ones)."""
-        return query_grid(state)
+    An unmasked token is remasked with probability 1 - ᾱ_s. Under absorbing noise this is ReMDM with σ = 1 - ᾱ_s, so
+    that masked and unmasked positions alike are unmasked with probability ᾱ_s. It is not ReMDM's maximum, which is
+    larger.
+    """
 
     def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
         """x_s ~ q(x_s | x̂0); a step down to 0 draws x̂0 from p(x0 | x_t, t)."""

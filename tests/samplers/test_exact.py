@@ -31,8 +31,8 @@ from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.samplers import State
+from diffusionbert.samplers.exact import SkipExact, jumps
 from diffusionbert.samplers.first_hitting import FirstHitting
-from diffusionbert.samplers.skip_exact import SkipExact, jumps
 
 LANGUAGE = Language.random(3, 3, seed=6)
 CLAMPED, SENTENCE = Spindle(0.8), Spindle(0.6, Mean.SENTENCE, floor=0.05)
