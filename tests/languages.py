@@ -19,7 +19,7 @@ from diffusionbert.diffusion.schedules import Mean, Spindle, TokenInformation
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.objectives.base import Objective
-from diffusionbert.objectives.continuous_time import ContinuousTime
+from diffusionbert.objectives.continuous_time import ContinuousTime, rate_nats
 from diffusionbert.objectives.discrete_time import DiscreteTime
 from diffusionbert.objectives.order_agnostic import OrderAgnostic
 
@@ -151,7 +151,7 @@ def exact_nats(objective: Objective, network: nn.Module, x0: Batch, per_panel: i
         nodes, lengths = quadrature(objective.process, x0, per_panel)
         x_t, clean, row, _, t, weight = _all_noise(objective.process, x0, nodes, nodes)
         weight = weight * lengths[torch.searchsorted(nodes, t)]
-        nats = objective.rate_nats(network, clean, x_t, t).sum(dim=1)
+        nats = rate_nats(objective.process, network, clean, x_t, t).sum(dim=1)
     return torch.zeros(len(x0.tokens), dtype=torch.float64).index_add(0, row, weight * nats)
 
 

@@ -21,8 +21,8 @@ from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.objectives.autoregressive import AutoregressiveConfig
+from diffusionbert.objectives.continuous_time import LearnedScheduleConfig
 from diffusionbert.objectives.gaussian import GaussianConfig
-from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
 from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.recipes import SYSTEMS, Start, train
 from diffusionbert.reproduce.targets import MAIN, TARGETS

@@ -17,7 +17,8 @@ from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, Toke
 from diffusionbert.diffusion.shapes import Values
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.model import load
-from diffusionbert.networks.config import Provided, TimeEmbedding
+from diffusionbert.networks.loading import Provided
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, ScoringQuantities
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig

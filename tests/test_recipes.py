@@ -11,7 +11,7 @@ from tiny_models import corpus, folder, run_of
 from diffusionbert.cli.main import main
 from diffusionbert.cli.train import Train
 from diffusionbert.cli.train_run import configure
-from diffusionbert.networks.config import Pretrained
+from diffusionbert.networks.loading import Pretrained
 from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, preset, recipe
 from diffusionbert.reproduce.reproduction import SCALES
 from diffusionbert.reproduce.request import Request

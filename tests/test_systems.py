@@ -34,10 +34,10 @@ from diffusionbert.inference.engine import load_engine
 from diffusionbert.inference.generate import make_canvas
 from diffusionbert.inference.tasks import Task
 from diffusionbert.model import Model
-from diffusionbert.networks.causal import new_decoder
-from diffusionbert.networks.config import NewBert, NewDecoder, Pretrained, TimeEmbedding
 from diffusionbert.networks.embedding import EmbeddingDenoiser
+from diffusionbert.networks.loading import NewBert, NewDecoder, Pretrained
 from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTime, DiscreteTimeConfig
 from diffusionbert.objectives.gaussian import GaussianConfig, GaussianDiffusion
@@ -131,7 +131,7 @@ def starts() -> dict[Start, str]:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    decoder = new_decoder(SIZE, layers=1, width=32, heads=2, dropout=0.0, max_positions=9, pad_id=PAD)
+    decoder = NewDecoder(1, 32, 2, 0.0).build(SIZE, 9, PAD, causal=True)
     for start, network in ((Start.MASKED, BertForMaskedLM(config)), (Start.DECODER, decoder)):
         network.save_pretrained(output / start.value)
     return {start: str(output / start.value) for start in (Start.MASKED, Start.DECODER)}

@@ -16,14 +16,13 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, R
 from diffusionbert.data.tokenizer import train_wordpiece
 from diffusionbert.diffusion.schedules import Cosine, Mean, Spindle
 from diffusionbert.model import Model, load
-from diffusionbert.networks.config import NewBert, NewDecoder, TimeEmbedding
+from diffusionbert.networks.loading import NewBert, NewDecoder
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.autoregressive import AutoregressiveConfig
-from diffusionbert.objectives.cmlm import CMLMConfig
-from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig, LearnedScheduleConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.objectives.gaussian import GaussianConfig
-from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
-from diffusionbert.objectives.masked_lm import BertMouthConfig, MaskedLMConfig
+from diffusionbert.objectives.masked_lm import BertMouthConfig, CMLMConfig, MaskedLMConfig
 from diffusionbert.objectives.order_agnostic import OrderAgnosticConfig
 from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.training.batches import TokenBudget

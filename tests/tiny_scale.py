@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiny_models import MAX_LENGTH
 
-from diffusionbert.networks.config import NewBert
+from diffusionbert.networks.loading import NewBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import decoder_pretraining, masked_pretraining
 from diffusionbert.reproduce.reproduction import Scale

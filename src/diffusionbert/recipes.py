@@ -19,15 +19,14 @@ from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, Sqrt
 from diffusionbert.diffusion.time_sampling import Bell
-from diffusionbert.networks.config import BackboneConfig, NewBert, Pretrained, TimeEmbedding
+from diffusionbert.networks.loading import BackboneConfig, NewBert, Pretrained
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.autoregressive import AutoregressiveConfig
 from diffusionbert.objectives.base import ObjectiveConfig
-from diffusionbert.objectives.cmlm import CMLMConfig
-from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
+from diffusionbert.objectives.continuous_time import ContinuousTimeConfig, LearnedScheduleConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.objectives.gaussian import GaussianConfig
-from diffusionbert.objectives.learned_schedule import LearnedScheduleConfig
-from diffusionbert.objectives.masked_lm import BertMouthConfig, MaskedLMConfig
+from diffusionbert.objectives.masked_lm import BertMouthConfig, CMLMConfig, MaskedLMConfig
 from diffusionbert.objectives.order_agnostic import OrderAgnosticConfig
 from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.samplers import SamplerConfig, SamplingRequest

@@ -62,7 +62,7 @@ from diffusionbert.likelihood.scores import (
     Scores,
     paired_bootstrap,
 )
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     CONTINUOUS,
     GRID,

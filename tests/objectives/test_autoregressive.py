@@ -35,10 +35,8 @@ from diffusionbert.networks.causal import (
     CausalModel,
     CausalNetwork,
     KeyValues,
-    make_room,
-    new_decoder,
 )
-from diffusionbert.networks.loading import load_causal_lm
+from diffusionbert.networks.loading import NewDecoder, extend_vocabulary, load_causal_lm
 from diffusionbert.objectives.autoregressive import Autoregressive
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.samplers.left_to_right import LeftToRight
@@ -53,7 +51,7 @@ COMMON = {
     "pad_token_id": 0,
 }
 DECODERS = {
-    "gpt2": lambda: new_decoder(VOCAB_SIZE, 2, 32, 4, 0.0, PLACES, pad_id=0),
+    "gpt2": lambda: NewDecoder(2, 32, 4, 0.0).build(VOCAB_SIZE, PLACES, 0, causal=True),
     # Rotated positions, and two heads that share their keys.
     "llama": lambda: AutoModelForCausalLM.from_config(
         LlamaConfig(**COMMON, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=False)
@@ -219,13 +217,13 @@ def test_inputs_that_a_decoder_cannot_predict_are_refused():
 
 
 def test_a_new_decoder_has_the_size_of_a_bert_and_tied_embeddings():
-    decoder = new_decoder(VOCAB_SIZE, 3, 32, 4, 0.1, PLACES, pad_id=0, bos_id=CLS, eos_id=SEP)
+    decoder = NewDecoder(3, 32, 4, 0.1).build(VOCAB_SIZE, PLACES, 0, causal=True)
     bert = BertModel(BertConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128))
     assert sum(map(torch.numel, decoder.transformer.h.parameters())) == sum(map(torch.numel, bert.encoder.parameters()))
     assert decoder.get_output_embeddings().weight is decoder.get_input_embeddings().weight
     assert {module.p for module in decoder.modules() if isinstance(module, nn.Dropout)} == {0.1}
     config = decoder.config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, CLS, SEP)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, None, None)
     model = CausalModel(decoder, tokenizer_allowed())
     assert model.max_length == PLACES
     assert model.backbone is decoder
@@ -237,8 +235,8 @@ def test_a_new_decoder_has_the_size_of_a_bert_and_tied_embeddings():
 def test_embeddings_for_new_ids_leave_the_others_unchanged(kind):
     backbone, batch = decoder_of(kind), sentences()
     expected = CausalModel(backbone, tokenizer_allowed())(batch.tokens, batch.attend, batch.editable)
-    assert make_room(backbone, VOCAB_SIZE - 1).config.vocab_size == VOCAB_SIZE
-    model = CausalModel(make_room(backbone, VOCAB_SIZE + 2), tokenizer_allowed())
+    assert extend_vocabulary(backbone, VOCAB_SIZE - 1).config.vocab_size == VOCAB_SIZE
+    model = CausalModel(extend_vocabulary(backbone, VOCAB_SIZE + 2), tokenizer_allowed())
     found = model(batch.tokens, batch.attend, batch.editable)
     assert found.shape[1] == VOCAB_SIZE + 2
     torch.testing.assert_close(found[:, :VOCAB_SIZE], expected)
@@ -265,7 +263,7 @@ LANGUAGE = Language.random(WORDS, LENGTH)
 
 def of_language() -> CausalModel:
     """A decoder over the tokens 0, 1, 2; 3 is the mask."""
-    decoder = new_decoder(WORDS + 3, 1, 16, 2, 0.0, 8, pad_id=END)
+    decoder = NewDecoder(1, 16, 2, 0.0).build(WORDS + 3, 8, END, causal=True)
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.7)
     return CausalModel(decoder, torch.arange(WORDS + 3) < WORDS).double().eval()
@@ -342,7 +340,9 @@ def test_the_losses_of_parts_add_up_to_that_of_the_batch():
 
 
 def test_it_learns_a_language_down_to_its_entropy_and_no_further():
-    model = CausalModel(new_decoder(WORDS + 3, 2, 32, 2, 0.0, 8, pad_id=END), torch.arange(WORDS + 3) < WORDS)
+    model = CausalModel(
+        NewDecoder(2, 32, 2, 0.0).build(WORDS + 3, 8, END, causal=True), torch.arange(WORDS + 3) < WORDS
+    )
     objective, batch = Autoregressive(), framed(LANGUAGE.sentences)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0)
 

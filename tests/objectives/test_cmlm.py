@@ -20,7 +20,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.objectives.base import Likelihood, Objective, TrainingModule
-from diffusionbert.objectives.cmlm import CMLM
+from diffusionbert.objectives.masked_lm import CMLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic
 from diffusionbert.samplers.mask_predict import MaskPredict
 

@@ -28,18 +28,17 @@ from diffusionbert.diffusion.schedules import (
 )
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.uniform import Uniform
-from diffusionbert.networks.causal import CausalModel, new_decoder
+from diffusionbert.networks.causal import CausalModel
 from diffusionbert.networks.embedding import EmbeddingDenoiser
+from diffusionbert.networks.loading import NewDecoder
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, PrefixTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.objectives.autoregressive import Autoregressive
 from diffusionbert.objectives.base import Likelihood, Objective, TrainingModule
-from diffusionbert.objectives.cmlm import CMLM
-from diffusionbert.objectives.continuous_time import ContinuousTime
+from diffusionbert.objectives.continuous_time import ContinuousTime, LearnedSchedule
 from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
 from diffusionbert.objectives.gaussian import GaussianDiffusion
-from diffusionbert.objectives.learned_schedule import LearnedSchedule
-from diffusionbert.objectives.masked_lm import BertMouth, MaskedLM
+from diffusionbert.objectives.masked_lm import CMLM, BertMouth, MaskedLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.objectives.sundae import Sundae
 from diffusionbert.samplers import last_state
@@ -95,7 +94,7 @@ def vectors() -> EmbeddingDenoiser:
 
 
 def decoder() -> CausalModel:
-    backbone = new_decoder(VOCAB_SIZE, layers=2, width=32, heads=2, dropout=0.0, max_positions=24, pad_id=0)
+    backbone = NewDecoder(2, 32, 2, 0.0).build(VOCAB_SIZE, 24, 0, causal=True)
     return CausalModel(backbone, tokenizer_allowed()).eval()
 
 

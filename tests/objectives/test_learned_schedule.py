@@ -18,15 +18,13 @@ from diffusionbert.diffusion.absorbing import Absorbing, LearnedExponents
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear, Power, Spindle, TokenInformation
 from diffusionbert.diffusion.shapes import Batch, per_position
-from diffusionbert.diffusion.time_sampling import Early, UniformTimes
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.objectives.base import Likelihood, TrainingModule
-from diffusionbert.objectives.continuous_time import ContinuousTime
-from diffusionbert.objectives.learned_schedule import LearnedSchedule
+from diffusionbert.objectives.continuous_time import ContinuousTime, LearnedSchedule
 from diffusionbert.samplers import last_state
 from diffusionbert.samplers.ancestral import Ancestral
-from diffusionbert.samplers.skip_exact import SkipExact
+from diffusionbert.samplers.exact import SkipExact
 from diffusionbert.training.tensors import set_weights, weights_of
 
 RANDOM = Language.random(3, 2, seed=5)
@@ -226,8 +224,7 @@ def test_the_score_must_be_that_of_the_sequence_and_not_of_the_position():
         assert torch.allclose(gradient, right, rtol=1e-5, atol=1e-8) == row_wise
 
 
-@pytest.mark.parametrize("proposal", [Early(), UniformTimes()], ids=str)
-def test_drawn_gradients_average_to_the_exact_ones(proposal):
+def test_drawn_gradients_average_to_the_exact_ones():
     """Value and gradient of `loss` over many sequences, against the enumerated ones."""
     process, network = learned(SKEWED, [1.5, 2.5, 1.0]), Table(SKEWED, seed=2)
     rows, parts = 2000, 20
@@ -235,7 +232,7 @@ def test_drawn_gradients_average_to_the_exact_ones(proposal):
     exact_value = exact_bound(process, network, SKEWED)[1]
     exact = gradients(exact_value, process, network)
     many = SKEWED.batch(sentence.expand(rows * parts, -1))
-    objective, values, drawn = LearnedSchedule(process, proposal), [], []
+    objective, values, drawn = LearnedSchedule(process), [], []
     for part in range(parts):
         loss = objective.loss(network, many.select(torch.arange(part * rows, (part + 1) * rows)), Noise(3)).mean()
         values.append(loss.detach())

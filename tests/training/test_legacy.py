@@ -19,7 +19,8 @@ from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.inference.score import estimate_nats
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.model import load
-from diffusionbert.networks.config import NewBert, TimeEmbedding
+from diffusionbert.networks.loading import NewBert
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.storage.schema import from_json

@@ -27,9 +27,8 @@ from diffusionbert.cli.main import main
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.schedules import Mean, Spindle
 from diffusionbert.diffusion.time_sampling import Bell
-from diffusionbert.networks.causal import new_decoder
-from diffusionbert.networks.config import Pretrained, TimeEmbedding
-from diffusionbert.networks.legacy_checkpoint import load_legacy_checkpoint
+from diffusionbert.networks.loading import NewDecoder, Pretrained, load_legacy_checkpoint
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.recipes import PRESETS, masked_pretraining
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
@@ -184,7 +183,7 @@ def plain_decoder(folder: Path) -> Path:
     """A GPT-2 as on the Hub: its tokenizer has neither mask nor padding, its network no embeddings for them."""
     tokenizer = gpt2_tokenizer()
     tokenizer.save_pretrained(folder)
-    new_decoder(len(tokenizer), 1, 32, 2, 0.1, 48, pad_id=0).save_pretrained(folder)
+    NewDecoder(1, 32, 2, 0.1).build(len(tokenizer), 48, 0, causal=True).save_pretrained(folder)
     return folder
 
 

@@ -13,7 +13,7 @@ from diffusionbert.cli.train import Run, Train
 from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import NoiseSchedule
 from diffusionbert.diffusion.time_sampling import TimeSampling
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import Quantity
 from diffusionbert.recipes import SYSTEMS, pretraining, recipe

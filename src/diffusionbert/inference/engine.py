@@ -20,8 +20,8 @@ from diffusionbert.data.canvas import MASK
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.networks.base import HasBackbone
-from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Objective, ScoringQuantity, TrainingModule
 from diffusionbert.reporting import require_type
 from diffusionbert.samplers.base import Sampler, SamplingContext

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
@@ -66,17 +66,16 @@ def padded_allowed(allowed: TokenSet, vocab_size: int) -> Tensor:
             f"the allowed tokens go up to id {len(allowed) - 1}, but the network has {vocab_size} ids: "
             "use the tokenizer it was trained with, or resize its embeddings"
         )
-    padded = allowed.new_zeros(vocab_size)
-    padded[: len(allowed)] = allowed
-    return padded
+    return functional.pad(allowed, (0, vocab_size - len(allowed)))
 
 
-def num_reserved_positions(backbone: PreTrainedModel) -> int:
-    """Counts the positions that RoBERTa and its relatives reserve for padding: up to their padding index, inclusive."""
+def max_positions(backbone: PreTrainedModel) -> int:
+    """The number of positions of an encoder; RoBERTa and its relatives reserve those up to their padding index."""
+    size = int(backbone.config.max_position_embeddings)
     for name, module in backbone.base_model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
+            return size if module.padding_idx is None else size - module.padding_idx - 1
+    return size
 
 
 def require_length(length: int, max_length: int) -> None:
@@ -90,18 +89,11 @@ def require_length(length: int, max_length: int) -> None:
 
 def attention_kernels() -> AbstractContextManager[None]:
     """Chooses the attention kernels for the calls inside."""
-    if torch.compiler.is_compiling():
-        return sdpa_kernel(_KERNELS)
-    return _shared_kernels
+    return sdpa_kernel(_KERNELS) if torch.compiler.is_compiling() else _shared_kernels
 
 
-@final
 class _SharedKernels(AbstractContextManager[None]):
-    """The choice of kernels, shared by overlapping calls.
-
-    It is a setting of the whole process. If each thread set and restored it by itself, one would restore it while
-    another runs, and that one would restore what the first had set. So the first call sets it, the last restores it.
-    """
+    """The choice of kernels, set for the whole process: of overlapping calls the first sets, the last restores it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,9 +107,7 @@ class _SharedKernels(AbstractContextManager[None]):
                 self._choice.__enter__()
             self._num_calls += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._num_calls -= 1
             if not self._num_calls:
@@ -129,40 +119,34 @@ _shared_kernels = _SharedKernels()
 
 # ---- heads ----------------------------------------------------------------------------------------------------------
 #
-# Logits of a Hugging Face language model at chosen positions alone.
-#
 # The head of a language model multiplies every hidden state by the whole vocabulary, and most positions are not
-# targets. So the base model runs by itself, the target positions are selected, and the modules of the head follow, as
-# the model's own forward applies them. Which modules these are is written down for the classes below, and for these
-# classes only: the forward of any other class, a user's own subclass among them, may do more with its logits (scale or
-# cap them). It runs as a whole, and logits are selected from its output.
+# targets. So the base model runs by itself, the target positions are selected, and the modules of the head follow.
+# The forward of a class that is not listed below may do more with its logits (scale or cap them): it runs as a whole.
 
-
-Head = Callable[[PreTrainedModel, Tensor], Tensor]
-"""Turns hidden states [1, N, D] into logits [1, N, V]."""
+Head = Callable[[PreTrainedModel, Tensor], Tensor]  # turns hidden states [1, N, D] into logits [1, N, V]
 
 
 def head_of(backbone: PreTrainedModel) -> Head | None:
-    """Returns the head of a model whose forward ends with it, or None."""
+    """Returns the head of a model whose forward ends with it, or None; before sharding renames its class."""
     kind = type(backbone)
     return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-def logits_at(
-    positions: TargetIndices, backbone: PreTrainedModel, head: Head | None, call: Callable[[Any], Any]
-) -> Tensor:
-    """Returns logits [N, V] at positions that are numbered through all sequences; `call` runs a model on its inputs."""
-    if head is None:
-        return _select(call(backbone).logits, positions)
-    return head(backbone, _select(call(backbone.base_model).last_hidden_state, positions)[None]).squeeze(0)
-
-
-def _select(values: Tensor, positions: TargetIndices) -> Tensor:
-    return values.flatten(0, 1).index_select(0, positions)
+def log_probs_at(
+    positions: TargetIndices,
+    backbone: PreTrainedModel,
+    head: Head | None,
+    call: Callable[[Any], Any],
+    allowed: TokenSet,
+) -> TargetLogProbs:
+    """Returns log-probabilities at positions that are numbered through all sequences; `call` runs a model."""
+    with attention_kernels():
+        found = call(backbone).logits if head is None else call(backbone.base_model).last_hidden_state
+        found = found.flatten(0, 1).index_select(0, positions)
+        return distribution(found if head is None else head(backbone, found[None]).squeeze(0), allowed)
 
 
 def _modules(names: tuple[str, ...], backbone: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Applies modules of the model one after another."""
     for name in names:
         hidden = getattr(backbone, name)(hidden)
     return hidden
@@ -175,47 +159,22 @@ def _deberta(backbone: Any, hidden: Tensor) -> Tensor:
     return logits
 
 
-_CLS = partial(_modules, ("cls",))
-_LM_HEAD = partial(_modules, ("lm_head",))
-_GENERATOR = partial(_modules, ("generator_predictions", "generator_lm_head"))
-
+_MODULES = {
+    "predictions": "AlbertForMaskedLM",
+    "cls": "BertForMaskedLM ErnieForMaskedLM MegatronBertForMaskedLM NomicBertForMaskedLM RemBertForMaskedLM "
+    "RoFormerForMaskedLM",
+    "generator_predictions generator_lm_head": "ConvBertForMaskedLM ElectraForMaskedLM",
+    "vocab_transform activation vocab_layer_norm vocab_projector": "DistilBertForMaskedLM",
+    "head decoder": "ModernBertForMaskedLM",
+    # Among decoders not Gemma 2 and 3, which cap their logits, nor Cohere and Granite, which scale them.
+    "lm_head": "CamembertForMaskedLM EuroBertForMaskedLM MPNetForMaskedLM RobertaForMaskedLM "
+    "RobertaPreLayerNormForMaskedLM XLMRobertaForMaskedLM XLMRobertaXLForMaskedLM BloomForCausalLM GemmaForCausalLM "
+    "GPT2LMHeadModel GPTNeoForCausalLM GPTNeoXForCausalLM LlamaForCausalLM MistralForCausalLM Olmo2ForCausalLM "
+    "OPTForCausalLM PhiForCausalLM Phi3ForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM SmolLM3ForCausalLM",
+}
 HEADS: dict[str, Head] = {
-    "AlbertForMaskedLM": partial(_modules, ("predictions",)),
-    "BertForMaskedLM": _CLS,
-    "CamembertForMaskedLM": _LM_HEAD,
-    "ConvBertForMaskedLM": _GENERATOR,
+    **{name: partial(_modules, tuple(parts.split())) for parts, names in _MODULES.items() for name in names.split()},
     "DebertaForMaskedLM": _deberta,
     "DebertaV2ForMaskedLM": _deberta,
-    "DistilBertForMaskedLM": partial(
-        _modules, ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector")
-    ),
-    "ElectraForMaskedLM": _GENERATOR,
-    "ErnieForMaskedLM": _CLS,
-    "EuroBertForMaskedLM": _LM_HEAD,
-    "MegatronBertForMaskedLM": _CLS,
-    "ModernBertForMaskedLM": partial(_modules, ("head", "decoder")),
-    "MPNetForMaskedLM": _LM_HEAD,
-    "NomicBertForMaskedLM": _CLS,
-    "RemBertForMaskedLM": _CLS,
-    "RobertaForMaskedLM": _LM_HEAD,
-    "RobertaPreLayerNormForMaskedLM": _LM_HEAD,
-    "RoFormerForMaskedLM": _CLS,
-    "XLMRobertaForMaskedLM": _LM_HEAD,
-    "XLMRobertaXLForMaskedLM": _LM_HEAD,
-    # Decoders. Not among them: Gemma 2 and 3 cap their logits, Cohere and Granite scale them.
-    "BloomForCausalLM": _LM_HEAD,
-    "GemmaForCausalLM": _LM_HEAD,
-    "GPT2LMHeadModel": _LM_HEAD,
-    "GPTNeoForCausalLM": _LM_HEAD,
-    "GPTNeoXForCausalLM": _LM_HEAD,
-    "LlamaForCausalLM": _LM_HEAD,
-    "MistralForCausalLM": _LM_HEAD,
-    "Olmo2ForCausalLM": _LM_HEAD,
-    "OPTForCausalLM": _LM_HEAD,
-    "PhiForCausalLM": _LM_HEAD,
-    "Phi3ForCausalLM": _LM_HEAD,
-    "Qwen2ForCausalLM": _LM_HEAD,
-    "Qwen3ForCausalLM": _LM_HEAD,
-    "SmolLM3ForCausalLM": _LM_HEAD,
 }
 """For each class of transformers, the end of its forward."""

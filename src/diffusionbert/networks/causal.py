@@ -3,8 +3,6 @@
 
 A token is predicted at the position before it, so the first position of a sequence has no prediction. Padding comes at
 the end and a decoder never attends to the right: no mask is passed, and attention runs in its fused causal kernel.
-
-Token ids come in and log-probabilities go out: this module knows nothing about strings, noise or losses.
 """
 
 from __future__ import annotations
@@ -12,30 +10,35 @@ from __future__ import annotations
 import sys
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from diffusionbert.diffusion.shapes import PositionMask, TargetIndices, TargetLogProbs, Tokens, TokenSet
-from diffusionbert.networks.base import (
-    attention_kernels,
-    distribution,
-    head_of,
-    logits_at,
-    padded_allowed,
-    require_length,
-)
+from diffusionbert.networks.base import head_of, log_probs_at, padded_allowed, require_length
 
 
-@runtime_checkable
-class KeyValues(Protocol):
+@dataclass(frozen=True, eq=False)
+class KeyValues:
     """The keys and values of the positions that a decoder has read. Immutable: reading on returns another one."""
+
+    cache: DynamicCache
+    num_read: int
 
     def select(self, sequences: TargetIndices) -> KeyValues:
         """Those of these sequences alone."""
+        selected = self.copied_cache()
+        selected.batch_select_indices(sequences)
+        return KeyValues(selected, self.num_read)
+
+    def copied_cache(self) -> DynamicCache:
+        """A cache that can grow without changing this one; layers replace tensors and never write them."""
+        new = copy(self.cache)
+        new.layers = [copy(layer) for layer in self.cache.layers]
+        return new
 
 
 @runtime_checkable
@@ -49,15 +52,8 @@ class CausalNetwork(Protocol):
         """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
 
 
-@final
 class CausalModel(nn.Module):
-    """A decoder that predicts at target positions only.
-
-    `allowed` marks the allowed tokens. Where the model's vocabulary is larger than the tokenizer's, the ids beyond are
-    padding and never allowed.
-
-    Nothing about a call is stored: threads may call one network at the same time.
-    """
+    """A decoder that predicts at target positions only; threads may call it at the same time."""
 
     allowed: TokenSet
 
@@ -69,110 +65,36 @@ class CausalModel(nn.Module):
             )
         self.backbone = backbone
         self._head = head_of(backbone)
-        # Not persistent: it belongs to the vocabulary and is no parameter.
         self.register_buffer("allowed", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
 
     @property
     def max_length(self) -> int:
-        """The number of positions a sequence may have."""
         # Models without position embeddings, such as BLOOM, have no limit.
         return int(getattr(self.backbone.config, "max_position_embeddings", sys.maxsize))
 
     def forward(self, tokens: Tokens, attend: PositionMask, targets: PositionMask) -> TargetLogProbs:
-        """Returns log p(v | x_<i) at the target positions i, in float32 or better."""
         require_length(tokens.shape[1], self.max_length)
         _require_causal(attend, targets)
         positions = functional.pad(targets[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
         return self.log_probs(tokens, positions, use_cache=False)
 
     def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[TargetLogProbs, KeyValues]:
-        """Reads the positions after those in the cache; returns log p of each sequence's next token, and the cache."""
         num_sequences, length = tokens.shape
         if not length:
             raise ValueError("`tokens` must have at least one token per sequence, got none")
-        assert isinstance(cache, _DynamicKeyValues | None)
-        new = DynamicCache(config=self.backbone.config) if cache is None else _copied(cache.cache)
+        new = DynamicCache(config=self.backbone.config) if cache is None else cache.copied_cache()
         num_read = length + (0 if cache is None else cache.num_read)
         require_length(num_read, self.max_length)
         last = torch.arange(1, num_sequences + 1, device=tokens.device) * length - 1
         log_p = self.log_probs(tokens, last, past_key_values=new, use_cache=True)
-        return log_p, _DynamicKeyValues(new, num_read)
+        return log_p, KeyValues(new, num_read)
 
     def log_probs(self, tokens: Tokens, positions: TargetIndices, **options: Any) -> TargetLogProbs:
         """Returns the distribution of what follows these positions, numbered through all sequences."""
         # Vectors and not ids, in which transformers would look for padding and warn that no mask is given.
         words = self.backbone.get_input_embeddings()(tokens)
-        with attention_kernels():
-            logits = logits_at(
-                positions,
-                self.backbone,
-                self._head,
-                lambda model: model(inputs_embeds=words, return_dict=True, **options),
-            )
-        return distribution(logits, self.allowed)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _DynamicKeyValues:
-    """Keys and values in a `DynamicCache` that is not changed any more."""
-
-    cache: DynamicCache
-    num_read: int
-
-    def select(self, sequences: TargetIndices) -> KeyValues:
-        """Those of these sequences alone."""
-        selected = _copied(self.cache)
-        selected.batch_select_indices(sequences)
-        return _DynamicKeyValues(selected, self.num_read)
-
-
-def _copied(cache: DynamicCache) -> DynamicCache:
-    """A cache that can grow without changing the first; layers replace tensors and never write them."""
-    new = copy(cache)
-    new.layers = [copy(layer) for layer in cache.layers]
-    return new
-
-
-def new_decoder(
-    vocab_size: int,
-    layers: int,
-    width: int,
-    heads: int,
-    dropout: float,
-    max_positions: int,
-    pad_id: int,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
-) -> PreTrainedModel:
-    """Makes a randomly initialised GPT-2 with tied embeddings; its layers have the size of a BERT's."""
-    config = GPT2Config(
-        vocab_size=vocab_size,
-        n_positions=max_positions,
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        n_inner=4 * width,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        pad_token_id=pad_id,
-        bos_token_id=bos_id,
-        eos_token_id=eos_id,
-    )
-    decoder: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    return decoder
-
-
-def make_room(backbone: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
-    """Adds embeddings for ids that a decoder's tokenizer got later, such as `[MASK]` and `[PAD]`; the old ones stay.
-
-    They are random, which does no harm: such tokens are never allowed, and never come before a target position.
-    """
-    if backbone.config.vocab_size < vocab_size:
-        # Not from the mean of the others, which computes a covariance of the whole table and warns about it.
-        backbone.resize_token_embeddings(vocab_size, mean_resizing=False)
-    return backbone
+        inputs = {"inputs_embeds": words, "return_dict": True, **options}
+        return log_probs_at(positions, self.backbone, self._head, lambda model: model(**inputs), self.allowed)
 
 
 def _require_causal(attend: PositionMask, targets: PositionMask) -> None:

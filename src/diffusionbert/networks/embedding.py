@@ -2,15 +2,13 @@
 
     x0 = E(w)      x̂0 = f(x_t, t)      p(w | x) ∝ exp(x·E(w) + b_w)
 
-E is a learned table of word vectors [V, D] of unit variance, and f a Hugging Face encoder between two projections. As
-in the original, one table serves for embedding and for rounding. Vectors come in and vectors go out: this module knows
-nothing about noise, losses or which positions are editable. All others keep their clean vectors E(w) in x_t, which
-makes DiffuSeq (Gong et al. 2022) a setting: its source text is a part of the sequence that is not editable.
+E is a learned table of word vectors [V, D] of unit variance, for embedding and for rounding, and f a Hugging Face
+encoder between two projections. This module does not depend on noise, losses or which positions are editable.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, final, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +24,7 @@ from diffusionbert.diffusion.shapes import (
     TokenSet,
     Vectors,
 )
-from diffusionbert.networks.base import (
-    attention_kernels,
-    distribution,
-    num_reserved_positions,
-    padded_allowed,
-    require_length,
-)
+from diffusionbert.networks.base import attention_kernels, distribution, max_positions, padded_allowed, require_length
 from diffusionbert.networks.time_conditioning import SinusoidalTime
 
 
@@ -70,7 +62,6 @@ def clamp_to_words(
     return torch.where(positions[..., None], network.embed(words), x)
 
 
-@final
 class EmbeddingDenoiser(nn.Module):
     """An encoder that predicts clean word vectors from noisy ones, and the table of these vectors.
 
@@ -95,7 +86,6 @@ class EmbeddingDenoiser(nn.Module):
             raise ValueError(f"word vectors need a width of at least 1, given {width}; Diffusion-LM takes 128")
         self.backbone = backbone
         num_words, inner, hidden = backbone.config.vocab_size, words.embedding_dim, backbone.config.hidden_size
-        # Not persistent: it belongs to the vocabulary and is no parameter.
         self.register_buffer("_allowed", padded_allowed(allowed, num_words), persistent=False)
         self.table = nn.Parameter(torch.randn(num_words, width))
         self.bias = nn.Parameter(torch.zeros(num_words))
@@ -107,29 +97,20 @@ class EmbeddingDenoiser(nn.Module):
             nn.init.zeros_(parameter)  # the input of a pretrained encoder starts unchanged
         if width == inner:
             _start_from(words.weight.detach(), self.table, self.up)
-        self._num_positions = backbone.config.max_position_embeddings - num_reserved_positions(backbone)
+        self.max_length = max_positions(backbone)
 
     @property
     def allowed(self) -> TokenSet:
-        """The allowed tokens."""
         return self._allowed  # a buffer itself is not seen by `isinstance` with a protocol since Python 3.12
 
     @property
-    def max_length(self) -> int:
-        """The number of positions a sequence may have."""
-        return int(self._num_positions)
-
-    @property
     def width(self) -> int:
-        """The width of a word vector."""
         return self.table.shape[1]
 
     def embed(self, tokens: Tokens) -> Vectors:
-        """Returns the word vectors of tokens, in float32 or better."""
         return _full(nn.functional.embedding(tokens, self.table))
 
     def forward(self, x_t: Vectors, attend: PositionMask, t: Times) -> Vectors:
-        """Returns x̂0 at every position, in float32 or better."""
         require_length(x_t.shape[1], self.max_length)
         inputs = self.up(x_t.to(self.table.dtype)) + self.time(t)[:, None]
         with attention_kernels():

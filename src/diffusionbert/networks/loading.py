@@ -1,86 +1,222 @@
-"""Opens Hugging Face models from a folder or by their name on the Hub: safetensors only, one-line errors."""
+"""Where backbones come from: new networks, Hugging Face models (safetensors only), and `.th` files of the original
+release (He et al. 2022). Errors are one line.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from typing_extensions import Unpack
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from diffusionbert.registry import Registry, describe, register
 from diffusionbert.reporting import reason_of
-from diffusionbert.storage.hub import HubOptions, locate, not_found, quiet
+from diffusionbert.storage.hub import locate, not_found, quiet
 
 logger = logging.getLogger(__name__)
-FILES = "a folder with config.json and model.safetensors"
-"""What a model is opened from, for error messages."""
+FILES = "a folder with config.json and model.safetensors"  # what a model is opened from, for error messages
+
+
+# ---- backbones of a run ---------------------------------------------------------------------------------------------
+
+
+class BackboneConfig(ABC):
+    """Where a run's backbone comes from."""
+
+    registry: ClassVar[Registry[BackboneConfig]] = Registry(
+        "backbone", "diffusionbert.backbones", "diffusionbert.networks.loading"
+    )
+
+    @abstractmethod
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        """Makes the backbone.
+
+        Args:
+            vocab_size: The number of ids of the tokenizer.
+            max_positions: The positions of a new network; a pretrained one has its own.
+            pad_id: The padding id.
+            causal: Whether the objective needs a causal language model; else a masked one.
+        """
+
+    @property
+    def pretrained(self) -> str | None:
+        """The folder or Hub name that the parameters come from; None if they are new."""
+        return None
+
+    def as_causal(self) -> BackboneConfig:
+        """The causal language model of the same size."""
+        return self
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+@dataclass(frozen=True)
+class _NewNetwork(BackboneConfig):
+    """A network with random parameters."""
+
+    layers: int = 2
+    width: int = 128
+    heads: int = 2
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` of a network must be 1 or more, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ValueError(
+                f"`width` must be a multiple of `heads`, got width {self.width} and {self.heads} heads; give a number "
+                "of heads that divides the width"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`dropout` must lie in [0, 1), got {self.dropout}")
+
+
+@register("bert")
+@dataclass(frozen=True)
+class NewBert(_NewNetwork):
+    """A BERT with random parameters."""
+
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        if causal:
+            raise ValueError("this objective needs a causal language model, got a new BERT; use NewDecoder()")
+        config = transformers.BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=4 * self.width,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+            max_position_embeddings=max_positions,
+            pad_token_id=pad_id,
+        )
+        return _new(transformers.AutoModelForMaskedLM, config)
+
+    def as_causal(self) -> BackboneConfig:
+        return NewDecoder(*astuple(self))
+
+
+@register("gpt2")
+@dataclass(frozen=True)
+class NewDecoder(_NewNetwork):
+    """A GPT-2 with random parameters and tied embeddings; its layers have the size of a BERT's."""
+
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        if not causal:
+            raise ValueError(
+                "this objective needs a masked language model, got a new GPT-2; use the objective autoregressive "
+                "(--system decoder) with it"
+            )
+        config = transformers.GPT2Config(
+            vocab_size=vocab_size,
+            n_positions=max_positions,
+            n_embd=self.width,
+            n_layer=self.layers,
+            n_head=self.heads,
+            n_inner=4 * self.width,
+            resid_pdrop=self.dropout,
+            embd_pdrop=self.dropout,
+            attn_pdrop=self.dropout,
+            pad_token_id=pad_id,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        return _new(transformers.AutoModelForCausalLM, config)
+
+
+@register("pretrained")
+@dataclass(frozen=True)
+class Pretrained(BackboneConfig):
+    """A masked language model (a causal one for a causal objective) from a folder or the Hub, or an original `.th`."""
+
+    name_or_path: str
+
+    @property
+    def pretrained(self) -> str | None:
+        return self.name_or_path
+
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        """Opens it; a causal one gets embeddings for ids that its tokenizer was given later."""
+        path = self.name_or_path
+        if causal:
+            return extend_vocabulary(load_causal_lm(path), vocab_size)
+        return load_legacy_checkpoint(Path(path)) if path.endswith(".th") else load_masked_lm(path)
+
+
+@register("provided")
+@dataclass(frozen=True)
+class Provided(BackboneConfig):
+    """A `PreTrainedModel` that was given to `train` as an object."""
+
+    architecture: str  # the name of its class
+
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        raise ValueError(f"the backbone {self.architecture} was given as an object; give it again as `backbone=…`")
+
+
+def extend_vocabulary(backbone: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+    """Adds embeddings for ids that a decoder's tokenizer got later, such as `[MASK]` and `[PAD]`; the old ones stay.
+
+    They are random, which does no harm: such tokens are never allowed, and never come before a target position.
+    """
+    if backbone.config.vocab_size < vocab_size:
+        # Not from the mean of the others, which computes a covariance of the whole table and warns about it.
+        backbone.resize_token_embeddings(vocab_size, mean_resizing=False)
+    return backbone
+
+
+def _new(auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
+    return model
+
+
+# ---- Hugging Face models --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of language model: its name, and the classes of transformers that open it."""
+    """A kind of language model, and the class of transformers that opens it."""
 
     name: str
     auto: Any
-    classes: Any
     examples: str
 
     def includes(self, config: PreTrainedConfig) -> bool:
         """Whether a model is of this kind; a BERT could be run as a decoder, but was not trained as one."""
-        if config.is_encoder_decoder:
-            return False
-        is_masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
-        return is_masked if self is _MASKED else type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not is_masked
+        is_masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+        is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not is_masked
+        return not config.is_encoder_decoder and (is_masked if self is _MASKED else is_causal)
 
 
-_MASKED = _Kind(
-    "masked language model",
-    AutoModelForMaskedLM,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    "a BERT-like encoder (bert, roberta, electra, distilbert, modernbert, deberta-v2, …)",
-)
-_CAUSAL = _Kind(
-    "causal language model",
-    AutoModelForCausalLM,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    "a decoder (gpt2, opt, llama, qwen2, …)",
-)
+_ENCODERS = "a BERT-like encoder (bert, roberta, electra, distilbert, modernbert, deberta-v2, …)"
+_MASKED = _Kind("masked language model", transformers.AutoModelForMaskedLM, _ENCODERS)
+_DECODERS = "a decoder (gpt2, opt, llama, qwen2, …)"
+_CAUSAL = _Kind("causal language model", transformers.AutoModelForCausalLM, _DECODERS)
 
 
-def load_masked_lm(
-    name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **options: Unpack[HubOptions]
-) -> PreTrainedModel:
-    """Opens a masked language model.
+def load_masked_lm(name_or_folder: str | Path) -> PreTrainedModel:
+    """Opens a masked language model in float32, from a folder or by its name on the Hub.
 
     An encoder without a head gets a randomly initialised one, with a warning; an encoder with missing weights is
     refused. Only safetensors are read, because a pickle can run code.
-
-    Args:
-        name_or_folder: a folder with `config.json` and `model.safetensors`, or a name on the Hub.
-        dtype: the precision of the weights, whatever that of the file is.
-        options: `revision`, `token` and `local_files_only`, for a name on the Hub.
     """
-    return _load(_MASKED, name_or_folder, dtype, **options)
+    return _load(_MASKED, name_or_folder)
 
 
-def load_causal_lm(
-    name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **options: Unpack[HubOptions]
-) -> PreTrainedModel:
+def load_causal_lm(name_or_folder: str | Path) -> PreTrainedModel:
     """Opens a causal language model, such as GPT-2, in the same way."""
-    return _load(_CAUSAL, name_or_folder, dtype, **options)
+    return _load(_CAUSAL, name_or_folder)
 
 
 def require_reopenable(backbone: PreTrainedModel) -> None:
@@ -89,9 +225,9 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
     A user's own class is opened if `AutoConfig.register` and `AutoModelForMaskedLM.register` (or that of
     `AutoModelForCausalLM`) were called for it in the process that opens it.
     """
-    config, own = backbone.config, type(backbone)
+    config, own, configs = backbone.config, type(backbone), transformers.CONFIG_MAPPING
     kind = next((kind for kind in (_MASKED, _CAUSAL) if kind.includes(config)), None)
-    is_known = config.model_type in CONFIG_MAPPING and CONFIG_MAPPING[config.model_type] is type(config)
+    is_known = config.model_type in configs and configs[config.model_type] is type(config)
     if kind is None or not is_known:
         config_name = type(config).__name__
         raise ValueError(
@@ -99,7 +235,8 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
             f"(model type {config.model_type!r}): call AutoConfig.register({config.model_type!r}, {config_name}) and "
             f"AutoModelForMaskedLM.register({config_name}, {own.__name__}) first"
         )
-    opened = kind.classes[type(config)]
+    masked, causal = transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    opened: Any = (masked if kind is _MASKED else causal)[type(config)]
     if opened is not own:
         raise ValueError(
             f"a saved {own.__name__} would be opened again as a {opened.__name__}: give it a config class with a model "
@@ -110,8 +247,7 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
 def new_lm(folder: Path) -> PreTrainedModel:
     """Makes the language model that a folder's config.json describes, randomly initialised."""
     kind = _CAUSAL if is_causal(folder) else _MASKED
-    model: PreTrainedModel = kind.auto.from_config(_config(kind, folder, folder), dtype=torch.float32)
-    return model
+    return _new(kind.auto, _config(kind, folder, folder))
 
 
 def is_causal(folder: Path) -> bool:
@@ -119,18 +255,18 @@ def is_causal(folder: Path) -> bool:
     return _CAUSAL.includes(_read_config(_CAUSAL, folder, folder))
 
 
-def _load(
-    kind: _Kind, name_or_folder: str | Path, dtype: torch.dtype, **options: Unpack[HubOptions]
-) -> PreTrainedModel:
+def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
+    if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
+        raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
+    folder = locate(kind.name, name_or_folder, FILES)
     model: PreTrainedModel
-    folder = _folder(kind, name_or_folder, **options)
     with quiet():
         config = _config(kind, name_or_folder, folder)
         try:
             model, report = kind.auto.from_pretrained(
                 str(folder),
                 config=config,
-                dtype=dtype,
+                dtype=torch.float32,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
                 output_loading_info=True,
@@ -146,20 +282,9 @@ def _load(
             f"have another shape, {random[0]} first; use a complete checkpoint whose config.json fits its weights"
         )
     if missing:
-        logger.warning(
-            "%s has no %s head; it gets a randomly initialised one, to be trained: %s",
-            name_or_folder,
-            kind.name.replace(" ", "-"),
-            ", ".join(missing),
-        )
+        message = "%s has no %s head; it gets a randomly initialised one, to be trained: %s"
+        logger.warning(message, name_or_folder, kind.name.replace(" ", "-"), ", ".join(missing))
     return model
-
-
-def _folder(kind: _Kind, name_or_folder: str | Path, **options: Unpack[HubOptions]) -> Path:
-    """Returns the folder with the model's files, downloaded if need be."""
-    if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
-        raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
-    return locate(kind.name, name_or_folder, FILES, **options)
 
 
 def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
@@ -174,9 +299,8 @@ def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrained
 
 
 def _read_config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
-    config: PreTrainedConfig
     try:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # as above
         raise _unreadable(kind, name_or_folder, folder, error) from error
     return config
@@ -201,3 +325,61 @@ def _is_damaged(weights: Path) -> bool:
             return False
     except SafetensorError:
         return True
+
+
+# ---- checkpoints of the original release ----------------------------------------------------------------------------
+
+
+def load_legacy_checkpoint(path: Path) -> PreTrainedModel:
+    """Opens a `.th` checkpoint of the original release, which torch.save wrote, as a masked language model.
+
+    Only tensors and plain containers are unpickled (`weights_only`), so code in a file never runs. The size of the
+    network is read from the shapes of its weights; the vocabulary is that of `bert-base-uncased`.
+    """
+    weights = _legacy_weights(path)
+    model = _new(transformers.AutoModelForMaskedLM, _legacy_config(weights, path))
+    fit = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
+    missing = sorted(set(fit.missing_keys) - {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"})
+    if missing:
+        raise ValueError(
+            f"{str(path)!r} lacks {len(missing)} weights of a BERT, {missing[0]!r} first: use a complete checkpoint"
+        )
+    unknown = [name for name in fit.unexpected_keys if not name.endswith("position_ids")]
+    if unknown:
+        logger.warning("%s: ignored %d weights that a BERT does not have: %s", path, len(unknown), ", ".join(unknown))
+    return model
+
+
+def _legacy_weights(path: Path) -> dict[str, Tensor]:
+    """Reads the tensors of a file, without the name prefixes that wrappers add."""
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"no file {str(path)!r}: give the .th file of an original checkpoint") from None
+    except Exception as error:  # a pickle can fail in any way
+        raise ValueError(
+            f"{str(path)!r} is not a checkpoint of plain tensors ({reason_of(error)[:200]}) and was not opened: "
+            "give the .th file of an original checkpoint"
+        ) from None
+    if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
+        content = content["model"]
+    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{str(path)!r} holds no weights: expected a dictionary with the weights under 'model'")
+    return {re.sub(r"^(module\.)+", "", name): value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _legacy_config(weights: Mapping[str, Tensor], path: Path) -> transformers.BertConfig:
+    """Reads the size of a BERT from its weights; attention heads are 64 wide, as in every published BERT."""
+    try:
+        vocabulary, width = weights["bert.embeddings.word_embeddings.weight"].shape
+        layers = 1 + max(int(m[1]) for m in (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in weights) if m)
+        return transformers.BertConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=max(1, width // 64),
+            intermediate_size=weights["bert.encoder.layer.0.intermediate.dense.weight"].shape[0],
+            max_position_embeddings=weights["bert.embeddings.position_embeddings.weight"].shape[0],
+        )
+    except (KeyError, ValueError):
+        raise ValueError(f"{str(path)!r} holds no BERT: the original release trains BertForMaskedLM only") from None

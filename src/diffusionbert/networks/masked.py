@@ -5,7 +5,7 @@ Token ids come in and log-probabilities go out: this module knows nothing about 
 
 from __future__ import annotations
 
-from typing import final
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +14,17 @@ from transformers import PreTrainedModel
 from diffusionbert.diffusion.shapes import PositionMask, TargetLogProbs, Times, Tokens, TokenSet, Vectors
 from diffusionbert.networks.base import (
     attention_kernels,
-    distribution,
     head_of,
-    logits_at,
-    num_reserved_positions,
+    log_probs_at,
+    max_positions,
     padded_allowed,
     require_length,
 )
 from diffusionbert.networks.time_conditioning import TimeConditioning, after_first, without_prefix
 
 
-@final
 class Denoiser(nn.Module):
     """A masked language model, conditioned on time, that predicts at target positions only.
-
-    `allowed` marks the allowed tokens. Where the model's vocabulary is larger than the tokenizer's, the ids beyond are
-    padding and never allowed.
 
     Nothing about a call is stored: threads may call one network at the same time.
     """
@@ -41,26 +36,20 @@ class Denoiser(nn.Module):
         self.backbone = backbone
         self.conditioning = conditioning
         conditioning.prepare(backbone)
-        # Not persistent: it belongs to the vocabulary and is no parameter.
         self.register_buffer("allowed", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
         self._head = head_of(backbone)
-        self._num_positions = backbone.config.max_position_embeddings - num_reserved_positions(backbone)
+        self._num_positions = max_positions(backbone)
 
     @property
     def max_length(self) -> int:
-        """The number of positions a sequence may have."""
-        return int(self._num_positions - self.conditioning.num_prefix_positions)
+        return self._num_positions - self.conditioning.num_prefix_positions
 
     def forward(self, tokens: Tokens, attend: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
-        """Returns log f(v | x_t) at the target positions, in float32 or better."""
         require_length(tokens.shape[1], self.max_length)
         prefix = targets.new_zeros(len(targets), self.conditioning.num_prefix_positions)
         positions = after_first(targets, prefix).flatten().nonzero().squeeze(1)
-        with attention_kernels():
-            logits = logits_at(
-                positions, self.backbone, self._head, lambda model: self.conditioning(model, tokens, attend, t)
-            )
-        return distribution(logits, self.allowed)
+        call = partial(self.conditioning, tokens=tokens, attend=attend, t=t)
+        return log_probs_at(positions, self.backbone, self._head, call, self.allowed)
 
     def hidden_states(self, tokens: Tokens, attend: PositionMask, t: Times | None = None) -> Vectors:
         """Returns the hidden states of the last layer at every position; t defaults to 0, the time of clean text."""

@@ -5,21 +5,18 @@
     layer-wise (LTE)      h_i ← h_i + W_i e(t)    before every layer i
 
 The layer-wise vectors W_i e(t) travel through the encoder as an argument of its call. When a network is made, `prepare`
-replaces the class of each layer by a subclass that can receive a vector; parameters and their names stay. A call packs
-the vectors of all layers into one object and passes it as `output_attentions`, the one argument that every encoder of
-transformers hands on to its layers; the object is falsy, so that all other code reads "no attentions". Each layer takes
-its vector from the object, adds it to the hidden states and runs as before. Without such an object, layers run
-unchanged: nothing about a call is stored, threads may share a network, and the backbone stays an ordinary model.
-
-A conditioning holds only the parameters of e and W. It calls any Hugging Face `*ForMaskedLM` or its base model. This
-module does not depend on noise, output heads or what the network predicts.
+replaces the class of each layer by a subclass that can receive a vector; parameters and their names stay. A call passes
+the vectors of all layers as `output_attentions`, the one argument that every encoder of transformers hands on to its
+layers; the object is falsy, so that all other code reads "no attentions". Without such an object, layers run unchanged:
+nothing about a call is stored, threads may share a network, and the backbone stays an ordinary model.
 """
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, final
+from enum import Enum
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +26,38 @@ from transformers.utils.generic import ModelOutput
 from diffusionbert.diffusion.shapes import PositionMask, Times, Tokens
 
 
+class TimeEmbedding(Enum):
+    """How the time reaches the network (DiffusionBERT, section 3.3)."""
+
+    NONE = "none"  # time-agnostic decoding (TAD)
+    PREFIX = "prefix"  # a learned embedding between `[CLS]` and the sequence (PTE)
+    LAYERS = "layers"  # a sinusoidal embedding added in every layer (LTE)
+    LAYERS_LEARNED = "layers-learned"  # a learned embedding of each timestep added in every layer
+
+    @property
+    def abbreviation(self) -> str:
+        """As in the paper's tables."""
+        return {"none": "TAD", "prefix": "PTE", "layers": "LTE", "layers-learned": "LTE (learned)"}[self.value]
+
+    def conditioning(self, backbone: PreTrainedModel, num_steps: int) -> TimeConditioning:
+        """Makes the parameters by which the time reaches a backbone; learned tables have `num_steps` timesteps."""
+        match self:
+            case TimeEmbedding.NONE:
+                return TimeAgnostic()
+            case TimeEmbedding.PREFIX:
+                return PrefixTime(backbone, num_steps)
+            case TimeEmbedding.LAYERS:
+                return LayerwiseTime(backbone, SinusoidalTime(backbone.config.hidden_size))
+            case TimeEmbedding.LAYERS_LEARNED:
+                return LayerwiseTime(backbone, LearnedTime(num_steps, backbone.config.hidden_size))
+
+
 class TimeConditioning(nn.Module, ABC):
     """Calls an encoder at a time t."""
 
-    num_prefix_positions: ClassVar[int]
+    num_prefix_positions: ClassVar[int] = 0
     """The number of positions inserted after position 0, `[CLS]`, of each sequence."""
 
-    @abstractmethod
     def prepare(self, backbone: PreTrainedModel) -> None:
         """Prepares a backbone for calls with a time; called once, when a network is made around it."""
 
@@ -44,21 +66,13 @@ class TimeConditioning(nn.Module, ABC):
         """Returns the encoder's output; its sequences are longer by `num_prefix_positions` positions."""
 
 
-@final
 class TimeAgnostic(TimeConditioning):
     """Ignores t (TAD): the output is that of the bare model."""
 
-    num_prefix_positions = 0
-
-    def prepare(self, backbone: PreTrainedModel) -> None:
-        pass
-
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
-        """Calls the encoder with the tokens alone."""
         return _call(encoder, attend, input_ids=tokens)
 
 
-@final
 class PrefixTime(TimeConditioning):
     """Inserts one trained vector between `[CLS]` and the text (PTE).
 
@@ -75,25 +89,18 @@ class PrefixTime(TimeConditioning):
         self.embedding = LearnedTime(num_steps, words.embedding_dim)
         nn.init.normal_(self.embedding.table.weight, std=backbone.config.initializer_range)
 
-    def prepare(self, backbone: PreTrainedModel) -> None:
-        pass
-
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
-        """Calls the encoder with token embeddings and the embedding of t among them."""
         words = encoder.get_input_embeddings()(tokens)
         time = self.embedding(t)[:, None].to(words.dtype)
         seen = attend.new_ones(len(attend), 1)
         return _call(encoder, after_first(attend, seen), inputs_embeds=after_first(words, time))
 
 
-@final
 class LayerwiseTime(TimeConditioning):
     """Adds a projection of the time features to the hidden states that enter each layer (LTE).
 
     The projections start at zero, so that a pretrained network starts unchanged.
     """
-
-    num_prefix_positions = 0
 
     def __init__(self, backbone: PreTrainedModel, features: SinusoidalTime | LearnedTime) -> None:
         super().__init__()
@@ -110,7 +117,6 @@ class LayerwiseTime(TimeConditioning):
             _accept_time(layer, index)
 
     def forward(self, encoder: PreTrainedModel, tokens: Tokens, attend: PositionMask, t: Times) -> ModelOutput:
-        """Calls the encoder with the tokens and a vector for each layer."""
         features = self.features(t)
         vectors = _LayerVectors([project(features)[:, None] for project in self.projections])
         output = _call(encoder, attend, input_ids=tokens, output_attentions=vectors)
@@ -123,7 +129,6 @@ class LayerwiseTime(TimeConditioning):
         return output
 
 
-@final
 class SinusoidalTime(nn.Module):
     """Features of a continuous time: sines and cosines of t, mixed by a small network."""
 
@@ -147,7 +152,6 @@ class SinusoidalTime(nn.Module):
         return features
 
 
-@final
 class LearnedTime(nn.Module):
     """Features of a discrete time: one trained vector for each of the steps 0, 1, …, `num_steps`."""
 
@@ -172,11 +176,9 @@ def after_first(sequences: Tensor, inserted: Tensor) -> Tensor:
 
 def without_prefix(sequences: Tensor, num_prefix_positions: int) -> Tensor:
     """Removes the positions that `after_first` inserted."""
-    return (
-        torch.cat([sequences[:, :1], sequences[:, 1 + num_prefix_positions :]], dim=1)
-        if num_prefix_positions
-        else sequences
-    )
+    if not num_prefix_positions:
+        return sequences
+    return torch.cat([sequences[:, :1], sequences[:, 1 + num_prefix_positions :]], dim=1)
 
 
 def _call(encoder: PreTrainedModel, attend: PositionMask, **inputs: Any) -> ModelOutput:
@@ -200,7 +202,6 @@ def _layers_of(backbone: PreTrainedModel) -> nn.ModuleList:
     return found[0]
 
 
-@final
 class _LayerVectors:
     """The vectors W_i e(t) [B, 1, D] of one call, passed to the layers as `output_attentions`.
 
@@ -215,7 +216,6 @@ class _LayerVectors:
         return False
 
     def take(self, layer: int) -> Tensor:
-        """Returns the vector of one layer."""
         self.num_taken += 1
         return self._vectors[layer]
 

@@ -2,31 +2,24 @@
 
     nats(x0) = Σ_{editable i} -log p(x0_i | x0_1 … x0_{i-1})
 
-All terms come from one pass of a decoder, so this is -log p(x0) itself: no noise, no bound, no draws.
-
-The length is given, as for all objectives here, but differently. A masked model sees how many positions there are. A
-decoder does not: nothing tells it where the end is. But it does not pay for the end either. Its distributions are
-normalised over allowed tokens, which do not include an end of text, so the probabilities of all sequences of one length
-sum to 1. Positions that are not editable, such as a prompt or a source, are read and cost nothing; what is not editable
-after an editable position is not seen there.
-
-GPT-2's training differs: documents are joined by `<|endoftext|>` and cut into blocks of 1024 tokens, so tokens are seen
-across document borders, and the end of a text is predicted and paid for like a token.
+All terms come from one pass of a decoder, so this is -log p(x0) itself: no noise, no bound, no draws. The length is
+given, as for all objectives here: distributions are normalised over allowed tokens, which do not include an end of
+text, so the probabilities of all sequences of one length sum to 1. Positions that are not editable, such as a prompt,
+are read and cost nothing. GPT-2's training differs: it joins documents by `<|endoftext|>`, and the end is predicted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, TokenSet
+from diffusionbert.diffusion.shapes import Batch, PerPosition, TokenSet
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.causal import CausalModel, CausalNetwork
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     EXACT,
     Estimator,
@@ -49,6 +42,7 @@ class AutoregressiveConfig(ObjectiveConfig):
     """A decoder: one token after another, from left to right."""
 
     is_causal = True
+    generates_on_masks = False
     sampler_aliases = (Exact,)
 
     def build(self, statistics: TokenStatistics) -> Autoregressive:
@@ -67,23 +61,11 @@ class AutoregressiveConfig(ObjectiveConfig):
     def default_sampler(self) -> Sampler:
         return LeftToRight()
 
-    @property
-    def generates_on_masks(self) -> bool:
-        """No: positions to the right are not seen."""
-        return False
 
-
-@final
 class Autoregressive(Objective[CausalNetwork]):
     """The cross-entropy of each token given those before it."""
 
-    @property
-    def likelihood(self) -> Likelihood:
-        return Likelihood.EXACT
-
-    def loss(self, network: CausalNetwork, x0: Batch, noise: Noise) -> PerSequence:
-        """The NLL itself."""
-        return self.nats(network, x0, noise).sum(dim=1)
+    likelihood = Likelihood.EXACT
 
     def nats(self, network: CausalNetwork, x0: Batch, noise: Noise) -> PerPosition:
         """-log p of each editable token given those before it; the noise is not used."""

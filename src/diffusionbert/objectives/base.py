@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,35 +21,29 @@ from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, TokenSet
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.registry import Registry, describe
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.exact import Exact
 from diffusionbert.storage.schema import Component
 
-NetworkT = TypeVar("NetworkT")
-"""The network that an objective calls; for diffusion on tokens, a `networks.Network`."""
+NetworkT = TypeVar("NetworkT")  # the network that an objective calls; for diffusion on tokens, a `networks.Network`
 
 
 class Likelihood(Enum):
     """What kind of quantity `Objective.nats` estimates. Kinds never share a column."""
 
-    EXACT = "exact"
-    """-log p(x0) itself."""
-    BOUND = "bound"
-    """At least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sequences is at most 1."""
-    PSEUDO = "pseudo"
-    """In nats, but not of a distribution over sequences; may lie below the entropy."""
-    NONE = "none"
-    """There is no likelihood; `nats` raises ValueError."""
+    EXACT = "exact"  # -log p(x0) itself
+    BOUND = "bound"  # at least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sequences is at most 1
+    PSEUDO = "pseudo"  # in nats, but not of a distribution over sequences; may lie below the entropy
+    NONE = "none"  # there is no likelihood; `nats` raises ValueError
 
 
 class Estimator(Enum):
     """How the nats of a sentence are computed."""
 
-    STRATIFIED_TIMES = "stratified times"
-    """Times drawn from equal strata of (0, 1)."""
+    STRATIFIED_TIMES = "stratified times"  # times drawn from equal strata of (0, 1)
     ORDER_AGNOSTIC = "order-agnostic"
     """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
     LEFT_TO_RIGHT = "left to right"
@@ -61,8 +55,7 @@ class Estimator(Enum):
 class TimeGrid:
     """The time steps that a bound is summed over."""
 
-    steps: int | None = None
-    """T; None in continuous time."""
+    steps: int | None = None  # T; None in continuous time
 
     def __str__(self) -> str:
         return "continuous time" if self.steps is None else f"{self.steps} steps"
@@ -74,11 +67,9 @@ class LikelihoodDefinition:
 
     quantity: str = "strict"
     """`strict` (a bound on -log p), `paper` (the spindle's published quantity), `nll` or `pseudo-likelihood`."""
-    time: TimeGrid | None = None
-    """None where no diffusion time is involved."""
+    time: TimeGrid | None = None  # None where no diffusion time is involved
     estimator: Estimator = Estimator.UNSPECIFIED
-    schedule: Component | None = None
-    """None where the number does not depend on it."""
+    schedule: Component | None = None  # None where the number does not depend on it
 
     def __str__(self) -> str:
         quantity = f"{self.quantity} quantity" if self.quantity not in ("strict", "nll", "pseudo-likelihood") else None
@@ -90,18 +81,15 @@ class LikelihoodDefinition:
 class Objective(nn.Module, Generic[NetworkT], ABC):
     """How a network is trained and scored. All randomness comes from `noise`, keyed by `x0.example`."""
 
-    @property
-    @abstractmethod
-    def likelihood(self) -> Likelihood:
-        """The kind of quantity that `nats` estimates."""
-
-    @abstractmethod
-    def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
-        """What training minimises: one draw of the loss per sequence, summed over its tokens."""
+    likelihood: Likelihood  # the kind of quantity that `nats` estimates
 
     @abstractmethod
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPosition:
         """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
+
+    def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
+        """What training minimises: one draw of the loss per sequence, summed over its tokens; by default the nats."""
+        return self.nats(network, x0, noise).sum(dim=1)
 
 
 class TrainingModule(nn.Module):
@@ -121,22 +109,13 @@ class TrainingModule(nn.Module):
         return self.loss(x0, noise).sum() / num_tokens
 
     def loss(self, x0: Batch, noise: Noise) -> PerSequence:
-        """One draw of the loss per sequence."""
         return self.objective.loss(self.network, x0, noise)
 
     def nats(self, x0: Batch, noise: Noise) -> PerPosition:
-        """One estimate of the nats per position."""
         return self.objective.nats(self.network, x0, noise)
 
 
 # ---- configuration --------------------------------------------------------------------------------------------------
-#
-# The configuration of an objective: everything about it that the rest of the package asks for.
-#
-# A configuration is a registered frozen dataclass in the file of its objective, for example `DiscreteTimeConfig`
-# beside `DiscreteTime`. It makes the objective, the forward process and the network; it knows its default sampler and
-# by which quantities text can be scored. Training, inference and evaluation use this contract and no concrete
-# objective.
 
 
 GRID, CONTINUOUS, EXACT, VECTORS, PSEUDO = "grid", "continuous", "exact", "vectors", "pseudo"
@@ -148,12 +127,9 @@ the pseudo-likelihood."""
 class ScoringQuantity:
     """A quantity by which a model's text can be scored."""
 
-    name: str
-    """One of the names above; quantities of different names never share a column."""
+    name: str  # one of the names above; quantities of different names never share a column
     definition: LikelihoodDefinition
-    """Its time grid, schedule and estimator."""
-    build: Callable[[TokenStatistics], Objective[Any]]
-    """Makes the objective whose `nats` estimates it."""
+    build: Callable[[TokenStatistics], Objective[Any]]  # makes the objective whose `nats` estimates it
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +137,9 @@ class ScoringQuantities:
     """All quantities by which a model's text can be scored, its own first."""
 
     available: tuple[ScoringQuantity, ...]
-    notes: tuple[str, ...] = ()
-    """Why others do not exist."""
+    notes: tuple[str, ...] = ()  # why others do not exist
 
     def named(self, name: str) -> ScoringQuantity | None:
-        """The quantity of a name, if the model has it."""
         return next((quantity for quantity in self.available if quantity.name == name), None)
 
     @property
@@ -177,7 +151,7 @@ class ScoringQuantities:
 
 
 class ObjectiveConfig(ABC):
-    """The configuration of an objective; the defaults suit a masked language model under absorbing noise.
+    """What the package asks of an objective; the defaults suit a masked language model under absorbing noise.
 
     An objective of your own is a registered frozen dataclass with `build` and `scoring_quantities`; override what else
     differs.
@@ -197,6 +171,8 @@ class ObjectiveConfig(ABC):
     """Whether the network has word vectors beside its backbone."""
     learns_exponents: ClassVar[bool] = False
     """Whether the objective learns an exponent for each token."""
+    generates_on_masks = True
+    """Whether generation starts from `[MASK]`: the model then fills blanks, and takes any sampler for masks."""
     sampler_aliases: ClassVar[tuple[type[Sampler], ...]] = ()
     """Samplers for diffusion on tokens that mean the default sampler where there is no such diffusion."""
 
@@ -217,11 +193,9 @@ class ObjectiveConfig(ABC):
         return Denoiser(backbone, time.conditioning(backbone, self.num_steps or 128), allowed)
 
     def default_sampler(self) -> Sampler:
-        """The sampler that is used if none is asked for."""
         return Exact()
 
     def choose_sampler(self, requested: Sampler | None) -> Sampler:
-        """The requested sampler, or the default."""
         return self.default_sampler() if requested is None or isinstance(requested, self.sampler_aliases) else requested
 
     @property
@@ -231,17 +205,13 @@ class ObjectiveConfig(ABC):
 
     def with_steps(self, num_steps: int) -> ObjectiveConfig:
         """The same with another T; the same itself if there is no time grid."""
-        return self
-
-    @property
-    def generates_on_masks(self) -> bool:
-        """Whether generation starts from `[MASK]`: the model then fills blanks, and takes any sampler for masks."""
-        return True
+        changed: Any = self
+        return self if self.num_steps is None else replace(changed, num_steps=num_steps)
 
     @property
     def schedule_label(self) -> str:
         """What a table says of the noise schedule; "–" if there is none."""
-        return "–"
+        return str(getattr(self, "schedule", "–"))
 
     def time_label(self, time: TimeEmbedding) -> str:
         """What a table says of how the time reaches the network; "–" if there is no time."""
@@ -256,7 +226,6 @@ class ObjectiveConfig(ABC):
             )
 
     def __str__(self) -> str:
-        """The name and the settings."""
         return describe(self)
 
 

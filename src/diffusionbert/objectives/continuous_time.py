@@ -1,24 +1,37 @@
 """Sahoo et al. 2024, "Simple and effective masked diffusion language models" (MDLM), eq. 10, and
 Shi et al. 2024, "Simplified and generalized masked diffusion" (MD4), generalised to token-dependent schedules.
 
-    nats(x0) = ∫₀¹ E_q(x_t | x0) [ rate(x0, x_t, t) ] dt
+    nats(x0) = ∫₀¹ E_q(x_t | x0) [ R(x_t) ] dt,    R the sum of `Absorbing.rate` over the masked positions
 
 the limit of the T-step bound for T → ∞. Under a schedule that treats all tokens alike the rate is
--ᾱ'/(1-ᾱ) · cross-entropy; for the general form see `Absorbing.rate`.
+-ᾱ'/(1-ᾱ) · cross-entropy.
+
+`LearnedSchedule` is GenMD4 (Shi et al. 2024, §6): the schedule of every token is learned together with the network,
+ᾱ_t(v) = 1 - t^w(v). The noise itself depends on w, so part of its gradient does not pass through the integrand. As in
+the paper it is estimated by REINFORCE with a leave-one-out baseline (Kool et al. 2019), from two independent draws x_t,
+x_t' at one time:
+
+    ∇E[R] = E[ ½∇(R + R') + ½(R - R')·∇(log q(x_t | x0) - log q(x_t' | x0)) ]
+
+R and q are those of the whole sequence: the network's prediction at one position depends on the masks at others.
+Where the original differs: there f is p(v | x_t, t) itself and the network is time-conditioned. Here the process
+reweights a time-agnostic f to p(v | x_t, t), so that exponents and network can be right independently.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diffusionbert.diffusion.absorbing import Absorbing
-from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.schedules import Linear, NoiseSchedule
+import torch
+
+from diffusionbert.diffusion.absorbing import Absorbing, LearnedExponents
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, Power
 from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, Times, Tokens, per_position
 from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.base import Network
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     CONTINUOUS,
     Estimator,
@@ -55,45 +68,102 @@ class ContinuousTimeConfig(ObjectiveConfig):
         """The continuous-time bound, by the estimator of least variance."""
         if time is TimeEmbedding.NONE and not self.schedule.by_token:
             return ScoringQuantities((ORDER_AGNOSTIC,))
-        definition = LikelihoodDefinition(
-            time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES, schedule=Component.of(self.schedule)
-        )
-        return ScoringQuantities((ScoringQuantity(CONTINUOUS, definition, self.build),))
+        return ScoringQuantities((ScoringQuantity(CONTINUOUS, _definition(Component.of(self.schedule)), self.build),))
+
+
+@register("learned-schedule")
+@dataclass(frozen=True)
+class LearnedScheduleConfig(ObjectiveConfig):
+    """GenMD4: the continuous-time bound, with an exponent of each token's schedule learned with the network."""
+
+    learns_exponents = True
+
+    def build(self, statistics: TokenStatistics) -> LearnedSchedule:
+        return LearnedSchedule(self.process(statistics))
+
+    def process(self, statistics: TokenStatistics) -> Absorbing:
+        """Absorbing noise with the exponents learned so far; a new model starts from the linear schedule."""
+        size = len(statistics.allowed)
+        exponents = torch.ones(size) if statistics.exponents is None else statistics.exponents
+        return Absorbing(Power(), statistics.mask_id, LearnedExponents(exponents))
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        return ScoringQuantities((ScoringQuantity(CONTINUOUS, _definition(Component("learned")), self.build),))
 
     @property
     def schedule_label(self) -> str:
-        return str(self.schedule)
+        return "learned"
+
+    def time_label(self, time: TimeEmbedding) -> str:
+        return time.abbreviation
+
+
+def _definition(schedule: Component) -> LikelihoodDefinition:
+    return LikelihoodDefinition(time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES, schedule=schedule)
 
 
 class ContinuousTime(Objective[Network]):
-    """The continuous-time bound under absorbing noise."""
+    """The continuous-time bound under absorbing noise; `loss` draws its times from `time_sampling`."""
+
+    likelihood = Likelihood.BOUND
 
     def __init__(self, process: Absorbing, time_sampling: TimeSampling | None = None):
-        """`loss` draws its times from `time_sampling`."""
         super().__init__()
         process.require_finite_divergence()
         process.require_finite_rate()
         self.process = process
         self.time_sampling = time_sampling or UniformTimes()
 
-    @property
-    def likelihood(self) -> Likelihood:
-        return Likelihood.BOUND
-
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """The integrand of the bound at one drawn time."""
-        return self._estimate(network, x0, noise, self.time_sampling).sum(dim=1)
+        return _estimate(self.process, network, x0, noise, self.time_sampling).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
-        """The integrand of the bound at one drawn time."""
-        return self._estimate(network, x0, noise, Early())
+        return _estimate(self.process, network, x0, noise, Early())
 
-    def rate_nats(self, network: Network, x0: Tokens, x_t: Batch, t: Times) -> PerPosition:
-        """The integrand at time t for a given x_t."""
-        targets = self.process.targets(x_t)
-        log_f = network(x_t.tokens, x_t.attend, t, targets)
-        return per_position(self.process.rate(x0, x_t, log_f, t), targets)
 
-    def _estimate(self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> PerPosition:
-        t, weight = time_sampling.times(noise.stratified_uniform(x0))
-        return weight[:, None] * self.rate_nats(network, x0.tokens, self.process.corrupt(x0, t, noise), t)
+class LearnedSchedule(Objective[Network]):
+    """The continuous-time bound, and a loss whose gradient is the bound's for the network and for the exponents."""
+
+    likelihood = Likelihood.BOUND
+
+    def __init__(self, process: Absorbing):
+        super().__init__()
+        if process.learned is None:
+            raise ValueError(
+                f"{process.schedule} has nothing to learn; use Absorbing(Power(), mask_id, LearnedExponents(…)), "
+                "or ContinuousTime for a fixed schedule"
+            )
+        process.require_finite_rate()
+        self.process = process
+
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
+        """The integrand at one drawn time (from `Early`, since exponents may fall below 1), the mean of two draws."""
+        t, weight = Early().times(noise.stratified_uniform(x0))
+        first, second = (self.process.corrupt(x0, t, noise, purpose) for purpose in (Purpose.CORRUPT, Purpose.PAIR))
+        return weight * self.paired_nats(network, x0.tokens, first, second, t)
+
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
+        """The integrand at one drawn time; exponents get no gradient from it."""
+        return _estimate(self.process.fixed(), network, x0, noise, Early())
+
+    def paired_nats(self, network: Network, x0: Tokens, first: Batch, second: Batch, t: Times) -> PerSequence:
+        """The mean integrand of two draws; over both, its gradient is on average the gradient of the mean."""
+        rate, other_rate = (rate_nats(self.process, network, x0, x_t, t).sum(dim=1) for x_t in (first, second))
+        score = self.process.log_corrupt(x0, first, t) - self.process.log_corrupt(x0, second, t)
+        reinforce = (rate - other_rate).detach() * score
+        return (rate + other_rate + reinforce - reinforce.detach()) / 2
+
+
+def rate_nats(process: Absorbing, network: Network, x0: Tokens, x_t: Batch, t: Times) -> PerPosition:
+    """The integrand of the bound at time t for a given x_t."""
+    targets = process.targets(x_t)
+    log_f = network(x_t.tokens, x_t.attend, t, targets)
+    return per_position(process.rate(x0, x_t, log_f, t), targets)
+
+
+def _estimate(
+    process: Absorbing, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling
+) -> PerPosition:
+    """The integrand at one drawn time."""
+    t, weight = time_sampling.times(noise.stratified_uniform(x0))
+    return weight[:, None] * rate_nats(process, network, x0.tokens, process.corrupt(x0, t, noise), t)

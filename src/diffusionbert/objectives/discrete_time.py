@@ -37,7 +37,7 @@ from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTi
 from diffusionbert.diffusion.tokens import TokenStatistics, log_prob_of
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.base import Network
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     GRID,
     Estimator,
@@ -59,8 +59,7 @@ from diffusionbert.storage.schema import Component
 class Quantity(Enum):
     """What is summed over the steps."""
 
-    STRICT = "strict"
-    """The divergence: a bound on -log p(x0)."""
+    STRICT = "strict"  # the divergence: a bound on -log p(x0)
     PAPER = "paper"
     """r_{s|t}(x0)·cross-entropy, which the published spindle figures use. Under a token-dependent schedule this is
     *not* a bound: the reverse process is given the rarity of the masked token."""
@@ -103,7 +102,6 @@ class DiscreteTimeConfig(ObjectiveConfig):
         return Absorbing(self.schedule, statistics.mask_id, statistics.information, reweighted=is_strict)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The T-step bound and its limit in continuous time, where there is one."""
         definition = LikelihoodDefinition(
             self.quantity.value if self.schedule.by_token else Quantity.STRICT.value,
             TimeGrid(self.num_steps),
@@ -125,17 +123,12 @@ class DiscreteTimeConfig(ObjectiveConfig):
     def _order_agnostic_grid(self, statistics: TokenStatistics) -> OrderAgnosticGrid:
         return OrderAgnosticGrid(self.schedule, uniform_grid(self.num_steps), statistics.mask_id)
 
-    def with_steps(self, num_steps: int) -> DiscreteTimeConfig:
-        return replace(self, num_steps=num_steps)
-
     @property
-    def generates_on_masks(self) -> bool:
-        """Unless noise is uniform."""
+    def generates_on_masks(self) -> bool:  # type: ignore[override]
         return not self.uniform_noise
 
     @property
     def schedule_label(self) -> str:
-        """The schedule, and the quantity or the noise where they matter."""
         if self.uniform_noise:
             return f"{self.schedule}, uniform noise"
         return f"{self.schedule}, {self.quantity.value}" if self.schedule.by_token else str(self.schedule)
@@ -154,9 +147,7 @@ class DiscreteTime(Objective[Network]):
         hybrid: float = 0.0,
         time_sampling: TimeSampling | None = None,
     ):
-        """`grid` rises from 0 to 1. `hybrid`, the weight of D3PM's auxiliary cross-entropy, and `time_sampling` act on
-        `loss` alone.
-        """
+        """`grid` rises from 0 to 1; `hybrid` and `time_sampling` act on `loss` alone."""
         super().__init__()
         require_grid(grid)
         if quantity is Quantity.STRICT:
@@ -170,6 +161,8 @@ class DiscreteTime(Objective[Network]):
             )
         self.process = process
         self.quantity = quantity
+        is_bound = quantity is Quantity.STRICT or not process.schedule.by_token
+        self.likelihood = Likelihood.BOUND if is_bound else Likelihood.PSEUDO
         self.hybrid = hybrid
         self.time_sampling = time_sampling or UniformTimes()
         self.register_buffer("_grid", exact_bits(grid), persistent=False)
@@ -178,14 +171,7 @@ class DiscreteTime(Objective[Network]):
     def grid(self) -> Grid:
         return from_bits(self._grid)
 
-    @property
-    def likelihood(self) -> Likelihood:
-        """A bound, unless the paper's quantity meets a token-dependent schedule."""
-        is_bound = self.quantity is Quantity.STRICT or not self.process.schedule.by_token
-        return Likelihood.BOUND if is_bound else Likelihood.PSEUDO
-
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """The bound and the hybrid term at one drawn step."""
         return self._estimate(network, x0, noise, self.time_sampling, self.hybrid).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:

@@ -8,24 +8,20 @@ x_0 is the vector at time 0, which still has a little noise. The word vectors E 
 keeps them apart. The terms of x_1 are 0 for every schedule that ends at 0. Positions that are not editable keep E(w)
 and cost nothing.
 
-`nats` weights errors by the SNR, up to (1 - floor) / floor at t → 0, where the network's vectors are never exact and
-for rare tokens not even the nearest token is right: this is by far the largest part of the bound. It is a bound for any
-x̂0. So at times at which x_t alone nearly identifies the token, x̂0 is the mean of E(w) given x_t alone, under a
-uniform prior over tokens, and the network's prediction is not used. That is the bound of the chain with these steps.
-The sampler, which has no true tokens to start from, moves the network's prediction to the nearest token as soon as
-tokens are certain, as the paper does. Up to a given time `clamped`, the prediction is moved here, too. Finally tokens
-are drawn from p(w | x_0), where the sampler takes the nearest ones unless it is asked to draw. The step is drawn half
-uniformly and half in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t), the information of the step if the D axes of a
-vector were one Gaussian number.
+`nats` is a bound for any x̂0. It weights errors by the SNR, up to (1 - floor) / floor at t → 0, where the network's
+vectors are never exact. So at times at which x_t alone nearly identifies the token, x̂0 is the mean of E(w) given x_t
+alone, under a uniform prior over tokens: the bound of the chain with these steps. (Up to a given time `clamped`, x̂0 is
+moved to the nearest token instead, as the sampler does.) The step is drawn half uniformly and half in proportion to
+log(1 + D·SNR_s) - log(1 + D·SNR_t), the information of the step if the D axes of a vector were one Gaussian number.
 
-Where the original differs: its equations sum squares over axes and steps, its code takes means over both, so that
-rounding has a higher weight. So do we: summed over axes, the vectors shrink until rounding fails. Its code predicts the
-noisy x_0 at all steps but the first, which predicts E(w); we predict E(w) at all steps. It counts padding as tokens.
+The original's equations sum squares over axes and steps, its code takes means over both, so that rounding has a higher
+weight. So do we: summed over axes, the vectors shrink until rounding fails. Its code predicts the noisy x_0 at all
+steps but the first; we predict E(w) at all steps. It counts padding as tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +43,8 @@ from diffusionbert.diffusion.shapes import (
     from_bits,
 )
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
-from diffusionbert.networks.config import TimeEmbedding
 from diffusionbert.networks.embedding import EmbeddingDenoiser, VectorNetwork, clamp_to_words
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     VECTORS,
     Estimator,
@@ -86,6 +82,7 @@ class GaussianConfig(ObjectiveConfig):
     None: in sampling, as long as tokens are certain; in the bound, x_t itself is used there."""
 
     has_word_vectors = True
+    generates_on_masks = False
     sampler_aliases = (Exact, Ancestral)
 
     def __post_init__(self) -> None:
@@ -98,11 +95,9 @@ class GaussianConfig(ObjectiveConfig):
         return Gaussian(self.schedule, self.floor)
 
     def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
-        """An encoder between word vectors; it always has the time as an input."""
         return EmbeddingDenoiser(backbone, allowed, self.width)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The bound over the time grid, rounding included."""
         definition = LikelihoodDefinition(
             time=TimeGrid(self.num_steps), estimator=Estimator.STRATIFIED_TIMES, schedule=Component.of(self.schedule)
         )
@@ -111,32 +106,18 @@ class GaussianConfig(ObjectiveConfig):
     def default_sampler(self) -> Sampler:
         return GaussianAncestral(self.clamped)
 
-    def with_steps(self, num_steps: int) -> GaussianConfig:
-        return replace(self, num_steps=num_steps)
-
-    @property
-    def generates_on_masks(self) -> bool:
-        """No: generation starts from Gaussian noise."""
-        return False
-
-    @property
-    def schedule_label(self) -> str:
-        return str(self.schedule)
-
     def time_label(self, time: TimeEmbedding) -> str:
-        """The time is an input of the network."""
         return "input"
 
 
 class GaussianDiffusion(Objective[VectorNetwork]):
     """The T-step bound, and the simplified loss by which Diffusion-LM is trained."""
 
+    likelihood = Likelihood.BOUND
     _grid: Tensor
 
     def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float | None = None):
-        """Steps from times up to `clamped` use the clamping trick, in `nats` alone; True or 1 is all of them. None is
-        none of them, but x_t itself is used where it identifies the token.
-        """
+        """`nats` uses the clamping trick for times up to `clamped`; None uses x_t where it identifies the token."""
         super().__init__()
         require_grid(grid)
         require_clamping(clamped)
@@ -148,12 +129,7 @@ class GaussianDiffusion(Objective[VectorNetwork]):
     def grid(self) -> Grid:
         return from_bits(self._grid)
 
-    @property
-    def likelihood(self) -> Likelihood:
-        return Likelihood.BOUND
-
     def loss(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerSequence:
-        """The squared error at one uniformly drawn step, and the rounding term."""
         clean = network.embed(x0.tokens)
         num_steps = len(self.grid) - 1
         t = self.grid[1 + (noise.stratified_uniform(x0) * num_steps).long()]
@@ -163,7 +139,6 @@ class GaussianDiffusion(Objective[VectorNetwork]):
         return (torch.where(x0.editable, squares, 0.0) + self.rounding_nats(network, x0, clean, noise)).sum(dim=1)
 
     def nats(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerPosition:
-        """The bound, its sum over steps estimated from one of them."""
         clean = network.embed(x0.tokens)
         index, probability = self._drawn_step(noise.stratified_uniform(x0), clean.shape[-1])
         s, t = self.grid[index], self.grid[index + 1]

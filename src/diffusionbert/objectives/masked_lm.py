@@ -1,24 +1,44 @@
-"""Devlin et al. 2019, "BERT": masked language modelling, the ordinary pretraining that DiffusionBERT starts from.
+"""Masked language modelling: BERT's pretraining, BERT-Mouth and CMLM.
+
+Devlin et al. 2019, "BERT", the ordinary pretraining that DiffusionBERT starts from (`MaskedLM`):
 
     loss(x0) = 1/rate · Σ over selected positions i of -log f(x0_i | x with the selected positions masked)
 
 Each editable position is selected with probability `rate` (15 %); a selected token becomes `[MASK]` (80 %), another
-token (10 %) or stays (10 %). Divided by the rate, the loss of a sequence estimates the cost of all its tokens.
-The next-sentence loss of the original is left out, as in RoBERTa.
+token (10 %) or stays (10 %). The next-sentence loss of the original is left out, as in RoBERTa.
+
+Wang & Cho 2019, "BERT has a mouth, and it must speak", section 2 (`BertMouth`):
+
+    nats(x0) = Σ_{i=1..n} -log f(x0_i | all other tokens)      the pseudo-log-likelihood (Besag 1975), n calls in all
+
+This is not a distribution over sequences, as Cho notes himself ("BERT has a mouth and must speak, but it is not an
+MRF", 28 May 2019): it may lie below the entropy, and Σ exp(-nats) over all sequences may exceed 1. The figure of the
+same network that is comparable with other models is the order-agnostic bound.
+
+Ghazvininejad et al. 2019, "Mask-Predict", section 2.2: conditional masked language modelling (`CMLM`):
+
+    k ~ uniform on 1 … n,  k of the n positions masked, all sets equally likely
+    loss(x0) = 2n/(n + 1) · Σ_{masked i} -log f(x0_i | unmasked)
+
+Every masked position has the same weight, whatever k, where the order-agnostic bound has n/k. The paper divides by the
+number of masked positions in the batch, here it is their average, so that parts of a batch add up. The authors' code
+never masks all positions of a longer sequence and smooths labels; here it is as in the paper, without its length
+prediction. The paper claims no likelihood: averaged over a language this lies above the bound for the best network, but
+for a single sequence it may lie below -log p(x0).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, TokenSet
+from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, PositionMask, TokenSet
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.base import Network
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     PSEUDO,
     Estimator,
@@ -29,10 +49,11 @@ from diffusionbert.objectives.base import (
     ScoringQuantities,
     ScoringQuantity,
 )
-from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC
+from diffusionbert.objectives.order_agnostic import ORDER_AGNOSTIC, masked_nats
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.gibbs import Gibbs
+from diffusionbert.samplers.mask_predict import MaskPredict
 
 
 @register("masked-lm")
@@ -55,6 +76,7 @@ class MaskedLMConfig(ObjectiveConfig):
 class MaskedLM(Objective[Network]):
     """Cross-entropy at a fixed share of positions; a time-conditioned network is always given the time `rate`."""
 
+    likelihood = Likelihood.PSEUDO  # the cost of tokens when most others are unmasked
     allowed_ids: Tensor
 
     def __init__(self, mask_id: int, allowed: TokenSet, rate: float = 0.15):
@@ -65,44 +87,23 @@ class MaskedLM(Objective[Network]):
         self.rate = rate
         self.register_buffer("allowed_ids", allowed.nonzero()[:, 0], persistent=False)
 
-    @property
-    def likelihood(self) -> Likelihood:
-        """Pseudo: the cost of tokens when most others are unmasked."""
-        return Likelihood.PSEUDO
-
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         """The cross-entropy at the selected positions over the rate; some of them are kept or replaced."""
-        selected = x0.editable & (noise.per_position(x0, Purpose.CORRUPT) < self.rate)
+        selected = self._selected(x0, noise)
         outcome = noise.per_position(x0, Purpose.KEEP)
         other = (noise.per_position(x0, Purpose.REPLACE) * len(self.allowed_ids)).long()
         masked = x0.tokens.masked_fill(selected & (outcome < 0.8), self.mask_id)
         replaced = torch.where(selected & (outcome >= 0.9), self.allowed_ids[other], masked)
-        return self._nats(network, x0, replace(x0, tokens=replaced), selected).sum(dim=1)
+        log_f = network(replaced, x0.attend, x0.constant_times(self.rate), selected)
+        return (nats_of(log_f, x0.tokens, selected) / self.rate).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """The cross-entropy at the selected positions over the rate; all of them are masked."""
-        selected = x0.editable & (noise.per_position(x0, Purpose.CORRUPT) < self.rate)
-        return self._nats(network, x0, replace(x0, tokens=x0.tokens.masked_fill(selected, self.mask_id)), selected)
+        selected = self._selected(x0, noise)
+        return masked_nats(network, x0, selected, self.mask_id, x0.constant_times(self.rate)) / self.rate
 
-    def _nats(self, network: Network, x0: Batch, x: Batch, selected: Tensor) -> PerPosition:
-        log_f = network(x.tokens, x.attend, x.constant_times(self.rate), selected)
-        return nats_of(log_f, x0.tokens, selected) / self.rate
-
-
-# ---- BERT-Mouth -----------------------------------------------------------------------------------------------------
-#
-# Wang & Cho 2019, "BERT has a mouth, and it must speak", section 2: masked language modelling as a generator.
-#
-#     nats(x0) = Σ_{i=1..n} -log f(x0_i | all other tokens)      the pseudo-log-likelihood (Besag 1975), n calls in all
-#
-# Each token is predicted with all others unmasked, so a sequence costs as if every token but one were known. This is
-# not a distribution over sequences: the n conditionals of a network need not be consistent with any joint
-# distribution, and where they are, their product is not that joint. The authors first took it for the potential of a
-# Markov random field and have retracted that ("BERT has a mouth and must speak, but it is not an MRF", a note by Cho,
-# 28 May 2019). It may lie below the entropy, and Σ exp(-nats) over all sequences may exceed 1. The figure of the same
-# network that is comparable with other models is the order-agnostic bound (Hoogeboom et al. 2022).
-#
-# The training objective is a parameter; the paper's is that of BERT itself.
+    def _selected(self, x0: Batch, noise: Noise) -> PositionMask:
+        return x0.editable & (noise.per_position(x0, Purpose.CORRUPT) < self.rate)
 
 
 @register("bert-mouth")
@@ -114,8 +115,7 @@ class BertMouthConfig(ObjectiveConfig):
     """The share of positions that are masked in training."""
 
     def build(self, statistics: TokenStatistics) -> BertMouth:
-        training = MaskedLM(statistics.mask_id, statistics.allowed, self.rate)
-        return BertMouth(training, statistics.mask_id)
+        return BertMouth(MaskedLM(statistics.mask_id, statistics.allowed, self.rate), statistics.mask_id)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
         """The continuous-time bound, and the paper's pseudo-likelihood."""
@@ -127,20 +127,17 @@ class BertMouthConfig(ObjectiveConfig):
 
 
 class BertMouth(Objective[Network]):
-    """Trains by another objective and scores by the pseudo-log-likelihood.
+    """Trains by another objective (the paper's is that of BERT) and scores by the pseudo-log-likelihood.
 
     A time-conditioned network is given the masked share, 1/n.
     """
+
+    likelihood = Likelihood.PSEUDO
 
     def __init__(self, training: Objective[Network], mask_id: int):
         super().__init__()
         self.training_objective = training
         self.mask_id = mask_id
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Pseudo: every token is predicted with all others unmasked."""
-        return Likelihood.PSEUDO
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         return self.training_objective.loss(network, x0, noise)
@@ -150,5 +147,36 @@ class BertMouth(Objective[Network]):
         length = x0.editable.sum(dim=1)
         index = (noise.stratified_uniform(x0) * length).long()
         targets = x0.editable & (x0.editable.cumsum(dim=1) == 1 + index[:, None])
-        log_f = network(x0.tokens.masked_fill(targets, self.mask_id), x0.attend, x0.fraction_of(targets), targets)
-        return length[:, None] * nats_of(log_f, x0.tokens, targets)
+        return length[:, None] * masked_nats(network, x0, targets, self.mask_id)
+
+
+@register("cmlm")
+@dataclass(frozen=True)
+class CMLMConfig(ObjectiveConfig):
+    """CMLM: any number of positions is masked in training, and mask-predict generates."""
+
+    def build(self, statistics: TokenStatistics) -> CMLM:
+        return CMLM(statistics.mask_id)
+
+    def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
+        return ScoringQuantities((ORDER_AGNOSTIC,))
+
+    def default_sampler(self) -> Sampler:
+        return MaskPredict()
+
+
+class CMLM(Objective[Network]):
+    """Cross-entropy at a uniformly drawn number of masked positions, all with the same weight; t is the share k/n."""
+
+    likelihood = Likelihood.PSEUDO  # the weights are not those of any order of generation
+
+    def __init__(self, mask_id: int):
+        super().__init__()
+        self.mask_id = mask_id
+
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
+        """2n/(n + 1) times the cross-entropy at k masked positions; k and the positions are drawn."""
+        length = x0.editable.sum(dim=1)
+        masked = noise.chosen(x0, 1 + (noise.stratified_uniform(x0) * length).long())
+        weight = 2 * length.double() / (length + 1)
+        return weight[:, None] * masked_nats(network, x0, masked, self.mask_id)

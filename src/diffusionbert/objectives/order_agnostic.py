@@ -4,19 +4,15 @@
 
 One token is generated at a time, in random order. For a time-agnostic network this equals the continuous-time bound of
 every schedule that treats all tokens alike, with less variance, because the number of masked positions is stratified.
-A time-conditioned network is given k/n.
-
-`OrderAgnosticGrid` is the same estimator for a time grid (Austin et al. 2021, D3PM, eq. 1, its terms collected by the
-number of masked positions):
+A time-conditioned network is given k/n. `OrderAgnosticGrid` is the same for a time grid (Austin et al. 2021, D3PM,
+eq. 1, its terms collected by the number of masked positions):
 
     nats(x0) = E_{k ~ q} E_{k of n positions masked} [ n/k · Σ_{masked i} -log f(x0_i | unmasked) ]
     q(k) = k/n · Σ over the grid's steps (s, t) of r_{s|t} · Binomial(k; n, 1 - ᾱ_t),       q(k) → 1/n on finer grids
 
-Under a schedule that treats all tokens alike every position is masked independently with probability 1 - ᾱ_t, so the
-number of masked positions is binomial and all sets of k positions are equally likely. A time-agnostic network depends
-on the set alone, so this is the bound of `DiscreteTime` over the same grid; q sums to 1, because Σ_k k·Binomial(k; n,
-p) = n·p. It has as little variance as `OrderAgnostic`, and with the same noise the two mask nearly the same positions,
-so that the difference between a grid and its limit is estimated well.
+This is the bound of `DiscreteTime` over the same grid: where every position is masked independently with probability
+1 - ᾱ_t, the number of masked positions is binomial and all sets of k positions are equally likely. q sums to 1,
+because Σ_k k·Binomial(k; n, p) = n·p.
 """
 
 from __future__ import annotations
@@ -28,19 +24,10 @@ from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import NoiseSchedule, require_grid
-from diffusionbert.diffusion.shapes import (
-    Batch,
-    Counts,
-    Grid,
-    PerPosition,
-    PerSequence,
-    Times,
-    Tokens,
-    Values,
-)
+from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PositionMask, Times, Tokens, Values
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.base import Network
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     CONTINUOUS,
     Estimator,
@@ -70,33 +57,31 @@ class OrderAgnosticConfig(ObjectiveConfig):
 class OrderAgnostic(Objective[Network]):
     """The bound averaged over all orders of generation; one order and one of its steps are drawn per sequence."""
 
+    likelihood = Likelihood.BOUND  # orders are averaged outside the logarithm
+
     def __init__(self, mask_id: int):
         super().__init__()
         self.mask_id = mask_id
 
-    @property
-    def likelihood(self) -> Likelihood:
-        """A bound: orders are averaged outside the logarithm."""
-        return Likelihood.BOUND
-
-    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
-        return self.nats(network, x0, noise).sum(dim=1)
-
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
         length = x0.editable.sum(dim=1)
-        num_masked = 1 + (noise.stratified_uniform(x0) * length).long()
-        masked = noise.chosen(x0, num_masked)
+        masked = noise.chosen(x0, 1 + (noise.stratified_uniform(x0) * length).long())
         x_t = replace(x0, tokens=x0.tokens.masked_fill(masked, self.mask_id))
         return length[:, None] * self.next_nats(network, x0.tokens, x_t)
 
     def next_nats(self, network: Network, x0: Tokens, x_t: Batch) -> PerPosition:
         """1/k times the cross-entropy at each of the k masked positions of x_t."""
-        targets = x_t.editable & (x_t.tokens == self.mask_id)
-        log_f = network(x_t.tokens, x_t.attend, x_t.fraction_of(targets), targets)
-        num_masked = targets.sum(dim=1, keepdim=True)
-        return nats_of(log_f, x0, targets) / num_masked.clamp(min=1)
+        masked = x_t.editable & (x_t.tokens == self.mask_id)
+        nats = masked_nats(network, replace(x_t, tokens=x0), masked, self.mask_id)
+        return nats / masked.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def masked_nats(network: Network, x0: Batch, masked: PositionMask, mask_id: int, t: Times | None = None) -> PerPosition:
+    """-log f(x0 | unmasked) at the masked positions; t is their share of the editable ones, unless given."""
+    t = x0.fraction_of(masked) if t is None else t
+    log_f = network(x0.tokens.masked_fill(masked, mask_id), x0.attend, t, masked)
+    return nats_of(log_f, x0.tokens, masked)
 
 
 ORDER_AGNOSTIC = ScoringQuantity(
@@ -110,6 +95,8 @@ ORDER_AGNOSTIC = ScoringQuantity(
 class OrderAgnosticGrid(Objective[Network]):
     """The T-step bound of a time-agnostic network under a schedule that treats all tokens alike; for estimates."""
 
+    likelihood = Likelihood.BOUND
+
     def __init__(self, schedule: NoiseSchedule, grid: Grid, mask_id: int):
         super().__init__()
         require_grid(grid)
@@ -119,22 +106,12 @@ class OrderAgnosticGrid(Objective[Network]):
         self._survival = schedule.survival(grid.cpu().double(), torch.ones(1, dtype=torch.float64))
         self._distributions: dict[int, Tensor] = {}
 
-    @property
-    def likelihood(self) -> Likelihood:
-        return Likelihood.BOUND
-
-    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
-        return self.nats(network, x0, noise).sum(dim=1)
-
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """n/k times the cross-entropy at k masked positions; k and the positions are drawn."""
         length = x0.editable.sum(dim=1)
         num_masked = self._num_masked(length, noise.stratified_uniform(x0))
-        masked = noise.chosen(x0, num_masked)
-        log_f = network(x0.tokens.masked_fill(masked, self.mask_id), x0.attend, x0.fraction_of(masked), masked)
         weight = length / num_masked.clamp(min=1)
-        return weight[:, None] * nats_of(log_f, x0.tokens, masked)
+        return weight[:, None] * masked_nats(network, x0, noise.chosen(x0, num_masked), self.mask_id)
 
     def distribution(self, length: int) -> Values:
         """q(1), …, q(n)."""

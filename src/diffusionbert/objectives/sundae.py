@@ -29,7 +29,7 @@ from diffusionbert.diffusion.shapes import (
 from diffusionbert.diffusion.tokens import TokenStatistics, draw, nats_of
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.base import Network
-from diffusionbert.networks.config import TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import NO_LIKELIHOOD, Likelihood, Objective, ObjectiveConfig, ScoringQuantities
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Sampler
@@ -46,6 +46,8 @@ class SundaeConfig(ObjectiveConfig):
     unrolls: int = 2
     """How often the network is called in training, each time on its own predictions but the first."""
 
+    generates_on_masks = False
+
     def build(self, statistics: TokenStatistics) -> Sundae:
         return Sundae(statistics.allowed, self.unrolls)
 
@@ -58,17 +60,14 @@ class SundaeConfig(ObjectiveConfig):
     def default_sampler(self) -> Sampler:
         return Refinement()
 
-    @property
-    def generates_on_masks(self) -> bool:
-        """No: generation starts from uniform noise."""
-        return False
-
 
 class Sundae(Objective[Network]):
     """Cross-entropy of the clean text after noise, and again after the network's own corrections.
 
     A time-conditioned network is always given 1: in sampling the wrong share is not known.
     """
+
+    likelihood = Likelihood.NONE
 
     def __init__(self, allowed: TokenSet, unrolls: int = 2):
         super().__init__()
@@ -77,13 +76,7 @@ class Sundae(Objective[Network]):
         self.unrolls = unrolls
         self.process = Uniform(Linear(), allowed)  # at time α, a share α of the tokens is replaced
 
-    @property
-    def likelihood(self) -> Likelihood:
-        """None: judge it by its samples."""
-        return Likelihood.NONE
-
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """The mean over unrolls of the cross-entropy at all editable positions."""
         # By position first, so that the numbers of a sequence do not depend on its padding.
         uniform = noise.uniform(x0.example, Purpose.UNROLL, x0.tokens.shape[1], self.unrolls - 1)
         x = self.process.corrupt(x0, noise.stratified_uniform(x0), noise)
@@ -96,7 +89,6 @@ class Sundae(Objective[Network]):
         return total / self.unrolls
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
-        """Raises ValueError: there is no likelihood."""
         raise ValueError(
             "SUNDAE has no likelihood, nor a bound on one: the distribution of its Markov chain after some steps is "
             "intractable; judge it by its samples"

@@ -24,7 +24,7 @@ from diffusionbert.evaluation.evaluate import Plan, evaluate, open_evaluation_se
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
-from diffusionbert.networks.config import NewBert
+from diffusionbert.networks.loading import NewBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import (
     SYSTEMS,

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.base import HasBackbone
-from diffusionbert.networks.config import BackboneConfig, NewBert, TimeEmbedding
+from diffusionbert.networks.loading import BackboneConfig, NewBert
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig, TrainingModule
 from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.training.batches import FixedSequences, TokenBudget

@@ -31,8 +31,8 @@ from diffusionbert.data.sources import Source
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.absorbing import LearnedExponents
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.config import Pretrained, TimeEmbedding
-from diffusionbert.networks.loading import FILES, is_causal
+from diffusionbert.networks.loading import FILES, Pretrained, is_causal
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, TrainingModule
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json

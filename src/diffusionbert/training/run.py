@@ -27,8 +27,7 @@ from diffusionbert.data.dataset import Encoded, encode_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.config import Pretrained, Provided
-from diffusionbert.networks.loading import new_lm, require_reopenable
+from diffusionbert.networks.loading import Pretrained, Provided, new_lm, require_reopenable
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.reporting import logger, reason_of
 from diffusionbert.storage.files import atomic_folder, build_once, read_json, require_writable, write_json
