@@ -209,7 +209,7 @@ def test_token_and_unmasking_probability_give_the_telescoped_sums(floor, t):
     center = torch.full((1,), process.corpus_mean, dtype=torch.float64)
     rows, words = torch.zeros(2, dtype=torch.long), torch.arange(3000)
     at_t = torch.tensor([t], dtype=torch.float64)
-    log_p = process.log_words(log_f, rows, at_t, center)
+    log_p = process.log_p0(log_f, rows, at_t, center)
     dense = log_f.exp() * masked(t)
     tolerance = 1e-12 + 1e-15 / t
     torch.testing.assert_close(log_p.exp(), dense / dense.sum(dim=1, keepdim=True), rtol=1e3 * tolerance, atol=1e-14)

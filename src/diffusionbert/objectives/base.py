@@ -18,8 +18,8 @@ from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.schedules import Linear
-from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, TokenSet
+from diffusionbert.diffusion.schedules import Linear, require_grid
+from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, TokenSet, exact_bits, from_bits
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeEmbedding
@@ -90,6 +90,21 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
     def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
         """What training minimises: one draw of the loss per sequence, summed over its tokens; by default the nats."""
         return self.nats(network, x0, noise).sum(dim=1)
+
+
+class GridObjective(Objective[NetworkT]):
+    """An objective over a time grid, which rises from 0 to 1."""
+
+    _grid: Tensor
+
+    def __init__(self, grid: Grid):
+        super().__init__()
+        require_grid(grid)
+        self.register_buffer("_grid", exact_bits(grid), persistent=False)
+
+    @property
+    def grid(self) -> Grid:
+        return from_bits(self._grid)
 
 
 class TrainingModule(nn.Module):

@@ -16,23 +16,11 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from torch import Tensor
-
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, require_grid, uniform_grid
-from diffusionbert.diffusion.shapes import (
-    Batch,
-    Grid,
-    PerPosition,
-    PerSequence,
-    Times,
-    Tokens,
-    exact_bits,
-    from_bits,
-    per_position,
-)
+from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, uniform_grid
+from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, Times, Tokens, per_position
 from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
 from diffusionbert.diffusion.tokens import TokenStatistics, log_prob_of
 from diffusionbert.diffusion.uniform import Uniform
@@ -41,9 +29,9 @@ from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     GRID,
     Estimator,
+    GridObjective,
     Likelihood,
     LikelihoodDefinition,
-    Objective,
     ObjectiveConfig,
     ScoringQuantities,
     ScoringQuantity,
@@ -134,10 +122,8 @@ class DiscreteTimeConfig(ObjectiveConfig):
         return f"{self.schedule}, {self.quantity.value}" if self.schedule.by_token else str(self.schedule)
 
 
-class DiscreteTime(Objective[Network]):
+class DiscreteTime(GridObjective[Network]):
     """The T-step bound, for any process on tokens."""
-
-    _grid: Tensor
 
     def __init__(
         self,
@@ -148,8 +134,7 @@ class DiscreteTime(Objective[Network]):
         time_sampling: TimeSampling | None = None,
     ):
         """`grid` rises from 0 to 1; `hybrid` and `time_sampling` act on `loss` alone."""
-        super().__init__()
-        require_grid(grid)
+        super().__init__(grid)
         if quantity is Quantity.STRICT:
             process.require_finite_divergence()
         elif not isinstance(process, Absorbing):
@@ -165,11 +150,6 @@ class DiscreteTime(Objective[Network]):
         self.likelihood = Likelihood.BOUND if is_bound else Likelihood.PSEUDO
         self.hybrid = hybrid
         self.time_sampling = time_sampling or UniformTimes()
-        self.register_buffer("_grid", exact_bits(grid), persistent=False)
-
-    @property
-    def grid(self) -> Grid:
-        return from_bits(self._grid)
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         return self._estimate(network, x0, noise, self.time_sampling, self.hybrid).sum(dim=1)

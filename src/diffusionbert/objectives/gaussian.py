@@ -24,33 +24,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.gaussian import Gaussian, require_clamping
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.schedules import Cosine, NoiseSchedule, require_grid, uniform_grid
-from diffusionbert.diffusion.shapes import (
-    Batch,
-    Counts,
-    Grid,
-    PerPosition,
-    PerSequence,
-    Times,
-    TokenSet,
-    Vectors,
-    exact_bits,
-    from_bits,
-)
+from diffusionbert.diffusion.schedules import Cosine, NoiseSchedule, uniform_grid
+from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PerSequence, Times, TokenSet, Vectors
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.embedding import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     VECTORS,
     Estimator,
+    GridObjective,
     Likelihood,
     LikelihoodDefinition,
-    Objective,
     ObjectiveConfig,
     ScoringQuantities,
     ScoringQuantity,
@@ -110,24 +99,17 @@ class GaussianConfig(ObjectiveConfig):
         return "input"
 
 
-class GaussianDiffusion(Objective[VectorNetwork]):
+class GaussianDiffusion(GridObjective[VectorNetwork]):
     """The T-step bound, and the simplified loss by which Diffusion-LM is trained."""
 
     likelihood = Likelihood.BOUND
-    _grid: Tensor
 
     def __init__(self, process: Gaussian, grid: Grid, clamped: bool | float | None = None):
         """`nats` uses the clamping trick for times up to `clamped`; None uses x_t where it identifies the token."""
-        super().__init__()
-        require_grid(grid)
+        super().__init__(grid)
         require_clamping(clamped)
         self.process = process
         self.clamped = clamped
-        self.register_buffer("_grid", exact_bits(grid), persistent=False)
-
-    @property
-    def grid(self) -> Grid:
-        return from_bits(self._grid)
 
     def loss(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerSequence:
         clean = network.embed(x0.tokens)

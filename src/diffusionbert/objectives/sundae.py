@@ -14,18 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Linear
-from diffusionbert.diffusion.shapes import (
-    Batch,
-    PerPosition,
-    PerSequence,
-    PerTarget,
-    TargetLogProbs,
-    TargetTokens,
-    TokenSet,
-)
+from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, TokenSet
 from diffusionbert.diffusion.tokens import TokenStatistics, draw, nats_of
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.base import Network
@@ -95,13 +88,13 @@ class Sundae(Objective[Network]):
         )
 
 
-def _corrected(network: Network, x0: Batch, x: Batch) -> tuple[PerSequence, TargetLogProbs]:
+def _corrected(network: Network, x0: Batch, x: Batch) -> tuple[Tensor, Tensor]:
     """The cross-entropy of the clean text per sequence when x is given, and the network's log-probabilities."""
     log_f = network(x.tokens, x.attend, x.constant_times(1.0), x0.editable)
     return nats_of(log_f, x0.tokens, x0.editable).sum(dim=1), log_f
 
 
-def _sampled(log_f: TargetLogProbs, uniform: PerTarget) -> TargetTokens:
+def _sampled(log_f: Tensor, uniform: Tensor) -> Tensor:
     """One token per position; in pieces, since a draw holds a few copies of its piece in float64."""
     num_pieces = 1 + len(log_f) // _POSITIONS_AT_ONCE
     pieces = zip(log_f.chunk(num_pieces), uniform.chunk(num_pieces), strict=True)

@@ -28,19 +28,7 @@ from torch import Tensor
 
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.shapes import (
-    Batch,
-    Counts,
-    Flags,
-    Grid,
-    Keys,
-    PerTarget,
-    PositionMask,
-    TargetIndices,
-    TargetLogProbs,
-    TargetTokens,
-    sequence_index,
-)
+from diffusionbert.diffusion.shapes import Batch, Counts, Flags, Grid, PositionMask, TargetLogProbs, sequence_index
 from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
 from diffusionbert.samplers.ancestral import Ancestral
@@ -92,7 +80,7 @@ class _Answer:
     positions: PositionMask
     log_f: TargetLogProbs
     center: Tensor  # the guessed means of information; sequences with the same mean are evaluated together
-    group: Keys  # which of these means is each sequence's
+    group: Tensor  # which of these means is each sequence's
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -173,9 +161,7 @@ def _jump(state: JumpState, log_f: TargetLogProbs) -> JumpState:
     return state.advance(tokens, state.grid[at], state.at > 0, not bool(at.any()), **own)
 
 
-def _unmasked_at(
-    process: Absorbing, tokens: TargetTokens, grid: Grid, at: TargetIndices, center: PerTarget, uniform: PerTarget
-) -> TargetIndices:
+def _unmasked_at(process: Absorbing, tokens: Tensor, grid: Grid, at: Tensor, center: Tensor, uniform: Tensor) -> Tensor:
     """The largest k below `at` with uniform < r_{grid[k] | grid[at]}, which rises to 1 as k falls to 0."""
     low, high, t = torch.zeros_like(at), at, grid[at]
     for _ in range(len(grid).bit_length()):
