@@ -68,7 +68,7 @@ def respelled(engine: Engine, text: str) -> str:
 def cold_start() -> float:
     """Seconds of `generate` in a new process: imports, loading, one sentence of 24 tokens."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "diffusionbert.cli.main", "generate", "--length", "24"]
+    command = [sys.executable, "-m", "diffusionbert", "generate", "--length", "24"]
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - started
 

@@ -45,7 +45,7 @@ from diffusionbert.cli.terminal import coloured, line_of, show_generation
 from diffusionbert.inference.tasks import StreamState
 from diffusionbert.model import Model
 
-COMMANDS = [typing.get_args(each)[1].name for each in typing.get_args(Command)]
+COMMANDS = [command.__name__.lower() for command in typing.get_args(Command)]
 OTHER_METHODS = {"refinement": "unrolled", "left-to-right": "decoder", "gaussian-ancestral": "vectors"}
 """Ways of writing that a masked model has not, and the kind of model that has."""
 SAMPLERS = [
@@ -568,7 +568,7 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, arguments, messag
 
 @pytest.mark.parametrize("arguments", [["fill", "--seed", "x", "a"], ["nonsense"], ["generate", "--seed"]], ids=str)
 def test_a_terminal_without_boxes_is_told_the_same(arguments):
-    command = [sys.executable, "-m", "diffusionbert.cli.main", *arguments]
+    command = [sys.executable, "-m", "diffusionbert", *arguments]
     said = [
         subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, timeout=60).stderr
         for encoding in ("ascii", "utf-8")
@@ -903,7 +903,7 @@ def test_dear_tokens_are_red_and_cheap_ones_green():
 
 def test_on_a_terminal_errors_are_one_plain_line_too():
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "diffusionbert.cli.main", "fill", "--seed", "x"]
+    command = [sys.executable, "-m", "diffusionbert", "fill", "--seed", "x"]
     done = subprocess.run(command, stdout=theirs, stderr=theirs, timeout=60)
     os.close(theirs)
     said = os.read(ours, 10_000).decode()

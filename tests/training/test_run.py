@@ -161,7 +161,7 @@ def test_a_killed_command_resumes_to_the_same_parameters(cache, tmp_path):
     common = ["--data=pydoc", f"--cache={cache}", "--steps=30", "--validate-every=15", "--save-every=4", *SMALL]
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     main(["train", f"--output={straight}", *common])
-    command = [sys.executable, "-m", "diffusionbert.cli.main", "train", f"--output={killed}"]
+    command = [sys.executable, "-m", "diffusionbert", "train", f"--output={killed}"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: sums in another order differ in the last bit
     process = subprocess.Popen([*command, *common], env=one_thread, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -262,7 +262,7 @@ def test_a_missing_text_is_named_when_resuming(capsys, cache, tmp_path, monkeypa
 def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
     """Processes that do not find each other would log everything twice."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    command = ["diffusionbert.cli.main", "train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}"]
+    command = ["diffusionbert", "train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     line = [*launcher, *command, "--auto", "--sharded", *QUICK, *SMALL]
     done = subprocess.run(line, env=one_thread, check=True, timeout=200, stdout=subprocess.PIPE, text=True)

@@ -21,10 +21,6 @@ from diffusionbert.reporting import reason_of
 if TYPE_CHECKING:
     from diffusionbert.model import Model
     from diffusionbert.samplers.config import SamplingRequest
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 LONGEST_LINE = 100_000
 MOST_LINES = 1_000_000

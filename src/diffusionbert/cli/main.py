@@ -8,17 +8,16 @@ both may stand anywhere.
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import re
 import sys
 from contextlib import redirect_stderr
 from importlib import import_module
+from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
-from tyro.conf import subcommand
 
 from diffusionbert import __version__
 from diffusionbert.cli.compare import Compare
@@ -40,28 +39,11 @@ ABOUT = (
     "MODULE imports a module that registers schedules, samplers or objectives; --verbosity debug|info|warning|error "
     "chooses the messages on standard error (default: info). --version prints the version."
 )
-Command = (
-    Annotated[Generate, subcommand(name="generate")]
-    | Annotated[Fill, subcommand(name="fill")]
-    | Annotated[Rewrite, subcommand(name="rewrite")]
-    | Annotated[Score, subcommand(name="score")]
-    | Annotated[Train, subcommand(name="train")]
-    | Annotated[Pretrain, subcommand(name="pretrain")]
-    | Annotated[Evaluate, subcommand(name="evaluate")]
-    | Annotated[Compare, subcommand(name="compare")]
-    | Annotated[Reproduce, subcommand(name="reproduce")]
-    | Annotated[Plot, subcommand(name="plot")]
-    | Annotated[Doctor, subcommand(name="doctor")]
-    | Annotated[Info, subcommand(name="info")]
-)
+Command = Generate | Fill | Rewrite | Score | Train | Pretrain | Evaluate | Compare | Reproduce | Plot | Doctor | Info
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command.
-
-    Args:
-        arguments: The arguments of the command line; None takes them from the process.
-    """
+    """Runs a command; without arguments, that of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
         print(f"diffusionbert {__version__}")
@@ -71,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     try:
-        words, (plugins, levels) = _taken(words, "--plugin", "--verbosity")
+        plugins, levels = _take(words, "--plugin"), _take(words, "--verbosity")
         command = parse_arguments(words)
         set_verbosity(levels[-1] if levels else "info")
         for module in plugins:
@@ -82,27 +64,24 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
-    except ValueError as error:
-        sys.exit(_report(error, code=2))
-    except (OSError, RuntimeError, FloatingPointError, MemoryError) as error:
-        sys.exit(_report(error, code=1))
+    except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
+        print(f"diffusionbert: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ValueError) else 1)
 
 
-def _taken(words: list[str], *flags: str) -> tuple[list[str], list[list[str]]]:
-    """The words without these flags and their values, and the values of each flag."""
-    rest: list[str] = []
-    values: dict[str, list[str]] = {flag: [] for flag in flags}
-    remaining = iter(words)
+def _take(words: list[str], flag: str) -> list[str]:
+    """Removes a flag from the words, wherever it stands, and returns its values."""
+    remaining, others, values = iter(words), [], []
     for word in remaining:
-        flag, equals, value = word.partition("=")
-        if flag not in values:
-            rest.append(word)
-            continue
-        given = value if equals else next(remaining, None)
-        if not given:
-            raise ValueError(f"{flag} needs a value")
-        values[flag].append(given)
-    return rest, [values[flag] for flag in flags]
+        name, equals, value = word.partition("=")
+        if name == flag:
+            values.append(value if equals else next(remaining, ""))
+        else:
+            others.append(word)
+    if not all(values):
+        raise ValueError(f"{flag} needs a value")
+    words[:] = others
+    return values
 
 
 def _import_plugin(module: str) -> None:
@@ -114,39 +93,19 @@ def _import_plugin(module: str) -> None:
         raise ValueError(f"--plugin {module} cannot be imported ({error}); give the name of a Python module") from None
 
 
-def parse_arguments(arguments: list[str] | None) -> Any:
+def parse_arguments(arguments: list[str]) -> Any:
     """The command with its options; tyro's error in a box becomes one line."""
+    options = {"prog": "diffusionbert", "description": ABOUT, "config": (tyro.conf.FlagCreatePairsOff,)}
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
-            command: Any = tyro.cli(
-                Command,
-                prog="diffusionbert",
-                args=arguments,
-                description=ABOUT,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
+            return tyro.cli(Command, args=arguments, **options)  # type: ignore[call-overload]
     except SystemExit as end:
         if not end.code:
             raise
         plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())  # colours of a terminal
-        lines = [line.strip("│| ") for line in plain.splitlines()]
-        # The message stands below the title, with a rule between them on terminals without box characters, and above
-        # the rule that precedes the help of the command.
-        below = itertools.dropwhile(_is_rule, lines[1:])
-        message = itertools.takewhile(lambda line: not _is_rule(line), below)
-        raise ValueError(f"{' '.join(message)}; see diffusionbert --help") from None
-    return command
-
-
-def _is_rule(line: str) -> bool:
-    return re.fullmatch("─+|-{4,}", line) is not None
-
-
-def _report(error: Exception, code: int) -> int:
-    print(f"diffusionbert: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
-
-
-if __name__ == "__main__":
-    main()
+        # The message stands between the title and the help of the command; without box characters, dashes part them.
+        is_rule = re.compile("─+|-{4,}").fullmatch
+        below = dropwhile(is_rule, [line.strip("│| ") for line in plain.splitlines()][1:])
+        message = " ".join(takewhile(lambda line: not is_rule(line), below))
+        raise ValueError(f"{message}; see diffusionbert --help") from None
