@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 import diffusionbert
-from diffusionbert.cli.terminal import coloured, show_generation
+from diffusionbert.cli.common import coloured, show_generation
 from diffusionbert.inference.score import token_nats
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 import diffusionbert as db
-from diffusionbert.cli.terminal import show_generation
+from diffusionbert.cli.common import show_generation
 from diffusionbert.diffusion.schedules import Spindle
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 

@@ -35,13 +35,13 @@ from tiny_models import (
 import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli import common
+from diffusionbert.cli.common import coloured, line_of, show_generation
 from diffusionbert.cli.evaluate import Evaluate
 from diffusionbert.cli.fill import Fill
 from diffusionbert.cli.generate import Generate
 from diffusionbert.cli.main import Command, main, parse_arguments
 from diffusionbert.cli.rewrite import Rewrite
 from diffusionbert.cli.score import Score
-from diffusionbert.cli.terminal import coloured, line_of, show_generation
 from diffusionbert.inference.tasks import StreamState
 from diffusionbert.model import Model
 

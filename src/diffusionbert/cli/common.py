@@ -1,4 +1,4 @@
-"""What several commands share: options for a model, lines of text, lines of JSON."""
+"""What several commands share: options for a model, lines of text and of JSON, texts on a terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import io
 import json
 import math
 import sys
+import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +21,17 @@ import tyro
 from diffusionbert.reporting import reason_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from diffusionbert.inference.tasks import StreamState
     from diffusionbert.model import Model
     from diffusionbert.samplers.config import SamplingRequest
 
 LONGEST_LINE = 100_000
 MOST_LINES = 1_000_000
+RED_NATS = 10.0
+"""The nats from which a token is fully red."""
 
 
 def option(metavar: str, *aliases: str) -> Any:
@@ -51,7 +59,6 @@ class WithModel:
     """Print one JSON object per line, and nothing else, on standard output."""
 
     def loaded(self) -> Model:
-        """Opens the model."""
         from diffusionbert.model import load
 
         require_device(self.device)
@@ -76,7 +83,6 @@ class SamplerOptions:
     """Sample among the most probable tokens that together reach this probability. Default: keep all."""
 
     def request(self, block: int | None = None) -> SamplingRequest:
-        """The typed settings."""
         from diffusionbert.model import sampling_request
 
         if self.top_k < 0:
@@ -88,12 +94,13 @@ def require_device(name: str | None) -> None:
     """Raises ValueError for a device that cannot be used."""
     import torch
 
-    if not name:
-        return
     try:
-        torch.zeros(1, device=torch.device(name)).item()
+        torch.zeros(1, device=name or None).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"--device {name} is not available ({reason_of(error)}); leave it out, or use cpu") from None
+
+
+# ---- text -----------------------------------------------------------------------------------------------------------
 
 
 def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
@@ -134,10 +141,7 @@ def _lines(stream: io.BufferedIOBase, name: str) -> Iterator[str]:
 
 
 def _standard_input() -> io.BufferedIOBase:
-    if sys.stdin is None:  # it was closed
-        return io.BytesIO()
-    own = getattr(sys.stdin, "buffer", None)
-    return io.BytesIO(sys.stdin.read().encode()) if own is None else own
+    return getattr(sys.stdin, "buffer", None) or io.BytesIO()  # it may be closed
 
 
 def printable(text: str) -> str:
@@ -159,3 +163,45 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- terminals ------------------------------------------------------------------------------------------------------
+
+
+def show_generation(states: Iterable[StreamState], console: Console, num_lines: int | None = None) -> None:
+    """Shows a text being generated: in place on a terminal, else one line per state, at most `num_lines`."""
+    if console.is_terminal:
+        from rich.live import Live
+
+        with Live(console=console, auto_refresh=False) as live:
+            for state in states:
+                live.update(line_of(state), refresh=True)
+                time.sleep(0.04)  # slow enough to follow
+        return
+    changed = [next(same) for _, same in groupby(states, key=lambda state: state.pieces)]
+    last, count = len(changed) - 1, min(num_lines or len(changed), len(changed))
+    for index in sorted({round(last * step / max(1, count - 1)) for step in range(count)}):
+        console.print(line_of(changed[index]), soft_wrap=True)
+
+
+def line_of(state: StreamState) -> Text:
+    """One state as one line: masked positions as dim bars, tokens as they are."""
+    from rich.text import Text
+
+    words = [piece and (piece[2:] if piece.startswith("##") else f" {piece}") for piece in state.pieces]
+    parts = [(" ▁▁▁", "dim") if word is None else (word, "default") for word in words]
+    return Text.assemble((f"t = {state.time:4.2f} ", "dim"), *parts)
+
+
+def coloured(tokens: Sequence[tuple[str, float]]) -> Text:
+    """Tokens on a scale from green (few nats) to red (many), each with its nats."""
+    from rich.text import Text
+
+    line = Text()
+    for piece, nats in tokens:
+        share = min(max(nats, 0.0) / RED_NATS, 1.0)
+        red, green = int(80 + 175 * share), int(80 + 175 * (1 - share))
+        space = "" if piece.startswith("##") or not line else " "
+        line.append(f"{space}{piece.removeprefix('##')}", style=f"rgb({red},{green},80)")
+        line.append(f"({nats:.1f})", style="dim")
+    return line

@@ -67,7 +67,7 @@ class Generate(SamplerOptions, WithModel):
         if self.watch:
             from rich.console import Console
 
-            from diffusionbert.cli.terminal import show_generation
+            from diffusionbert.cli.common import show_generation
             from diffusionbert.inference.generate import stream
 
             show_generation(stream(model.engine, tasks[0], request), Console(highlight=False))

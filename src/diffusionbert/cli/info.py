@@ -15,7 +15,6 @@ class Info(WithModel):
     """
 
     def run(self) -> None:
-        """Prints one fact per line."""
         import torch
         import transformers
 
@@ -23,14 +22,14 @@ class Info(WithModel):
         from diffusionbert.storage.schema import to_json
 
         model = self.loaded()
-        engine = model.engine
+        engine, objective = model.engine, model.engine.config.objective
         facts = {
             "model": model.name,
             "parameters": model.num_parameters,
             "vocabulary": engine.vocabulary.size,
             "max_length": model.max_length,
             "time": engine.config.time.value,
-            "objective": to_json(engine.config.objective),
+            "objective": to_json(objective),
             "length_histogram": engine.length_histogram is not None,
             "device": str(model.device),
             "diffusionbert": __version__,
@@ -40,6 +39,6 @@ class Info(WithModel):
         if self.json:
             print_json(facts)
             return
-        shown = {"parameters": f"{model.num_parameters:,}", "objective": str(engine.config.objective)}
+        shown = {"parameters": f"{model.num_parameters:,}", "objective": str(objective)}
         for name, value in (facts | shown).items():
             print(f"{name.replace('_', ' '):16} {value}")

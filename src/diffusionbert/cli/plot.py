@@ -24,7 +24,6 @@ class Plot:
     """The picture: a .png, .svg or .pdf file."""
 
     def run(self) -> None:
-        """Writes the picture."""
         from diffusionbert.evaluation.compare import shortest_names
         from diffusionbert.reproduce.figures import convergence
         from diffusionbert.reproduce.targets import curve

@@ -50,7 +50,7 @@ def _show(score: TextScore, tokens: list[tuple[str, float]] | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from diffusionbert.cli.terminal import coloured
+    from diffusionbert.cli.common import coloured
 
     low, high = score.ci95
     console = Console(highlight=False)
