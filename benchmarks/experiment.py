@@ -35,8 +35,8 @@ from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.likelihood.intervals import paired_difference
 from diffusionbert.reporting import set_verbosity
+from diffusionbert.reproduce import Request
 from diffusionbert.reproduce.reproduction import Reproduction
-from diffusionbert.reproduce.request import Request
 from diffusionbert.reproduce.targets import MAIN, TRADED_OFF, Row, tradeoff, write_table
 from diffusionbert.storage.files import load_tensors, read_json, save_tensors, write_json
 from diffusionbert.training.run import default_cache, train

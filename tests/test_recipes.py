@@ -12,9 +12,9 @@ from diffusionbert.cli.main import main
 from diffusionbert.cli.train import Train
 from diffusionbert.cli.train_run import configure
 from diffusionbert.networks.loading import Pretrained
-from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, preset, recipe
+from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, recipe
+from diffusionbert.reproduce import Request
 from diffusionbert.reproduce.reproduction import SCALES
-from diffusionbert.reproduce.request import Request
 from diffusionbert.training.model_folder import BUNDLED
 from diffusionbert.training.run import stored_config
 
@@ -22,7 +22,7 @@ from diffusionbert.training.run import stored_config
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_run_from_a_diffusion_model_has_a_low_learning_rate(name):
     """The rate of a run from scratch would undo what the start has learned."""
-    before, after = preset(name, "pydoc").training, recipe("pydoc", name, start="bundled").training
+    before, after = PRESETS[name]("pydoc").training, recipe("pydoc", name, start="bundled").training
     assert after.learning_rate == min(before.learning_rate, FINE_TUNING_RATE)
     assert after.warmup >= max(before.warmup, before.steps // 10)
     assert replace(after, learning_rate=before.learning_rate, warmup=before.warmup) == before

@@ -6,7 +6,7 @@ from tiny_models import MAX_LENGTH
 
 from diffusionbert.networks.loading import NewBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
-from diffusionbert.recipes import decoder_pretraining, masked_pretraining
+from diffusionbert.recipes import pretraining_of
 from diffusionbert.reproduce.reproduction import Scale
 from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
@@ -34,7 +34,7 @@ def smallest(data: str) -> RunConfig:
 
 SMALLER_THAN_SMOKE = Scale(
     smallest,
-    lambda data, decoder: (decoder_pretraining if decoder else masked_pretraining)(smallest(data)),
+    lambda data, decoder: pretraining_of(smallest(data), decoder=decoder),
     sentences=4,
     samples=4,
     length=6,
@@ -42,4 +42,5 @@ SMALLER_THAN_SMOKE = Scale(
     vector_steps=4,
     step_counts=(2, 5),
     timed_samples=4,
+    decoder_rate_factor=1.0,
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
@@ -40,46 +40,29 @@ from diffusionbert.training.run import TrainingRun, stored_config
 from diffusionbert.training.run import train as run_training
 from diffusionbert.training.run_folder import RunFolder
 
+T = TypeVar("T")
+
 # ---- presets --------------------------------------------------------------------------------------------------------
 
 
 def tiny(data: str) -> RunConfig:
     """Two CPU cores, about a minute: a BERT of 0.7M parameters, 800 steps of 1k tokens, T = 128."""
-    return RunConfig(
-        DataConfig(data, vocabulary=2000, max_length=64),
-        NewBert(layers=2, width=128, heads=4),
-        objective=DiscreteTimeConfig(num_steps=128),
-        training=TrainingConfig(
-            steps=800,
-            batching=TokenBudget(1024),
-            learning_rate=2e-3,
-            warmup=40,
-            validate_every=200,
-            validation_sentences=256,
-            validation_draws=16,
-            save_every=200,
-        ),
-    )
+    training = TrainingConfig(
+        steps=800, batching=TokenBudget(1024), learning_rate=2e-3, warmup=40,
+        validate_every=200, validation_sentences=256, validation_draws=16, save_every=200,
+    )  # fmt: skip
+    config = RunConfig(DataConfig(data, vocabulary=2000, max_length=64), NewBert(layers=2, width=128, heads=4))
+    return replace(config, objective=DiscreteTimeConfig(num_steps=128), training=training)
 
 
 def small(data: str) -> RunConfig:
     """One GPU, minutes: a BERT of 35M parameters (6 layers, width 512), 5,000 steps of 32k tokens in bf16, T = 512."""
-    return RunConfig(
-        DataConfig(data, vocabulary=16_000, max_length=128),
-        NewBert(layers=6, width=512, heads=8),
-        objective=DiscreteTimeConfig(num_steps=512),
-        training=TrainingConfig(
-            steps=5000,
-            batching=TokenBudget(32_768),
-            learning_rate=5e-4,
-            warmup=500,
-            ema=0.999,
-            precision="bf16",
-            validate_every=500,
-            save_every=1000,
-            log_every=50,
-        ),
-    )
+    training = TrainingConfig(
+        steps=5000, batching=TokenBudget(32_768), learning_rate=5e-4, warmup=500, ema=0.999, precision="bf16",
+        validate_every=500, save_every=1000, log_every=50,
+    )  # fmt: skip
+    config = RunConfig(DataConfig(data, vocabulary=16_000), NewBert(layers=6, width=512, heads=8))
+    return replace(config, objective=DiscreteTimeConfig(num_steps=512), training=training)
 
 
 def paper(data: str) -> RunConfig:
@@ -88,23 +71,12 @@ def paper(data: str) -> RunConfig:
     61 million sentences, about 1.9 billion tokens of LM1B. A batch of 32 keeps no modern GPU busy: docs/scaling.md
     has the arithmetic.
     """
-    return RunConfig(
-        DataConfig(data, vocabulary="bert-base-uncased", max_length=128),
-        Pretrained("bert-base-uncased"),
-        objective=DiscreteTimeConfig(num_steps=2048, hybrid=0.01),
-        training=TrainingConfig(
-            steps=1_900_000,
-            batching=FixedSequences(32),
-            learning_rate=3e-6,
-            warmup=10_000,
-            decay="inverse_sqrt",
-            precision="bf16",
-            validate_every=10_000,
-            validation_sentences=2048,
-            save_every=10_000,
-            log_every=100,
-        ),
-    )
+    training = TrainingConfig(
+        steps=1_900_000, batching=FixedSequences(32), learning_rate=3e-6, warmup=10_000, decay="inverse_sqrt",
+        precision="bf16", validate_every=10_000, validation_sentences=2048, save_every=10_000, log_every=100,
+    )  # fmt: skip
+    config = RunConfig(DataConfig(data, vocabulary="bert-base-uncased"), Pretrained("bert-base-uncased"))
+    return replace(config, objective=DiscreteTimeConfig(num_steps=2048, hybrid=0.01), training=training)
 
 
 def wiki_small(data: str) -> RunConfig:
@@ -113,130 +85,71 @@ def wiki_small(data: str) -> RunConfig:
     It starts from its own pretraining (`--start`), on English Wikipedia sentences. Of the recipes that were tried this
     one had the lowest bound: times from a bell without importance weights, and a rather low learning rate.
     """
-    return _wiki(data, NewBert(layers=7, width=384, heads=6, dropout=0.0))
+    training = TrainingConfig(
+        steps=10_060, batching=TokenBudget(65_536), learning_rate=5e-4, warmup=500, ema=0.9995, precision="bf16",
+        compile=True, validate_every=1676, validation_sentences=2048, validation_draws=8, save_every=1676, log_every=50,
+    )  # fmt: skip
+    objective = DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False))
+    backbone = NewBert(layers=7, width=384, heads=6, dropout=0.0)
+    return RunConfig(DataConfig(data, vocabulary=16_000), backbone, objective=objective, training=training)
 
 
 def wiki_medium(data: str) -> RunConfig:
     """The same with a network of 33.8M parameters (8 layers, width 512)."""
-    return _wiki(data, NewBert(layers=8, width=512, heads=8, dropout=0.0))
-
-
-def _wiki(data: str, backbone: NewBert) -> RunConfig:
-    return RunConfig(
-        DataConfig(data, vocabulary=16_000, max_length=128),
-        backbone,
-        objective=DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False)),
-        training=TrainingConfig(
-            steps=10_060,
-            batching=TokenBudget(65_536),
-            learning_rate=5e-4,
-            warmup=500,
-            ema=0.9995,
-            precision="bf16",
-            compile=True,
-            validate_every=1676,
-            validation_sentences=2048,
-            validation_draws=8,
-            save_every=1676,
-            log_every=50,
-        ),
-    )
+    return replace(wiki_small(data), backbone=NewBert(layers=8, width=512, heads=8, dropout=0.0))
 
 
 PRESETS: dict[str, Callable[[str], RunConfig]] = {
-    "tiny": tiny,
-    "small": small,
-    "paper": paper,
-    "wiki-small": wiki_small,
-    "wiki-medium": wiki_medium,
-}
-_FROM_PRETRAINING = {"small", "paper", "wiki-small", "wiki-medium"}
-"""Presets whose learning rate is meant for a start from a masked language model."""
+    "tiny": tiny, "small": small, "paper": paper, "wiki-small": wiki_small, "wiki-medium": wiki_medium
+}  # fmt: skip
 
 
-def preset(name: str, data: str) -> RunConfig:
-    """A preset's configuration on a text."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
-    return PRESETS[name](data)
+def _named(table: dict[str, T], name: str, what: str) -> T:
+    if name not in table:
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")
+    return table[name]
 
 
-# ---- pretraining ----------------------------------------------------------------------------------------------------
+# ---- pretraining and starts -----------------------------------------------------------------------------------------
 
-_PRETRAINING_STEPS = {
-    ("wiki-small", False): 6953,
-    ("wiki-small", True): 5000,
-    ("wiki-medium", False): 2600,
-    ("wiki-medium", True): 2600,
-}
-"""By preset and whether the network is a decoder: four to seven minutes on one H200 each."""
+_PRETRAINING_STEPS = {"wiki-small": (6953, 5000), "wiki-medium": (2600, 2600)}
+"""Of the masked language model and the decoder: four to seven minutes on one H200 each."""
+FINE_TUNING_RATE = 1e-4
+"""The highest learning rate of a run that continues from a trained network, unless one is given."""
 
 
 def pretraining(name: str, data: str, *, decoder: bool = False) -> RunConfig:
     """The masked language modelling from which a preset's diffusion starts, or the training of a decoder."""
-    config = (decoder_pretraining if decoder else masked_pretraining)(preset(name, data))
-    steps = _PRETRAINING_STEPS.get((name, decoder))
-    if steps is None:
+    config = pretraining_of(_named(PRESETS, name, "preset")(data), decoder=decoder)
+    if name not in _PRETRAINING_STEPS:
         return config
+    steps = _PRETRAINING_STEPS[name][decoder]
     every = steps // 8
     training = replace(config.training, steps=steps, learning_rate=1.5e-3, validate_every=every, save_every=every)
     return replace(config, training=training)
 
 
-def masked_pretraining(config: RunConfig) -> RunConfig:
-    """The same network and data, trained by masked language modelling: what diffusion starts from."""
-    vocabulary = config.data.vocabulary if isinstance(config.data.vocabulary, int) else 30_000
-    training = config.training
+def pretraining_of(config: RunConfig, *, decoder: bool = False) -> RunConfig:
+    """The same network and data, trained by masked language modelling, or a decoder of the same size."""
+    training, vocabulary = config.training, config.data.vocabulary
     if training.learning_rate < 1e-4:  # the paper's is for a network that is trained already
         training = replace(training, learning_rate=1e-4, steps=1_000_000, decay="linear", batching=TokenBudget(131_072))
-    data = replace(config.data, vocabulary=vocabulary)
-    backbone = as_new(config.backbone)
-    return replace(config, backbone=backbone, objective=MaskedLMConfig(), data=data, training=training)
+    data = replace(config.data, vocabulary=vocabulary if isinstance(vocabulary, int) else 30_000)
+    backbone, objective = _as_new(config.backbone), AutoregressiveConfig() if decoder else MaskedLMConfig()
+    backbone = backbone.as_causal() if decoder else backbone
+    return replace(config, backbone=backbone, objective=objective, data=data, training=training)
 
 
-def decoder_pretraining(config: RunConfig) -> RunConfig:
-    """A decoder of the same size on the same data: what a pretrained decoder starts from."""
-    config = masked_pretraining(config)
-    return replace(config, backbone=config.backbone.as_causal(), objective=AutoregressiveConfig())
-
-
-def as_new(backbone: BackboneConfig) -> BackboneConfig:
+def _as_new(backbone: BackboneConfig) -> BackboneConfig:
     """A backbone with random parameters; in place of a pretrained one, a BERT-base."""
     return backbone if backbone.pretrained is None else NewBert(12, 768, 12)
 
 
-# ---- starts ---------------------------------------------------------------------------------------------------------
-
-FINE_TUNING_RATE = 1e-4
-"""The highest learning rate of a run that continues from a trained network, unless one is given."""
-
-
 def started_from(config: RunConfig, start: str) -> RunConfig:
-    """The configuration with the network and the vocabulary of a start.
-
-    Args:
-        config: What to train.
-        start: "bundled", a run directory, a model folder, a language model by name, or an original `.th` file.
-    """
+    """The configuration with the network and the vocabulary of a start, as `recipe` takes it."""
     path = str(BUNDLED if start == "bundled" else RunFolder(Path(start)).find_model() or start)
     vocabulary = "bert-base-uncased" if path.endswith(".th") else path
     return replace(config, backbone=Pretrained(path), data=replace(config.data, vocabulary=vocabulary))
-
-
-def fine_tuned(config: RunConfig, *, from_pretraining: bool = False) -> RunConfig:
-    """The configuration with a learning rate that does not destroy what its start has learned.
-
-    Args:
-        config: Starts from a trained network.
-        from_pretraining: Whether the learning rate is meant for a start from a masked language model, so that it is
-            lowered for a start that is a diffusion model already and for no other.
-    """
-    start = config.backbone.pretrained
-    if start is None or (from_pretraining and not is_diffusion_model(Path(start))):
-        return config
-    training = config.training
-    rate, warmup = min(training.learning_rate, FINE_TUNING_RATE), max(training.warmup, training.steps // 10)
-    return replace(config, training=replace(training, learning_rate=rate, warmup=warmup))
 
 
 # ---- systems --------------------------------------------------------------------------------------------------------
@@ -248,9 +161,6 @@ class Start(Enum):
     SCRATCH = "scratch"
     MASKED = "masked"
     DECODER = "decoder"
-
-
-_STARTS = {Start.MASKED: "masked language model", Start.DECODER: "causal language model"}
 
 
 @dataclass(frozen=True)
@@ -268,11 +178,10 @@ class System:
 
     def configure(self, base: RunConfig) -> RunConfig:
         """This system with the size, the data, the training and the start of another configuration."""
-        backbone = base.backbone
-        if self.start is Start.SCRATCH:
-            backbone = as_new(backbone)
-        elif backbone.pretrained is None:
-            raise ValueError(f"{self.title} starts from a {_STARTS[self.start]}; give one by --start")
+        backbone = _as_new(base.backbone) if self.start is Start.SCRATCH else base.backbone
+        if self.start is not Start.SCRATCH and backbone.pretrained is None:
+            kind = "masked" if self.start is Start.MASKED else "causal"
+            raise ValueError(f"{self.title} starts from a {kind} language model; give one by --start")
         if self.objective.is_causal:
             backbone = backbone.as_causal()
         objective, same = self.objective, type(self.objective) is type(base.objective)
@@ -324,13 +233,6 @@ SYSTEMS: dict[str, System] = {
 }
 
 
-def system(name: str) -> System:
-    """A system by name."""
-    if name not in SYSTEMS:
-        raise ValueError(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}")
-    return SYSTEMS[name]
-
-
 # ---- the whole recipe -----------------------------------------------------------------------------------------------
 
 
@@ -343,8 +245,9 @@ def recipe(
         data: A text file, folder or glob; `pydoc`; `lm1b:FOLDER`; `hf:NAME`.
         preset_name: A name in `PRESETS`: how large and how long.
         system_name: A name in `SYSTEMS`: objective, start and time embedding.
-        start: A network to start from, which brings its vocabulary; the learning rate is then at most
-            `FINE_TUNING_RATE`, unless the preset's is meant for such a start.
+        start: A network to start from, which brings its vocabulary: "bundled", a run directory, a model folder, a
+            language model by name, or an original `.th` file. The learning rate is then at most `FINE_TUNING_RATE`,
+            unless the preset's is meant for such a start.
 
     Returns:
         The configuration of the run.
@@ -353,15 +256,20 @@ def recipe(
         >>> recipe("pydoc", "tiny", system_name="mdlm").objective
         ContinuousTimeConfig(schedule=Linear(), time_sampling=UniformTimes())
     """
-    config = preset(preset_name, data)
-    chosen = None if system_name is None else system(system_name)
+    config = _named(PRESETS, preset_name, "preset")(data)
+    chosen = None if system_name is None else _named(SYSTEMS, system_name, "system")
     if start is not None:
         if chosen is not None and chosen.start is Start.SCRATCH:
             raise ValueError(
                 f"{system_name} starts from random parameters, got the start {start!r}; leave it out, or take only its "
                 "--vocabulary"
             )
-        config = fine_tuned(started_from(config, start), from_pretraining=preset_name in _FROM_PRETRAINING)
+        config = started_from(config, start)
+        # All presets but tiny have a learning rate for a start from a masked language model.
+        if preset_name == "tiny" or is_diffusion_model(Path(str(config.backbone.pretrained))):
+            training = config.training
+            rate, warmup = min(training.learning_rate, FINE_TUNING_RATE), max(training.warmup, training.steps // 10)
+            config = replace(config, training=replace(training, learning_rate=rate, warmup=warmup))
     return config if chosen is None else chosen.configure(config)
 
 
@@ -413,47 +321,39 @@ def train(
         >>> run = diffusionbert.train("my.txt", "runs/mine", start="bundled", steps=500)  # doctest: +SKIP
         >>> model = diffusionbert.load(run.path)  # doctest: +SKIP
     """
+    cache = None if cache is None else Path(cache)
     if resume and config is None and data is None:
-        stored = stored_config(Path(output))
-        changed = _with_settings(stored, settings) if settings else None
-        return run_training(changed, output, cache=_path(cache), resume=True, auto=auto)
+        changed = _with_settings(stored_config(Path(output)), settings) if settings else None
+        return run_training(changed, output, cache=cache, resume=True, auto=auto)
     if config is None:
         if data is None:
             raise ValueError("`data` is missing; give a text file, or pydoc for the English that ships with Python")
-        named = None if start is None else str(start)
-        config = recipe(str(data), preset, system_name=system, start=named)
-    if isinstance(objective, str):
-        objective = from_text(objective, ObjectiveConfig, "objective")  # type: ignore[type-abstract]
-    if isinstance(schedule, str):
-        schedule = from_text(schedule, NoiseSchedule, "schedule")  # type: ignore[type-abstract]
+        config = recipe(str(data), preset, system_name=system, start=None if start is None else str(start))
     if objective is not None:
+        if isinstance(objective, str):
+            objective = from_text(objective, ObjectiveConfig, "objective")  # type: ignore[type-abstract]
         config = replace(config, objective=objective)
     if schedule is not None:
-        names = {field.name for field in fields(config.objective)}  # type: ignore[arg-type]
-        if "schedule" not in names:
+        if isinstance(schedule, str):
+            schedule = from_text(schedule, NoiseSchedule, "schedule")  # type: ignore[type-abstract]
+        if not hasattr(config.objective, "schedule"):
             raise ValueError(f"the objective {config.objective} has no schedule; leave out `schedule`")
         config = replace(config, objective=replace(config.objective, schedule=schedule))  # type: ignore[type-var]
     if time is not None:
         config = replace(config, time=TimeEmbedding(time))
     config = _with_settings(config, settings)
-    return run_training(config, output, cache=_path(cache), resume=resume, auto=auto, backbone=backbone)
+    return run_training(config, output, cache=cache, resume=resume, auto=auto, backbone=backbone)
 
 
 def _with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
     """The configuration with fields of training and data replaced; raises TypeError for others."""
-    training = {field.name for field in fields(config.training)}
-    data = {field.name for field in fields(config.data)}
-    unknown = sorted(set(settings) - training - data)
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], training | data, n=1)
+    training, data = ({field.name for field in fields(part)} for part in (config.training, config.data))
+    for name in sorted(settings.keys() - training - data):
+        close = difflib.get_close_matches(name, training | data, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise TypeError(f"train() has no setting {unknown[0]!r}{hint}")
-    of = {
-        name: {key: value for key, value in settings.items() if key in names}
-        for name, names in (("t", training), ("d", data))
-    }
-    return replace(config, training=replace(config.training, **of["t"]), data=replace(config.data, **of["d"]))
-
-
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
+        raise TypeError(f"train() has no setting {name!r}{hint}")
+    return replace(
+        config,
+        training=replace(config.training, **{name: settings[name] for name in settings.keys() & training}),
+        data=replace(config.data, **{name: settings[name] for name in settings.keys() & data}),
+    )

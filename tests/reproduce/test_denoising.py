@@ -9,17 +9,7 @@ from dataclasses import replace
 import pytest
 
 from diffusionbert.inference.tasks import StreamState
-from diffusionbert.reproduce.denoising import (
-    MASKED,
-    Row,
-    Word,
-    choose_states,
-    denoising_table,
-    from_json,
-    to_json,
-    to_latex,
-    to_markdown,
-)
+from diffusionbert.reproduce.denoising import MASKED, Row, choose_states, denoising_table, to_latex, to_markdown
 
 
 def moment(time: float, pieces: str, calls: int = 0) -> StreamState:
@@ -28,7 +18,7 @@ def moment(time: float, pieces: str, calls: int = 0) -> StreamState:
     return StreamState(time, calls, shown, " ".join(piece for piece in shown if piece))
 
 
-WRITING = [
+STATES = [
     moment(1.0, "· · · ·", 0),
     moment(0.9, "· · · .", 1),
     moment(0.5, "the · · .", 2),
@@ -37,20 +27,20 @@ WRITING = [
 ]
 
 
-def shown(rows: tuple[Row, ...]) -> list[str]:
-    return [" ".join(f"*{word.text}" if word.is_new else word.text for word in row.words) for row in rows]
+def shown(rows: list[Row]) -> list[str]:
+    return [" ".join("*" * word["is_new"] + word["text"] for word in row["words"]) for row in rows]
 
 
 # ---- which states ---------------------------------------------------------------------------------------------------
 
 
 def test_a_state_lasts_until_the_next_and_times_are_even():
-    chosen = choose_states(WRITING, 5)
+    chosen = choose_states(STATES, 5)
     assert [time for time, _ in chosen] == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert [state.calls for _, state in chosen] == [0, 1, 2, 3, 4]
     # At 0.6 and 0.4: what was written at 0.9, and at 0.5.
-    assert [state.calls for _, state in choose_states(WRITING, 6)] == [0, 1, 1, 2, 3, 4]
-    assert [state.calls for _, state in choose_states(WRITING, 2)] == [0, 4]
+    assert [state.calls for _, state in choose_states(STATES, 6)] == [0, 1, 1, 2, 3, 4]
+    assert [state.calls for _, state in choose_states(STATES, 2)] == [0, 4]
 
 
 def test_times_that_differ_by_rounding_are_the_same():
@@ -73,7 +63,7 @@ def test_times_are_even_for_a_start_below_one():
 
 @pytest.mark.parametrize("times", [(0.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.5, 0.7, 0.2, 0.0)])
 def test_states_are_even_by_index_if_times_do_not_decrease(times):
-    states = [replace(state, time=time) for state, time in zip(WRITING, times, strict=True)]
+    states = [replace(state, time=time) for state, time in zip(STATES, times, strict=True)]
     chosen = choose_states(states, 3)
     assert [state.calls for _, state in chosen] == [0, 2, 4]
     assert [time for time, _ in chosen] == [times[0], times[2], times[4]]
@@ -81,22 +71,22 @@ def test_states_are_even_by_index_if_times_do_not_decrease(times):
 
 
 def test_one_state_is_one_row():
-    assert choose_states(WRITING[-1:], 5) == [(0.0, WRITING[-1])]
+    assert choose_states(STATES[-1:], 5) == [(0.0, STATES[-1])]
 
 
 # ---- what is new ----------------------------------------------------------------------------------------------------
 
 
 def test_tokens_since_the_row_above_are_new():
-    rows = denoising_table({"a": WRITING}, 3)
+    rows = denoising_table({"a": STATES}, 3)
     mask = MASKED
     assert shown(rows) == [f"{mask} {mask} {mask} {mask}", f"*the {mask} {mask} *.", "the *dog *barks ."]
 
 
 def test_each_system_starts_without_new_words():
     prompted = [moment(1.0, "a ·"), moment(0.0, "a b")]
-    rows = denoising_table({"one": WRITING, "two": prompted}, 2)
-    assert [row.system for row in rows] == ["one", "one", "two", "two"]
+    rows = denoising_table({"one": STATES, "two": prompted}, 2)
+    assert [row["system"] for row in rows] == ["one", "one", "two", "two"]
     assert shown(rows)[2:] == [f"a {MASKED}", "a *b"]
 
 
@@ -106,17 +96,10 @@ def test_changed_words_are_new_and_remasked_ones_masked():
 
 
 def test_pieces_are_joined_and_a_word_with_a_new_piece_is_new():
-    states = [
-        moment(1.0, "· · · ·"),
-        moment(0.5, "play · · ##s"),
-        moment(0.0, "play ##ing dog ##s"),
-    ]
-    assert shown(denoising_table({"a": states}, 3)) == [
-        " ".join([MASKED] * 4),
-        f"*play {MASKED} {MASKED} *##s",
-        "*playing *dogs",
-    ]
-    assert denoising_table({"a": [moment(0.0, "##ing a")]})[0].words[0] == Word("##ing", False)
+    states = [moment(1.0, "· · · ·"), moment(0.5, "play · · ##s"), moment(0.0, "play ##ing dog ##s")]
+    expected = [" ".join([MASKED] * 4), f"*play {MASKED} {MASKED} *##s", "*playing *dogs"]
+    assert shown(denoising_table({"a": states}, 3)) == expected
+    assert shown(denoising_table({"a": [moment(0.0, "##ing a")]})) == ["##ing a"]
 
 
 def test_growing_texts_are_compared_by_position():
@@ -141,7 +124,7 @@ def test_markdown_escapes_words():
 
 
 def test_adjacent_new_words_share_a_mark():
-    text = to_markdown(denoising_table({"a": WRITING}, 3))
+    text = to_markdown(denoising_table({"a": STATES}, 3))
     assert r"| **the** \[MASK\] \[MASK\] **.** |" in text
     assert "| the **dog barks** . |" in text
 
@@ -167,31 +150,8 @@ def test_words_contain_no_line_breaks_or_control_characters(form):
     assert hostile.splitlines()[-1:] == form(denoising_table({"x y": tame}, 2)).splitlines()[-1:]
 
 
-def test_json_round_trip():
-    rows = denoising_table({"a": WRITING}, 2)
-    plain = json.loads(json.dumps(to_json(rows)))
-    assert from_json(plain) == rows
-    assert [row["time"] for row in plain] == [1.0, 0.0]
-    assert plain[1] | {"words": plain[1]["words"][:1]} == {
-        "system": "a",
-        "time": 0.0,
-        "calls": 4,
-        "words": [{"text": "the", "is_new": True}],
-    }
-
-
-# ---- wrong use ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("systems", "number", "message"),
-    [
-        ({}, 5, "no system is given"),
-        ({"a": []}, 5, "'a' has no states"),
-        ({"a": WRITING}, 1, "must be >= 2"),
-    ],
-)
-def test_wrong_use_gives_a_one_line_error(systems, number, message):
-    with pytest.raises(ValueError, match=message) as error:
-        denoising_table(systems, number)
-    assert "\n" not in str(error.value)
+def test_rows_are_plain_json():
+    rows = denoising_table({"a": STATES}, 2)
+    assert json.loads(json.dumps(rows)) == rows
+    words = [{"text": text, "is_new": True} for text in ("the", "dog", "barks", ".")]
+    assert rows[1] == {"system": "a", "time": 0.0, "calls": 4, "words": words}

@@ -14,8 +14,8 @@ from tiny_models import corpus, folder
 from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
 from diffusionbert.inference.engine import load_engine
+from diffusionbert.reproduce import Request
 from diffusionbert.reproduce.reproduction import SCALES
-from diffusionbert.reproduce.request import Request
 from diffusionbert.reproduce.targets import BY_STEPS, MAIN, TRADED_OFF, Row
 from diffusionbert.storage.files import load_tensors, read_json, save_tensors
 from diffusionbert.training.run import stored_config

@@ -15,10 +15,9 @@ from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 from diffusionbert.cli.main import main
 from diffusionbert.inference.score import score
 from diffusionbert.recipes import SYSTEMS, Start
-from diffusionbert.reproduce import figures
+from diffusionbert.reproduce import Request, figures
 from diffusionbert.reproduce import reproduction as reproduction_module
 from diffusionbert.reproduce.reproduction import SCALES, Reproduction, is_finished
-from diffusionbert.reproduce.request import Request
 from diffusionbert.reproduce.targets import MAIN, TARGETS
 from diffusionbert.storage.files import write_json
 from diffusionbert.training.run_folder import RunFolder

@@ -30,7 +30,7 @@ from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.loading import NewDecoder, Pretrained, load_legacy_checkpoint
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
-from diffusionbert.recipes import PRESETS, masked_pretraining
+from diffusionbert.recipes import PRESETS, pretraining_of
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.model_folder import push_model
 from diffusionbert.training.run import prepare
@@ -332,7 +332,7 @@ def test_configurations_survive_json(preset):
         DiscreteTimeConfig(Spindle(0.2, Mean.SENTENCE, 0.1), 64, Quantity.PAPER, 0.01, Bell(0.5), uniform_noise=False),
         TrainingConfig(steps=3, patience=2, trackers=("tensorboard",)),
     )
-    for each in (config, masked_pretraining(config), varied):
+    for each in (config, pretraining_of(config), varied):
         assert RunConfig.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import tyro
 
 from diffusionbert.cli.common import OptionalPath, OptionalText, print_json, require_device
-from diffusionbert.reproduce.request import Request
+from diffusionbert.reproduce import Request
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
-from typing import Any, final
+from typing import TypedDict
 
 from diffusionbert.evaluation.tables import escaped_for_latex, escaped_for_markdown
 from diffusionbert.inference.tasks import StreamState
@@ -20,9 +19,7 @@ from diffusionbert.inference.tasks import StreamState
 MASKED = "[MASK]"
 
 
-@final
-@dataclass(frozen=True)
-class Word:
+class Word(TypedDict):
     """A word of a state: one position, or several whose tokens spell one word."""
 
     text: str
@@ -31,31 +28,23 @@ class Word:
     """Whether any of its tokens is new since the row above."""
 
 
-@final
-@dataclass(frozen=True)
-class Row:
-    """A system's state at a time."""
+class Row(TypedDict):
+    """A system's state at a time, from 1, where everything is masked, to 0."""
 
     system: str
     time: float
-    """From 1, where everything is masked, to 0."""
     calls: int
-    """How often the network had been called."""
-    words: tuple[Word, ...]
+    words: list[Word]
 
 
-def denoising_table(systems: Mapping[str, Sequence[StreamState]], number: int = 5) -> tuple[Row, ...]:
+def denoising_table(systems: Mapping[str, Sequence[StreamState]], number: int = 5) -> list[Row]:
     """The rows of the table: `number` states per system, systems in the order given."""
-    if not systems:
-        raise ValueError("no system is given; give the states of at least one")
     rows = []
-    for name, states in systems.items():
-        if not states:
-            raise ValueError(f"{name!r} has no states; give what `Model.stream` yields, as a list")
+    for system, states in systems.items():
         chosen = choose_states(states, number)
         for (_, before), (time, state) in pairwise([chosen[0], *chosen]):
-            rows.append(Row(name, time, state.calls, _words(state.pieces, before.pieces)))
-    return tuple(rows)
+            rows.append(Row(system=system, time=time, calls=state.calls, words=_words(state.pieces, before.pieces)))
+    return rows
 
 
 def choose_states(states: Sequence[StreamState], number: int) -> list[tuple[float, StreamState]]:
@@ -64,83 +53,61 @@ def choose_states(states: Sequence[StreamState], number: int) -> list[tuple[floa
     A sampler yields a state when something changes: the state at time t is the last one not later than t. Where times
     do not decrease (as with Gibbs sampling), states are evenly spaced by their index instead.
     """
-    if number < 2:
-        raise ValueError(f"`number` must be >= 2, for the first and the last state, got {number}")
-    if len(states) == 1:
-        return [(states[0].time, states[0])]
     times = [state.time for state in states]
     if times[0] <= times[-1] or any(after > before for before, after in pairwise(times)):
-        last = len(states) - 1
-        chosen = [states[index] for index in sorted({round(last * at / (number - 1)) for at in range(number)})]
-        return [(state.time, state) for state in chosen]
+        indices = sorted({round((len(states) - 1) * at / (number - 1)) for at in range(number)})
+        return [(times[index], states[index]) for index in indices]
     wanted = [times[0] + (times[-1] - times[0]) * at / (number - 1) for at in range(1, number)]
     # Times carry rounding errors: a state that is later by less than 1e-9 is not later.
     found = [states[bisect_right(times, 1e-9 - time, key=lambda other: -other) - 1] for time in wanted]
     return [(times[0], states[0]), *zip(wanted, found, strict=True)]
 
 
-def _words(pieces: Sequence[str | None], before: Sequence[str | None]) -> tuple[Word, ...]:
+def _words(pieces: Sequence[str | None], before: Sequence[str | None]) -> list[Word]:
     """The words of a state, each new unless the state before has the same tokens at its positions."""
     words: list[Word] = []
     for at, piece in enumerate(pieces):
         if piece is None:
-            words.append(Word(MASKED, False))
+            words.append(Word(text=MASKED, is_new=False))
             continue
         is_new = at >= len(before) or before[at] != piece
         if piece.startswith("##") and at > 0 and pieces[at - 1] is not None:
-            words[-1] = Word(words[-1].text + piece[2:], words[-1].is_new or is_new)
+            words[-1] = Word(text=words[-1]["text"] + piece[2:], is_new=words[-1]["is_new"] or is_new)
         else:
-            words.append(Word(piece, is_new))
-    return tuple(words)
-
-
-# ---- formats --------------------------------------------------------------------------------------------------------
+            words.append(Word(text=piece, is_new=is_new))
+    return words
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """The table in GitHub's Markdown, new words in bold."""
     lines = ["| system | t | calls | text |", "|---|---:|---:|---|"]
-    for name, own in groupby(rows, key=lambda row: row.system):
+    for name, own in groupby(rows, key=lambda row: row["system"]):
         for index, row in enumerate(own):
             first = "" if index else escaped_for_markdown(name)
             text = _sentence(row, escaped_for_markdown, "**{}**")
-            lines.append(f"| {first} | {row.time:.2f} | {row.calls} | {text} |")
+            lines.append(f"| {first} | {row['time']:.2f} | {row['calls']} | {text} |")
     return "\n".join(lines) + "\n"
 
 
 def to_latex(rows: Sequence[Row]) -> str:
     """The table as a LaTeX tabular, new words in bold; needs the packages booktabs and multirow."""
-    lines = [
-        "% needs \\usepackage{booktabs,multirow}",
-        "\\begin{tabular}{lrrl}",
-        "\\toprule",
-        "system & $t$ & calls & text \\\\",
-    ]
-    for name, group in groupby(rows, key=lambda row: row.system):
+    lines = ["% needs \\usepackage{booktabs,multirow}", "\\begin{tabular}{lrrl}", "\\toprule"]
+    lines.append("system & $t$ & calls & text \\\\")
+    for name, group in groupby(rows, key=lambda row: row["system"]):
         own = list(group)
         lines.append("\\midrule")
         for index, row in enumerate(own):
             first = "" if index else f"\\multirow{{{len(own)}}}{{*}}{{{escaped_for_latex(name)}}}"
             text = _sentence(row, escaped_for_latex, "\\textbf{{{}}}")
-            lines.append(f"{first} & {row.time:.2f} & {row.calls} & \\texttt{{{text}}} \\\\")
+            lines.append(f"{first} & {row['time']:.2f} & {row['calls']} & \\texttt{{{text}}} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
-
-
-def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows as plain data."""
-    return [asdict(row) for row in rows]
-
-
-def from_json(plain: Sequence[dict[str, Any]]) -> tuple[Row, ...]:
-    """Reads what `to_json` gave."""
-    return tuple(Row(**row | {"words": tuple(Word(**word) for word in row["words"])}) for row in plain)
 
 
 def _sentence(row: Row, escape: Callable[[str], str], mark: str) -> str:
     """The words of a row; adjacent new words share one mark."""
     parts = []
-    for is_new, words in groupby(row.words, key=lambda word: word.is_new):
+    for is_new, words in groupby(row["words"], key=lambda word: word["is_new"]):
         # Tokens of white space alone cannot be marked.
-        text = " ".join(filter(None, (escape(word.text).strip() for word in words)))
+        text = " ".join(filter(None, (escape(word["text"]).strip() for word in words)))
         parts.append(mark.format(text) if is_new and text else text)
     return " ".join(filter(None, parts))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -28,11 +28,7 @@ FAMILIAR = "DiffusionBERT", "D3PM", "Transformer decoder", "GPT", "BERT-Mouth", 
 """Systems that have the same colour in every figure."""
 DASHES: tuple[Any, ...] = "-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.5, 1.5))
 MARKERS = "osD^"
-METADATA: dict[str, dict[str, Any]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
+METADATA: dict[str, Any] = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """The formats, with the metadata to leave out so that the same data give the same bytes."""
 SETTINGS: dict[str, Any] = {
     "font.size": 9,
@@ -53,14 +49,14 @@ Numbers = Sequence[float | int]
 @final
 @dataclass(frozen=True)
 class Curve:
-    """Held-out nats per token of one system over training steps or tokens."""
+    """Held-out nats per token of one system over training steps."""
 
     name: str
     xs: Numbers
     ys: Numbers
     kind: str
     """One of `KINDS`."""
-    errors: Numbers | None = None
+    errors: Numbers = ()
     """Standard errors of the ys."""
     num_steps: int | None = None
     """T, where the quantity is defined over T steps; None, as the next two, where the log does not say."""
@@ -68,16 +64,8 @@ class Curve:
     quantity: str | None = None
     """What is computed, such as strict or paper."""
 
-    def __post_init__(self) -> None:
-        _check(self, self.name, ("xs", "ys"), ("errors",))
-        if self.kind not in KINDS:
-            raise ValueError(f"{self.name!r} has the kind {self.kind!r}; it must be one of {', '.join(KINDS)}")
-        if any(after <= before for before, after in pairwise(self.xs)):
-            raise ValueError(f"the xs of {self.name!r} must increase; give its points in the order of training")
-
     @property
     def label(self) -> str:
-        """The name, with schedule, quantity and T where they are known."""
         steps = None if self.num_steps is None else f"T = {self.num_steps}"
         return ", ".join(part for part in (self.name, self.schedule, self.quantity, steps) if part)
 
@@ -90,16 +78,11 @@ class Tradeoff:
     name: str
     self_bleu: Numbers
     bleu: Numbers
-    knobs: Sequence[str] | None = None
+    knobs: Sequence[str] = ()
     """The setting of each point, such as T=0.7 or k=30."""
-    self_bleu_errors: Numbers | None = None
-    bleu_errors: Numbers | None = None
+    self_bleu_errors: Numbers = ()
+    bleu_errors: Numbers = ()
     """Standard errors."""
-
-    def __post_init__(self) -> None:
-        _check(self, self.name, ("self_bleu", "bleu"), ("self_bleu_errors", "bleu_errors"))
-        if self.knobs is not None and len(self.knobs) != len(self.bleu):
-            raise ValueError(f"{self.name!r} has {len(self.bleu)} points and {len(self.knobs)} knobs; give one each")
 
 
 @final
@@ -111,55 +94,51 @@ class Survival:
     times: Numbers
     survival: Numbers
 
-    def __post_init__(self) -> None:
-        _check(self, self.word, ("times", "survival"), ())
 
-
-def convergence(curves: Sequence[Curve], path: Path, *, x: str = "training steps", log_x: bool = False) -> None:
-    """Draws figure 4: held-out nats per token during training, one panel per kind of likelihood.
-
-    `x` says what the xs count. A logarithmic axis suits numbers of tokens.
-    """
-    _require_distinct([(curve.label, curve.kind) for curve in curves])
+def convergence(curves: Sequence[Curve], path: Path) -> None:
+    """Draws figure 4: held-out nats per token during training, one panel per kind of likelihood."""
+    labels = [(curve.label, curve.kind) for curve in curves]
+    for curve, label in zip(curves, labels, strict=True):
+        if labels.count(label) > 1:
+            raise ValueError(f"two lines have the label {curve.label!r}; give each its own name")
+        if not all(map(math.isfinite, (*curve.ys, *curve.errors))):
+            raise ValueError(f"{curve.name!r} has a validation that is not finite, which cannot be drawn; leave it out")
     kinds = [kind for kind in KINDS if any(curve.kind == kind for curve in curves)]
     with _figure(path, height=0.6 + (3.4 if len(kinds) == 1 else 2.5 * len(kinds)) + 0.2 * len(curves)) as figure:
         panels = dict(zip(kinds, figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0], strict=True))
         for curve, (colour, dashes, marker) in zip(curves, _looks([curve.label for curve in curves]), strict=True):
             axes, alone = panels[curve.kind], marker if len(curve.xs) == 1 else ""
             axes.plot(curve.xs, curve.ys, color=colour, linestyle=dashes, marker=alone, label=_shown(curve.label))
-            if curve.errors is not None:
+            if curve.errors:
                 ends = [(y - 1.96 * error, y + 1.96 * error) for y, error in zip(curve.ys, curve.errors, strict=True)]
                 axes.fill_between(curve.xs, *zip(*ends, strict=True), color=colour, alpha=0.15, linewidth=0)
         for kind, axes in panels.items():
-            axes.set(ylabel=KINDS[kind], xscale="log" if log_x else "linear")
-        axes.set_xlabel(x)
+            axes.set_ylabel(KINDS[kind])
+        axes.set_xlabel("training steps")
         figure.legend(loc="outside lower left")
 
 
-def quality_diversity(series: Sequence[Tradeoff], path: Path, *, real: Tradeoff | None = None) -> None:
+def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) -> None:
     """Draws figure 3: BLEU-4 against self-BLEU-4 over sampler settings, of which the first and the last are named.
 
     `real` is the same for real sentences.
     """
-    _require_distinct([one.name for one in series])
     with _figure(path, height=4.6) as figure:
         axes = figure.subplots()
         for one, (colour, dashes, marker) in zip(series, _looks([one.name for one in series]), strict=True):
             _draw_tradeoff(axes, one, color=colour, linestyle=dashes, marker=marker)
-        if real is not None:
-            _draw_tradeoff(axes, real, color="black", linestyle="", marker="*", markersize=11)
+        _draw_tradeoff(axes, real, color="black", linestyle="", marker="*", markersize=11)
         axes.margins(0.08)
         axes.set(xlabel="self-BLEU-4 (lower: more diverse)", ylabel="BLEU-4 (higher: closer to real text)")
         figure.legend(loc="outside right upper")
 
 
 def _draw_tradeoff(axes: Axes, one: Tradeoff, **look: Any) -> None:
-    x, y = ([1.96 * error for error in errors or ()] or None for errors in (one.self_bleu_errors, one.bleu_errors))
+    x, y = ([1.96 * error for error in errors] or None for errors in (one.self_bleu_errors, one.bleu_errors))
     axes.errorbar(one.self_bleu, one.bleu, y, x, elinewidth=0.7, label=_shown(one.name), **look)
-    knobs = one.knobs or ()
-    for at in sorted({0, len(knobs) - 1}) if knobs else ():
+    for at in sorted({0, len(one.knobs) - 1}) if one.knobs else ():
         point = one.self_bleu[at], one.bleu[at]
-        axes.annotate(knobs[at], point, (6, -9), textcoords="offset points", fontsize=7.5, color=look["color"])
+        axes.annotate(one.knobs[at], point, (6, -9), textcoords="offset points", fontsize=7.5, color=look["color"])
 
 
 def survival_curves(curves: Sequence[Survival], path: Path) -> None:
@@ -168,9 +147,9 @@ def survival_curves(curves: Sequence[Survival], path: Path) -> None:
     The dashed line is the linear schedule, 1 - t/T. The legend has the order of the curves, from top to bottom; a word
     that occurs twice is drawn once.
     """
-    _require_distinct([curve.word for curve in dict.fromkeys(curves)])
     linear = Survival("linear schedule", (0, 1), (1, 0))
-    ordered = sorted({*curves, linear}, key=lambda one: (-sum(one.survival) / len(one.survival), one.word))
+    distinct = [*{curve.word: curve for curve in curves}.values(), linear]
+    ordered = sorted(distinct, key=lambda one: (-sum(one.survival) / len(one.survival), one.word))
     with _figure(path, height=max(3.8, 1.0 + 0.2 * len(ordered))) as figure:
         from matplotlib import colormaps
 
@@ -224,38 +203,12 @@ def _looks(labels: Sequence[str]) -> list[tuple[str, Any, str]]:
 
     A label begins with its system, up to the first comma. Equal labels look alike.
     """
-    systems = dict.fromkeys(label.partition(",")[0] for label in labels)
-    colours = {system: colour for system, colour in zip(FAMILIAR, PALETTE, strict=False) if system in systems}
-    spare = [colour for colour in PALETTE if colour not in colours.values()]
-    others = [system for system in systems if system not in colours]
-    colours |= {system: spare[at % len(spare)] for at, system in enumerate(others)}
+    systems = {label: label.partition(",")[0] for label in labels}
+    fixed = dict(zip(FAMILIAR, PALETTE, strict=False))
+    spare = cycle(colour for name, colour in zip_longest(FAMILIAR, PALETTE) if name not in systems.values())
+    colours = {name: fixed.get(name) or next(spare) for name in dict.fromkeys(systems.values())}
     looks: dict[str, tuple[str, Any, str]] = {}
-    for label in dict.fromkeys(labels):
-        colour = colours[label.partition(",")[0]]
-        variant = sum(look[0] == colour for look in looks.values())
-        looks[label] = colour, DASHES[variant % len(DASHES)], MARKERS[variant % len(MARKERS)]
+    for label, name in systems.items():
+        variant = sum(look[0] == colours[name] for look in looks.values())
+        looks[label] = colours[name], DASHES[variant % len(DASHES)], MARKERS[variant % len(MARKERS)]
     return [looks[label] for label in labels]
-
-
-def _require_distinct(labels: Sequence[object]) -> None:
-    if not labels:
-        raise ValueError("there is nothing to draw; give at least one line")
-    repeated = next((label for label in labels if labels.count(label) > 1), None)
-    if repeated is not None:
-        raise ValueError(f"two lines have the label {repeated!r}; give each its own name")
-
-
-def _check(data: object, name: str, columns: tuple[str, str], errors: tuple[str, ...]) -> None:
-    """Converts columns to tuples of floats; raises ValueError if they cannot be drawn."""
-    for column in (*columns, *errors):
-        if (given := getattr(data, column)) is None:
-            continue
-        values, expected = tuple(map(float, given)), len(getattr(data, columns[0]))
-        object.__setattr__(data, column, values)
-        if not values or len(values) != expected:
-            raise ValueError(
-                f"{name!r} has {expected} {columns[0]} and {len(values)} {column}; give as many of each, at least one"
-            )
-        bad = [value for value in values if not math.isfinite(value) or (column in errors and value < 0)]
-        if bad:
-            raise ValueError(f"the {column} of {name!r} contain {bad[0]}; errors are ≥ 0, and all values finite")

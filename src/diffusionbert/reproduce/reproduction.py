@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from diffusionbert.evaluation.dataset import EvaluationSet
 from diffusionbert.evaluation.evaluate import Plan, evaluate, open_evaluation_set
@@ -26,22 +26,13 @@ from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
 from diffusionbert.networks.loading import NewBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
-from diffusionbert.recipes import (
-    SYSTEMS,
-    Start,
-    decoder_pretraining,
-    masked_pretraining,
-    preset,
-    pretraining,
-    started_from,
-    tiny,
-)
+from diffusionbert.recipes import PRESETS, SYSTEMS, Start, pretraining, pretraining_of, started_from, tiny
 from diffusionbert.reporting import logger
-from diffusionbert.reproduce.request import Request
+from diffusionbert.reproduce import Request
 from diffusionbert.samplers import SamplingRequest
 from diffusionbert.storage.files import read_json, require_writable, write_json
 from diffusionbert.training.batches import TokenBudget
-from diffusionbert.training.config import RunConfig, TrainingConfig
+from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import ValidationEvent, events_of
 from diffusionbert.training.run import stored_config, train
 from diffusionbert.training.run_folder import RunFolder
@@ -53,102 +44,66 @@ class Scale:
 
     preset: Callable[[str], RunConfig]
     """The configuration of every system, given the training corpus."""
-    pretrained: Callable[[str, bool], RunConfig]
-    """The pretraining of the networks that systems start from, given the corpus and whether it is a decoder."""
-    sentences: int
+    pretrained: Callable[..., RunConfig]
+    """The pretraining of the networks that systems start from, given the corpus and whether it is a `decoder`."""
+    sentences: int = 2000
     """Held-out sentences to score."""
-    samples: int
+    samples: int = 1000
     """For BLEU; as many again for self-BLEU."""
-    length: int
+    length: int = 64
     """Tokens of a sample."""
-    max_draws: int
-    vector_steps: int
+    max_draws: int = 32
+    vector_steps: int = 250
     """Sampling steps of Diffusion-LM, which is trained with 2000."""
-    step_counts: tuple[int, ...]
+    step_counts: tuple[int, ...] = (2, 8, 16, 64, 128, 512)
     """Numbers of sampling steps in table 3."""
-    timed_samples: int
+    timed_samples: int = 250
     """Samples of table 3, generated in one batch."""
-    decoder_rate_factor: float = 1.0
+    decoder_rate_factor: float = 2.0
     """Multiplies the learning rate of a decoder that starts from random parameters, which tolerates a higher one."""
 
 
 def _smoke(data: str) -> RunConfig:
     config = tiny(data)
-    training = replace(
-        config.training,
-        steps=200,
-        batching=TokenBudget(1024),
-        warmup=20,
-        validate_every=50,
-        save_every=200,
-        validation_sentences=32,
-        validation_draws=8,
-    )
     return replace(
         config,
         data=replace(config.data, vocabulary=1000, max_length=48),
         backbone=NewBert(layers=2, width=64, heads=2, dropout=0.0),
         objective=DiscreteTimeConfig(num_steps=64),
-        training=training,
-    )
+        training=replace(
+            config.training,
+            steps=200, warmup=20, validate_every=50, save_every=200, validation_sentences=32, validation_draws=8,
+        ),
+    )  # fmt: skip
 
 
-def _smoke_pretraining(data: str, decoder: bool) -> RunConfig:
-    """Masked language modelling or next-token prediction with the same network and corpus."""
-    config = (decoder_pretraining if decoder else masked_pretraining)(_smoke(data))
+def _smoke_pretraining(data: str, *, decoder: bool) -> RunConfig:
+    config = pretraining_of(_smoke(data), decoder=decoder)
     return replace(config, training=replace(config.training, steps=150, validate_every=150, save_every=150))
 
 
-def _short_training(config: RunConfig) -> RunConfig:
+def _short_training(preset: str, data: str) -> RunConfig:
     """2,000 steps of 16k tokens; docs/results.md says how long they take and why fewer are not enough.
 
     From random parameters, a BERT stays at the unigram entropy for hundreds of steps, however large the batches are.
     """
+    config = PRESETS[preset](data)
     training = replace(
         config.training,
-        steps=2000,
-        batching=TokenBudget(16_384),
-        learning_rate=4e-4,
-        warmup=400,
-        validate_every=250,
-        validation_sentences=1024,
-        validation_draws=8,
-        save_every=2000,
-    )
+        steps=2000, batching=TokenBudget(16_384), learning_rate=4e-4, warmup=400,
+        validate_every=250, validation_sentences=1024, validation_draws=8, save_every=2000,
+    )  # fmt: skip
     return replace(config, training=training)
-
-
-def _scale(preset_name: str) -> Scale:
-    """A scale with the network and the pretraining of a preset."""
-    return Scale(
-        lambda data: _short_training(preset(preset_name, data)),
-        lambda data, decoder: pretraining(preset_name, data, decoder=decoder),
-        sentences=2000,
-        samples=1000,
-        length=64,
-        max_draws=32,
-        vector_steps=250,
-        step_counts=(2, 8, 16, 64, 128, 512),
-        timed_samples=250,
-        decoder_rate_factor=2.0,
-    )
 
 
 SCALES: dict[str, Scale] = {
     "smoke": Scale(
-        _smoke,
-        _smoke_pretraining,
-        sentences=48,
-        samples=40,
-        length=16,
-        max_draws=32,
-        vector_steps=100,
-        step_counts=(2, 8, 16, 64),
-        timed_samples=40,
+        _smoke, _smoke_pretraining, sentences=48, samples=40, length=16,
+        vector_steps=100, step_counts=(2, 8, 16, 64), timed_samples=40, decoder_rate_factor=1.0,
     ),
-    "19m": _scale("wiki-small"),
-    "34m": _scale("wiki-medium"),
-}
+    "19m": Scale(partial(_short_training, "wiki-small"), partial(pretraining, "wiki-small")),
+    "34m": Scale(partial(_short_training, "wiki-medium"), partial(pretraining, "wiki-medium")),
+}  # fmt: skip
 
 
 @final
@@ -170,24 +125,36 @@ class Reproduction:
             )
         self.output, self.request, self.cache, self.device = output, request, cache, device
         self.scale = SCALES[request.scale]
+        # Of the training corpus itself, what was held out is evaluated.
+        self.test = request.test or request.validation or request.data
+        self._base = self._configured()
         self._engines: dict[str, Engine] = {}
         self._evaluation_sets: dict[tuple[str, str, int], EvaluationSet] = {}
-        _ = self._base  # raises for wrong settings before any file is written
         self._store_settings()
+
+    def _configured(self) -> RunConfig:
+        """What all systems share; warm-up and intervals scale with the number of steps."""
+        config = self.scale.preset(self.request.data)
+        training = replace(config.training, seed=self.request.seed)
+        if self.request.steps is not None:
+            share = self.request.steps / training.steps
+            every = {name: getattr(training, name) for name in ("warmup", "validate_every", "save_every")}
+            scaled = {name: max(1, round(value * share)) for name, value in every.items()}
+            training = replace(training, steps=self.request.steps, **scaled)
+        return replace(config, data=replace(config.data, validation=self.request.validation), training=training)
 
     def _store_settings(self) -> None:
         require_writable(self.output)
         settings, requested = self.output / "settings.json", asdict(self.request)
         # Settings without anything else are left by a call that failed before training; they may be replaced.
-        has_work = settings.exists() and any(path.name != settings.name for path in self.output.iterdir())
-        stored = _upgraded(read_json(settings)) if has_work else requested
-        different = [name for name in requested if stored.get(name) != requested[name]]
-        if different:
-            name = different[0]
-            raise ValueError(
-                f"{str(self.output)!r} contains a reproduction with {name} {stored.get(name)!r}, got "
-                f"{requested[name]!r}; give the same settings, or choose another --output"
-            )
+        has_work = settings.exists() and any(path != settings for path in self.output.iterdir())
+        stored = read_json(settings) if has_work else requested
+        for name, value in requested.items():
+            if stored.get(name) != value:
+                raise ValueError(
+                    f"{str(self.output)!r} contains a reproduction with {name} {stored.get(name)!r}, got {value!r}; "
+                    "give the same settings, or choose another --output"
+                )
         self.output.mkdir(parents=True, exist_ok=True)
         write_json(settings, requested)
 
@@ -195,9 +162,7 @@ class Reproduction:
 
     def run(self, name: str) -> Path:
         """The run directory of a system, which is trained first unless it is finished."""
-        output = self.output / "runs" / name
-        self._ensure(output, lambda: self.planned(name))
-        return output
+        return self._trained(self.output / "runs" / name, lambda: self.planned(name))
 
     def config(self, name: str) -> RunConfig:
         """The configuration of a system's run, once it exists."""
@@ -208,14 +173,13 @@ class Reproduction:
         given = self.request.masked if kind is Start.MASKED else self.request.decoder
         if given is not None:
             return given
-        output = self.output / "pretrained" / kind.value
-        self._ensure(output, lambda: self._pretraining(kind))
-        self._ensure_model(output)
-        return str(output)
+        output = self._trained(self.output / "pretrained" / kind.value, lambda: self._pretraining(kind))
+        return str(self._exported(output))
 
     def _pretraining(self, kind: Start) -> RunConfig:
         data = self.request.pretraining_data or self.request.data
-        config = self._seeded(self.scale.pretrained(data, kind is Start.DECODER))
+        config = self.scale.pretrained(data, decoder=kind is Start.DECODER)
+        config = replace(config, training=replace(config.training, seed=self.request.seed))
         if kind is Start.MASKED and self.request.vocabulary is None:
             return config  # all systems use its vocabulary
         return self._with_vocabulary(config)
@@ -223,8 +187,7 @@ class Reproduction:
     def _with_vocabulary(self, config: RunConfig) -> RunConfig:
         """The configuration with the common vocabulary: the requested one, or that of the masked network."""
         owner = self.request.vocabulary or self.start(Start.MASKED)
-        vocabulary = started_from(config, owner).data.vocabulary
-        return replace(config, data=replace(config.data, vocabulary=vocabulary))
+        return replace(started_from(config, owner), backbone=config.backbone)
 
     def planned(self, name: str) -> RunConfig:
         """The configuration of a system's run; the network it starts from is pretrained first unless that is done."""
@@ -237,21 +200,10 @@ class Reproduction:
             config = replace(config, training=replace(config.training, learning_rate=rate))
         return config
 
-    @cached_property
-    def _base(self) -> RunConfig:
-        config = self._seeded(self.scale.preset(self.request.data))
-        data = replace(config.data, validation=self.request.validation)
-        training = config.training
-        if self.request.steps is not None:
-            training = _shortened(training, self.request.steps)
-        return replace(config, data=data, training=training)
-
-    def _seeded(self, config: RunConfig) -> RunConfig:
-        return replace(config, training=replace(config.training, seed=self.request.seed))
-
-    def _ensure(self, output: Path, make: Callable[[], RunConfig]) -> None:
+    def _trained(self, output: Path, make: Callable[[], RunConfig]) -> Path:
+        """The run directory, trained or resumed unless it is finished."""
         if is_finished(output):
-            return
+            return output
         if RunFolder(output).config.exists():
             logger.info("%s: resumed", output)
             train(None, output, cache=self.cache, resume=True)
@@ -262,19 +214,20 @@ class Reproduction:
         if not is_finished(output):  # stopped by a signal
             logger.info("%s: stopped; run the same command to resume", output)
             raise KeyboardInterrupt
+        return output
+
+    def _exported(self, output: Path) -> Path:
+        """The run directory with its model, which is missing if the run was stopped before the export."""
+        run = RunFolder(output)
+        if not run.model.exists() and run.read_pointer("last") is not None:
+            train(None, output, cache=self.cache, resume=True)
+        return output
 
     def engine(self, name: str) -> Engine:
         """The trained model of a system."""
         if name not in self._engines:
-            run = self.run(name)
-            self._ensure_model(run)
-            self._engines = {name: load_engine(run, self.device)}  # one at a time
+            self._engines = {name: load_engine(self._exported(self.run(name)), self.device)}  # one at a time
         return self._engines[name]
-
-    def _ensure_model(self, output: Path) -> None:
-        run = RunFolder(output)
-        if not run.model.exists() and run.read_pointer("last") is not None:  # stopped before the export
-            train(None, output, cache=self.cache, resume=True)
 
     # ---- evaluations ------------------------------------------------------------------------------------------------
 
@@ -287,6 +240,7 @@ class Reproduction:
         steps: int | None = None,
         scored: bool = True,
         samples: int | None = None,
+        data: str | None = None,
     ) -> EvaluationResult:
         """Evaluates a system, unless that has been done.
 
@@ -297,31 +251,23 @@ class Reproduction:
             steps: T of the bound; None is that of training.
             scored: Whether to compute likelihoods, or samples only.
             samples: The number of samples; None is that of the scale.
+            data: The corpus; None is the one to evaluate on.
         """
-        plan = self._plan(sampling or self.sampling(name), scored)
-        plan = plan if samples is None else replace(plan, samples=samples)
-        return self._evaluation(key, name, plan, self.test, steps)
-
-    @property
-    def test(self) -> str:
-        """The corpus to evaluate on; of the training corpus itself, what was held out."""
-        return self.request.test or self.request.validation or self.request.data
-
-    def other_evaluation(self, name: str) -> EvaluationResult:
-        """Evaluates a system on the corpus of another domain, with as few samples as possible."""
-        assert self.request.other_test is not None
-        plan = replace(self._plan(self.sampling(name), scored=True), samples=2)
-        return self._evaluation(f"{name}-other-text", name, plan, self.request.other_test)
-
-    def _evaluation(self, key: str, name: str, plan: Plan, text: str, steps: int | None = None) -> EvaluationResult:
-        folder = self.output / "evaluations" / key
+        folder, scale, seed = self.output / "evaluations" / key, self.scale, self.request.seed
         if not (folder / "evaluation.json").exists():
             engine = self.engine(name)
             engine = engine if steps is None else engine.with_steps(steps)
+            budget = EstimationBudget(0.005, scale.max_draws, strata=min(16, scale.max_draws // 2), seed=seed)
+            number, request = samples or scale.samples, sampling or self.sampling(name)
+            plan = Plan(request, number, scale.length, budget, scored=scored, seed=seed)
             logger.info("%s: evaluates", folder)
             with fast_products():
-                evaluate(engine, self._evaluation_set(engine, text), plan).save(folder)
+                evaluate(engine, self._evaluation_set(engine, data or self.test), plan).save(folder)
         return EvaluationResult.load(folder)
+
+    def other_evaluation(self, name: str) -> EvaluationResult:
+        """Evaluates a system on the corpus of another domain, with as few samples as possible."""
+        return self.evaluation(f"{name}-other-text", name, samples=2, data=self.request.other_test)
 
     def sampling(self, name: str) -> SamplingRequest:
         """How a system samples for the main table."""
@@ -330,23 +276,11 @@ class Reproduction:
             return system.sampling
         return replace(system.sampling, config=replace(system.sampling.config, steps=self.scale.vector_steps))
 
-    def _plan(self, sampling: SamplingRequest, scored: bool) -> Plan:
-        budget = EstimationBudget(
-            0.005, self.scale.max_draws, strata=min(16, self.scale.max_draws // 2), seed=self.request.seed
-        )
-        return Plan(sampling, self.scale.samples, self.scale.length, budget, scored=scored, seed=self.request.seed)
-
     def _evaluation_set(self, engine: Engine, name: str) -> EvaluationSet:
         key = name, engine.vocabulary.fingerprint, engine.max_length
         if key not in self._evaluation_sets:
             self._evaluation_sets[key] = open_evaluation_set(engine, name, sentences=self.scale.sentences)
         return self._evaluation_sets[key]
-
-
-def _upgraded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of earlier versions, in which scales were called presets."""
-    scale = {"tiny": "smoke", "small": "19m", "medium": "34m"}.get(settings.get("preset", ""))
-    return settings if scale is None else settings | {"scale": scale}
 
 
 def is_finished(run: Path) -> bool:
@@ -356,15 +290,3 @@ def is_finished(run: Path) -> bool:
         return False
     last = stored_config(run).training.steps
     return any(event.step >= last for event in events_of(folder.log, ValidationEvent))
-
-
-def _shortened(training: TrainingConfig, steps: int) -> TrainingConfig:
-    """The same training in another number of steps; warm-up and validation intervals scale with it."""
-    share = steps / training.steps
-    return replace(
-        training,
-        steps=steps,
-        warmup=max(1, round(training.warmup * share)),
-        validate_every=max(1, round(training.validate_every * share)),
-        save_every=max(1, round(training.save_every * share)),
-    )
