@@ -33,7 +33,6 @@ class Reproduce(Request):
     """Print the paths of the written files as JSON, and nothing else, on standard output."""
 
     def run(self) -> None:
-        """Prints the tables and the paths of all files."""
         from diffusionbert.reproduce.figures import require_matplotlib
         from diffusionbert.reproduce.reproduction import Reproduction
         from diffusionbert.reproduce.targets import TARGETS
@@ -50,7 +49,6 @@ class Reproduce(Request):
             print_json({name: [str(path) for path in paths] for name, paths in written.items()})
             return
         for paths in written.values():
-            for path in paths:
-                if path.suffix == ".md":
-                    print(path.read_text(encoding="utf-8"))
-            print(f"written: {', '.join(str(path) for path in paths)}")
+            for table in (path for path in paths if path.suffix == ".md"):
+                print(table.read_text(encoding="utf-8"))
+            print(f"written: {', '.join(map(str, paths))}")

@@ -146,3 +146,14 @@ class Train(Run):
     ] = None
     """The time conditioning of the network: none (TAD), prefix (PTE), layers or layers-learned (LTE). Default: the
     system's."""
+
+
+@dataclass(frozen=True)
+class Pretrain(Run):
+    """Pretrain a masked language model or a decoder.
+
+    Example: diffusionbert pretrain --data corpus.txt.gz --output runs/masked
+    """
+
+    decoder: bool = False
+    """Pretrain a causal language model of the same size instead."""

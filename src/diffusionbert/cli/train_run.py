@@ -8,8 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from diffusionbert.cli.pretrain import Pretrain
-from diffusionbert.cli.train import Run, Train
+from diffusionbert.cli.train import Pretrain, Run, Train
 from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import NoiseSchedule
 from diffusionbert.diffusion.time_sampling import TimeSampling

@@ -31,18 +31,10 @@ MARKERS = "osD^"
 METADATA: dict[str, Any] = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """The formats, with the metadata to leave out so that the same data give the same bytes."""
 SETTINGS: dict[str, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#E6E6E6",
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "diffusionbert",
-    "text.parse_math": False,
-}
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
+    "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6,
+    "svg.fonttype": "none", "svg.hashsalt": "diffusionbert", "text.parse_math": False,
+}  # fmt: skip
 Numbers = Sequence[float | int]
 
 

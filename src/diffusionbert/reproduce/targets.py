@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import torch
@@ -200,14 +199,19 @@ def _with(request: SamplingRequest, **changes: Any) -> SamplingRequest:
 
 
 def _tradeoff(name: str, points: Mapping[str, EvaluationResult]) -> figures.Tradeoff:
-    columns = [found.self_bleu4 for found in points.values()], [found.bleu4 for found in points.values()]
-    means = (tuple(one.mean for one in column) for column in columns)
-    errors = (tuple(_standard_error(one) for one in column) for column in columns)
-    return figures.Tradeoff(name, *means, tuple(points), *errors)
+    found = list(points.values())
+    return figures.Tradeoff(
+        name,
+        [one.self_bleu4.mean for one in found],
+        [one.bleu4.mean for one in found],
+        list(points),
+        [_standard_error(one.self_bleu4) for one in found],
+        [_standard_error(one.bleu4) for one in found],
+    )
 
 
 def _standard_error(one: PerSample) -> float:
-    return stdev(one.values.tolist()) / len(one.values) ** 0.5
+    return float(one.values.std(ddof=1) / len(one.values) ** 0.5)
 
 
 def figure4(reproduction: Reproduction) -> list[Path]:
