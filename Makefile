@@ -13,7 +13,7 @@ demo: $(VENV)/core  ## Watch the bundled model generate, fill blanks and score
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev  ## Run the tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(VENV)/dev  ## Check style and formatting
 	$(BIN)/ruff check

@@ -23,6 +23,8 @@ from diffusionbert.storage.files import write_json
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
 
+pytestmark = pytest.mark.xdist_group("reproduction")  # or every worker would train all systems
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _a_smaller_scale():
@@ -60,7 +62,7 @@ def nothing_is_done(monkeypatch):
         monkeypatch.setattr(reproduction_module, name, refuse)
 
 
-def sequence_index(table: Path) -> dict[str, list[str]]:
+def rows_of(table: Path) -> dict[str, list[str]]:
     """The cells of a Markdown table, by the first of each row."""
     lines = [line for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
@@ -71,15 +73,15 @@ def sequence_index(table: Path) -> dict[str, list[str]]:
 
 
 def test_table2_has_every_system_and_keeps_kinds_apart(done, output):
-    rows = sequence_index(output / "table2.md")
+    rows = rows_of(output / "table2.md")
     header = rows["system"]
     assert len(rows) == 2 + len(MAIN)  # with the header and real sentences
     kinds = [next((kind for kind in ("exact", "bound", "pseudo") if f"({kind}," in cell), "") for cell in header]
     assert {"exact", "bound", "pseudo"} < set(kinds)
     for name, cells in rows.items():
         if not name.startswith(("system", "real")):
-            said = {kind for kind, cell in zip(kinds, cells, strict=True) if kind and "[" in cell}
-            assert said == expected_kinds(name), name
+            found = {kind for kind, cell in zip(kinds, cells, strict=True) if kind and "[" in cell}
+            assert found == expected_kinds(name), name
     assert rows["Transformer decoder, from scratch"][kinds.index("exact")] != "–"
     titles = list(rows)
     assert "BERT-Mouth, pretrained, left to right" in titles
@@ -113,7 +115,7 @@ def test_a_missing_likelihood_has_a_footnote(done, output):
 
 
 def test_table3_counts_steps_and_calls(done, output):
-    rows = sequence_index(output / "table3.md")
+    rows = rows_of(output / "table3.md")
     calls = {name: cells[-1].strip("*").removeprefix("<u>").removesuffix("</u>") for name, cells in rows.items()}
     assert float(calls["DiffusionBERT, linear, 2 steps"]) <= 2
     assert float(calls["BERT-Mouth, 48 steps"]) == 48
@@ -317,36 +319,22 @@ def test_the_command_prints_the_table_and_its_path(done, output, capsys):
     assert json.loads(capsys.readouterr().out) == {"table3": [str(path) for path in done["table3"]]}
 
 
-@pytest.mark.parametrize("command", ["reproduce", "plot"])
-def test_help_has_an_example(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    assert caught.value.code == 0
-    assert "Example: diffusionbert" in " ".join(capsys.readouterr().out.split())
-
-
 def test_plot_draws_runs_and_refuses_other_folders(tmp_path, capsys):
     picture = tmp_path / "curves.png"
     main(["plot", str(run_of("linear")), str(run_of("decoder")), f"--output={picture}"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     (tmp_path / "empty").mkdir()
-    for runs in (
-        [str(tmp_path / "empty")],
-        [str(tmp_path / "nowhere")],
-        [str(corpus())],
-        [],
-        [str(run_of("unrolled"))],
-    ):
+    for runs in ([tmp_path / "empty"], [tmp_path / "nowhere"], [corpus()], [], [run_of("unrolled")]):
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
-            main(["plot", *runs, f"--output={tmp_path / 'none.png'}"])
+            main(["plot", *map(str, runs), f"--output={tmp_path / 'none.png'}"])
         assert caught.value.code == 2, runs
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1, said
         assert not (tmp_path / "none.png").exists()
 
 
-def test_runs_with_equal_names_are_told_apart_by_their_paths(tmp_path, monkeypatch):
+def test_curves_are_named_by_the_shortest_distinct_paths(tmp_path, monkeypatch):
     called = []
     monkeypatch.setattr(figures, "convergence", lambda curves, path: called.extend(one.name for one in curves))
     for parent in ("a", "b"):
@@ -354,9 +342,7 @@ def test_runs_with_equal_names_are_told_apart_by_their_paths(tmp_path, monkeypat
     main(["plot", str(tmp_path / "a" / "x"), str(tmp_path / "b" / "x"), "--output=none.png"])
     main(["plot", str(run_of("linear")), str(run_of("decoder")), "--output=none.png"])
     assert called == ["a/x", "b/x", run_of("linear").name, run_of("decoder").name]
-
-
-def test_the_current_directory_can_be_plotted(tmp_path, monkeypatch):
+    monkeypatch.undo()
     monkeypatch.chdir(run_of("linear"))
     main(["plot", ".", f"--output={tmp_path / 'here.png'}"])
     assert (tmp_path / "here.png").exists()
