@@ -50,33 +50,19 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "xlm-roberta": lambda: XLMRobertaConfig(**COMMON, **NO_DROPOUT),
     "electra": lambda: ElectraConfig(**COMMON, **NO_DROPOUT, embedding_size=16),
     "distilbert": lambda: DistilBertConfig(
-        vocab_size=VOCAB_SIZE,
-        dim=32,
-        n_layers=2,
-        n_heads=2,
-        hidden_dim=48,
-        max_position_embeddings=24,
-        initializer_range=0.3,
-        dropout=0.0,
-        attention_dropout=0.0,
+        vocab_size=VOCAB_SIZE, dim=32, n_layers=2, n_heads=2, hidden_dim=48, max_position_embeddings=24,
+        initializer_range=0.3, dropout=0.0, attention_dropout=0.0,
     ),
     "modernbert": lambda: ModernBertConfig(
         **COMMON, pad_token_id=0, bos_token_id=CLS, eos_token_id=SEP, cls_token_id=CLS, sep_token_id=SEP
     ),
     "deberta-v2": lambda: DebertaV2Config(
-        **COMMON,
-        **NO_DROPOUT,
-        relative_attention=True,
-        position_biased_input=False,
-        position_buckets=8,
-        pos_att_type=["p2c", "c2p"],
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        conv_kernel_size=3,
+        **COMMON, **NO_DROPOUT, relative_attention=True, position_biased_input=False, position_buckets=8,
+        pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True, conv_kernel_size=3,
     ),
     "mpnet": lambda: MPNetConfig(**COMMON, **NO_DROPOUT),
     "albert": lambda: AlbertConfig(**COMMON, **NO_DROPOUT, embedding_size=16),
-}
+}  # fmt: skip
 ARCHITECTURES = list(CONFIGS)
 UNSHARED = [name for name in ARCHITECTURES if name != "albert"]
 
@@ -93,7 +79,7 @@ def tokenizer_allowed() -> Tensor:
 
 
 def sentences(backbone: PreTrainedModel, lengths: tuple[int, ...] = (9, 6, 4), seed: int = 0) -> Batch:
-    """Makes rows `[CLS] … [SEP]` of these lengths, padded at the end, with every second word hidden."""
+    """Sequences `[CLS] … [SEP]` of these lengths, padded at the end, with every second token masked."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(lengths), max(lengths))
     tokens = torch.randint(NUM_SPECIAL, NUM_TOKENIZER_IDS, size, generator=generator)
@@ -107,7 +93,7 @@ def sentences(backbone: PreTrainedModel, lengths: tuple[int, ...] = (9, 6, 4), s
 
 
 def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
-    """Says what the model itself says of all places: a distribution over writable tokens."""
+    """The model's own distribution over allowed tokens at all positions."""
     logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
     return logits[..., :NUM_TOKENIZER_IDS].masked_fill(~tokenizer_allowed(), -torch.inf).log_softmax(-1)
 
@@ -140,7 +126,7 @@ def timed_bert() -> Denoiser:
 
 
 def mixed_canvas(backbone: PreTrainedModel) -> Batch:
-    """A row all frozen, and rows of 5, 9, 2 and 6 words to write with a frozen word and a frozen mask among them."""
+    """A frozen sequence, and others of 5, 9, 2 and 6 editable positions with a frozen token and a frozen mask."""
     batch = sentences(backbone, (6, 7, 12, 4, 9))
     editable = batch.editable.clone()
     editable[2, 4] = editable[4, 3] = False
@@ -160,7 +146,7 @@ def repeated_words(rows: int = 12) -> Batch:
 
 
 class Spy(nn.Module):
-    """Passes a sampler's questions on and keeps them."""
+    """Passes a sampler's queries on and keeps them."""
 
     def __init__(self, network: nn.Module):
         super().__init__()

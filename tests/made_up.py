@@ -1,15 +1,11 @@
-"""Synthetic evaluation results and runs, for tests of what reads them."""
+"""Synthetic evaluation results, for tests of what reads them."""
 
 from __future__ import annotations
 
-import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from diffusionbert.data.sources import Split
 from diffusionbert.evaluation.dataset import EvaluationSetRecord
@@ -22,18 +18,12 @@ from diffusionbert.evaluation.result import (
     TextMetrics,
     Weights,
 )
-from diffusionbert.likelihood.scores import Estimate, PointEstimate, Protocol, Scores
-from diffusionbert.objectives.base import Likelihood
-from diffusionbert.storage.files import CodeVersion, write_json
+from diffusionbert.likelihood.scores import Estimate, PointEstimate
+from diffusionbert.storage.files import CodeVersion
 from diffusionbert.storage.schema import Component
-from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
-from diffusionbert.training.log import Event, ModelDescription, TrainEvent, ValidationEvent, append
+from diffusionbert.training.log import ModelDescription
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS / "results"), str(BENCHMARKS)]  # their scripts are no package
-
-NUM_SENTENCES, NUM_TOKENS = 60, 20
-KINDS = {"grid": "bound", "continuous": "bound", "vectors": "bound", "exact": "exact"}
+NUM_SENTENCES = 60
 
 
 def metrics(bleu: float, self_bleu: float = 0.2, number: int = 40) -> TextMetrics:
@@ -66,53 +56,3 @@ def result(name: str = "made up", estimates: dict[str, Estimate] | None = None, 
         more_samples=("another one .",) * 40,
     )
     return replace(found, **changes)
-
-
-def evaluate(
-    root: Path,
-    position: str,
-    nats: float,
-    way: str = "grid",
-    kind: str | None = None,
-    bleu: float = 0.3,
-    seconds: float = 0.5,
-) -> None:
-    """Writes an evaluation whose sentences cost about so many nats per token; `position` is its folder and its key."""
-    chance = np.random.default_rng(len(position))
-    folder, key = position.split("/")
-    costs = NUM_TOKENS * (nats + 0.02 * chance.standard_normal(NUM_SENTENCES) + np.linspace(-1, 1, NUM_SENTENCES))
-    count = torch.full((NUM_SENTENCES,), NUM_TOKENS)
-    samples = bleu + 0.02 * chance.standard_normal(200)
-    likelihood = Likelihood(kind or KINDS[way])
-    scores = Scores(
-        likelihood, torch.arange(NUM_SENTENCES), torch.tensor(costs), torch.ones(NUM_SENTENCES).double(), 2,
-        count, count.clone(), count.clone(),
-    )  # fmt: skip
-    estimate = Estimate(scores, scores.rates(), None, Protocol(num_draws=4, strata=2))
-    made = result(
-        key,
-        {way: estimate},
-        bleu4=PerSample(samples),
-        self_bleu4=PerSample(samples[::-1] / 2),
-        speed=Speed(seconds, 100.0, 20.0, "cpu", 32),
-    )
-    made.save(root / folder / "evaluations" / key)
-
-
-def train(root: Path, position: str, validations: list[float]) -> None:
-    """Writes a finished run with validations at evenly spaced steps."""
-    folder, name = position.split("/")
-    path = root / folder / "runs" / name
-    path.mkdir(parents=True)
-    last = 10 * (len(validations) - 1)
-    write_json(path / "run.json", RunConfig(DataConfig("text/news.txt"), training=TrainingConfig(steps=last)).to_json())
-    events: list[Event] = [
-        TrainEvent(step, 0.0, 1.0, tokens_per_second=50.0 if step > 1 else 5.0, tokens_seen=100 * step)
-        for step in range(1, last + 1, 3)
-    ]
-    events += [
-        ValidationEvent(10 * at, 0.0, Likelihood.BOUND, 0.01, nats, math.exp(nats))
-        for at, nats in enumerate(validations)
-    ]
-    for event in events:
-        append(path / "log.jsonl", event)

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tiny_tokenizers import byte_level
+from tokenizers import AddedToken, processors
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from diffusionbert.data.tokenizer import train_wordpiece
@@ -30,20 +31,16 @@ from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.run import train
 
 MAX_LENGTH = 24
-"""The places of a row, special tokens included, of every run here."""
+"""The positions of a sequence, special tokens included, of every run here."""
 SUBJECTS = [
-    "the king",
-    "the old king",
-    "a queen",
-    "the young queen",
-    "my brother",
-    "her sister",
-    "nobody",
-    "the artist",
+    *("the king", "the old king", "a queen", "the young queen"),
+    *("my brother", "her sister", "nobody", "the artist"),
 ]
 VERBS = ["saw", "met", "painted", "praised", "followed"]
 OBJECTS = ["a river", "the white castle", "an art museum", "the sea", "two red houses", "the city of paris"]
 TIMES = ["today", "in winter", "last year", "again", "on monday morning", "after the long war"]
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+"""Of plain models."""
 
 
 def toy_sentences(number: int, seed: int = 0) -> list[str]:
@@ -116,16 +113,10 @@ def config_of(kind: str, *, steps: int, data: Path | None = None) -> RunConfig:
         time,
         objective,  # type: ignore[arg-type]
         TrainingConfig(
-            steps=steps,
-            batching=TokenBudget(512),
-            learning_rate=1e-2,
-            warmup=2,
-            validate_every=steps,
-            validation_sentences=8,
-            validation_draws=1,
-            save_every=steps,
+            steps=steps, batching=TokenBudget(512), learning_rate=1e-2, warmup=2,
+            validate_every=steps, validation_sentences=8, validation_draws=1, save_every=steps,
         ),
-    )
+    )  # fmt: skip
 
 
 def run_of(kind: str, *, steps: int = 2) -> Path:
@@ -173,15 +164,7 @@ def plain_bert() -> Path:
     """The folder of a BERT as `save_pretrained` leaves it: cased, and its vocabulary larger than its tokenizer's."""
     output = folder() / "plain-bert"
     vocabulary = train_wordpiece([sentence.capitalize() for sentence in toy_sentences(400)], 512, lower=False)
-    config = BertConfig(
-        vocab_size=vocabulary.size + 5,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=32,
-        initializer_range=0.3,
-    )
+    config = BertConfig(vocab_size=vocabulary.size + 5, max_position_embeddings=32, **SIZES, initializer_range=0.3)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertForMaskedLM(config).save_pretrained(output)
@@ -193,17 +176,7 @@ def plain_bert() -> Path:
 def plain_roberta() -> Path:
     """The folder of a RoBERTa: byte-level pieces, another mask token, positions that begin after the padding's."""
     output = folder() / "plain-roberta"
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(toy_sentences(400), trainer)
+    tokenizer = byte_level(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], toy_sentences(400))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
@@ -211,18 +184,8 @@ def plain_roberta() -> Path:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **names)
     wrapped.add_special_tokens({"mask_token": AddedToken("<mask>", lstrip=True, special=True)})
     wrapped.save_pretrained(output)
-    config = RobertaConfig(
-        vocab_size=len(wrapped),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=34,
-        initializer_range=0.3,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-    )
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    config = RobertaConfig(vocab_size=len(wrapped), max_position_embeddings=34, **SIZES, initializer_range=0.3, **ids)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         RobertaForMaskedLM(config).save_pretrained(output)

@@ -16,14 +16,9 @@ STEPS = 3
 
 def smallest(data: str) -> RunConfig:
     training = TrainingConfig(
-        steps=STEPS,
-        batching=TokenBudget(256),
-        warmup=1,
-        validate_every=2,
-        validation_sentences=4,
-        validation_draws=2,
-        save_every=2,
-    )
+        steps=STEPS, batching=TokenBudget(256), warmup=1, validate_every=2,
+        validation_sentences=4, validation_draws=2, save_every=2,
+    )  # fmt: skip
     return RunConfig(
         DataConfig(data, vocabulary=512, max_length=MAX_LENGTH),
         NewBert(layers=1, width=32, heads=2, dropout=0.0),
@@ -35,12 +30,6 @@ def smallest(data: str) -> RunConfig:
 SMALLER_THAN_SMOKE = Scale(
     smallest,
     lambda data, decoder: pretraining_of(smallest(data), decoder=decoder),
-    sentences=4,
-    samples=4,
-    length=6,
-    max_draws=4,
-    vector_steps=4,
-    step_counts=(2, 5),
-    timed_samples=4,
-    decoder_rate_factor=1.0,
-)
+    sentences=4, samples=4, length=6, max_draws=4,
+    vector_steps=4, step_counts=(2, 5), timed_samples=4, decoder_rate_factor=1.0,
+)  # fmt: skip

@@ -16,7 +16,7 @@ from diffusionbert.data.corpus import parse_corpus
 SENTENCES = list(parse_corpus("pydoc"))[:300]
 
 
-def byte_level(special: list[str]) -> Tokenizer:
+def byte_level(special: list[str], sentences: list[str] = SENTENCES) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -25,7 +25,7 @@ def byte_level(special: list[str]) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.train_from_iterator(sentences, trainer)
     return tokenizer
 
 

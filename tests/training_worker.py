@@ -53,15 +53,9 @@ class MadeUpSequences:
 def training_module(dropout: float) -> TrainingModule:
     torch.manual_seed(7)
     config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=16, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
     backbone = AutoModelForMaskedLM.from_config(config)
     allowed = torch.arange(VOCABULARY) > MASK
     information = TokenInformation.from_counts(torch.arange(VOCABULARY), allowed=allowed)
@@ -86,19 +80,11 @@ def main() -> None:
     torch.set_num_threads(1)
     set_verbosity("info")
     settings = TrainingConfig(
-        steps=options.steps,
-        batching=FixedSequences(16),
-        micro_tokens=options.micro_tokens,
-        learning_rate=1e-2,
-        warmup=5,
-        ema=0.9,
-        log_every=1,
-        validate_every=10,
-        validation_sentences=70,
+        steps=options.steps, batching=FixedSequences(16), micro_tokens=options.micro_tokens, learning_rate=1e-2,
+        warmup=5, ema=0.9, log_every=1, validate_every=10, validation_sentences=70,
         validation_draws=40,  # so many that chunks of different lengths take them in different pieces
-        save_every=5,
-        sharded=options.sharded,
-    )
+        save_every=5, sharded=options.sharded,
+    )  # fmt: skip
     options.folder.mkdir(parents=True, exist_ok=True)
     run = RunFolder(options.folder)
     run.checkpoints.mkdir(exist_ok=True)
