@@ -94,28 +94,20 @@ def reject(*_):
 
 socket.socket.connect = socket.getaddrinfo = reject
 import diffusionbert
-print(diffusionbert.load().generate(length=3, steps=2)[0])
+assert diffusionbert.load().generate(length=3, steps=2)[0]
 """
 
 
-def test_the_bundled_model_needs_no_connection():
+def test_the_bundled_model_needs_no_connection_and_the_library_is_silent():
     online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", OFFLINE], env=online, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_run_directory_and_its_model_folder_are_one_model(model):
     again = load(str(trained_run() / "model"))
     assert again.generate(length=6, seed=0) == model.generate(length=6, seed=0)
     assert again.max_length == model.max_length == MAX_LENGTH - 2
-
-
-def test_public_names_are_imported_on_demand():
-    assert diffusionbert.load is load
-    assert diffusionbert.Model is Model
-    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
-        _ = diffusionbert.nothing_of_the_kind
 
 
 def test_the_maximum_length_of_a_plain_model_follows_from_its_positions():
@@ -206,16 +198,8 @@ def test_time_embeddings_are_restored_from_the_folder():
     source = run_of("layers") / "model"
     weights = load_file(source / "beside.safetensors")
     other = save({name: tensor + 0.5 for name, tensor in weights.items()})
-    ours, same, others = (
-        nats(load(damaged(source, name, change)))
-        for name, change in (
-            ("as-it-was", {}),
-            ("untouched", {}),
-            ("other-times", {"beside.safetensors": other}),
-        )
-    )
-    assert ours == same == nats(model_of("layers"))
-    assert abs(ours - others) > 1e-3
+    others = nats(load(damaged(source, "other-times", {"beside.safetensors": other})))
+    assert abs(nats(model_of("layers")) - others) > 1e-3
 
 
 def test_a_model_folder_distinguishes_loss_and_nats():
@@ -231,23 +215,7 @@ def test_a_model_folder_distinguishes_loss_and_nats():
     assert (unrolled["likelihood"], decoder["likelihood"]) == ("none", "exact")
 
 
-@pytest.mark.parametrize("kind", ["vectors", "decoder", "learned", "mouth", "mask-predict", "layers"])
-def test_a_copied_model_folder_is_the_same_model(kind):
-    """Its scores and texts are identical."""
-    copied = damaged(run_of(kind) / "model", f"{kind}-copied", {})
-    ours, again = model_of(kind), load(copied)
-    assert nats(again) == nats(ours)
-    assert again.generate(length=6, steps=6, seed=0) == ours.generate(length=6, steps=6, seed=0)
-    assert again.engine.statistics.exponents is None or kind == "learned"
-
-
 # ---- what a model is ------------------------------------------------------------------------------------------------
-
-
-def test_from_pretrained_is_load():
-    one, other = Model.from_pretrained(trained_run(), device="cpu"), load(trained_run(), device="cpu")
-    assert one.generate(length=6, seed=1) == other.generate(length=6, seed=1)
-    assert one.name == other.name == str(trained_run())
 
 
 def test_load_passes_the_options_of_the_hub(monkeypatch):
@@ -302,10 +270,12 @@ def test_embeddings_are_the_mean_of_the_last_layer(model):
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["linear", "layers", "learned", "vectors", "decoder"])
+@pytest.mark.parametrize("kind", ["linear", "layers", "learned", "vectors", "decoder", "mouth", "mask-predict"])
 def test_a_saved_model_has_identical_scores(kind, tmp_path):
     saved = model_of(kind).save_pretrained(tmp_path / "saved")
     again = Model.from_pretrained(saved)
+    assert again.name == str(saved)
+    assert again.engine.statistics.exponents is None or kind == "learned"
     assert nats(again) == nats(model_of(kind))
     assert again.generate(length=6, steps=6, seed=0) == model_of(kind).generate(length=6, steps=6, seed=0)
     assert nats(load(again.save_pretrained(str(tmp_path / "twice")))) == nats(again)
@@ -363,16 +333,6 @@ def test_push_to_hub_uploads_the_model_folder(model, monkeypatch):
     monkeypatch.setattr(model_folder, "HfApi", FakeHub)
     assert model.push_to_hub("me/mine") == "https://hub/me/mine"
     assert {"model.safetensors", "config.json", "diffusionbert.json", "tokenizer.json"} <= FakeHub.uploaded["me/mine"]
-
-
-def test_a_failed_push_is_one_line(model, monkeypatch):
-    class Offline(FakeHub):
-        def create_repo(self, name: str, **_) -> str:
-            raise ConnectionError("no connection\nat all")
-
-    monkeypatch.setattr(model_folder, "HfApi", Offline)
-    with pytest.raises(OSError, match=r"^'me/mine' was not pushed \(no connection\); log in and try again$"):
-        model.push_to_hub("me/mine")
 
 
 # ---- generating -----------------------------------------------------------------------------------------------------
@@ -553,19 +513,13 @@ def test_the_package_lists_its_public_names():
     names = {"Model", "SamplerConfig", "compare", "evaluate", "load", "register", "set_verbosity", "train"}
     assert set(dir(diffusionbert)) == names | {"__version__"}
     assert all(getattr(diffusionbert, name) is not None for name in names)
+    assert (diffusionbert.load, diffusionbert.Model) == (load, Model)
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = diffusionbert.nothing_of_the_kind
 
 
-@pytest.fixture
-def _restored_logger():
-    logger = reporting.logger
-    before = logger.level, logger.propagate, list(logger.handlers)
-    logger.handlers = []
-    yield
-    logger.level, logger.propagate, logger.handlers = before
-
-
-@pytest.mark.usefixtures("_restored_logger")
 def test_set_verbosity_chooses_the_messages(monkeypatch):
+    monkeypatch.setattr(reporting.logger, "handlers", [])
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
     for level, expected in (("warning", 1), ("info", 2), ("debug", 3), ("error", 0), (logging.INFO, 2)):
         said.seek(0)
@@ -578,13 +532,6 @@ def test_set_verbosity_chooses_the_messages(monkeypatch):
     assert said.getvalue().splitlines() == ["a note of two lines", "warning: take care"]
     with pytest.raises(ValueError, match="`level` must be one of debug, info, warning, error, got 'loud'"):
         diffusionbert.set_verbosity("loud")
-
-
-def test_the_library_is_silent_by_default():
-    code = f"import diffusionbert; diffusionbert.load({str(plain_bert())!r}).generate(length=3, steps=2)"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_evaluate_takes_a_model_or_a_folder(tmp_path):
@@ -613,46 +560,44 @@ def test_wrong_settings_of_evaluate_are_rejected(settings, message):
 
 # ---- wrong types ----------------------------------------------------------------------------------------------------
 
-WRONG_TYPES = """
-import sys
-import diffusionbert
-
-def message(call):
-    try:
-        call()
-    except (TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    raise AssertionError("it was accepted")
+LENGTH = r"TypeError: `?length`? must be a whole number, a pair .*, got"
+SEED = r"TypeError: seed must be a whole number, got"
+WRONG_TYPES = {
+    'model.generate(length="8")': rf"{LENGTH} '8' \(str\)",
+    "model.generate(length=8.0)": rf"{LENGTH} 8.0 \(float\)",
+    "model.generate(length=(1, 2, 3))": rf"{LENGTH} \(1, 2, 3\) \(tuple\)",
+    'model.generate(max_new_tokens="8")': r"TypeError: max_new_tokens must be a whole number or None, got '8' \(str\)",
+    'model.generate(num_return_sequences="3")': r"TypeError: num_return_sequences must be a whole .*, got '3' \(str\)",
+    "model.generate(3)": r"TypeError: prompt must be a text or a list of texts, got 3 \(int\)",
+    "model.generate([3])": r"TypeError: `?prompt`? must be a text, got 3 \(int\)",
+    "model.generate(seed=1.5)": rf"{SEED} 1.5 \(float\)",
+    "model.generate(include=3)": r"TypeError: .*include.* must be a list.*, got 3 \(int\)",
+    "model.generate(forbid=[3])": r"TypeError: .*forbid.* must be .*, got 3 \(int\)",
+    'model.generate(steps="4")': r"TypeError: steps must be a whole number, got '4' \(str\)",
+    'model.generate(top_k="all")': r"TypeError: top_k must be a whole number or None, got 'all' \(str\)",
+    "model.generate(top_k=0)": r"ValueError: `?top_k`? must be .*1.* 0; None keeps all \w+",
+    'next(model.stream(seed="0"))': rf"{SEED} '0' \(str\)",
+    "model.rewrite(3)": r"TypeError: text must be a text or a list of texts, got 3 \(int\)",
+    "model.fill(None)": r"TypeError: text must be a text or a list of texts, got None \(NoneType\)",
+    "model.fill([None])": r"TypeError: text must be a string, got None \(NoneType\)",
+    'model.fill("a [MASK] .", seed=0.5)': rf"{SEED} 0.5 \(float\)",
+    "model.score(3)": r"TypeError: texts must be a text or a list of texts, got 3 \(int\)",
+    "model.score([3])": r"TypeError: each text must be a string, got 3 \(int\)",
+    "model.score([])": r"ValueError: texts must be a list of one or more texts, got \[\]",
+    'model.score(["the king ."], seed=0.5)': rf"{SEED} 0.5 \(float\)",
+    "diffusionbert.load(3)": r"TypeError: a model must be a folder or a Hub name, got 3 \(int\)",
+    'diffusionbert.load("")': r"ValueError: the name of the model is empty; give a folder or a Hub name, or None .*",
+}
+SCRIPT = """
+import sys, numpy, diffusionbert
 
 model = diffusionbert.load(sys.argv[1])
-for call in (
-    lambda: model.generate(length="8"),
-    lambda: model.generate(length=8.0),
-    lambda: model.generate(length=(1, 2, 3)),
-    lambda: model.generate(max_new_tokens="8"),
-    lambda: model.generate(num_return_sequences="3"),
-    lambda: model.generate(3),
-    lambda: model.generate([3]),
-    lambda: model.generate(seed=1.5),
-    lambda: model.generate(include=3),
-    lambda: model.generate(forbid=[3]),
-    lambda: model.generate(steps="4"),
-    lambda: model.generate(top_k="all"),
-    lambda: model.generate(top_k=0),
-    lambda: next(model.stream(seed="0")),
-    lambda: model.rewrite(3),
-    lambda: model.fill(None),
-    lambda: model.fill([None]),
-    lambda: model.fill("a [MASK] .", seed=0.5),
-    lambda: model.score(3),
-    lambda: model.score([3]),
-    lambda: model.score([]),
-    lambda: model.score(["the king ."], seed=0.5),
-    lambda: diffusionbert.load(3),
-    lambda: diffusionbert.load(""),
-):
-    print(message(call))
-import numpy
+for call in sys.argv[2:]:
+    try:
+        eval(call)
+        print("accepted")
+    except (TypeError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}")
 two, three, four, five = map(numpy.int64, (2, 3, 4, 5))
 few = model.generate(num_return_sequences=two, length=five, seed=three, steps=four)
 assert few == model.generate(num_return_sequences=2, length=5, seed=3, steps=4)
@@ -663,38 +608,9 @@ assert [score.text for score in scores] == ["the king .", "nobody ."]
 
 def test_wrong_types_are_rejected_in_one_line():
     """In a process of its own, because the tests check types by themselves."""
-    command = [sys.executable, "-c", WRONG_TYPES, str(run_of("linear"))]
+    command = [sys.executable, "-c", SCRIPT, str(run_of("linear")), *WRONG_TYPES]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    length = r"TypeError: `?length`? must be a whole number, a pair .*, got"
-    expected = [
-        rf"{length} '8' \(str\)",
-        rf"{length} 8.0 \(float\)",
-        rf"{length} \(1, 2, 3\) \(tuple\)",
-        r"TypeError: max_new_tokens must be a whole number or None, got '8' \(str\)",
-        r"TypeError: num_return_sequences must be a whole number, got '3' \(str\)",
-        r"TypeError: prompt must be a text or a list of texts, got 3 \(int\)",
-        r"TypeError: `?prompt`? must be a text, got 3 \(int\)",
-        r"TypeError: seed must be a whole number, got 1.5 \(float\)",
-        r"TypeError: .*include.* must be a list.*, got 3 \(int\)",
-        r"TypeError: .*forbid.* must be .*, got 3 \(int\)",
-        r"TypeError: steps must be a whole number, got '4' \(str\)",
-        r"TypeError: top_k must be a whole number or None, got 'all' \(str\)",
-        r"ValueError: `?top_k`? must be .*1.* 0; None keeps all \w+",
-        r"TypeError: seed must be a whole number, got '0' \(str\)",
-        r"TypeError: text must be a text or a list of texts, got 3 \(int\)",
-        r"TypeError: text must be a text or a list of texts, got None \(NoneType\)",
-        r"TypeError: text must be a string, got None \(NoneType\)",
-        r"TypeError: seed must be a whole number, got 0.5 \(float\)",
-        r"TypeError: texts must be a text or a list of texts, got 3 \(int\)",
-        r"TypeError: each text must be a string, got 3 \(int\)",
-        r"ValueError: texts must be a list of one or more texts, got \[\]",
-        r"TypeError: seed must be a whole number, got 0.5 \(float\)",
-        r"TypeError: a model must be a folder or a Hub name, got 3 \(int\)",
-        r"ValueError: the name of the model is empty; give a folder or a Hub name, or None for the bundled model",
-    ]
-    found = done.stdout.splitlines()
-    assert len(found) == len(expected)
-    for line, pattern in zip(found, expected, strict=True):
-        assert re.fullmatch(pattern, line)
+    for line, (call, pattern) in zip(done.stdout.splitlines(), WRONG_TYPES.items(), strict=True):
+        assert re.fullmatch(pattern, line), call
