@@ -14,8 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from diffusionbert.data.cleaning import Cleaning
-from diffusionbert.data.corpus import parse_corpus
+from diffusionbert.data.corpus import Cleaning, parse_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.evaluation.judges import load_judge
 from diffusionbert.evaluation.metrics import token_entropy

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the number of items done, and their total (0 if unknown)."""
@@ -18,6 +19,29 @@ logger = logging.getLogger("diffusionbert")
 
 def no_progress(description: str, done: int, total: int) -> None:
     """Shows nothing."""
+
+
+@contextmanager
+def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    """Shows a progress bar on standard error if that is a terminal; log messages appear above it.
+
+    Args:
+        total: The number of items; None if unknown.
+        visible: Whether to show it at all; False on all processes but the main one.
+        done: The number of items that are already done.
+
+    Yields:
+        A function that sets the number of items done and the text beside the bar.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
+    is_shown = visible and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
+        task = progress.add_task("", total=total, completed=done)
+        yield lambda done, text: progress.update(task, completed=done, description=text)
 
 
 def set_verbosity(level: str | int) -> None:

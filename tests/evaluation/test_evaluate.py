@@ -22,8 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from diffusionbert.cli.main import main
 from diffusionbert.data.canvas import Sentences
-from diffusionbert.data.cleaning import AS_IT_IS, Cleaning, detokenise
-from diffusionbert.data.corpus import parse_corpus
+from diffusionbert.data.corpus import AS_IT_IS, Cleaning, detokenise, parse_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
 from diffusionbert.diffusion.shapes import per_position

@@ -25,7 +25,7 @@ from diffusionbert.objectives.continuous_time import ContinuousTime, LearnedSche
 from diffusionbert.samplers import last_state
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.exact import SkipExact
-from diffusionbert.training.tensors import set_weights, weights_of
+from diffusionbert.training.checkpoint import set_weights, weights_of
 
 RANDOM = Language.random(3, 2, seed=5)
 

@@ -1,4 +1,4 @@
-"""Batch plans are complete and reproducible and have little padding."""
+"""Batch plans are complete and reproducible and have little padding; a global batch is split over processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,22 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
+from training_worker import MASK, MadeUpSequences, training_module
 
-from diffusionbert.training.batches import BatchPlan, BatchPosition, FixedSequences, TokenBudget, parts
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.objectives.continuous_time import ContinuousTime
+from diffusionbert.objectives.masked_lm import MaskedLM
+from diffusionbert.objectives.order_agnostic import OrderAgnostic
+from diffusionbert.training.batches import (
+    BatchPlan,
+    BatchPosition,
+    FixedSequences,
+    TokenBudget,
+    micro_batches,
+    without_targets,
+)
 
 # Lengths like those of real sentences: mostly 10 to 40 tokens, a few long ones.
 LENGTHS = np.random.default_rng(0).lognormal(3.2, 0.5, 30_000).astype(np.int64).clip(3, 128)
@@ -66,12 +80,6 @@ def test_the_order_within_a_batch_is_independent_of_length():
     assert abs(np.mean(correlations)) < 0.03
 
 
-def test_parts_cover_a_batch():
-    batch = np.arange(10)
-    assert [part.tolist() for part in parts(batch, 4)] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
-    assert sum(len(part) for part in parts(batch, 16)) == 10
-
-
 def test_empty_batches_are_rejected():
     with pytest.raises(ValueError, match=r"^tokens per batch \(--batch-tokens\) must be >= 1, got 0; 4096 is usual$"):
         TokenBudget(0)
@@ -79,5 +87,65 @@ def test_empty_batches_are_rejected():
         ValueError, match=r"^sequences per batch \(--batch-sequences\) must be >= 1, got 0; 32 is usual$"
     ):
         FixedSequences(0)
-    with pytest.raises(ValueError, match=r"^`lengths` must have at least one sequence, got none; give more text$"):
-        BatchPlan(np.array([], dtype=np.int64), FixedSequences(1), seed=0)
+
+
+# ---- the split of a global batch ----
+
+
+def test_every_sequence_is_in_one_part_and_other_parts_have_no_targets():
+    batch = Noise(0).stratify(MadeUpSequences(100, seed=1).batch(list(range(10, 15))))
+    found, tokens = [], 0
+    for index in range(8):
+        (part,) = micro_batches(batch, 8, index, None)
+        tokens += int(part.num_tokens)
+        if index < 5:
+            found += part.example.tolist()
+        else:
+            assert int(part.num_tokens) == 0
+            assert len(part.tokens) == 1
+            assert bool(part.attend.any())
+    assert sorted(found) == list(range(10, 15))
+    assert tokens == int(batch.num_tokens)
+
+
+@pytest.mark.parametrize(("sequences", "limit", "count"), [(5, 20, 3), (16, 1, 2), (7, None, 4)])
+def test_every_process_has_equally_many_parts(sequences, limit, count):
+    """Otherwise the exchange of gradients would never end."""
+    batch = Noise(0).stratify(MadeUpSequences(100, seed=1).batch(list(range(sequences))))
+    lengths, found = set(), []
+    for index in range(count):
+        parts = micro_batches(batch, count, index, limit)
+        lengths.add(len(parts))
+        found += [name for part in parts if part.num_tokens for name in part.example.tolist()]
+    assert len(lengths) == 1
+    assert sorted(found) == list(range(sequences))
+
+
+@pytest.mark.parametrize("sequences", [3, 5, 16])
+def test_no_part_exceeds_the_limit(sequences):
+    batch = MadeUpSequences(100, seed=1).batch(list(range(sequences)))
+    longest = batch.tokens.shape[1]
+    for limit in range(longest, longest * sequences):
+        assert max(part.tokens.numel() for part in micro_batches(batch, 1, 0, limit)) <= limit
+
+
+OBJECTIVES = {
+    "discrete": lambda module: module.objective,
+    "continuous": lambda module: ContinuousTime(module.objective.process),
+    "order-agnostic": lambda module: OrderAgnostic(MASK),
+    "masked-lm": lambda module: MaskedLM(MASK, torch.arange(30) > MASK, rate=0.5),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_batch_without_targets_has_zero_loss_and_a_gradient_for_every_parameter(name):
+    """As a process without sequences needs it."""
+    module = training_module(dropout=0.0)
+    tested = TrainingModule(module.network, OBJECTIVES[name](module))
+    batch = Noise(0).stratify(MadeUpSequences(3, seed=1).batch([0, 1, 2]))
+    loss = tested(without_targets(batch), Noise(0), 10.0)
+    assert float(loss.detach()) == 0
+    loss.backward()
+    for label, parameter in tested.named_parameters():
+        assert parameter.grad is not None, label
+        assert not bool(parameter.grad.any()), label

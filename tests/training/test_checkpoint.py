@@ -21,8 +21,8 @@ from diffusionbert.storage.files import (
     save_tensors,
     write_json,
 )
+from diffusionbert.training.checkpoint import optimiser_state, set_optimiser_state, set_weights, weights_of
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.tensors import optimiser_state, set_optimiser_state, set_weights, weights_of
 
 
 def full_disk(*_: object, **__: object) -> None:
@@ -418,7 +418,14 @@ def test_a_restored_optimiser_continues_exactly(tmp_path):
 
 
 def test_an_unused_optimiser_is_restored(tmp_path):
+    """As that of a checkpoint before the first step, whose file has no tensors."""
     module, optimiser = learner()
     save_tensors(optimiser_state(optimiser, module), tmp_path / "optimiser.safetensors")
-    set_optimiser_state(optimiser, module, load_tensors(tmp_path / "optimiser.safetensors"))
+    stored = load_tensors(tmp_path / "optimiser.safetensors")
+    assert stored == {}
+    resumed, restored = learner()
+    set_optimiser_state(restored, resumed, stored)
     steps(module, optimiser, range(2))
+    steps(resumed, restored, range(2))
+    for mine, theirs in zip(resumed.parameters(), module.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

@@ -22,17 +22,15 @@ from torch import Tensor
 from training_worker import MadeUpSequences, training_module
 
 import diffusionbert.training.checkpoint as checkpoint_module
-import diffusionbert.training.measure as measure_module
 from diffusionbert.objectives.base import Likelihood
 from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.training import optim
 from diffusionbert.training.batches import FixedSequences, TokenBudget
-from diffusionbert.training.checkpoint import Checkpoint, TrainState, ValidationResult, validation_result
+from diffusionbert.training.checkpoint import Checkpoint, TrainState, weights_of
 from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.ema import EMA
-from diffusionbert.training.optim import learning_rate
+from diffusionbert.training.log import ValidationResult
+from diffusionbert.training.optim import EMA, learning_rate, measure, new_optimiser
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.tensors import weights_of
 from diffusionbert.training.trainer import Trainer
 
 QUICK = TrainingConfig(
@@ -219,8 +217,8 @@ def stopped(trainer: Trainer, at: int) -> None:
 def test_measuring_uses_the_precision_ema_and_optimiser_of_training(monkeypatch, precision, expected):
     measured, made, seen, alive = training_module(0.1), [], [], weakref.WeakSet()
 
-    def new_optimiser(*arguments):
-        made.append(optim.new_optimiser(*arguments))
+    def new(*arguments):
+        made.append(new_optimiser(*arguments))
         return made[-1]
 
     def look(*_):
@@ -232,12 +230,12 @@ def test_measuring_uses_the_precision_ema_and_optimiser_of_training(monkeypatch,
         alive.add(ema)
         return ema
 
-    monkeypatch.setattr(measure_module, "EMA", averaged)
-    monkeypatch.setattr(measure_module, "new_optimiser", new_optimiser)
+    monkeypatch.setattr(optim, "EMA", averaged)
+    monkeypatch.setattr(optim, "new_optimiser", new)
     measured.register_forward_pre_hook(look)
     before = weights_of(measured)
     settings = replace(QUICK, precision=precision, ema=0.9)
-    measure_module.measure(measured, MadeUpSequences(40, seed=1), settings, torch.device("cpu"), 64)
+    measure(measured, MadeUpSequences(40, seed=1), settings, torch.device("cpu"), 64)
     count = sum(parameter.requires_grad for parameter in measured.parameters())
     assert seen == [(expected, 0, 1), (expected, count, 1), (expected, count, 1)]
     assert equal(weights_of(measured), before)
@@ -750,7 +748,7 @@ def test_the_standard_error_of_a_validation_is_that_of_a_ratio():
     generator = np.random.default_rng(0)
     tokens = generator.integers(3, 40, 400)
     nats = tokens * generator.normal(4.0, 1.0, 400)
-    score = validation_result(torch.from_numpy(nats), torch.from_numpy(tokens).double(), Likelihood.BOUND)
+    score = ValidationResult.of(torch.from_numpy(nats), torch.from_numpy(tokens).double(), Likelihood.BOUND)
     assert score.nats_per_token == pytest.approx(nats.sum() / tokens.sum())
     samples = generator.integers(0, 400, (4000, 400))
     spread = (nats[samples].sum(axis=1) / tokens[samples].sum(axis=1)).std()

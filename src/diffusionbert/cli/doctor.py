@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -65,18 +64,17 @@ class Doctor(SamplerOptions, WithModel):
     def _case(self, model: Engine, corpus: list[str]) -> Case:
         from diffusionbert.evaluation.symptoms import examine
         from diffusionbert.inference.tasks import Task
-        from diffusionbert.training.progress import ProgressLine
+        from diffusionbert.reporting import progress_line
 
         task = Task(self.num_return_sequences, parse_length(self.length), seed=self.seed)
         sampling = self.request(self.block)
         samples = [] if self.samples is None else lines_of((), self.samples, "samples")
-        with ProgressLine(self.num_return_sequences, visible=not samples and sys.stderr.isatty()) as line:
+        with progress_line(self.num_return_sequences, visible=not samples) as show:
             done = iter(range(1, self.num_return_sequences + 1))
-            return examine(model, task, sampling, samples, corpus, lambda: line.update(next(done), "samples"))
+            return examine(model, task, sampling, samples, corpus, lambda: show(next(done), "samples"))
 
     def _corpus(self, model: Engine) -> list[str]:
-        from diffusionbert.data.cleaning import Cleaning
-        from diffusionbert.data.corpus import parse_corpus
+        from diffusionbert.data.corpus import Cleaning, parse_corpus
 
         if self.data is None:
             return []

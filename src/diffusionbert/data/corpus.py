@@ -12,35 +12,20 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
-from diffusionbert.data.cleaning import AS_IT_IS, Cleaning
-from diffusionbert.data.files import (
-    COMPRESSION,
-    TEXT_FIELD,
-    Fields,
-    Flaw,
-    JsonLines,
-    Location,
-    Pair,
-    PlainText,
-    Shard,
-    TabSeparated,
-)
-from diffusionbert.data.sources import (
-    Files,
-    HuggingFace,
-    OneBillionWords,
-    PythonDocumentation,
-    Source,
-    Split,
-)
+from diffusionbert.data.files import COMPRESSION, Flaw, Format, Location, Pair, Shard
+from diffusionbert.data.sources import Files, HuggingFace, OneBillionWords, PythonDocumentation, Source, Split
 
 VERSION = 1
 """To be incremented when the same files yield other sentences; part of every cache key."""
+MAX_CHARACTERS = 10_000
+"""The maximum length of a text; longer ones are skipped and counted."""
 
 
 @dataclass
@@ -53,33 +38,19 @@ class Tally:
 
 @dataclass
 class Report:
-    """Counts of the lines that were kept, skipped or cut; updated while a corpus is read."""
+    """Counts of the lines that were kept and skipped; updated while a corpus is read."""
 
     kept: int = 0
     elsewhere: int = 0
     """Lines that belong to another split."""
     skipped: dict[str, Tally] = field(default_factory=dict)
-    shortened: Tally | None = None
 
     def skip(self, reason: str, location: Location) -> None:
-        """Counts a line that cannot be used."""
         self.skipped.setdefault(reason, Tally(0, str(location))).count += 1
-
-    def take_back(self, reason: str, location: Location) -> None:
-        """Counts a line as skipped that was counted as kept."""
-        self.kept -= 1
-        self.skip(reason, location)
-
-    def shorten(self, location: Location) -> None:
-        """Counts a kept text whose end was cut off."""
-        self.shortened = self.shortened or Tally(0, str(location))
-        self.shortened.count += 1
 
     def summary(self) -> str:
         """The counts in one line, such as `2 kept; 1 skipped: 1 empty (first at a.txt:3)`."""
         parts = [f"{self.kept:,} kept"]
-        if self.shortened:
-            parts.append(f"{self.shortened.count:,} of them cut (first at {self.shortened.first})")
         if self.skipped:
             reasons = (f"{tally.count:,} {reason} (first at {tally.first})" for reason, tally in self.skipped.items())
             parts.append(f"{sum(tally.count for tally in self.skipped.values()):,} skipped: {', '.join(reasons)}")
@@ -87,14 +58,35 @@ class Report:
             parts.append(f"{self.elsewhere:,} in another split")
         return "; ".join(parts)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Report:
-        skipped = {reason: Tally(**tally) for reason, tally in values["skipped"].items()}
-        shortened = Tally(**values["shortened"]) if values["shortened"] else None
-        return cls(values["kept"], values["elsewhere"], skipped, shortened)
+@dataclass(frozen=True)
+class Cleaning:
+    """Settings for cleaning texts; runs of whitespace always become single spaces."""
+
+    lower: bool = False
+    detokenise: bool = False
+    """Remove the spaces that One Billion Words and the Penn Treebank have around punctuation."""
+
+    def check(self, text: str) -> str | Flaw:
+        """Normalises whitespace; returns the flaw if the text cannot be used."""
+        text = " ".join(text.split())
+        if not text:
+            return Flaw.EMPTY
+        if len(text) > MAX_CHARACTERS:
+            return Flaw.LONG
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # JSON can contain half a surrogate pair
+            return Flaw.NOT_UTF8
+        return text
+
+    def restyle(self, text: str) -> str:
+        """Detokenises and lower-cases, as the settings say."""
+        text = detokenise(text) if self.detokenise else text
+        return text.lower() if self.lower else text
+
+
+AS_IT_IS = Cleaning()
 
 
 class Record(NamedTuple):
@@ -131,7 +123,7 @@ class Corpus:
         """Yields the texts to keep and counts the others in `report`; raises at the end if none was kept."""
         part, num_kept = self.source.part(self.split), 0
         for item in self.source.items(self.split):
-            content = item.content if isinstance(item.content, Flaw) else self.cleaning.check(item.content)
+            content = self._checked(item.content)
             if isinstance(content, Flaw):
                 report.skip(content.value, item.location)
             elif not part.has(content):
@@ -139,15 +131,26 @@ class Corpus:
             else:
                 num_kept += 1
                 report.kept += 1
-                yield Record(self.cleaning.restyle(content), item.location)
+                restyle = self.cleaning.restyle
+                yield Record(
+                    restyle(content) if isinstance(content, str) else Pair(*map(restyle, content)), item.location
+                )
         if not num_kept:
             part_of = "" if self.split is Split.ALL else f"the {self.split.value} split of "
-            remedy = (
-                "give more sentences, or separate validation text (--validation FILE)"
-                if report.elsewhere
-                else "give UTF-8 text, one sentence per line"
-            )
+            remedy = "give UTF-8 text, one sentence per line"
+            if report.elsewhere:
+                remedy = "give more sentences, or separate validation text (--validation FILE)"
             raise ValueError(f"{part_of}{self.source} is empty ({report.summary()}); {remedy}")
+
+    def _checked(self, content: str | Pair | Flaw) -> str | Pair | Flaw:
+        if isinstance(content, Flaw):
+            return content
+        if isinstance(content, str):
+            return self.cleaning.check(content)
+        source, target = map(self.cleaning.check, content)
+        if isinstance(source, Flaw):
+            return source
+        return target if isinstance(target, Flaw) else Pair(source, target)
 
     def __iter__(self) -> Iterator[str]:
         for content, _ in self.records(Report()):
@@ -161,7 +164,6 @@ def parse_corpus(
     validation: str | None = None,
     fields: Sequence[str] = (),
     cleaning: Cleaning = AS_IT_IS,
-    validation_share: float | None = None,
 ) -> Corpus:
     """Opens one split of a corpus.
 
@@ -171,45 +173,43 @@ def parse_corpus(
         validation: A separate corpus for the validation split; all of `spec` is then training text.
         fields: One field (text) or two (source and target) of JSONL files and Hugging Face datasets.
         cleaning: How texts are cleaned.
-        validation_share: The fraction held out for validation if the source has no validation split; 0.01 by default,
-            0.05 for `pydoc`.
 
     Example:
-        `list(parse_corpus("news.txt.xz", Split.VALIDATION, validation_share=0.02))`
+        `list(parse_corpus("news.txt.xz", Split.VALIDATION))`
     """
-    if validation is None:
-        return Corpus(parse_source(spec, fields, validation_share), split, cleaning)
-    if split is not Split.VALIDATION:
-        return Corpus(parse_source(spec, fields, 0.0), split, cleaning)
-    source = parse_source(validation, fields, validation_share)
-    return Corpus(source, Split.ALL if isinstance(source, Files) else split, cleaning)
+    if validation is not None and split is Split.VALIDATION:
+        source = parse_source(validation, fields)
+        return Corpus(source, Split.ALL if isinstance(source, Files) else split, cleaning)
+    return Corpus(parse_source(spec, fields), split if validation is None else Split.ALL, cleaning)
 
 
-def parse_source(spec: str, fields: Sequence[str] = (), validation_share: float | None = None) -> Source:
+def parse_source(spec: str, fields: Sequence[str] = ()) -> Source:
     """Opens the source that a command-line argument names."""
-    share = {} if validation_share is None else {"validation_share": validation_share}
-    named = Fields(tuple(fields)) if fields else TEXT_FIELD
+    if len(fields) > 2 or not all(fields):
+        raise ValueError(f"`fields` must be one name (text) or two (source and target), got {tuple(fields)}")
+    named = tuple(fields) or ("text",)
     family, _, rest = spec.partition(":")
+    source: Source
     if family == "hf" and rest:
         name, _, config = rest.partition(":")
-        return HuggingFace(name, config or None, named, **share)
-    if spec == "pydoc" or family == "lm1b":
-        _refuse(fields, spec)
-        return PythonDocumentation(**share) if spec == "pydoc" else OneBillionWords(Path(rest).expanduser(), **share)
-    explicit = family in ("text", "tsv", "jsonl")
-    paths = _find(rest if explicit else spec)
-    shards, format = tuple(map(Shard.at, paths)), family if explicit else _common_format(paths)
-    if format == "jsonl":
-        return Files(shards, JsonLines(named), **share)
-    _refuse(fields, spec)
-    return Files(shards, TabSeparated() if format == "tsv" else PlainText(), **share)
-
-
-def _refuse(fields: Sequence[str], spec: str) -> None:
+        return HuggingFace(name, config or None, named)
+    if spec == "pydoc":
+        source = PythonDocumentation()
+    elif family == "lm1b":
+        source = OneBillionWords(Path(rest).expanduser())
+    else:
+        is_explicit = family in ("text", "tsv", "jsonl")
+        paths = _find(rest if is_explicit else spec)
+        format = family if is_explicit else _common_format(paths)
+        shards = tuple(map(Shard.at, paths))
+        if format == "jsonl":
+            return Files(shards, Format("jsonl", named))
+        source = Files(shards, Format("tsv" if format == "tsv" else "text"))
     if fields:
         raise ValueError(
             f"`fields` must be empty except for JSONL files and hf:NAME, got {tuple(fields)} for {spec!r}; omit them"
         )
+    return source
 
 
 def _find(pattern: str) -> list[Path]:
@@ -240,3 +240,52 @@ def _common_format(paths: list[Path]) -> str:
             "glob, or put their format (text:, tsv: or jsonl:) before the name"
         )
     return formats[0]
+
+
+# ---- detokenisation -------------------------------------------------------------------------------------------------
+
+_BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+_WORD_RULES = [
+    (r"\\([/*])", r"\1"),  # the Treebank has 1\/2
+    (r"`` ?", '"'),
+    (r" ?''", '"'),
+    (r"(?i) (n't)\b", r"\1"),
+    (r"(?i)(?<=[\w.]) '(s|t|re|ve|ll|d|m)\b", r"'\1"),
+]
+_PUNCTUATION_RULES = [
+    (r"([(\[{]) ", r"\1"),
+    (r" ([)\]}])", r"\1"),
+    (r"([$£€]) (?=\d)", r"\1"),
+    (r""" (\.\.\.|[,.;:?!%])(?=[ "')\]]|$)""", r"\1"),
+]
+
+
+def detokenise(text: str) -> str:
+    """Removes the spaces around punctuation, except where the side is ambiguous (a lone `'`, ` - `).
+
+    >>> detokenise("it 's fine , thanks .")
+    "it's fine, thanks."
+    """
+    for name, bracket in _BRACKETS.items():
+        text = text.replace(name, bracket)
+    return substituted(_close_quotes(substituted(text, _WORD_RULES)), _PUNCTUATION_RULES)
+
+
+def substituted(text: str, rules: Iterable[tuple[str, str]]) -> str:
+    """Applies regular expressions and their replacements, one after the other."""
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def _close_quotes(text: str) -> str:
+    """Attaches `"` to the text it encloses: alternately if their number is even, else only at the start and end."""
+    pieces = text.split(' " ')
+    inner = len(pieces) - 1
+    opened, closed = text.startswith('" '), text.endswith(' "')
+    if inner == 0 or (inner + opened + closed) % 2 == 0:
+        marks = itertools.cycle(['" ', ' "'] if opened else [' "', '" '])
+        text = pieces[0] + "".join(mark + piece for mark, piece in zip(marks, pieces[1:], strict=False))
+        text = ('"' + text[2:]) if opened else text
+        text = (text[:-2] + '"') if closed else text
+    return text

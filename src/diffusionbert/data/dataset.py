@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -29,20 +26,14 @@ from diffusionbert.data.corpus import Corpus, Record, Report
 from diffusionbert.data.files import Pair
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.reporting import progress_line
 from diffusionbert.storage.files import build_once
+from diffusionbert.storage.schema import from_json, to_json
 
-VERSION = 1
+VERSION = 2
 """To be incremented when the files or their meaning change; part of every cache key."""
 CHUNK = 8192
 """Texts that are encoded at a time: enough to use all cores, few enough to fit in memory."""
-
-
-class Overlong(Enum):
-    """What to do with a sequence of more than `max_length` tokens; either way the report counts it."""
-
-    SKIP = "skip"
-    CUT = "cut"
-    """Cut off its end; of a pair, the end of the target."""
 
 
 @final
@@ -58,7 +49,6 @@ class Encoded:
     special: Tensor
     """Which ids are special, [V]."""
     pad_id: int
-    max_length: int
     counts: Tensor
     """How often each id occurs at an editable position, [V]; `TokenInformation` is computed from it."""
     length_histogram: Tensor
@@ -75,18 +65,9 @@ class Encoded:
         """The number of tokens per sequence, including special tokens."""
         return np.diff(self.offsets)
 
-    def sequence(self, index: int) -> NDArray[np.int64]:
-        """The tokens of one sequence."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"`index` must be between 0 and {len(self) - 1}, got {index}")
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]].astype(np.int64)
-
     def batch(self, indices: Sequence[int]) -> Batch:
         """Makes a batch, padded on the right; the example keys of its sequences are their indices."""
         chosen = np.asarray(indices, dtype=np.int64)
-        if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= len(self):
-            shown = str(chosen.tolist())[:40]
-            raise IndexError(f"`indices` must be one or more numbers from 0 to {len(self) - 1}, got {shown}")
         starts, ends = self.offsets[chosen, None], self.offsets[chosen + 1, None]
         flat = starts + np.arange((ends - starts).max())
         attend = torch.from_numpy(flat < ends)
@@ -98,37 +79,24 @@ class Encoded:
         strata = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(len(chosen), 2)
         return Batch(tokens, attend, editable, torch.from_numpy(chosen), strata)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open_encoded, (self.folder,)  # worker processes open the files themselves
 
-
-def encode_corpus(
-    corpus: Corpus,
-    vocabulary: Vocabulary,
-    cache: Path,
-    *,
-    max_length: int = 128,
-    overlong: Overlong = Overlong.SKIP,
-) -> Encoded:
+def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, cache: Path, *, max_length: int = 128) -> Encoded:
     """Opens the encoded corpus in the cache, after encoding it if necessary.
 
     Args:
         corpus: The texts.
         vocabulary: The tokenizer.
         cache: The folder in which encoded corpora are kept.
-        max_length: The maximum number of tokens per sequence, including special tokens.
-        overlong: What to do with longer sequences.
+        max_length: The maximum number of tokens per sequence, including special tokens; longer ones are skipped.
     """
     smallest = vocabulary.num_special(paired=corpus.paired) + 1
     if max_length < smallest:
         raise ValueError(
             f"`max_length` must be >= {smallest} (special tokens included), got {max_length}; 128 is usual"
         )
-    settings = [VERSION, corpus.fingerprint, vocabulary.fingerprint, max_length, overlong.value]
+    settings = [VERSION, corpus.fingerprint, vocabulary.fingerprint, max_length]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
-    return open_encoded(
-        build_once(cache / key, lambda folder: _write(folder, corpus, vocabulary, max_length, overlong))
-    )
+    return open_encoded(build_once(cache / key, lambda folder: _write(folder, corpus, vocabulary, max_length)))
 
 
 def open_encoded(folder: Path) -> Encoded:
@@ -138,33 +106,20 @@ def open_encoded(folder: Path) -> Encoded:
         # Indexing a memmap is slow; indexing an array over the same pages is not.
         tokens = np.asarray(np.memmap(folder / "tokens.bin", dtype=values["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets.bin", dtype=np.int64, mode="r"))
-        counts = np.load(folder / "counts.npy", allow_pickle=False)
-        complete = (
-            values["version"] == VERSION and len(offsets) == values["num_rows"] + 1 and len(tokens) == offsets[-1]
-        )
+        counts = torch.from_numpy(np.load(folder / "counts.npy", allow_pickle=False))
+        if len(offsets) != values["num_sequences"] + 1 or len(tokens) != offsets[-1]:
+            raise ValueError("it is incomplete")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{str(folder)!r} is not an encoded corpus ({error}); delete that folder and encode again"
         ) from error
-    if not complete:
-        raise ValueError(f"{str(folder)!r} is incomplete or of another version; delete that folder and encode again")
     special = torch.zeros(len(counts), dtype=torch.bool)
     special[values["special"]] = True
-    return Encoded(
-        folder,
-        tokens,
-        offsets,
-        special,
-        values["pad_id"],
-        values["max_length"],
-        torch.from_numpy(counts),
-        torch.tensor(values["length_histogram"]),
-        Report.from_json(values["report"]),
-        values["fingerprint"],
-    )
+    histogram, report = torch.tensor(values["length_histogram"]), from_json(values["report"], Report)
+    return Encoded(folder, tokens, offsets, special, values["pad_id"], counts, histogram, report, values["fingerprint"])
 
 
-def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int, overlong: Overlong) -> None:
+def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int) -> None:
     """Encodes and counts in one pass over the corpus, with one chunk in memory."""
     dtype = np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
     special, report = vocabulary.special.numpy(), Report()
@@ -172,7 +127,7 @@ def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int
     tokens_hash, lengths_hash, end = hashlib.sha256(), hashlib.sha256(), np.int64(0)
     with (folder / "tokens.bin").open("wb") as tokens_file, (folder / "offsets.bin").open("wb") as offsets_file:
         offsets_file.write(end.tobytes())
-        for tokens, lengths in _encoded_sequences(corpus, vocabulary, max_length, overlong, report):
+        for tokens, lengths in _encoded_sequences(corpus, vocabulary, max_length, report):
             editable = _editable(special[tokens], lengths)
             counts += np.bincount(tokens[editable], minlength=len(counts))
             histogram += np.bincount(_sums(editable, lengths), minlength=len(histogram))
@@ -187,38 +142,28 @@ def _write(folder: Path, corpus: Corpus, vocabulary: Vocabulary, max_length: int
         )
     np.save(folder / "counts.npy", counts, allow_pickle=False)
     description = {
-        "version": VERSION,
         "dtype": dtype.name,
-        "num_rows": int(histogram.sum()),
+        "num_sequences": int(histogram.sum()),
         "special": vocabulary.special.nonzero()[:, 0].tolist(),
         "pad_id": vocabulary.pad_id,
-        "max_length": max_length,
         "length_histogram": histogram.tolist(),
-        "report": report.to_json(),
+        "report": to_json(report),
         "fingerprint": hashlib.sha256(tokens_hash.digest() + lengths_hash.digest()).hexdigest(),
-        "vocabulary": vocabulary.fingerprint,
-        "corpus": corpus.fingerprint,
     }
     (folder / "encoded.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
 
 
-_Flat = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Concatenated sequences, and the length of each."""
-
-
 def _encoded_sequences(
-    corpus: Corpus, vocabulary: Vocabulary, max_length: int, overlong: Overlong, report: Report
-) -> Iterator[_Flat]:
-    """Yields the usable sequences chunk by chunk, and counts the others in `report`."""
+    corpus: Corpus, vocabulary: Vocabulary, max_length: int, report: Report
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields the usable sequences chunk by chunk, concatenated, with their lengths; counts the others in `report`."""
     num_special = vocabulary.num_special(paired=corpus.paired)
     special = vocabulary.special.numpy()
-    with _progress() as advance:
+    with progress_line(None) as show:
+        num_encoded = 0
         for chunk, sequences in _encoded_chunks(corpus.records(report), vocabulary):
-            cuts = overlong is Overlong.CUT
-            cut = [index for index, tokens in enumerate(sequences) if cuts and len(tokens) > max_length]
-            for index in cut:
-                sequences[index] = _cut(sequences[index], max_length, special)
-            tokens, lengths = _flat(sequences)
+            lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+            tokens = np.fromiter(chain.from_iterable(sequences), np.int64, int(lengths.sum()))
             is_special = special[tokens]
             reasons = {
                 f"longer than {max_length} tokens": lengths > max_length,
@@ -228,14 +173,13 @@ def _encoded_sequences(
             kept = np.ones(len(sequences), dtype=np.bool_)
             for reason, flawed in reasons.items():
                 for index in (kept & flawed).nonzero()[0].tolist():
-                    report.take_back(reason, chunk[index].location)
+                    report.kept -= 1
+                    report.skip(reason, chunk[index].location)
                 kept &= ~flawed
-            for index in cut:
-                if kept[index]:
-                    report.shorten(chunk[index].location)
             if kept.any():
                 yield tokens[np.repeat(kept, lengths)], lengths[kept]
-            advance(len(chunk))
+            num_encoded += len(chunk)
+            show(num_encoded, "sentences encoded")
 
 
 def _encoded_chunks(
@@ -253,12 +197,6 @@ def _encoded_chunks(
             yield done, encoded.result()
 
 
-def _cut(tokens: list[int], max_length: int, special: NDArray[np.bool_]) -> list[int]:
-    """Cuts off the end of the editable part, unless nothing of it would be left."""
-    start = 1 + max(position for position, token in enumerate(tokens[:-1]) if special[token])
-    return tokens[: max_length - 1] + tokens[-1:] if start < max_length - 1 else tokens
-
-
 def _encode(chunk: list[Record], vocabulary: Vocabulary) -> list[list[int]]:
     pairs = [record.content for record in chunk if isinstance(record.content, Pair)]
     if pairs:
@@ -266,16 +204,9 @@ def _encode(chunk: list[Record], vocabulary: Vocabulary) -> list[list[int]]:
     return vocabulary.encode([record.content for record in chunk if isinstance(record.content, str)])
 
 
-def _flat(sequences: list[list[int]]) -> _Flat:
-    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    return np.fromiter(chain.from_iterable(sequences), np.int64, int(lengths.sum())), lengths
-
-
 def _sums(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """The number of flags that are set in each sequence."""
-    up_to = np.concatenate([[0], flags.cumsum()])
-    ends = lengths.cumsum()
-    sums: NDArray[np.int64] = up_to[ends] - up_to[ends - lengths]
+    sums: NDArray[np.int64] = np.add.reduceat(flags, lengths.cumsum() - lengths, dtype=np.int64)
     return sums
 
 
@@ -285,18 +216,3 @@ def _editable(is_special: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDAr
     num_following = np.repeat(up_to[lengths.cumsum() - 1], lengths) - up_to
     editable: NDArray[np.bool_] = ~is_special & (num_following == 1)
     return editable
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Shows the number of encoded sentences and the elapsed time, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), "encoding", MofNCompleteColumn(), "sentences", TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("encoding", total=None)
-        yield lambda count: progress.advance(task, count)

@@ -1,7 +1,6 @@
 """Sources of text and their splits: plain files, the One Billion Word benchmark, Hugging Face datasets, Python's help.
 
-A source without its own splits is split by a hash of each text, independent of line order and sharding. This module
-does not depend on cleaning, reports or tokenizers.
+A source without its own splits is split by a hash of each text, independent of line order and sharding.
 """
 
 from __future__ import annotations
@@ -15,19 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
-from diffusionbert.data.files import (
-    TEXT_FIELD,
-    Fields,
-    Format,
-    Item,
-    Location,
-    Pair,
-    PlainText,
-    Shard,
-    content_hash,
-)
+from diffusionbert.data.files import Format, Item, Location, Pair, Shard, content_hash, pick
 from diffusionbert.reporting import reason_of
 
 
@@ -42,8 +31,7 @@ class Split(Enum):
     validation split, the training split alone."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The texts whose hash, scaled to [0, 1), lies in [low, high)."""
 
     low: float = 0.0
@@ -52,15 +40,13 @@ class Part:
     @classmethod
     def of(cls, split: Split, validation_share: float) -> Part:
         """Validation is the first `validation_share` of the hash range, training the rest."""
-        if not 0 <= validation_share < 1:
-            raise ValueError(f"`validation_share` must be in [0, 1), got {validation_share}; 0.01 is usual")
         if split is Split.TRAIN:
             return cls(validation_share, 1.0)
         return cls(0.0, validation_share) if split is Split.VALIDATION else cls()
 
     def has(self, content: str | Pair) -> bool:
         """Whether a text belongs to this part; pairs are assigned by their source."""
-        if (self.low, self.high) == (0.0, 1.0):
+        if self == (0.0, 1.0):
             return True
         text = content if isinstance(content, str) else content.source
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -68,16 +54,12 @@ class Part:
 
 
 class Source(ABC):
-    """Where texts are stored."""
+    """Where texts are stored; `str` gives its name in messages."""
 
     @property
     @abstractmethod
     def paired(self) -> bool:
         """Whether it contains pairs of source and target."""
-
-    @abstractmethod
-    def __str__(self) -> str:
-        """Its name in messages."""
 
     @abstractmethod
     def identity(self) -> str:
@@ -142,20 +124,16 @@ class OneBillionWords(Source):
 
     folder: Path
     validation_share: float = 0.01
-
-    @property
-    def paired(self) -> bool:
-        return False
+    paired = False
 
     def __str__(self) -> str:
         return f"'lm1b:{self.folder}'"
 
     def identity(self) -> str:
-        shards = [Shard.at(path) for split in (Split.ALL, Split.TEST) for path in self._paths(split) if path.is_file()]
-        return f"lm1b {Files(tuple(shards), PlainText(), self.validation_share).identity()}"
+        return f"lm1b {self._files(Split.ALL).identity()} {self._files(Split.TEST).identity()}"
 
     def contents(self) -> frozenset[str] | None:
-        return frozenset(content_hash(Shard.at(path)) for path in self._paths(Split.ALL) if path.is_file())
+        return self._files(Split.ALL).contents()
 
     def part(self, split: Split) -> Part:
         paths = self._paths(split)
@@ -169,8 +147,11 @@ class OneBillionWords(Source):
         return Part.of(split, self.validation_share)
 
     def items(self, split: Split) -> Iterator[Item]:
-        for path in self._paths(split):
-            yield from Shard.at(path).items(PlainText())
+        return self._files(split).items(split)
+
+    def _files(self, split: Split) -> Files:
+        shards = [Shard.at(path) for path in self._paths(split) if path.is_file()]
+        return Files(tuple(shards), Format(), self.validation_share)
 
     def _paths(self, split: Split) -> list[Path]:
         if split is Split.TEST:
@@ -186,12 +167,12 @@ class HuggingFace(Source):
 
     name: str
     config: str | None = None
-    fields: Fields = TEXT_FIELD
+    fields: tuple[str, ...] = ("text",)
     validation_share: float = 0.01
 
     @property
     def paired(self) -> bool:
-        return self.fields.paired
+        return len(self.fields) == 2
 
     def __str__(self) -> str:
         return f"'hf:{self.name}'" if self.config is None else f"'hf:{self.name}:{self.config}'"
@@ -214,7 +195,7 @@ class HuggingFace(Source):
         own = split.value if split.value in self._own_splits else "train"
         examples = self._call("load_dataset", split=own, streaming=True)
         for number, example in enumerate(examples, start=1):
-            yield Item(self.fields.pick(example), Location(f"hf:{self.name}/{own}", number))
+            yield Item(pick(example, self.fields), Location(f"hf:{self.name}/{own}", number))
 
     @cached_property
     def _own_splits(self) -> tuple[str, ...]:
@@ -242,10 +223,7 @@ class PythonDocumentation(Source):
     """The English sentences of Python's help topics, available without a download."""
 
     validation_share: float = 0.05
-
-    @property
-    def paired(self) -> bool:
-        return False
+    paired = False
 
     def __str__(self) -> str:
         return "'pydoc'"
@@ -255,7 +233,7 @@ class PythonDocumentation(Source):
         return f"pydoc {self.validation_share} {min(self.contents())}"
 
     def contents(self) -> frozenset[str]:
-        texts = "\n".join(item.content for item in self.items(Split.ALL) if isinstance(item.content, str))
+        texts = "\n".join(str(item.content) for item in self.items(Split.ALL))
         return frozenset({hashlib.sha256(texts.encode()).hexdigest()})
 
     def part(self, split: Split) -> Part:
@@ -267,22 +245,15 @@ class PythonDocumentation(Source):
         """Yields each sentence of prose once; skips headings, tables, signatures and code."""
         from pydoc_data.topics import topics
 
-        paragraphs = re.split(r"\n\s*\n", "\n\n".join(topics.values()))
-        sentences = (
-            sentence
-            for paragraph in paragraphs
-            for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", _without_markup(" ".join(paragraph.split())))
-        )
-        prose = (sentence for sentence in dict.fromkeys(sentences) if _PROSE.fullmatch(sentence))
-        for number, sentence in enumerate(prose, start=1):
+        sentences: dict[str, None] = {}
+        for paragraph in re.split(r"\n\s*\n", "\n\n".join(topics.values())):
+            # Without bullets, footnote numbers, and the marks around *names* and one-word "code".
+            text = re.sub(r"^(?:\*|\[\d+\]) ", "", " ".join(paragraph.split()))
+            text = re.sub(r'(["*])([A-Za-z]+)\1', r"\2", text)
+            sentences |= dict.fromkeys(re.split(r"(?<=[.!?]) (?=[A-Z])", text))
+        for number, sentence in enumerate(filter(_PROSE.fullmatch, sentences), start=1):
             yield Item(sentence, Location("pydoc", number))
 
 
 # At least four words of plain letters and digits, with ordinary punctuation.
 _PROSE = re.compile(r"(?!New in |Changed in |See )[A-Z][a-z]*,?(?: \(?[A-Za-z0-9][A-Za-z0-9’'/-]*\)?[,;:]?){3,}[.!?]")
-
-
-def _without_markup(text: str) -> str:
-    """Removes bullets, footnote numbers, and the marks around *names* and one-word "code"."""
-    text = re.sub(r"^(?:\*|\[\d+\]) ", "", text)
-    return re.sub(r'(["*])([A-Za-z]+)\1', r"\2", text)

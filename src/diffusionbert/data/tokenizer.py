@@ -12,7 +12,7 @@ import hashlib
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from diffusionbert.data.cleaning import detokenise
+from diffusionbert.data.corpus import detokenise, substituted
 from diffusionbert.data.files import Pair
 from diffusionbert.diffusion.shapes import TokenSet
 from diffusionbert.storage.hub import TOKENIZER, fetch, not_found
@@ -38,13 +38,14 @@ SMALLEST = 512
 """The minimum size of a trained WordPiece: a smaller one has no room for words beside its alphabet."""
 
 
-_INNER = [
-    (re.compile(r"(?<=\w) (['’]) (?=(?:s|t|re|ve|ll|d|m)\b)"), r"\1"),
-    (re.compile(r"(?<=\b[odl]) (['’]) (?=\w)"), r"\1"),  # o'neill
-    (re.compile(r"(?<=\w) - (?=\w)"), "-"),
-    (re.compile(r"\b(\d+) ?\. (?=\d)"), r"\1."),
-    (re.compile(r"\b(\d{1,3}) ?, (?=\d{3}\b)"), r"\1,"),
+_INNER_RULES = [
+    (r"(?<=\w) (['’]) (?=(?:s|t|re|ve|ll|d|m)\b)", r"\1"),
+    (r"(?<=\b[odl]) (['’]) (?=\w)", r"\1"),  # o'neill
+    (r"(?<=\w) - (?=\w)", "-"),
+    (r"\b(\d+) ?\. (?=\d)", r"\1."),
+    (r"\b(\d{1,3}) ?, (?=\d{3}\b)", r"\1,"),
 ]
+"""Remove the spaces that a tokenizer puts around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
 
 
 @final
@@ -65,7 +66,8 @@ class Vocabulary:
                 )
         if int(self.allowed.sum()) < 2:
             raise ValueError(f"tokenizer {name!r} has special tokens only; restore its missing vocabulary file")
-        if not self._has_template():
+        flags = [self.special[tokens].tolist() for tokens in self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])]
+        if not all(len(special) > 2 and special[0] and special[-1] and not special[-2] for special in flags):
             raise ValueError(
                 f"tokenizer {name!r} must add special tokens around a text, as in [CLS] … [SEP]; "
                 "use that of a BERT-like model"
@@ -169,20 +171,17 @@ class Vocabulary:
             marked: Whether special tokens in a text, such as `[MASK]`, are those tokens and not plain characters.
         """
         backend = self._marking if marked else self._plain
-        return [
-            encoding.ids for encoding in backend.encode_batch_fast([_require_utf8(sentence) for sentence in sentences])
-        ]
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(map(_require_utf8, sentences)))]
 
     def own(self, sentences: Sequence[str]) -> list[list[int]]:
         """Encodes sentences without special tokens."""
         special = self.special.tolist()
         return [[token for token in tokens if not special[token]] for tokens in self.encode(sentences)]
 
-    def encode_pairs(self, pairs: Sequence[Pair], *, marked: bool = False) -> list[list[int]]:
+    def encode_pairs(self, pairs: Sequence[Pair]) -> list[list[int]]:
         """Encodes pairs as `[CLS] source [SEP] target [SEP]`, or by the tokenizer's own template for pairs."""
-        backend = self._marking if marked else self._plain
         texts = [(_require_utf8(source), _require_utf8(target)) for source, target in pairs]
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+        return [encoding.ids for encoding in self._plain.encode_batch_fast(texts)]
 
     def pieces(self, word: str) -> list[int]:
         """The ids of a word inside a sentence: after a space, without special tokens."""
@@ -214,7 +213,7 @@ class Vocabulary:
         """The text of a sequence, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
         text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist())).removeprefix("##")
-        return _joined(text) if self._splits_punctuation else text
+        return detokenise(substituted(text, _INNER_RULES)) if self._splits_punctuation else text
 
     def spelled(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token, with `##` before those that continue a word, in every kind of vocabulary."""
@@ -233,33 +232,24 @@ class Vocabulary:
         return len({tuple(tokens) for tokens in self.encode(["it's-a", "it ' s - a"])}) == 1
 
     @cached_property
-    def _plain(self) -> Any:
-        """A copy that encodes special tokens in a text as plain characters, so that no corpus can forge them."""
-        backend = self._backend_copy()
-        backend.encode_special_tokens = True
-        return backend
-
-    @cached_property
     def _marking(self) -> Any:
-        """A copy that encodes special tokens in a text as those tokens."""
-        return self._backend_copy()
-
-    def _backend_copy(self) -> Any:
         """A copy, because transformers stores its last padding and truncation in the shared tokenizer."""
         backend: Any = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
         backend.no_padding()
         backend.no_truncation()
         return backend
 
+    @cached_property
+    def _plain(self) -> Any:
+        """A copy that encodes special tokens in a text as plain characters, so that no corpus can forge them."""
+        backend: Any = Tokenizer.from_str(self._marking.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
     def _token_set(self, ids: Iterable[int]) -> Tensor:
         chosen = torch.zeros(self.size, dtype=torch.bool)
         chosen[list(ids)] = True
         return chosen
-
-    def _has_template(self) -> bool:
-        sequences = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
-        flags = [self.special[tokens].tolist() for tokens in sequences]
-        return all(len(special) > 2 and special[0] and special[-1] and not special[-2] for special in flags)
 
 
 def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -312,38 +302,31 @@ def _require_utf8(text: str) -> str:
     return text
 
 
-def _joined(text: str) -> str:
-    """Removes the spaces that a tokenizer put around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
-    for pattern, replacement in _INNER:
-        text = pattern.sub(replacement, text)
-    return detokenise(text)
-
-
-def train_wordpiece(
-    sentences: Iterable[str], size: int, *, lower: bool = True, min_frequency: int = 2, max_alphabet: int = 1000
-) -> Vocabulary:
+def train_wordpiece(sentences: Iterable[str], size: int, *, lower: bool = True) -> Vocabulary:
     """Trains a WordPiece vocabulary; the result does not depend on the order of the texts.
 
     Args:
-        sentences: The texts, which are read twice (an iterator is first read into memory).
+        sentences: The texts, which are read twice.
         size: The maximum number of tokens.
         lower: Whether the tokenizer lower-cases text.
-        min_frequency: The minimum frequency of a merged piece.
-        max_alphabet: Characters that are neither ASCII nor among this many most frequent ones become `[UNK]`.
     """
     if size < SMALLEST:
         raise ValueError(f"`size` of the vocabulary must be >= {SMALLEST}, got {size}; thousands of tokens are usual")
-    sentences = list(sentences) if isinstance(sentences, Iterator) else sentences
     tokenizer: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    alphabet = _alphabet(sentences, tokenizer.normalizer, min(max_alphabet, size // 4))
+    alphabet = _alphabet(sentences, tokenizer.normalizer, min(1000, size // 4))
     # The trainer numbers the pieces ##x in the order of words, which is random, and breaks ties between equally
     # frequent merges by these numbers. As "special" tokens they are numbered first, so training is deterministic.
-    inner = [f"##{character}" for character in alphabet if _continues_words(character, tokenizer)]
+    split = tokenizer.pre_tokenizer.pre_tokenize_str
+    inner = [  # without characters that are words of their own, such as punctuation and Chinese
+        f"##{character}"
+        for character in alphabet
+        if len(split(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1
+    ]
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
-        min_frequency=min_frequency,
+        min_frequency=2,
         special_tokens=SPECIAL + inner,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -354,7 +337,7 @@ def train_wordpiece(
 
 
 def _alphabet(sentences: Iterable[str], normalizer: Any, limit: int) -> list[str]:
-    """The most frequent characters (ties by code point) and the printable ASCII characters."""
+    """The most frequent characters (ties by code point) and the printable ASCII ones; others become `[UNK]`."""
     counts = np.zeros(0x110000, dtype=np.int64)
     remaining = iter(sentences)
     while chunk := list(islice(remaining, 10_000)):
@@ -365,8 +348,3 @@ def _alphabet(sentences: Iterable[str], normalizer: Any, limit: int) -> list[str
     by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     printable = normalizer.normalize_str(string.ascii_letters + string.digits + string.punctuation)
     return sorted({*map(chr, by_frequency[:limit].tolist()), *printable} - set(string.whitespace))
-
-
-def _continues_words(character: str, tokenizer: Any) -> bool:
-    """Whether a character can continue a word, unlike punctuation and Chinese characters."""
-    return len(tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1

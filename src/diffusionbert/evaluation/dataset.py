@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
-from diffusionbert.data.cleaning import Cleaning
-from diffusionbert.data.corpus import Corpus, Report, parse_corpus, parse_source
+from diffusionbert.data.corpus import Cleaning, Corpus, Report, parse_corpus, parse_source
 from diffusionbert.data.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.training.config import DataConfig

@@ -16,8 +16,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from diffusionbert.data.cleaning import Cleaning
-from diffusionbert.data.corpus import parse_corpus
+from diffusionbert.data.corpus import Cleaning, parse_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.evaluation.conventions import PACKED_LENGTH, Basis, Convention, PackedSequences, conventions
 from diffusionbert.evaluation.dataset import EvaluationSet, Trained, evaluation_corpus, read_evaluation_set

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -66,14 +65,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
+        _sync(temporary)
         _exchange(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _sync(folder: Path) -> None:
+    """Writes contents to the disk, which they must reach before the folder is renamed."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
 
 
 def restore_replaced(path: Path) -> None:
@@ -121,58 +125,28 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 # ---- cache ----------------------------------------------------------------------------------------------------------
-#
-# Cached folders: each is built once and appears complete or not at all, even with several or killed processes.
 
 
 def build_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Returns a folder, filled by `make` if it does not exist; one process builds it while the others wait."""
+    """Returns a folder, filled by `make` if it does not exist; one process builds it while the others wait.
+
+    The folder appears complete or not at all, even if processes are killed.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
-        _remove_abandoned(folder.parent)
-        with FileLock(_lock_path(folder)):
+        with FileLock(folder.parent / f".{folder.name}.lock"):
             if not folder.is_dir():  # another process may have built it while this one waited
-                _build(folder, make)
+                with atomic_folder(folder) as unfinished:
+                    make(unfinished)
     return folder
 
 
-def _lock_path(folder: Path) -> Path:
-    return folder.parent / f".{folder.name}.lock"
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Removes the incomplete folders of killed processes: those whose lock is free."""
-    for partial in cache.glob(".*.partial"):
-        with suppress(Timeout), FileLock(_lock_path(cache / partial.name.split(".")[1]), timeout=0):
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _build(folder: Path, make: Callable[[Path], None]) -> None:
-    """Builds a temporary folder and renames it when it is complete."""
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
-        make(partial)
-        for file in partial.iterdir():
-            _sync(file)  # contents must reach the disk before the rename does
-        partial.chmod(0o755)  # mkdtemp makes private folders, but a cache is shared
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-
-
 # ---- code version ---------------------------------------------------------------------------------------------------
-#
-# Which code produced a result: the package's version and, in a checkout, its git commit.
 
 
 @dataclass(frozen=True)
 class CodeVersion:
-    """A version of this package."""
+    """Which code produced a result: the version of this package and, in a checkout, its git commit."""
 
     version: str = __version__
     commit: str | None = None

@@ -6,28 +6,21 @@ sees the same batches, and an epoch and a batch index suffice to resume. This mo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from diffusionbert.diffusion.shapes import batch_sizes
+from diffusionbert.diffusion.shapes import Batch, batch_sizes
 
 Indices = npt.NDArray[np.int64]
 
 
-class Batching(ABC):
-    """The size of global batches."""
-
-    @abstractmethod
-    def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
-        """Returns the sizes of successive batches of sequences with these lengths."""
-
-
 @dataclass(frozen=True)
-class TokenBudget(Batching):
+class TokenBudget:
     """As many sequences as fit into a number of tokens, including padding."""
 
     tokens: int
@@ -37,12 +30,12 @@ class TokenBudget(Batching):
             raise ValueError(f"tokens per batch (--batch-tokens) must be >= 1, got {self.tokens}; 4096 is usual")
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
-        """A sequence that exceeds the budget becomes a batch by itself."""
+        """The sizes of successive batches; a sequence that exceeds the budget becomes a batch by itself."""
         return batch_sizes(lengths.tolist(), self.tokens)
 
 
 @dataclass(frozen=True)
-class FixedSequences(Batching):
+class FixedSequences:
     """A fixed number of sequences, as in the paper; the last batch of a pool may be smaller."""
 
     sequences: int
@@ -76,9 +69,9 @@ class BatchPlan:
         pool: How many sequences are sorted together: more give less padding, fewer give more randomness.
     """
 
-    def __init__(self, lengths: npt.NDArray[np.integer], batching: Batching, seed: int, pool: int = 20_000):
-        if not len(lengths):
-            raise ValueError("`lengths` must have at least one sequence, got none; give more text")
+    def __init__(
+        self, lengths: npt.NDArray[np.integer], batching: TokenBudget | FixedSequences, seed: int, pool: int = 20_000
+    ):
         self.lengths, self.batching, self.seed, self.pool = lengths, batching, seed, pool
 
     def epoch(self, epoch: int) -> list[Indices]:
@@ -93,7 +86,7 @@ class BatchPlan:
             edges = np.cumsum(self.batching.cut(self.lengths[pool]))[:-1]
             batches += np.split(pool, edges)
         rng.shuffle(batches)
-        # Times are stratified by the index in the batch and `parts` takes every n-th: neither may depend on length.
+        # Times are stratified by the index, and micro-batches take every n-th: neither may depend on length.
         return [rng.permutation(batch) for batch in batches]
 
     def following(self, position: BatchPosition) -> Iterator[tuple[BatchPosition, Indices]]:
@@ -105,11 +98,22 @@ class BatchPlan:
                 yield BatchPosition(epoch, index + 1), batches[index]
             epoch, skip = epoch + 1, 0
 
-    def positions(self, epoch: int = 0) -> list[int]:
-        """The number of positions of each batch of an epoch, including padding."""
-        return [len(batch) * int(self.lengths[batch].max()) for batch in self.epoch(epoch)]
+    def positions(self) -> list[int]:
+        """The number of positions of each batch of the first epoch, including padding."""
+        return [len(batch) * int(self.lengths[batch].max()) for batch in self.epoch(0)]
 
 
-def parts(indices: Sequence[int] | Indices, count: int) -> list[Indices]:
-    """Splits a global batch into `count` parts whose sizes differ by at most 1; parts may be empty."""
-    return [np.asarray(indices, dtype=np.int64)[part::count] for part in range(count)]
+def micro_batches(batch: Batch, num_processes: int, process: int, micro_tokens: int | None) -> list[Batch]:
+    """The share of one process in a global batch, in parts of at most `micro_tokens` tokens."""
+    num_sequences, length = batch.tokens.shape
+    sequences_at_once = max(1, (micro_tokens or batch.tokens.numel()) // max(1, length))
+    count = max(1, math.ceil(num_sequences / (num_processes * sequences_at_once)))
+    shares = [torch.arange(num_sequences)[part :: num_processes * count] for part in range(num_processes * count)]
+    # A process without sequences must still exchange gradients: it gets one with nothing editable.
+    idle = without_targets(batch.select(torch.tensor([0])))
+    return [batch.select(share) if len(share) else idle for share in shares[process::num_processes]]
+
+
+def without_targets(batch: Batch) -> Batch:
+    """The batch without editable positions, so that its loss and gradients are 0."""
+    return replace(batch, editable=torch.zeros_like(batch.editable))

@@ -12,55 +12,46 @@ of earlier versions, with averages.safetensors and standing.json, are still read
 
 from __future__ import annotations
 
-import math
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import reason_of
-from diffusionbert.storage.files import (
-    atomic_folder,
-    load_tensors,
-    read_json,
-    save_tensors,
-    write_json,
-)
+from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.training.batches import BatchPosition
-from diffusionbert.training.ema import EMA
-from diffusionbert.training.log import ValidationEvent
+from diffusionbert.training.optim import EMA, distributed_like, full_copy
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.tensors import optimiser_state, set_optimiser_state, set_weights, weights_of
 
 FORMAT = 1
 """The version of state.json."""
 
 
 @dataclass(frozen=True)
-class LossScale:
-    """The state of a `GradScaler`: the factor of the loss in half precision, and the rule by which it changes."""
+class TrainState:
+    """The training state without tensors."""
 
-    scale: float
-    growth_factor: float
-    backoff_factor: float
-    growth_interval: int
-    growth_tracker: int
-    """Steps without overflow since the factor last changed."""
+    step: int = 0
+    position: BatchPosition = BatchPosition()
+    tokens: int = 0
+    """Tokens trained on so far."""
+    best: float | None = None
+    """The best validation so far, in nats per token."""
+    best_step: int = 0
+    best_tokens: int = 0
+    """Tokens trained on up to the best validation."""
+    validations_since_best: int = 0
 
-    @classmethod
-    def of(cls, scaler: GradScaler) -> LossScale:
-        return cls(**{name.removeprefix("_"): value for name, value in scaler.state_dict().items()})
-
-    def restore(self, scaler: GradScaler) -> None:
-        """Sets the state of a scaler to this one."""
-        plain = to_json(self)
-        scaler.load_state_dict(plain | {"_growth_tracker": plain.pop("growth_tracker")})
+    @property
+    def is_validated(self) -> bool:
+        """Whether trained parameters have been validated, or there are none yet."""
+        return self.step == 0 or self.best_step > 0 or self.validations_since_best > 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,8 @@ class CheckpointHeader:
 
     state: TrainState
     num_ema_updates: int = 0
-    loss_scale: LossScale | None = None
+    loss_scale: dict[str, int | float] | None = None
+    """The state of the `GradScaler`, in half precision."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -86,18 +78,9 @@ class Checkpoint:
     optimiser: dict[str, Tensor]
     ema: dict[str, Tensor] | None
 
-    @property
-    def state(self) -> TrainState:
-        return self.header.state
-
     @classmethod
     def of(
-        cls,
-        module: TrainingModule,
-        optimiser: Optimizer,
-        ema: EMA | None,
-        scaler: GradScaler | None,
-        state: TrainState,
+        cls, module: nn.Module, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None, state: TrainState
     ) -> Checkpoint:
         """Gathers the present state; raises FloatingPointError if a parameter is infinite or NaN."""
         weights = weights_of(module)
@@ -110,8 +93,9 @@ class Checkpoint:
         if ema:
             with ema.applied_to(module):
                 averages = weights_of(module)
-        loss_scale = LossScale.of(scaler) if scaler and scaler.is_enabled() else None
-        header = CheckpointHeader(state, ema.num_updates if ema else 0, loss_scale)
+        scale = scaler.state_dict() if scaler and scaler.is_enabled() else None
+        scale = scale and {name.removeprefix("_"): value for name, value in scale.items()}
+        header = CheckpointHeader(state, ema.num_updates if ema else 0, scale)
         return cls(header, weights, optimiser_state(optimiser, module), averages)
 
     def write(self, path: Path) -> None:
@@ -136,7 +120,7 @@ class Checkpoint:
             load_tensors(ema) if header.num_ema_updates > 0 or ema.exists() else None,
         )
 
-    def restore(self, module: TrainingModule, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None) -> None:
+    def restore(self, module: nn.Module, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None) -> None:
         """Sets parameters, optimiser, EMA and loss scale to those of the checkpoint."""
         if ema and self.ema is None:
             raise ValueError("the run was trained without EMA, which must start at the first step; leave out --ema")
@@ -144,8 +128,8 @@ class Checkpoint:
         set_optimiser_state(optimiser, module, self.optimiser)
         if ema and self.ema is not None:
             ema.restore(self.ema, self.header.num_ema_updates)
-        if scaler and self.header.loss_scale:
-            self.header.loss_scale.restore(scaler)
+        if scaler and (scale := self.header.loss_scale):
+            scaler.load_state_dict({**scale, "_growth_tracker": scale["growth_tracker"]})
 
 
 def newest_complete(run: RunFolder) -> tuple[Path, Checkpoint, str | None]:
@@ -194,88 +178,52 @@ def _upgraded(plain: Any) -> Any:
     return {"state": state, "num_ema_updates": plain["num_averaged"], "loss_scale": scale}
 
 
-# ---- state ----------------------------------------------------------------------------------------------------------
-#
-# The training state without tensors, validation results, and means over the steps between two rows of the log.
+# ---- tensors by name ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ValidationResult:
-    """Nats (or loss) per token of held-out text."""
-
-    nats_per_token: float
-    standard_error: float
-    kind: Likelihood
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nats per token)."""
-        return math.exp(min(self.nats_per_token, 700.0))
-
-    def event(self, step: int, time: float) -> ValidationEvent:
-        """The row of the log, in which a loss is not called nats."""
-        if self.kind is Likelihood.NONE:
-            return ValidationEvent(step, time, self.kind, self.standard_error, loss_per_token=self.nats_per_token)
-        return ValidationEvent(step, time, self.kind, self.standard_error, self.nats_per_token, self.perplexity)
-
-    def summary(self) -> str:
-        """The result in one line."""
-        figure = f"{self.nats_per_token:.4f} ± {1.96 * self.standard_error:.4f}"
-        if self.kind is Likelihood.NONE:
-            return f"held-out loss {figure} per token (no likelihood)"
-        perplexity = f"{self.perplexity:.1f}" if self.perplexity < 1e9 else f"{self.perplexity:.1e}"
-        return f"held-out {self.kind.value} {figure} nats per token (perplexity {perplexity})"
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Full copies of all parameters by name; tied ones occur once."""
+    return {name: full_copy(parameter) for name, parameter in _parameters(module).items()}
 
 
-@dataclass(frozen=True)
-class TrainState:
-    """The training state without tensors."""
-
-    step: int = 0
-    position: BatchPosition = BatchPosition()
-    tokens: int = 0
-    """Tokens trained on so far."""
-    best: float | None = None
-    """The best validation so far, in nats per token."""
-    best_step: int = 0
-    best_tokens: int = 0
-    """Tokens trained on up to the best validation."""
-    validations_since_best: int = 0
-
-    @property
-    def is_validated(self) -> bool:
-        """Whether trained parameters have been validated, or there are none yet."""
-        return self.step == 0 or self.best_step > 0 or self.validations_since_best > 0
+def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Sets all parameters; names must be the same."""
+    parameters = _parameters(module)
+    missing, unknown = sorted(parameters.keys() - weights.keys()), sorted(weights.keys() - parameters.keys())
+    if missing or unknown:
+        raise ValueError(
+            f"the parameters do not fit the network: {len(missing)} missing, {len(unknown)} unknown, first "
+            f"{(missing + unknown)[0]!r}; use the settings they were saved with"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(distributed_like(weights[name], parameter))
 
 
-def validation_result(nats: Tensor, tokens: Tensor, kind: Likelihood) -> ValidationResult:
-    """The ratio Σ nats / Σ tokens over all sequences, with its standard error."""
-    mean = float(nats.sum() / tokens.sum())
-    residual = nats - mean * tokens
-    error = math.sqrt(float(residual.square().sum())) / float(tokens.sum())
-    return ValidationResult(mean, error, kind)
+def optimiser_state(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the optimiser, named parameter/kind."""
+    return {
+        f"{name}/{kind}": full_copy(torch.as_tensor(value))
+        for name, parameter in _parameters(module).items()
+        for kind, value in optimiser.state[parameter].items()
+    }
 
 
-class LogInterval:
-    """The mean loss and the speed of the steps between two rows of the log."""
+def set_optimiser_state(optimiser: Optimizer, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Sets the tensors of the optimiser."""
+    parameters = _parameters(module)
+    # Counters are single numbers: on the parameter's device if the optimiser is fused, else on the CPU.
+    is_fused = optimiser.defaults.get("fused") or optimiser.defaults.get("capturable")
+    for key, value in state.items():
+        name, _, kind = key.rpartition("/")
+        if (parameter := parameters.get(name)) is not None:
+            counter = value.to(parameter.device) if is_fused else value
+            optimiser.state[parameter][kind] = distributed_like(value, parameter) if value.shape else counter
 
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.steps = 0
-        self.tokens = 0
-        self.start_time = time.perf_counter()
 
-    def add(self, loss: Tensor, tokens: int) -> None:
-        """Adds a step."""
-        self.total = loss if self.total is None else self.total + loss
-        self.steps += 1
-        self.tokens += tokens
-
-    @property
-    def loss(self) -> Tensor:
-        assert self.total is not None
-        return self.total / self.steps
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / (time.perf_counter() - self.start_time)
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by their names without the prefixes of DDP and torch.compile."""
+    return {
+        ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod")): parameter
+        for name, parameter in module.named_parameters()
+    }

@@ -46,6 +46,11 @@ class DataConfig:
     """For pairs in JSON lines: the field of the target."""
     max_length: int = 128
 
+    @property
+    def fields(self) -> list[str]:
+        """The fields of the text, or of source and target, that were given."""
+        return [field for field in (self.field, self.target_field) if field]
+
 
 @dataclass(frozen=True)
 class TrainingConfig:

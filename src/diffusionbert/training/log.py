@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from diffusionbert.objectives.base import Likelihood
 from diffusionbert.storage.schema import Component, from_json, to_json
@@ -109,9 +109,11 @@ def read_log(log: Path) -> list[Event]:
             plain = json.loads(line)
         except json.JSONDecodeError:
             continue
-        event = _event(plain, f"{log}:{number}") if isinstance(plain, dict) else None
-        if event is not None:
-            found.append(event)
+        plain = _from_format_1(plain) if isinstance(plain, dict) and "event" not in plain else plain
+        cls = _EVENTS.get(str(plain.get("event"))) if isinstance(plain, dict) else None
+        if cls is not None:
+            known = {field.name: plain[field.name] for field in fields(cls) if plain.get(field.name) is not None}
+            found.append(from_json({"time": None, **known}, cls, f"{log}:{number}"))
     return found
 
 
@@ -128,16 +130,6 @@ def remove_after(log: Path, step: int) -> None:
     temporary = log.with_name(log.name + ".unfinished")
     temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
     temporary.replace(log)
-
-
-def _event(plain: Mapping[str, object], where: str) -> Event | None:
-    plain = plain if "event" in plain else _from_format_1(plain)
-    cls = _EVENTS.get(str(plain.get("event")))
-    if cls is None:
-        return None
-    known = {field.name: plain.get(field.name) for field in fields(cls) if plain.get(field.name) is not None}
-    event: Event = from_json({"time": None, **known}, cls, where)
-    return event
 
 
 def _from_format_1(plain: Mapping[str, object]) -> dict[str, object]:
@@ -157,17 +149,49 @@ def _step(line: str) -> float:
         return math.inf
 
 
-# ---- model description ----------------------------------------------------------------------------------------------
-#
-# What a log and a result say of a model: its objective, schedule, T, time conditioning, backbone, start and size.
+@dataclass(frozen=True)
+class ValidationResult:
+    """Nats (or loss) per token of held-out text."""
 
+    nats_per_token: float
+    standard_error: float
+    kind: Likelihood
+
+    @classmethod
+    def of(cls, nats: Tensor, tokens: Tensor, kind: Likelihood) -> ValidationResult:
+        """The ratio Σ nats / Σ tokens over all sequences, with its standard error."""
+        mean = float(nats.sum() / tokens.sum())
+        error = math.sqrt(float((nats - mean * tokens).square().sum())) / float(tokens.sum())
+        return cls(mean, error, kind)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats per token)."""
+        return math.exp(min(self.nats_per_token, 700.0))
+
+    def event(self, step: int, time: float) -> ValidationEvent:
+        """The row of the log, in which a loss is not called nats."""
+        if self.kind is Likelihood.NONE:
+            return ValidationEvent(step, time, self.kind, self.standard_error, loss_per_token=self.nats_per_token)
+        return ValidationEvent(step, time, self.kind, self.standard_error, self.nats_per_token, self.perplexity)
+
+    def summary(self) -> str:
+        """The result in one line."""
+        figure = f"{self.nats_per_token:.4f} ± {1.96 * self.standard_error:.4f}"
+        if self.kind is Likelihood.NONE:
+            return f"held-out loss {figure} per token (no likelihood)"
+        perplexity = f"{self.perplexity:.1f}" if self.perplexity < 1e9 else f"{self.perplexity:.1e}"
+        return f"held-out {self.kind.value} {figure} nats per token (perplexity {perplexity})"
+
+
+# ---- model description ----------------------------------------------------------------------------------------------
 
 PRETRAINED, SCRATCH = "pretrained", "scratch"
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model in a few facts; None where one is unknown or does not apply."""
+    """What a log and a result say of a model; None where a fact is unknown or does not apply."""
 
     objective: Component | None = None
     schedule: Component | None = None

@@ -96,15 +96,14 @@ def write_model(
     """Writes parameters, which may be their EMA, as a model folder."""
     with quiet():
         backbone_of(module).save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
-    beside = _beside(weights)
+    beside = _beside(_below(_NETWORK, weights))
     if beside:
         save_tensors(beside, folder / "beside.safetensors")
     metadata.vocabulary.save(folder)
-    exponents = _exponents(module, weights)
     tensors = {
         "counts": metadata.statistics.counts,
         "length_histogram": metadata.length_histogram,
-        "exponents": exponents,
+        "exponents": _exponents(module, weights),
     }
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     save_tensors(given, folder / "token_counts.safetensors")
@@ -125,7 +124,7 @@ def write_model(
 
 def training_source(data: DataConfig) -> Source:
     """Where the training text is; raises ValueError if it no longer exists."""
-    return parse_source(data.corpus, [field for field in (data.field, data.target_field) if field])
+    return parse_source(data.corpus, data.fields)
 
 
 def _text_hashes(data: DataConfig) -> tuple[str, ...] | None:
@@ -244,11 +243,9 @@ def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target:
     with atomic_folder(target) as folder, quiet():
         backbone.save_pretrained(folder)
         vocabulary.save(folder)
-        beside = {name: tensor for name, tensor in network.named_parameters() if not name.startswith("backbone.")}
+        beside = {name: tensor.detach().cpu() for name, tensor in _beside(dict(network.named_parameters())).items()}
         if beside:
-            save_tensors(
-                {name: tensor.detach().cpu() for name, tensor in beside.items()}, folder / "beside.safetensors"
-            )
+            save_tensors(beside, folder / "beside.safetensors")
         for name in ("diffusionbert.json", "token_counts.safetensors", "README.md"):
             if (source / name).exists():
                 shutil.copyfile(source / name, folder / name)
@@ -271,13 +268,11 @@ def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
     file, description = folder / "beside.safetensors", folder / "diffusionbert.json"
     if not file.exists() or not description.exists():
         return
-    stored_config, _ = _description(description)
-    if stored_config.time is not config.time:
+    earlier, _ = _description(description)
+    has_same_vectors = earlier.objective.has_word_vectors == config.objective.has_word_vectors
+    if earlier.time is not config.time or not has_same_vectors:
         return
-    if stored_config.objective.has_word_vectors != config.objective.has_word_vectors:
-        return
-    stored = load_tensors(file)
-    own = {name: weight for name, weight in network.named_parameters() if not name.startswith("backbone.")}
+    stored, own = load_tensors(file), _beside(dict(network.named_parameters()))
     if {name: weight.shape for name, weight in own.items()} != {name: weight.shape for name, weight in stored.items()}:
         raise ValueError(f"{str(file)!r} does not fit this network; use the settings it was trained with")
     with torch.no_grad():
@@ -292,8 +287,8 @@ def learned_exponents(folder: Path) -> Tensor | None:
 
 
 def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of the network that are not its backbone's."""
-    return {name: weight for name, weight in _below(_NETWORK, weights).items() if not name.startswith("backbone.")}
+    """The parameters of a network that are not its backbone's."""
+    return {name: weight for name, weight in weights.items() if not name.startswith("backbone.")}
 
 
 def _exponents(module: TrainingModule, weights: Mapping[str, Tensor]) -> Tensor | None:
@@ -314,12 +309,12 @@ def _card(module: TrainingModule, metadata: ModelMetadata, state: Any) -> str:
     num_parameters = sum(parameter.numel() for parameter in module.network.parameters())
     family = "causal" if objective.is_causal else "masked"
     opening = f"opens with `AutoModelFor{family.title()}LM`"
-    if _beside(dict(module.named_parameters())):
+    if _beside(dict(module.network.named_parameters())):
         opening = "has parameters beside its backbone's, and opens with diffusionbert alone"
-    kind = module.objective.likelihood
-    is_none = kind is Likelihood.NONE
-    unit = "of loss per token; there is no likelihood" if is_none else f"nats per token, kind: {kind.value}"
-    training = config.training
+    kind, training = module.objective.likelihood, config.training
+    unit = f"nats per token, kind: {kind.value}"
+    if kind is Likelihood.NONE:
+        unit = "of loss per token; there is no likelihood"
     step = state.best_step if state.is_validated else state.step
     validation = "not validated: training was stopped before"
     if state.is_validated:

@@ -1,50 +1,42 @@
-"""Which weights are decayed, which learning rate and precision a step has, and into which blocks a network falls."""
+"""What a step needs beside its loss: optimiser, learning rate, precision, EMA, DDP or FSDP, and micro-batch sizes."""
 
 from __future__ import annotations
 
+import gc
+import itertools
+import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from torch import nn
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import PreTrainedModel, get_scheduler
 
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.likelihood.estimate import SequenceDataset
+from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.training.config import TrainingConfig
 
 
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The parts of a Hugging Face model that are never split, less those that share weights with others."""
-    names = {
-        name
-        for model in module.modules()
-        if isinstance(model, PreTrainedModel)
-        for name in model._no_split_modules or ()
-    }
-    uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-    return [
-        block
-        for block in module.modules()
-        if type(block).__name__ in names and all(uses[id(parameter)] == 1 for parameter in block.parameters())
+def new_optimiser(module: nn.Module, settings: TrainingConfig, device: torch.device) -> Optimizer:
+    """AdamW, in one kernel where there is one; biases and norms are not decayed."""
+    groups = [
+        {
+            "params": [weight for weight in module.parameters() if weight.ndim > 1],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [weight for weight in module.parameters() if weight.ndim <= 1], "weight_decay": 0.0},
     ]
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Biases and norms are not decayed."""
-    matrices = [parameter for parameter in module.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
-def new_optimiser(module: nn.Module, settings: TrainingConfig, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW, in one kernel where there is one."""
-    groups = parameter_groups(module, settings.weight_decay)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=device.type == "cuda")
-
-
-def low_precision(settings: TrainingConfig) -> torch.dtype | None:
-    """In which most of a network is computed; None if all of it is in full precision."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
 
 
 def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:
@@ -55,3 +47,175 @@ def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:
     )
     factor = schedule.lr_lambdas[0]
     return lambda step: settings.learning_rate * float(factor(step + 1))
+
+
+def low_precision(settings: TrainingConfig) -> torch.dtype | None:
+    """The precision of most of the computation; None if all of it is in full precision."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
+
+
+class EMA:
+    """average ← decay · average + (1 - decay) · parameter; each process averages its own shards.
+
+    In update n the decay is at most (1 + n) / (10 + n), so that the initial parameters are soon forgotten.
+    """
+
+    def __init__(self, module: nn.Module, decay: float):
+        self.decay = decay
+        self.num_updates = 0
+        self.averages = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        """Averages the parameters after a step."""
+        self.num_updates += 1
+        decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
+        parameters = dict(module.named_parameters())
+        averages = [self.averages[name] for name in parameters]
+        # All tensors in one launch: average ← average + (1 - decay) · (parameter - average).
+        update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        update(averages, list(parameters.values()), torch.tensor(self.num_updates))
+
+    @contextmanager
+    def applied_to(self, module: nn.Module) -> Iterator[None]:
+        """Replaces the parameters of the module by their averages while the context is open."""
+        own = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+        _copy(self.averages, module)
+        try:
+            yield
+        finally:
+            _copy(own, module)
+
+    def restore(self, averages: Mapping[str, Tensor], num_updates: int) -> None:
+        """Continues from saved averages."""
+        self.num_updates = num_updates
+        for name, average in self.averages.items():
+            average.copy_(distributed_like(averages[name], average))
+
+
+@torch.no_grad()
+def _copy(values: Mapping[str, Tensor], module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        parameter.copy_(values[name])
+
+
+# ---- several processes ----------------------------------------------------------------------------------------------
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The parts of a Hugging Face model that are never split, less those that share weights with others."""
+    models = [model for model in module.modules() if isinstance(model, PreTrainedModel)]
+    names = {name for model in models for name in model._no_split_modules or ()}
+    uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+    return [
+        block
+        for block in module.modules()
+        if type(block).__name__ in names and all(uses[id(parameter)] == 1 for parameter in block.parameters())
+    ]
+
+
+def distributed(module: nn.Module, accelerator: Accelerator, *, sharded: bool) -> nn.Module:
+    """The module as it is called in training: with copied (DDP) or sharded (FSDP) parameters on several processes."""
+    if accelerator.num_processes == 1:
+        return module
+    if not sharded:
+        devices = [accelerator.device] if accelerator.device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=devices)
+    for block in blocks_of(module):
+        fully_shard(block)
+    # The root, too, is sharded again after each forward: EMA and checkpoints expect shards.
+    fully_shard(module, reshard_after_forward=True)
+    for method in ("nats", "loss"):  # parameters are gathered only in forward methods
+        register_fsdp_forward_method(module, method)
+    return module
+
+
+@contextmanager
+def gradient_sync(module: nn.Module, *, enabled: bool) -> Iterator[None]:
+    """Exchanges gradients between processes only if enabled, which it should be in the last micro-batch."""
+    if isinstance(module, DistributedDataParallel) and not enabled:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(enabled)
+    yield
+
+
+def full_copy(tensor: Tensor) -> Tensor:
+    """The full tensor on the CPU; if it is sharded, all processes must call this."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().clone()
+
+
+def distributed_like(full: Tensor, pattern: Tensor) -> Tensor:
+    """A full tensor on the device of another one, and sharded like it."""
+    if isinstance(pattern, DTensor):
+        return distribute_tensor(full.to(pattern.device), pattern.device_mesh, pattern.placements)
+    return full.to(pattern.device)
+
+
+# ---- the size of micro-batches --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The speed of one device at one size of micro-batches."""
+
+    micro_tokens: int
+    tokens_per_second: float
+
+
+def measure(
+    module: TrainingModule, sequences: SequenceDataset, settings: TrainingConfig, device: torch.device, share: int
+) -> Measurement:
+    """Doubles the micro-batch until it does not fit, is no longer faster, or is `share`, all that a process gets."""
+    module = module.to(device).train()
+    optimiser = new_optimiser(module, replace(settings, weight_decay=0.0), device)  # which keeps parameters as they are
+    ema = EMA(module, settings.ema) if settings.ema else None  # it takes memory, too
+    best: Measurement | None = None
+    for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
+        try:
+            speed = _speed(module, optimiser, sequences, micro_tokens, low_precision(settings), device)
+        except torch.OutOfMemoryError:
+            break
+        if best is not None and speed < 1.05 * best.tokens_per_second:
+            break
+        best = Measurement(micro_tokens, speed)
+    module.zero_grad(set_to_none=True)
+    del ema
+    gc.collect()
+    if best is None:
+        raise ValueError(f"a batch of {min(1024, share)} tokens does not fit on {device}; use a smaller network")
+    return best
+
+
+def _speed(
+    module: TrainingModule,
+    optimiser: Optimizer,
+    sequences: SequenceDataset,
+    micro_tokens: int,
+    low: torch.dtype | None,
+    device: torch.device,
+) -> float:
+    """Positions per second of forward and backward passes, after one to warm up."""
+    lengths = np.asarray(sequences.lengths)
+    typical = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")
+    indices = np.resize(typical, max(1, micro_tokens // max(1, int(np.median(lengths)))))
+    batch = Noise(0).stratify(sequences.batch(indices.tolist())).to(device)
+    for step in range(3):
+        if step == 1:
+            _wait(device)
+            started = time.perf_counter()
+        with torch.autocast(device.type, low, enabled=low is not None):
+            module(batch, Noise(0, step), batch.num_tokens).backward()
+        module.zero_grad(set_to_none=False)  # gradients stay allocated, as they will be in training
+        if step == 0:
+            optimiser.step()  # and so does its state
+    _wait(device)
+    return 2 * batch.tokens.numel() / (time.perf_counter() - started)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

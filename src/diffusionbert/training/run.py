@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from diffusionbert.data.cleaning import Cleaning
-from diffusionbert.data.corpus import Corpus, parse_corpus
+from diffusionbert.data.corpus import Cleaning, Corpus, parse_corpus
 from diffusionbert.data.dataset import Encoded, encode_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
@@ -36,7 +34,6 @@ from diffusionbert.training.batches import BatchPlan
 from diffusionbert.training.checkpoint import TrainState
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.log import ValidationEvent, describe, events_of
-from diffusionbert.training.measure import measure, proposed
 from diffusionbert.training.model_folder import (
     ModelMetadata,
     backbone_of,
@@ -46,10 +43,9 @@ from diffusionbert.training.model_folder import (
     token_statistics,
     write_model,
 )
+from diffusionbert.training.optim import measure
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
-
-# ---- data -----------------------------------------------------------------------------------------------------------
 
 
 def default_cache() -> Path:
@@ -79,9 +75,8 @@ class PreparedData:
 
 def open_corpus(data: DataConfig, split: Split) -> Corpus:
     """One split of a corpus."""
-    fields = [field for field in (data.field, data.target_field) if field]
     cleaning = Cleaning(lower=data.lower, detokenise=data.detokenise)
-    return parse_corpus(data.corpus, split, validation=data.validation, fields=fields, cleaning=cleaning)
+    return parse_corpus(data.corpus, split, validation=data.validation, fields=data.fields, cleaning=cleaning)
 
 
 def prepare(data: DataConfig, cache: Path, vocabulary: Vocabulary | None = None) -> PreparedData:
@@ -190,81 +185,55 @@ def train(
     config.to_json()  # refuses, before any work, what could not be opened again
     start = run.resumable_start() if resume else None
     accelerator = _accelerator(config.training, output)
-    prepared = _prepared(config.data, cache, start, accelerator)
+    with accelerator.main_process_first():  # the others then find everything in the cache
+        prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
+    if accelerator.is_main_process:
+        for name, sequences in (("training", prepared.sequences), ("validation", prepared.validation)):
+            logger.info(f"{name} text: {sequences.report.summary()}")
     if auto:
-        config = _measured(config, prepared, start, accelerator, backbone)
+        config = replace(config, training=_measured(config, prepared, start, accelerator, backbone))
     module = _module(config, prepared, start, backbone)
-    metadata = _metadata(config, prepared)
+    sequences, paired = prepared.sequences, open_corpus(config.data, Split.TRAIN).paired
+    metadata = ModelMetadata(
+        config, prepared.vocabulary, prepared.statistics, sequences.length_histogram, sequences.fingerprint, paired
+    )
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
         write_model(folder, module, weights, metadata, trainer.state)
 
-    def save_config() -> None:
-        write_json(run.config, metadata.config.to_json())
-
-    settings = config.training
-    with _locked(run, accelerator):
-        trainer = Trainer(
-            module,
-            prepared.sequences,
-            prepared.validation,
-            settings,
-            run,
-            export,
-            accelerator,
-            save_config,
-            describe(config, module.network),
-        )
-        if stored is not None and run.resume_candidates():
+    with _lock(run, accelerator):
+        about = describe(config, module.network)
+        trainer = Trainer(module, sequences, prepared.validation, config.training, run, export, accelerator, about)
+        is_resumed = stored is not None and bool(run.resume_candidates())
+        if stored is not None and is_resumed:
             trainer.resume()
-            _require_steps(settings, stored.training, trainer)
-            if trainer.is_over:  # no step will be trained by the new settings
+            steps, step = config.training.steps, trainer.state.step
+            if steps != stored.training.steps and steps <= step:
+                raise ValueError(f"`steps` must be more than {step}, which the run has reached, got {steps}")
+            if trainer.is_over:  # no step will be trained by other settings
                 metadata = replace(metadata, config=stored)
-        elif accelerator.is_main_process:
-            save_config()
-            run.log.unlink(missing_ok=True)  # from a run that was killed before its first checkpoint
-            _write_start(run.start, module, prepared)
+        if accelerator.is_main_process:
+            write_json(run.config, metadata.config.to_json())
+            if not is_resumed:
+                run.log.unlink(missing_ok=True)  # from a run that was killed before its first checkpoint
+                _write_start(run.start, module, prepared)
         state = trainer.train()
     # Closes trackers and synchronises processes, whose threads would otherwise abort the interpreter's shutdown.
     accelerator.end_training()
     return TrainingRun(output, state, trainer.is_stopped, accelerator.is_main_process)
 
 
-@contextmanager
-def _locked(run: RunFolder, accelerator: Accelerator) -> Iterator[None]:
+def _lock(run: RunFolder, accelerator: Accelerator) -> AbstractContextManager[object]:
     """Locks a run directory, because two runs would overwrite each other's checkpoints."""
     if not accelerator.is_main_process:
-        yield
-        return
+        return nullcontext()
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run.path / ".lock")
     try:
-        lock.acquire(timeout=0)
+        return FileLock(run.path / ".lock").acquire(timeout=0)
     except Timeout:
         raise ValueError(
             f"another process is training in {str(run.path)!r}; wait until it ends, or choose another --output"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _metadata(config: RunConfig, prepared: PreparedData) -> ModelMetadata:
-    sequences, paired = prepared.sequences, open_corpus(config.data, Split.TRAIN).paired
-    return ModelMetadata(
-        config, prepared.vocabulary, prepared.statistics, sequences.length_histogram, sequences.fingerprint, paired
-    )
-
-
-def _prepared(data: DataConfig, cache: Path, start: Path | None, accelerator: Accelerator) -> PreparedData:
-    """The data of a new run or, given its start folder, of a resumed one; reports how much there is."""
-    with accelerator.main_process_first():  # the others then find everything in the cache
-        prepared = prepare(data, cache) if start is None else _resumed_data(data, cache, start)
-    if accelerator.is_main_process:
-        for name, sequences in (("training", prepared.sequences), ("validation", prepared.validation)):
-            logger.info(f"{name} text: {sequences.report.summary()}")
-    return prepared
 
 
 _FINGERPRINTS, _EARLIER_FINGERPRINTS = "data.json", "rows.json"
@@ -317,37 +286,28 @@ def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
     )
 
 
-def _require_steps(settings: TrainingConfig, before: TrainingConfig, trainer: Trainer) -> None:
-    """Refuses a last step that the run has passed."""
-    step = trainer.state.step
-    if settings.steps != before.steps and settings.steps <= step:
-        raise ValueError(f"`steps` must be more than {step}, which the run has reached, got {settings.steps}")
-    if trainer.is_over and settings != before and trainer.accelerator.is_main_process:
-        logger.info(f"the run ended at step {step}: other settings have no effect without more --steps")
-
-
 def _measured(
     config: RunConfig,
     prepared: PreparedData,
     start: Path | None,
     accelerator: Accelerator,
     backbone: PreTrainedModel | None,
-) -> RunConfig:
-    """The configuration with the micro-batch that is fastest on this machine; reports its speed."""
-    settings = config.training
+) -> TrainingConfig:
+    """The settings with the micro-batch that is fastest on this machine; reports its speed."""
+    settings, num_processes = config.training, accelerator.num_processes
     tokens = int(np.mean(BatchPlan(prepared.sequences.lengths, settings.batching, settings.seed).positions()))
-    share = max(1, tokens // accelerator.num_processes)
+    share = max(1, tokens // num_processes)
     module = _module(config, prepared, start, backbone)
     found = measure(module, prepared.sequences, settings, accelerator.device, share)
     found = broadcast_object_list([found])[0]  # processes must split their batches alike
-    settings, seconds = proposed(settings, found, tokens, accelerator.num_processes)
     if accelerator.is_main_process:
+        seconds = settings.steps * tokens / (found.tokens_per_second * num_processes)
         logger.info(
             f"{accelerator.device}: {found.tokens_per_second:,.0f} tokens/s in micro-batches of {found.micro_tokens:,} "
-            f"tokens on {accelerator.num_processes} process(es); {settings.steps:,} steps of {tokens:,} tokens will "
-            f"take about {datetime.timedelta(seconds=round(seconds))}, validation not counted"
+            f"tokens on {num_processes} process(es); {settings.steps:,} steps of {tokens:,} tokens will take about "
+            f"{datetime.timedelta(seconds=round(seconds))}, validation not counted"
         )
-    return replace(config, training=settings)
+    return replace(settings, micro_tokens=None if found.micro_tokens == share else found.micro_tokens)
 
 
 def _module(

@@ -65,18 +65,17 @@ class RunFolder:
         """Refuses a folder with a run, or with files that a run would overwrite."""
         if self.config.exists():
             raise ValueError(f"{str(self.path)!r} already holds a run; --resume it, or choose another --output")
-        pointers = self._pointer_file("last"), self._pointer_file("best")
-        own = self.checkpoints, self.model, self.log, self.start, *pointers
-        taken = next((path.name for path in own if path.exists() and not _is_empty_folder(path)), None)
-        if taken is not None:
-            raise ValueError(
-                f"{str(self.path)!r} is not a run, but holds {taken!r}, which a run would overwrite; choose another "
-                "--output"
-            )
+        own = self.checkpoints, self.model, self.log, self.start, self.path / "last.json", self.path / "best.json"
+        for path in own:
+            if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+                raise ValueError(
+                    f"{str(self.path)!r} is not a run, but holds {path.name!r}, which a run would overwrite; choose "
+                    "another --output"
+                )
 
     def read_pointer(self, name: Pointer) -> Path | None:
         """The last or the best checkpoint; None if there is none."""
-        file = self._pointer_file(name)
+        file = self.path / f"{name}.json"
         if not file.exists():
             return None
         plain = read_json(file)
@@ -86,17 +85,17 @@ class RunFolder:
 
     def write_pointer(self, name: Pointer, checkpoint: Path) -> None:
         """Marks a checkpoint as the last or the best one."""
-        write_json(self._pointer_file(name), {"checkpoint": checkpoint.name})
+        write_json(self.path / f"{name}.json", {"checkpoint": checkpoint.name})
 
     def resume_candidates(self) -> list[Path]:
         """Checkpoints to resume from, in order: the last one, then the others from new to old."""
-        last = None
-        with suppress(ValueError):  # a damaged pointer: the newest checkpoint will do
-            last = self.read_pointer("last")
         for replaced in self._replaced_checkpoints():
             restore_replaced(replaced.with_suffix(""))
-        others = sorted(self._complete_checkpoints(), reverse=True)
-        return others if last is None else [last, *(path for path in others if path != last)]
+        found = sorted(self._complete_checkpoints(), reverse=True)
+        with suppress(ValueError):  # a damaged pointer: the newest checkpoint will do
+            if last := self.read_pointer("last"):
+                found = [last, *(path for path in found if path != last)]
+        return found
 
     def resumable_start(self) -> Path | None:
         """The start folder, if there is one and a checkpoint to resume from; else None."""
@@ -116,10 +115,3 @@ class RunFolder:
 
     def _replaced_checkpoints(self) -> Iterator[Path]:
         return self.checkpoints.glob(f"step-????????{REPLACED}")
-
-    def _pointer_file(self, name: Pointer) -> Path:
-        return self.path / f"{name}.json"
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())

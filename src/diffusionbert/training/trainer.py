@@ -14,7 +14,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,24 +28,31 @@ from torch import Tensor, nn
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.likelihood.estimate import SequenceDataset, draws_at_once, round_nats
 from diffusionbert.objectives.base import Likelihood, TrainingModule
-from diffusionbert.reporting import logger
+from diffusionbert.reporting import logger, progress_line
 from diffusionbert.storage.files import atomic_folder
-from diffusionbert.training.batches import BatchPlan, Indices
-from diffusionbert.training.checkpoint import (
-    Checkpoint,
-    LogInterval,
-    TrainState,
-    ValidationResult,
-    newest_complete,
-    validation_result,
-    weights_to_export,
-)
+from diffusionbert.storage.schema import Component
+from diffusionbert.training.batches import BatchPlan, Indices, micro_batches
+from diffusionbert.training.checkpoint import Checkpoint, TrainState, newest_complete, weights_to_export
 from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.distribution import distributed, gradient_sync, micro_batches
-from diffusionbert.training.ema import EMA
-from diffusionbert.training.log import Event, ModelDescription, RunEvent, TrainEvent, append, remove_after, row
-from diffusionbert.training.optim import blocks_of, learning_rate, low_precision, new_optimiser
-from diffusionbert.training.progress import ProgressLine
+from diffusionbert.training.log import (
+    Event,
+    ModelDescription,
+    RunEvent,
+    TrainEvent,
+    ValidationResult,
+    append,
+    remove_after,
+    row,
+)
+from diffusionbert.training.optim import (
+    EMA,
+    blocks_of,
+    distributed,
+    gradient_sync,
+    learning_rate,
+    low_precision,
+    new_optimiser,
+)
 from diffusionbert.training.run_folder import RunFolder
 
 
@@ -60,8 +67,6 @@ class Trainer:
         run: The run directory.
         export: Writes parameters as a model folder; called on the main process alone.
         accelerator: The devices and processes.
-        save_config: Writes the configuration of the run, once a step was trained by it; called on the main process
-            alone.
         description: What the log says of the model.
     """
 
@@ -74,11 +79,10 @@ class Trainer:
         run: RunFolder,
         export: Callable[[dict[str, Tensor], Path], None],
         accelerator: Accelerator,
-        save_config: Callable[[], None] = lambda: None,
         description: ModelDescription | None = None,
     ):
         self.settings, self.run, self.export, self.accelerator = settings, run, export, accelerator
-        self.save_config, self.description = save_config, description or ModelDescription()
+        self.description = description or ModelDescription()
         self.sequences, self.validation = sequences, validation
         self.plan = BatchPlan(np.asarray(sequences.lengths), settings.batching, settings.seed)
         self.module = module.to(accelerator.device).train()
@@ -91,8 +95,6 @@ class Trainer:
         self.learning_rate = learning_rate(settings)
         self.ema = EMA(self.module, settings.ema) if settings.ema else None
         self.state = TrainState()
-        self.first_step = 0
-        """The step at which this process started or resumed."""
         self.is_signalled = self.is_stopping = False
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
@@ -102,26 +104,30 @@ class Trainer:
         settings = self.settings
         if settings.trackers:
             self.accelerator.init_trackers("diffusionbert")
+        is_main = self.accelerator.is_main_process
         with (
             self._stop_on_signals(),
-            ProgressLine(settings.steps, self.accelerator.is_main_process, self.state.step) as progress,
+            progress_line(settings.steps, visible=is_main, done=self.state.step) as show,
         ):
             if not self.run.log.exists():
                 self._log(self._run_event())
             if self.state.best is None:
                 self._validate()
                 self.save()
-            interval = LogInterval()
+            losses: list[Tensor] = []
+            num_tokens, started = 0, time.perf_counter()
             for position, indices in self.plan.following(self.state.position):
                 if self.is_over:
                     break
                 loss, norm, tokens = self._step(indices)
                 step = self.state.step + 1
                 self.state = replace(self.state, step=step, position=position, tokens=self.state.tokens + tokens)
-                interval.add(loss, tokens)
+                losses.append(loss)
+                num_tokens += tokens
                 if step % settings.log_every == 0:
-                    self._log_interval(interval, norm, progress)
-                    interval = LogInterval()
+                    speed = num_tokens / (time.perf_counter() - started)
+                    show(step, self._log_training(losses, norm, speed))
+                    losses, num_tokens, started = [], 0, time.perf_counter()
                 self._agree_to_stop()
                 is_validated = step % settings.validate_every == 0 or step == settings.steps
                 if is_validated:
@@ -164,17 +170,17 @@ class Trainer:
         noise = Noise(settings.seed, self.state.step)
         global_batch = noise.stratify(self.sequences.batch(indices.tolist()))
         num_tokens = int(global_batch.num_tokens)
-        batches = micro_batches(
-            global_batch, accelerator.num_processes, accelerator.process_index, settings.micro_tokens
-        )
-        torch.manual_seed(_dropout_seed(settings.seed, self.state.step, accelerator.process_index))
+        num_processes, process = accelerator.num_processes, accelerator.process_index
+        batches = micro_batches(global_batch, num_processes, process, settings.micro_tokens)
+        # The seed of dropout.
+        torch.manual_seed(((settings.seed * 1_000_003 + self.state.step) * 65_536 + process) % 2**63)
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate(self.state.step)
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for index, batch in enumerate(batches):
             with gradient_sync(self.wrapped, enabled=index == len(batches) - 1), accelerator.autocast():
                 # Gradients are averaged over processes, but parts of a batch are to be added up.
-                loss = self.wrapped(batch.to(accelerator.device), noise, num_tokens / accelerator.num_processes)
+                loss = self.wrapped(batch.to(accelerator.device), noise, num_tokens / num_processes)
             accelerator.backward(loss)
             total += loss.detach()
         accelerator.unscale_gradients(self.stepper)
@@ -205,25 +211,19 @@ class Trainer:
     def _validate(self) -> None:
         """Validates, logs the result, and records whether it is the best."""
         result = self.validate()
-        best = self.state.best
-        if best is None or math.isnan(best) or result.nats_per_token < best:
+        state, nats = self.state, result.nats_per_token
+        if state.best is None or math.isnan(state.best) or nats < state.best:
             self.state = replace(
-                self.state,
-                best=result.nats_per_token,
-                best_step=self.state.step,
-                best_tokens=self.state.tokens,
-                validations_since_best=0,
+                state, best=nats, best_step=state.step, best_tokens=state.tokens, validations_since_best=0
             )
         else:
-            self.state = replace(self.state, validations_since_best=self.state.validations_since_best + 1)
-        self._log(result.event(self.state.step, time.time()))
-        self._inform(f"step {self.state.step}: {result.summary()}")
+            self.state = replace(state, validations_since_best=state.validations_since_best + 1)
+        self._log(result.event(state.step, time.time()))
+        self._inform(f"step {state.step}: {result.summary()}")
 
     @torch.no_grad()
     def validate(self) -> ValidationResult:
-        """Estimates nats (or the loss, for an objective without likelihood) per token of the validation sequences, with
-        the EMA of the parameters if there is one.
-        """
+        """Estimates nats (or loss, if there is no likelihood) per token of the validation sequences, with the EMA."""
         settings, accelerator = self.settings, self.accelerator
         count = min(len(self.validation.lengths), settings.validation_sentences)
         lengths = np.asarray(self.validation.lengths[:count])
@@ -247,17 +247,14 @@ class Trainer:
                     nats[share] = estimate
                     tokens[share] = batch.editable.sum(dim=1).double()
         nats, tokens = (accelerator.reduce(value, reduction="sum") for value in (nats, tokens))
-        return validation_result(nats, tokens, self.module.objective.likelihood)
+        return ValidationResult.of(nats, tokens, self.module.objective.likelihood)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Without dropout, and with the EMA of the parameters if there is one."""
         self.module.eval()
         try:
-            if self.ema:
-                with self.ema.applied_to(self.module):
-                    yield
-            else:
+            with self.ema.applied_to(self.module) if self.ema else nullcontext():
                 yield
         finally:
             self.module.train()
@@ -270,8 +267,6 @@ class Trainer:
         path = self.run.checkpoint(self.state.step)
         if self.accelerator.is_main_process:
             checkpoint.write(path)
-            if self.state.step > self.first_step:
-                self.save_config()
             self.run.write_pointer("last", path)
             if self.state.best_step == self.state.step:
                 self.run.write_pointer("best", path)
@@ -282,10 +277,10 @@ class Trainer:
         """Restores the last checkpoint or, if that is damaged, the newest complete one."""
         path, checkpoint, damage = newest_complete(self.run)
         checkpoint.restore(self.module, self.optimiser, self.ema, self.accelerator.scaler)
-        state, best = checkpoint.state, self.run.checkpoint(checkpoint.state.best_step)
+        state = checkpoint.header.state
+        best = self.run.checkpoint(state.best_step)
         # Without its checkpoint the best validation is useless: the restored parameters are validated anew.
         self.state = state if best.is_dir() else replace(state, best=None)
-        self.first_step = self.state.step
         if self.accelerator.is_main_process:
             if damage is not None:
                 logger.warning(f"resuming from {path.name}: {damage}")
@@ -305,14 +300,15 @@ class Trainer:
 
     # ---- log --------------------------------------------------------------------------------------------------------
 
-    def _log_interval(self, interval: LogInterval, norm: Tensor, progress: ProgressLine) -> None:
-        loss = float(self.accelerator.reduce(interval.loss, reduction="mean"))
+    def _log_training(self, losses: list[Tensor], norm: Tensor, speed: float) -> str:
+        """Logs the mean loss since the last such row; returns a text for the progress bar."""
+        mean = torch.stack(losses).mean()
+        loss = float(self.accelerator.reduce(mean, reduction="mean"))
         if not math.isfinite(loss):
             raise FloatingPointError(
                 f"the loss is {loss} at step {self.state.step}, but the last checkpoint is good: "
                 "resume with a lower learning rate or in bf16"
             )
-        speed = interval.tokens_per_second
         self._log(
             TrainEvent(
                 self.state.step,
@@ -326,25 +322,15 @@ class Trainer:
             )
         )
         best = f", best validation {self.state.best:.3f}" if self.state.best is not None else ""
-        progress.update(self.state.step, f"loss {loss:.3f}{best}, {speed:,.0f} tokens/s")
+        return f"loss {loss:.3f}{best}, {speed:,.0f} tokens/s"
 
     def _run_event(self) -> RunEvent:
-        about, kind = self.description, self.module.objective.likelihood
-        quantity = {Likelihood.EXACT: "nll", Likelihood.BOUND: "strict"}.get(kind, about.quantity)
-        return RunEvent(
-            self.state.step,
-            time.time(),
-            kind=kind,
-            quantity=quantity,
-            objective=None if about.objective is None else str(about.objective),
-            schedule=None if about.schedule is None else str(about.schedule),
-            diffusion_steps=about.diffusion_steps,
-            time_conditioning=about.time_conditioning,
-            backbone=about.backbone,
-            start=about.start,
-            parameters=about.parameters,
-            seed=self.settings.seed,
-        )
+        names = "objective", "schedule", "diffusion_steps", "time_conditioning", "backbone", "start", "parameters"
+        about = {name: getattr(self.description, name) for name in names}
+        about = {name: str(value) if isinstance(value, Component) else value for name, value in about.items()}
+        kind = self.module.objective.likelihood
+        quantity = {Likelihood.EXACT: "nll", Likelihood.BOUND: "strict"}.get(kind, self.description.quantity)
+        return RunEvent(self.state.step, time.time(), kind=kind, quantity=quantity, seed=self.settings.seed, **about)
 
     def _log(self, event: Event) -> None:
         if self.accelerator.is_main_process:
@@ -360,7 +346,3 @@ class Trainer:
     def _inform(self, message: str) -> None:
         if self.accelerator.is_main_process:
             logger.info(message)
-
-
-def _dropout_seed(seed: int, step: int, process: int) -> int:
-    return ((seed * 1_000_003 + step) * 65_536 + process) % 2**63
