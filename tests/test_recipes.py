@@ -9,8 +9,7 @@ import pytest
 from tiny_models import corpus, folder, run_of
 
 from diffusionbert.cli.main import main
-from diffusionbert.cli.train import Train
-from diffusionbert.cli.train_run import configure
+from diffusionbert.cli.train import Train, configure
 from diffusionbert.networks.loading import Pretrained
 from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, recipe
 from diffusionbert.reproduce import Request

@@ -21,8 +21,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
 from diffusionbert.cli.main import main
-from diffusionbert.cli.train import Train
-from diffusionbert.cli.train_run import configure
+from diffusionbert.cli.train import Train, configure
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.rng import Noise

@@ -30,7 +30,8 @@ from diffusionbert.cli.plot import Plot
 from diffusionbert.cli.reproduce import Reproduce
 from diffusionbert.cli.rewrite import Rewrite
 from diffusionbert.cli.score import Score
-from diffusionbert.cli.train import Pretrain, Train
+from diffusionbert.cli.pretrain import Pretrain
+from diffusionbert.cli.train import Train
 from diffusionbert.reporting import set_verbosity
 
 ABOUT = (

@@ -1,16 +1,24 @@
-"""The options of `train` and `pretrain`; `start` runs them."""
+"""`train`, and what it shares with `pretrain`: their options become a configuration, which is trained."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from diffusionbert.cli.common import OptionalFloat, OptionalInt, OptionalPath, OptionalText, option
 
+if TYPE_CHECKING:
+    from diffusionbert.objectives.base import ObjectiveConfig
+    from diffusionbert.training.config import RunConfig
+
+_SIZES = "layers", "width", "heads", "dropout"
+
 
 @dataclass(frozen=True)
-class Run:
+class Run(ABC):
     """Options that `train` and `pretrain` share. What is left out is the preset's."""
 
     output: Path
@@ -102,11 +110,33 @@ class Run:
     cache: OptionalPath = None
     """The directory for encoded corpora. Default: the user's cache directory."""
 
-    def run(self) -> None:
-        """Trains."""
-        from diffusionbert.cli.train_run import start
+    @abstractmethod
+    def base(self, data: str) -> RunConfig:
+        """The configuration on a corpus before other options change it."""
 
-        start(self)
+    def run(self) -> None:
+        """Trains, reports where the model is, and pushes it if the run is complete."""
+        from diffusionbert.data.sources import Split
+        from diffusionbert.recipes import SYSTEMS
+        from diffusionbert.training.model_folder import push_model
+        from diffusionbert.training.run import open_corpus, train
+
+        config = _resumed(self) if self.resume else configure(self)
+        system = SYSTEMS.get(getattr(self, "system", None) or "")
+        if system and system.needs_pairs and not open_corpus(config.data, Split.TRAIN).paired:
+            raise ValueError(f"{system.title} needs pairs, but {config.data.corpus!r} has none; give a .tsv file")
+        run = train(config, self.output, cache=self.cache, resume=self.resume, auto=self.auto)
+        state, model = run.state, self.output / "model"
+        if run.is_main_process:
+            best = f"not validated yet; current parameters in {model}"
+            if state.is_validated:
+                figure = "none" if state.best is None else f"{state.best:.4f} per token at step {state.best_step}"
+                best = f"best validation {figure}; model in {model}"
+            print(f"{self.output}: step {state.step}, {best}")
+            if self.push and not run.is_stopped:
+                print(f"pushed to {push_model(model, self.push)}")
+        if run.is_stopped:  # a script must not continue after an unfinished run
+            raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)
@@ -147,13 +177,142 @@ class Train(Run):
     """The time conditioning of the network: none (TAD), prefix (PTE), layers or layers-learned (LTE). Default: the
     system's."""
 
+    def base(self, data: str) -> RunConfig:
+        """The preset, system and start."""
+        from diffusionbert.recipes import recipe
 
-@dataclass(frozen=True)
-class Pretrain(Run):
-    """Pretrain a masked language model or a decoder.
+        return recipe(data, self.preset or "tiny", system_name=self.system, start=self.start)
 
-    Example: diffusionbert pretrain --data corpus.txt.gz --output runs/masked
+
+# ---- configurations -------------------------------------------------------------------------------------------------
+
+
+def configure(options: Run) -> RunConfig:
+    """The configuration of a new run."""
+    from diffusionbert.storage.files import read_json
+    from diffusionbert.training.config import RunConfig
+
+    if options.config is None:
+        if options.data is None:
+            raise ValueError("--data is missing; give a text file, or pydoc for the documentation of Python")
+        return _changed(options, options.base(options.data))
+    for name in ("preset", "system", "start"):
+        if getattr(options, name, None) is not None:
+            raise ValueError(f"--config and --{name} exclude each other; give one of them")
+    return _changed(options, RunConfig.from_json(read_json(options.config), options.config.name))
+
+
+def _changed(options: Run, config: RunConfig) -> RunConfig:
+    """The configuration with what the options set."""
+    data = _replaced(options, config.data)
+    data = replace(data, corpus=options.data or data.corpus, lower=data.lower and not options.cased)
+    config = replace(_with_training(options, config), data=data)
+    if any(getattr(options, name) is not None for name in _SIZES):
+        if config.backbone.pretrained is not None:
+            raise ValueError(
+                "--layers, --width, --heads and --dropout are for new networks; leave them out, or start from scratch"
+            )
+        config = replace(config, backbone=_replaced(options, config.backbone))
+    return _with_objective(options, config) if isinstance(options, Train) else config
+
+
+def _replaced(options: Run, settings: Any) -> Any:
+    """The settings with the fields replaced that the options set."""
+    values = {field.name: getattr(options, field.name, None) for field in fields(settings)}
+    return replace(
+        settings,
+        **{name: value for name, value in values.items() if not (value is None or value is False or value == ())},
+    )
+
+
+def _with_training(options: Run, config: RunConfig) -> RunConfig:
+    from diffusionbert.training.batches import FixedSequences, TokenBudget
+
+    training = _replaced(options, config.training)
+    if options.compile and options.no_compile:
+        raise ValueError("--compile and --no-compile exclude each other; give one of them")
+    if options.no_compile:
+        training = replace(training, compile=False)
+    if options.batch_tokens is not None and options.batch_sequences is not None:
+        raise ValueError("--batch-tokens and --batch-sequences exclude each other; give one of them")
+    if options.batch_tokens is not None:
+        training = replace(training, batching=TokenBudget(options.batch_tokens))
+    if options.batch_sequences is not None:
+        training = replace(training, batching=FixedSequences(options.batch_sequences))
+    return replace(config, training=training)
+
+
+def _with_objective(options: Train, config: RunConfig) -> RunConfig:
+    from diffusionbert.diffusion.schedules import NoiseSchedule
+    from diffusionbert.diffusion.time_sampling import TimeSampling
+    from diffusionbert.networks.time_conditioning import TimeEmbedding
+    from diffusionbert.objectives.discrete_time import Quantity
+    from diffusionbert.storage.schema import from_text
+
+    objective: Any = config.objective
+    if options.objective is not None:
+        objective = _chosen_objective(options.objective, objective)
+    settings: dict[str, tuple[str, Any]] = {
+        "schedule": ("schedule", lambda text: from_text(text, NoiseSchedule, "--schedule")),
+        "time_sampling": ("time_sampling", lambda text: from_text(text, TimeSampling, "--time-sampling")),
+        "diffusion_steps": ("num_steps", int),
+        "quantity": ("quantity", Quantity),
+        "hybrid": ("hybrid", float),
+        "noise": ("uniform_noise", lambda noise: noise == "uniform"),
+    }
+    for option_name, (field, parse) in settings.items():
+        if (given := getattr(options, option_name)) is None:
+            continue
+        value = parse(given)
+        if field not in {known.name for known in fields(objective)}:
+            name, flag = objective.registry.name_of(objective), option_name.replace("_", "-")
+            raise ValueError(f"--{flag} {given} is not for the objective {name}; leave it out")
+        objective = replace(objective, **{field: value})
+    time = config.time if options.time is None else TimeEmbedding(options.time)
+    return replace(config, objective=objective, time=time)
+
+
+def _chosen_objective(text: str, current: ObjectiveConfig) -> ObjectiveConfig:
+    """The objective that a text names; if it is the current one, settings that the text leaves out are kept."""
+    from diffusionbert.objectives.base import ObjectiveConfig
+    from diffusionbert.storage.schema import from_json, from_text, to_json
+
+    chosen: ObjectiveConfig = from_text(text, ObjectiveConfig, "--objective")  # type: ignore[type-abstract]
+    if type(chosen) is not type(current):
+        return chosen
+    named = {setting.partition("=")[0] for setting in text.partition(":")[2].split(",")}
+    kept = {name: value for name, value in to_json(current).items() if name not in named}
+    merged: ObjectiveConfig = from_json(to_json(chosen) | kept, ObjectiveConfig, "--objective")
+    return merged
+
+
+def _resumed(options: Run) -> RunConfig:
+    """The configuration of the run to resume, with the training settings replaced that the options set.
+
+    The command may repeat what started the run; data, network and objective that differ from the run's are refused.
     """
+    from diffusionbert.training.run import stored_config
 
-    decoder: bool = False
-    """Pretrain a causal language model of the same size instead."""
+    stored = stored_config(options.output)
+    start, pretrained = getattr(options, "start", None), stored.backbone.pretrained
+    if start and pretrained == str(Path(start) / "model"):  # which may be gone, and then is no run directory
+        options = replace(options, start=pretrained)  # type: ignore[call-arg]
+    if options.config is not None:
+        requested = configure(options)
+    elif options.preset or start or any(vars(options).get(name) for name in ("system", "decoder")):
+        requested = _changed(options, options.base(options.data or stored.data.corpus))
+    else:
+        requested = _changed(options, stored)
+    for part in ("data", "backbone", "time", "objective"):
+        name, mine, theirs = part, getattr(requested, part), getattr(stored, part)
+        if mine == theirs:
+            continue
+        if type(mine) is type(theirs) and is_dataclass(mine):
+            pairs = ((field.name, getattr(mine, field.name), getattr(theirs, field.name)) for field in fields(mine))
+            name, mine, theirs = next((name, one, other) for name, one, other in pairs if one != other)
+        mine, theirs = (value.value if isinstance(value, Enum) else value for value in (mine, theirs))
+        raise ValueError(
+            f"the run in {str(options.output)!r} has {name} {theirs}, not {mine}, which cannot change; with --resume "
+            "give only training settings, or all options that started the run"
+        )
+    return _with_training(options, stored)
