@@ -67,11 +67,11 @@ def from_json(plain: Any, expected: Any, where: str = "settings") -> Any:
     Returns:
         The value, checked against its annotations.
     """
-    if isinstance(members := _union_members(expected), tuple):
-        return _from_union(plain, members, where)
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if expected is Any:
         return plain
+    if origin in (types.UnionType, typing.Union):
+        return _from_union(plain, arguments, where)
     if origin is typing.Literal:
         return _require(plain in arguments, plain, " or ".join(map(repr, arguments)), where)
     if origin is tuple:
@@ -141,8 +141,7 @@ def _from_union(plain: Any, members: tuple[Any, ...], where: str) -> Any:
                 errors.append(error)
     if len(errors) == 1 or isinstance(plain, dict):
         raise errors[0]
-    _require(False, plain, " or ".join(map(_called, members)), where)
-    return None
+    return _require(False, plain, " or ".join(map(_called, members)), where)
 
 
 def _from_tuple(plain: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
@@ -176,9 +175,9 @@ def _from_fields(plain: Any, cls: Any, where: str) -> Any:
     unknown = sorted(set(plain) - set(fields))
     if unknown:
         raise ValueError(f"{where}: {_called(cls)} has no field {unknown[0]!r}; it has {', '.join(fields) or 'none'}")
-    missing = [name for name, field in fields.items() if name not in plain and _is_required(field)]
-    if missing:
-        raise ValueError(f"{where}: {_called(cls)} lacks the field {missing[0]!r}")
+    for name, known in fields.items():
+        if name not in plain and known.default is known.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{where}: {_called(cls)} lacks the field {name!r}")
     hints = _type_hints(cls)
     values = {name: from_json(plain[name], hints[name], f"{where}.{name}") for name in fields if name in plain}
     try:
@@ -211,18 +210,9 @@ def _require(holds: bool, plain: Any, expected: str, where: str) -> Any:
     return plain
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
 @lru_cache(maxsize=256)
 def _type_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
-
-
-def _union_members(annotation: Any) -> tuple[Any, ...] | None:
-    is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-    return typing.get_args(annotation) if is_union else None
 
 
 def _called(annotation: Any) -> str:
@@ -230,20 +220,16 @@ def _called(annotation: Any) -> str:
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-# ---- components -----------------------------------------------------------------------------------------------------
-#
-# A schedule, sampler or objective as a record: its name and settings, readable without the class that it names.
-#
-# Results and logs outlive plugins: an evaluation of a model with somebody's own schedule must open where that schedule
-# is not installed. The text form is the one of the command line, `spindle:strength=0.3,mean=corpus`.
-
-
 Setting = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
 class Component:
-    """The name and settings of a schedule, sampler or objective."""
+    """The name and settings of a schedule, sampler or objective, readable without the class that it names.
+
+    Results and logs outlive plugins: an evaluation of a model with somebody's own schedule must open where that
+    schedule is not installed. The text form is the one of the command line, `spindle:strength=0.3,mean=corpus`.
+    """
 
     name: str
     settings: dict[str, Setting] = field(default_factory=dict)

@@ -87,25 +87,16 @@ class TrainingConfig:
     """Shard parameters, gradients and optimiser over processes (torch's fully_shard) instead of copying them."""
 
     def __post_init__(self) -> None:
-        some = "1 or more"
-        rules = {
-            "steps": (self.steps >= 1, some),
+        least = {"warmup": 0, "weight_decay": 0, "seed": 0, "validation_sentences": 2}
+        least |= dict.fromkeys(("steps", "log_every", "validate_every", "validation_draws", "save_every", "keep"), 1)
+        least |= {name: 1 for name in ("micro_tokens", "patience") if getattr(self, name) is not None}
+        rules = {name: (getattr(self, name) >= number, f"{number} or more") for name, number in least.items()}
+        rules |= {
             "learning_rate": (0 < self.learning_rate < math.inf, "greater than 0"),
-            "warmup": (self.warmup >= 0, "0 or more"),
             "clip": (self.clip > 0, "greater than 0"),
-            "weight_decay": (self.weight_decay >= 0, "0 or more"),
-            "micro_tokens": (self.micro_tokens is None or self.micro_tokens >= 1, some),
             "ema": (self.ema is None or 0 < self.ema < 1, "between 0 and 1, such as 0.9999"),
-            "patience": (self.patience is None or self.patience >= 1, some),
             "precision": (self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
             "decay": (self.decay in DECAYS, f"one of {', '.join(DECAYS)}"),
-            "log_every": (self.log_every >= 1, some),
-            "validate_every": (self.validate_every >= 1, some),
-            "validation_sentences": (self.validation_sentences >= 2, "2 or more"),
-            "validation_draws": (self.validation_draws >= 1, some),
-            "save_every": (self.save_every >= 1, some),
-            "keep": (self.keep >= 1, some),
-            "seed": (self.seed >= 0, "0 or more"),
         }
         for name, (holds, rule) in rules.items():
             if not holds:
@@ -160,10 +151,10 @@ class RunConfig:
             plain: What `json.loads` returned.
             where: What the value is called in error messages, for example a file name.
         """
-        if is_legacy(plain):
+        if isinstance(plain, dict) and "kind" in plain:
             return from_json(upgraded(plain, where), cls, where)
-        if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-            found = plain.get("format") if isinstance(plain, dict) else plain
+        found = plain.get("format") if isinstance(plain, dict) else plain
+        if not isinstance(plain, dict) or found != FORMAT:
             raise ValueError(f"{where} must be a run's configuration of format {FORMAT}, got format {found!r:.40}")
         return from_json({name: value for name, value in plain.items() if name != "format"}, cls, where)
 
@@ -174,16 +165,10 @@ class RunConfig:
 
 
 _NAMES = {
-    "Linear": "linear",
-    "Cosine": "cosine",
-    "Sqrt": "sqrt",
-    "Power": "power",
-    "Spindle": "spindle",
+    **{name: name.lower() for name in ("Linear", "Cosine", "Sqrt", "Power", "Spindle", "Bell", "Pretrained")},
     "Even": "uniform",
-    "Bell": "bell",
     "NewBert": "bert",
     "NewDecoder": "gpt2",
-    "Pretrained": "pretrained",
     "Diffusion": "discrete-time",
     "ContinuousDiffusion": "continuous-time",
     "LearnedDiffusion": "learned-schedule",
@@ -208,14 +193,9 @@ _FIELDS = {
 }
 
 
-def is_legacy(plain: Any) -> bool:
-    """Whether a configuration has the old format."""
-    return isinstance(plain, dict) and "kind" in plain
-
-
 def upgraded(plain: Any, where: str) -> Any:
     """The same in today's format, without its number; raises ValueError for an unknown kind."""
-    if not is_legacy(plain):
+    if not isinstance(plain, dict) or "kind" not in plain:
         return plain
     kind = plain["kind"]
     if kind not in _PLAIN and kind not in _NAMES:
