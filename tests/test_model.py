@@ -162,9 +162,9 @@ COUNTS = {"counts": torch.ones(5, dtype=torch.long), "length_histogram": torch.o
     ],
     ids=lambda change: " ".join(f"{name}={content!r:.40}" for name, content in change.items()),
 )
-def test_a_damaged_folder_is_rejected_in_one_line(change):
+def test_a_damaged_folder_is_named_in_one_line(change):
     path = damaged(trained_run() / "model", "damaged", change)
-    with pytest.raises(ValueError, match=r".") as caught:
+    with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
         load(path).generate(length=3)
     assert "\n" not in str(caught.value)
 

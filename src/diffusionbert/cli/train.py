@@ -250,11 +250,12 @@ def _with_objective(options: Train, config: RunConfig) -> RunConfig:
     from diffusionbert.storage.schema import from_text
 
     objective: Any = config.objective
+    member: Any = from_text  # mypy refuses abstract families
     if options.objective is not None:
         objective = _chosen_objective(options.objective, objective)
     settings: dict[str, tuple[str, Any]] = {
-        "schedule": ("schedule", lambda text: from_text(text, NoiseSchedule, "--schedule")),
-        "time_sampling": ("time_sampling", lambda text: from_text(text, TimeSampling, "--time-sampling")),
+        "schedule": ("schedule", lambda text: member(text, NoiseSchedule, "--schedule")),
+        "time_sampling": ("time_sampling", lambda text: member(text, TimeSampling, "--time-sampling")),
         "diffusion_steps": ("num_steps", int),
         "quantity": ("quantity", Quantity),
         "hybrid": ("hybrid", float),
