@@ -27,10 +27,10 @@ from diffusionbert.cli.fill import Fill
 from diffusionbert.cli.generate import Generate
 from diffusionbert.cli.info import Info
 from diffusionbert.cli.plot import Plot
+from diffusionbert.cli.pretrain import Pretrain
 from diffusionbert.cli.reproduce import Reproduce
 from diffusionbert.cli.rewrite import Rewrite
 from diffusionbert.cli.score import Score
-from diffusionbert.cli.pretrain import Pretrain
 from diffusionbert.cli.train import Train
 from diffusionbert.reporting import set_verbosity
 
