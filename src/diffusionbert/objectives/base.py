@@ -18,7 +18,7 @@ from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.schedules import Linear, require_grid
+from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, require_grid
 from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, TokenSet, exact_bits, from_bits
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.masked import Denoiser
@@ -216,6 +216,16 @@ class ObjectiveConfig(ABC):
     @property
     def num_steps(self) -> int | None:
         """T, the number of steps of the time grid; None if there is no time grid."""
+        return None
+
+    @property
+    def schedule(self) -> NoiseSchedule | None:
+        """The noise schedule; None if it is not a setting."""
+        return None
+
+    @property
+    def quantity(self) -> Enum | None:
+        """The quantity that is trained; None if there is only one."""
         return None
 
     def with_steps(self, num_steps: int) -> ObjectiveConfig:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -216,12 +215,11 @@ class ModelDescription:
 def describe(config: RunConfig, network: nn.Module) -> ModelDescription:
     """Describes the model of a configuration."""
     objective, backbone = config.objective, getattr(network, "backbone", None)
-    schedule, quantity = getattr(objective, "schedule", None), getattr(objective, "quantity", None)
     return ModelDescription(
         objective=Component.of(objective),
-        schedule=Component.of(schedule) if is_dataclass(schedule) else None,
-        diffusion_steps=getattr(objective, "num_steps", None),
-        quantity=str(quantity.value) if isinstance(quantity, Enum) else None,
+        schedule=None if objective.schedule is None else Component.of(objective.schedule),
+        diffusion_steps=objective.num_steps,
+        quantity=None if objective.quantity is None else str(objective.quantity.value),
         time_conditioning=config.time.value,
         backbone=None if backbone is None else str(backbone.config.model_type),
         start=SCRATCH if config.backbone.pretrained is None else PRETRAINED,
