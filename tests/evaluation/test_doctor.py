@@ -25,7 +25,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import LogitsWarper, draw
 from diffusionbert.evaluation import doctor
 from diffusionbert.evaluation.doctor import Severity, diagnose
-from diffusionbert.evaluation.symptoms import Case, Reference, examine, measure, read, unmask_times
+from diffusionbert.evaluation.symptoms import Case, Reference, encode, examine, measure, unmask_times
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.generate import generate
 from diffusionbert.inference.tasks import Task
@@ -35,6 +35,7 @@ from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.samplers import Sampler
 from diffusionbert.samplers.ancestral import Ancestral, after_step, query_grid, start_grid
 from diffusionbert.samplers.mask_predict import MaskPredict
+from diffusionbert.storage.schema import to_json
 from diffusionbert.training.model_folder import BUNDLED
 
 FLAT = tuple((position + 1) / 20 for position in range(20))
@@ -57,16 +58,15 @@ def vocabulary(sentences) -> Vocabulary:
 @pytest.fixture(scope="module")
 def healthy(vocabulary, sentences) -> Case:
     """64 real sentences as samples, with the other sentences as reference."""
-    rest = read(vocabulary, sentences[64:])
-    stored = Reference.of_rows(rest, vocabulary.size)
+    rest = encode(vocabulary, sentences[64:])
+    stored = Reference.of(rest, vocabulary.size)
     texts = tuple(sentences[:64])
     return Case(
         vocabulary,
         texts,
-        reference=stored,
         stored=stored,
         corpus=rest,
-        written=read(vocabulary, texts),
+        generated=encode(vocabulary, texts),
         unmask_times=(FLAT,) * 64,
         sampling=requested(top_k=30),
         network_nats=4.0,
@@ -80,13 +80,12 @@ def codes(case: Case) -> list[str]:
 
 def text_case(healthy: Case, texts: list[str]) -> Case:
     """Samples from a file, whose sampling settings are unknown."""
-    return replace(healthy, texts=tuple(texts), written=(), unmask_times=(), sampling=None)
+    return replace(healthy, texts=tuple(texts), generated=(), unmask_times=(), sampling=None)
 
 
 def test_real_text_has_no_findings(healthy):
     assert codes(healthy) == []
     assert codes(text_case(healthy, list(healthy.texts))) == []
-    assert diagnose(healthy).to_json()["healthy"] is True
 
 
 def test_a_case_needs_only_a_vocabulary_and_samples(vocabulary, sentences):
@@ -157,12 +156,12 @@ def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken)
     states = list(sampler.sample(network, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
     times = tuple(
-        unmask_times((float(state.time[row]), (state.tokens[row] == MASK).tolist()) for state in states)
-        for row in range(6)
+        unmask_times((float(state.time[index]), (state.tokens[index] == MASK).tolist()) for state in states)
+        for index in range(6)
     )
     due = 1 - float(schedule.survival(torch.tensor([0.1]), torch.ones(1)))
     found = diagnose(replace(healthy, unmask_times=times, expected_late=due)).findings
-    assert [finding.code for finding in found] == (["reveals-at-the-end"] if is_broken else [])
+    assert [finding.code for finding in found] == (["unmasks-at-the-end"] if is_broken else [])
     if is_broken:
         assert "stay masked" in found[0].why
         assert found[0].severity is Severity.BROKEN
@@ -170,7 +169,7 @@ def test_temperature_on_the_posterior_is_diagnosed(healthy, schedule, is_broken)
 
 
 def test_unmasking_all_at_once_is_diagnosed(healthy):
-    assert codes(replace(healthy, unmask_times=((0.01,) * 16 + (0.95,) * 4,) * 8)) == ["reveals-at-once"]
+    assert codes(replace(healthy, unmask_times=((0.01,) * 16 + (0.95,) * 4,) * 8)) == ["unmasks-at-once"]
 
 
 def test_few_steps_have_no_tenths_but_are_too_few(healthy):
@@ -200,7 +199,7 @@ def test_low_entropy_is_diagnosed(healthy):
     rng = random.Random(0)
     words = healthy.texts[0].split() + healthy.texts[1].split()
     texts = [" ".join(rng.choices(words, k=15)) for _ in healthy.texts]
-    counts_alone = replace(healthy, reference=replace(healthy.reference, rows=()))
+    counts_alone = replace(healthy, corpus=())
     found = {finding.code: finding.evidence for finding in diagnose(text_case(counts_alone, texts)).findings}
     assert set(found["low-entropy"]) == {"entropy", "expected"}
     assert "rare-words" not in found
@@ -222,8 +221,7 @@ def test_few_distinct_bigrams_are_diagnosed_if_a_corpus_is_given(healthy, vocabu
 
 
 def test_too_frequent_and_too_rare_tokens_are_diagnosed(healthy, vocabulary):
-    assert healthy.reference is not None
-    order = [token for token in healthy.reference.counts.argsort(descending=True).tolist() if token > 4]
+    order = [token for token in healthy.stored.counts.argsort(descending=True).tolist() if token > 4]
     whole = [token for token in order if not vocabulary.continuation[token]]
     rng = random.Random(0)
 
@@ -239,8 +237,8 @@ def test_too_frequent_and_too_rare_tokens_are_diagnosed(healthy, vocabulary):
 def test_special_tokens_are_diagnosed(healthy, vocabulary):
     texts = [healthy.texts[0] + " [MASK]", *healthy.texts[1:]]
     assert "special-tokens" in codes(text_case(healthy, texts))
-    left_over = ((*healthy.written[0][:-1], vocabulary.mask_id), *healthy.written[1:])
-    found = diagnose(replace(healthy, written=left_over))
+    left_over = ((*healthy.generated[0][:-1], vocabulary.mask_id), *healthy.generated[1:])
+    found = diagnose(replace(healthy, generated=left_over))
     assert [finding.code for finding in found.findings] == ["special-tokens"]
     assert found.symptoms.special_tokens == 1
 
@@ -256,12 +254,12 @@ def test_unknown_tokens_are_diagnosed(healthy):
 def test_unusual_lengths_are_diagnosed_unless_the_user_set_them(healthy):
     short = replace(text_case(healthy, [" ".join(text.split()[:4]) for text in healthy.texts]))
     assert "length-mismatch" in codes(short)
-    assert "length-mismatch" not in codes(replace(short, length_asked=True))
+    assert "length-mismatch" not in codes(replace(short, has_given_length=True))
 
 
 def test_lengths_are_compared_by_the_wasserstein_distance(healthy):
-    reference = replace(healthy.reference, length_histogram=torch.tensor([0, 0, 1, 0, 0, 0, 1]))
-    symptoms = measure(replace(healthy, texts=("a b c d", "a b c d"), written=(), reference=reference))
+    stored = replace(healthy.stored, length_histogram=torch.tensor([0, 0, 1, 0, 0, 0, 1]))
+    symptoms = measure(replace(healthy, texts=("a b c d", "a b c d"), generated=(), corpus=(), stored=stored))
     assert symptoms.mean_length == symptoms.reference_length == 4
     assert symptoms.length_distance == 2
 
@@ -303,7 +301,7 @@ def test_a_small_corpus_is_not_compared_with_the_stored_counts(healthy):
 @pytest.mark.parametrize("has_corpus", [True, False], ids=["corpus", "no corpus"])
 def test_permuted_ids_are_diagnosed_as_a_wrong_tokenizer(healthy, has_corpus):
     case = replace(healthy, stored=permuted(healthy.stored), network_nats=9.0)
-    case = case if has_corpus else replace(case, corpus=(), reference=case.stored)
+    case = case if has_corpus else replace(case, corpus=())
     found = diagnose(case).findings
     assert found[0].code == "wrong-tokenizer"
     assert ("corpus_distance" in found[0].evidence) is has_corpus
@@ -315,10 +313,10 @@ def test_another_wordpiece_of_the_same_size_is_diagnosed_as_a_wrong_tokenizer(he
     """It is trained on the same words spelled backwards; the stored counts are those of the correct one."""
     other = train_wordpiece([text[::-1] for text in sentences], SIZE)
     assert other.size == healthy.vocabulary.size
-    texts = tuple(other.decode(row) for row in healthy.written)
-    generated = replace(healthy, vocabulary=other, texts=texts, corpus=(), reference=healthy.stored)
+    texts = tuple(other.decode(tokens) for tokens in healthy.generated)
+    generated = replace(healthy, vocabulary=other, texts=texts, corpus=())
     assert "round_trip" in diagnose(generated).findings[0].evidence
-    corpus = replace(healthy, vocabulary=other, written=(), corpus=read(other, sentences[64:]), reference=None)
+    corpus = replace(healthy, vocabulary=other, generated=(), corpus=encode(other, sentences[64:]))
     assert "corpus_distance" in diagnose(corpus).findings[0].evidence
     assert {diagnose(case).findings[0].code for case in (generated, corpus)} == {"wrong-tokenizer"}
 
@@ -326,10 +324,10 @@ def test_another_wordpiece_of_the_same_size_is_diagnosed_as_a_wrong_tokenizer(he
 def test_random_tokens_are_not_diagnosed_as_a_wrong_tokenizer(healthy, vocabulary):
     rng = random.Random(0)
     inner = vocabulary.continuation.nonzero()[:, 0].tolist()
-    rows = tuple(tuple(rng.choices(inner, k=20)) for _ in range(64))
-    texts = tuple(vocabulary.decode(row) for row in rows)
-    assert read(vocabulary, texts) != rows  # random word pieces are encoded differently after decoding
-    found = codes(replace(healthy, texts=texts, written=rows, network_nats=7.5))
+    generated = tuple(tuple(rng.choices(inner, k=20)) for _ in range(64))
+    texts = tuple(vocabulary.decode(tokens) for tokens in generated)
+    assert encode(vocabulary, texts) != generated  # random word pieces are encoded differently after decoding
+    found = codes(replace(healthy, texts=texts, generated=generated, network_nats=7.5))
     assert "wrong-tokenizer" not in found
     assert found[0] == "untrained-network"
     assert "rare-words" in found
@@ -351,15 +349,15 @@ def test_random_tokens_are_not_diagnosed_as_a_wrong_tokenizer(healthy, vocabular
 )
 def test_the_remedy_depends_on_the_sampling_settings(healthy, sampling, flag):
     texts = tuple("the . the . the . the ." for _ in healthy.texts)
-    case = replace(healthy, texts=texts, written=(), unmask_times=(), sampling=sampling)
+    case = replace(healthy, texts=texts, generated=(), unmask_times=(), sampling=sampling)
     remedies = {finding.code: finding.remedy for finding in diagnose(case).findings}
     assert {"repetition", "duplicates", "low-entropy"} <= set(remedies)
     assert flag in remedies["low-entropy"]
 
 
 def test_findings_are_sorted_by_severity_and_json_is_complete(healthy):
-    case = replace(healthy, texts=healthy.texts[:2] * 2, written=(), network_nats=9.0)
-    plain = diagnose(case).to_json()
+    case = replace(healthy, texts=healthy.texts[:2] * 2, generated=(), network_nats=9.0)
+    plain = to_json(diagnose(case))
     assert [finding["severity"] for finding in plain["findings"]] == ["broken", "poor", "note"]
     assert [finding["code"] for finding in plain["findings"]] == ["untrained-network", "duplicates", "few-samples"]
     assert set(plain["findings"][0]) == {"code", "severity", "what", "why", "remedy", "evidence"}
@@ -382,7 +380,7 @@ def test_the_bundled_model_is_healthy(bundled):
     assert diagnosis.symptoms.network_texts == "8 generated texts, 4 draws each"
     assert diagnosis.symptoms.round_trip > 0.97
     assert len(case.texts) == 8
-    assert all(len(row) == 16 for row in case.written)
+    assert all(len(tokens) == 16 for tokens in case.generated)
     assert max(diagnosis.symptoms.unmask_histogram) < 0.25
 
 
@@ -470,7 +468,7 @@ def test_the_command_prints_problem_cause_and_remedy(quick, tmp_path, capsys):
 def test_the_command_prints_only_json_on_stdout(quick, capsys):
     run("--json", "--num-return-sequences=2", "--length=10", "--steps=12", "--top-k=5", "--seed=3")
     plain = json.loads(capsys.readouterr().out)
-    assert plain["model"] == "bundled"
+    assert (plain["model"], plain["healthy"]) == ("bundled", False)
     assert [finding["code"] for finding in plain["findings"]] == ["few-samples"]
     assert len(plain["symptoms"]["unmask_histogram"]) == 10
 
@@ -494,7 +492,7 @@ def test_codes_are_stable():
     """They are part of the public interface."""
     source = Path(doctor.__file__).read_text(encoding="utf-8")
     for code in (
-        *("wrong-tokenizer", "untrained-network", "special-tokens", "reveals-at-the-end", "reveals-at-once"),
+        *("wrong-tokenizer", "untrained-network", "special-tokens", "unmasks-at-the-end", "unmasks-at-once"),
         *("too-few-steps", "repetition", "duplicates", "low-entropy", "common-words", "rare-words"),
         *("one-token-samples", "length-mismatch", "unknown-tokens", "few-samples"),
     ):
@@ -506,7 +504,7 @@ def test_tokens_of_a_byte_level_model_are_read_by_id():
     engine = load_engine(plain_roberta())
     case = examine(engine, Task(2, 6, seed=0), requested(steps=6))
     own = next(iter(generate(engine, Task(1, 6, seed=0), requested(steps=6)))).text
-    assert engine.vocabulary.decode(case.written[0]) == own
+    assert engine.vocabulary.decode(case.generated[0]) == own
     assert measure(case).special_tokens == 0
 
 

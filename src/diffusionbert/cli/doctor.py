@@ -53,11 +53,12 @@ class Doctor(SamplerOptions, WithModel):
     def run(self) -> None:
         """Prints measurements and findings; findings do not change the exit code."""
         from diffusionbert.evaluation.doctor import diagnose
+        from diffusionbert.storage.schema import to_json
 
         model = self.loaded()
         diagnosis = diagnose(self._case(model.engine, self._corpus(model.engine)))
         if self.json:
-            print_json({"model": model.name, **diagnosis.to_json()})
+            print_json({"model": model.name, "healthy": not diagnosis.findings, **to_json(diagnosis)})
         else:
             _show(diagnosis, model.name if self.samples is None else self.samples.name)
 
@@ -96,10 +97,7 @@ def _show(diagnosis: Diagnosis, name: str) -> None:
     if not diagnosis.findings:
         console.print("no problems found")
     for number, finding in enumerate(diagnosis.findings, start=1):
-        title = Text(f"{number}. {finding.code}", style="bold").append(
-            f" ({finding.severity.name.lower()})", "not bold"
-        )
-        console.print(title)
+        console.print(Text.assemble((f"{number}. {finding.code}", "bold"), f" ({finding.severity.value})"))
         for label, text in (("what", finding.what), ("why", finding.why), ("try", finding.remedy)):
             console.print(f"   {label:4} {text}", soft_wrap=True, markup=False)
 

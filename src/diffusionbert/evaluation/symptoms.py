@@ -1,8 +1,7 @@
-"""Measurements of generated text and of the model that generated it.
+"""Measurements of generated text and of the model that generated it; `doctor` interprets them.
 
 `examine` collects a `Case`: samples from a model, with their unmasking times, or from a file, and statistics of the
-text that they should resemble. `measure` turns a case into `Symptoms`. They are separate, so that samples, unmasking
-times or counts from other programs can be measured, too. This module does not interpret the numbers; `doctor` does.
+text that they should resemble. `measure` turns a case into `Symptoms`.
 """
 
 from __future__ import annotations
@@ -23,40 +22,40 @@ from diffusionbert.evaluation.metrics import distinct_n, repetition
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.generate import generate, stream
 from diffusionbert.inference.score import estimate_nats
-from diffusionbert.inference.tasks import StreamState, Task
+from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 
-Row = tuple[int, ...]
-"""The token ids of a sentence, without special tokens."""
+Tokens = tuple[int, ...]
+"""The token ids of a text, without special tokens."""
 TENTHS = 10
 TOP = 100
 """The number of frequent tokens that are compared; few samples suffice to estimate their frequencies."""
-MOST_TOKENS = 2000
+MAX_TOKENS = 2000
 """The largest number of tokens compared, because entropy and distinct n-grams depend on the size of a text."""
-LEAST_CORPUS = 2000
+MIN_CORPUS = 2000
 """The smallest number of corpus tokens for a comparison with the stored frequencies; fewer have too much variance."""
-OWN_TEXTS, MOST_SCORED, DRAWS = 8, 16, 4
+OWN_TEXTS, MAX_SCORED, DRAWS = 8, 16, 4
 """Texts generated where there is no corpus, the most texts scored, and draws per text: enough to tell a trained network
 from an untrained one."""
-LEAST_PLACES = 8
+MIN_POSITIONS = 8
 """The fewest positions of a sample for unmasking times: samplers that skip steps report time 0 at the end of each."""
+MIN_TOKENS, MIN_SAMPLES = 120, 8
+"""With fewer, frequencies and lengths are not judged."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Statistics of the text that samples should resemble, and its sentences if available."""
+    """Token counts and lengths of the text that samples should resemble."""
 
     counts: Tensor
     length_histogram: Tensor | None
-    rows: tuple[Row, ...] = ()
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Row], size: int) -> Reference:
-        """Counts the tokens and lengths of sentences."""
-        tokens = torch.tensor([token for row in rows for token in row], dtype=torch.long)
-        return cls(tokens.bincount(minlength=size), torch.tensor([len(row) for row in rows]).bincount(), tuple(rows))
+    def of(cls, sentences: Sequence[Tokens], size: int) -> Reference:
+        lengths = torch.tensor([len(sentence) for sentence in sentences])
+        return cls(torch.from_numpy(_counts(sentences, size)), lengths.bincount())
 
     @cached_property
     def shares(self) -> NDArray[np.float64]:
@@ -68,13 +67,13 @@ class Reference:
         """The ids of the most frequent tokens."""
         return np.argsort(-self.shares, kind="stable")[:TOP]
 
-    def distance(self, rows: Iterable[Row]) -> float:
+    def distance(self, sentences: Iterable[Tokens]) -> float:
         """The distance of the token frequencies of sentences: 0 if equal, 1 if no frequent token occurs.
 
         Total variation over the frequent tokens and the rest as one class, divided by the mass of the frequent ones.
         """
         own = self.shares[self.frequent]
-        other = _shares(_counts(rows, len(self.shares)))[self.frequent]
+        other = _shares(_counts(sentences, len(self.shares)))[self.frequent]
         return float(np.abs(own - other).sum() + abs(own.sum() - other.sum())) / 2 / float(own.sum())
 
     def entropy(self, num_tokens: int) -> float:
@@ -86,17 +85,15 @@ class Reference:
 @final
 @dataclass(frozen=True, eq=False)
 class Case:
-    """The input of `measure`; only the samples are required."""
+    """Samples and what is known of their model; only the samples are required."""
 
     vocabulary: Vocabulary
     texts: tuple[str, ...]
-    reference: Reference | None = None
-    """Statistics of the text that the samples should resemble."""
     stored: Reference | None = None
     """Statistics of the training corpus, stored with the model."""
-    corpus: tuple[Row, ...] = ()
-    """Sentences of a corpus like the training corpus, encoded with the vocabulary."""
-    written: tuple[Row, ...] = ()
+    corpus: tuple[Tokens, ...] = ()
+    """Sentences that the samples should resemble, instead of the training corpus."""
+    generated: tuple[Tokens, ...] = ()
     """The samples as generated token ids, before decoding."""
     unmask_times: tuple[tuple[float, ...], ...] = ()
     """The unmasking time of each position of each sample, as a fraction of the sampling; see `unmask_times`."""
@@ -104,7 +101,7 @@ class Case:
     """The fraction of positions that the schedule unmasks in the last tenth of the sampling."""
     sampling: SamplingRequest | None = None
     """The sampling settings, if known."""
-    length_asked: bool = False
+    has_given_length: bool = False
     """Whether the user set the lengths of the samples."""
     network_nats: float | None = None
     """The network's nats per token on the corpus, or on text that it generated."""
@@ -116,6 +113,11 @@ class Case:
     def __post_init__(self) -> None:
         if not self.texts:
             raise ValueError("there are no samples; give a file of samples, or generate at least one")
+
+    @cached_property
+    def reference(self) -> Reference | None:
+        """The text that the samples should resemble: the corpus, or else the training corpus."""
+        return Reference.of(self.corpus, self.vocabulary.size) if any(self.corpus) else self.stored
 
 
 @final
@@ -147,12 +149,11 @@ class Symptoms:
     duplicates: float
     """The fraction of samples that are duplicates of another one."""
     special_tokens: int
-    """The number of masked positions and names of special tokens left in the samples."""
+    """The number of special ids among the generated tokens, and of names of special tokens in the texts."""
     unknown_share: float
     reference_unknown_share: float | None
     network_nats: float | None
     network_texts: str | None
-    """A description of the texts that `network_nats` refers to."""
     unigram_nats: float | None
     corpus_distance: float | None
     """The distance of the corpus from the stored frequencies; see `Reference.distance`."""
@@ -162,6 +163,11 @@ class Symptoms:
     """The fraction of generated tokens that survive decoding and encoding; None if few of them are frequent ones."""
     unmask_histogram: tuple[float, ...] | None
     """The fraction of positions unmasked in each tenth of the sampling."""
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether frequencies and lengths can be judged."""
+        return self.samples >= MIN_SAMPLES and self.tokens >= MIN_TOKENS
 
 
 # ---- from a model to a case -----------------------------------------------------------------------------------------
@@ -185,33 +191,33 @@ def examine(
         corpus: Sentences that the samples should resemble, instead of the training corpus.
         advance: Progress callback, called once per generated sample.
     """
-    vocabulary, size = model.vocabulary, len(model.statistics.counts)
-    paths = [] if samples else [_path(model, task, sampling, index, advance) for index in range(task.number)]
-    stored = Reference(model.statistics.counts, model.length_histogram) if bool(model.statistics.counts.any()) else None
-    rows = read(vocabulary, corpus)
-    schedule = getattr(model.config.objective, "schedule", None)
-    time = torch.tensor([1 / TENTHS], dtype=torch.float64)
-    network_nats, network_texts, unigram_nats = _network(model, corpus, stored, task.seed)
+    texts, generated, times = list(samples), [], []
+    for index in range(0 if samples else task.number):
+        # One sample at a time: on a CPU this is faster than a batch, in which all wait for the longest.
+        path = list(stream(model, replace(task, number=1, seed=task.seed + index), sampling))
+        texts.append(path[-1].text)
+        generated.append(path[-1].tokens)
+        times.append(unmask_times((state.time, [piece is None for piece in state.pieces]) for state in path))
+        advance()
+    objective, counts = model.config.objective, model.statistics.counts
+    stored = Reference(counts, model.length_histogram) if bool(counts.any()) else None
+    last = torch.tensor([1 / TENTHS], dtype=torch.float64)
+    schedule = objective.schedule
     return Case(
-        vocabulary,
-        tuple(samples) or tuple(path[-1].text for path in paths),
-        Reference.of_rows(rows, size) if any(rows) else stored,
+        model.vocabulary,
+        tuple(texts),
         stored,
-        rows,
-        tuple(path[-1].tokens for path in paths),
-        tuple(
-            unmask_times((moment.time, [piece is None for piece in moment.pieces]) for moment in path) for path in paths
-        ),
-        1 / TENTHS if schedule is None else 1 - float(schedule.survival(time, torch.ones_like(time))),
-        None if samples else replace(sampling, sampler=model.config.objective.choose_sampler(sampling.sampler)),
+        encode(model.vocabulary, corpus),
+        tuple(generated),
+        tuple(times),
+        1 / TENTHS if schedule is None else 1 - float(schedule.survival(last, torch.ones_like(last))),
+        None if samples else replace(sampling, sampler=objective.choose_sampler(sampling.sampler)),
         not samples and task.length is not None,
-        network_nats,
-        network_texts,
-        unigram_nats,
+        *_network_nats(model, corpus, stored, task.seed),
     )
 
 
-def read(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[Row, ...]:
+def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[Tokens, ...]:
     """The token ids of each text, without special tokens."""
     return tuple(map(tuple, vocabulary.own(texts)))
 
@@ -228,25 +234,13 @@ def unmask_times(states: Iterable[tuple[float, Sequence[bool]]]) -> tuple[float,
     found: dict[int, float] = {}
     before: Sequence[bool] = ()
     for time, masked in states:
-        found |= {
-            position: 1 - time
-            for position, (was_masked, is_masked) in enumerate(zip(before, masked, strict=False))
-            if was_masked and not is_masked
-        }
+        pairs = enumerate(zip(before, masked, strict=False))
+        found |= {position: 1 - time for position, (was, now) in pairs if was and not now}
         before = masked
     return tuple(found[position] for position, is_masked in enumerate(before) if position in found and not is_masked)
 
 
-def _path(
-    model: Engine, task: Task, sampling: SamplingRequest, index: int, advance: Callable[[], None]
-) -> list[StreamState]:
-    # One sample at a time: on a CPU this is faster than a batch, in which all wait for the longest.
-    path = list(stream(model, replace(task, number=1, seed=task.seed + index), sampling))
-    advance()
-    return path
-
-
-def _network(
+def _network_nats(
     model: Engine, corpus: Sequence[str], stored: Reference | None, seed: int
 ) -> tuple[float | None, str | None, float | None]:
     """The network's nats per token, a description of the scored texts, and the unigram model's nats per token.
@@ -256,16 +250,10 @@ def _network(
     """
     if not model.config.objective.scoring_quantities(model.config.time).available:
         return None, None, None
-    texts = corpus or [
-        written.text
-        for written in generate(
-            model,
-            Task(OWN_TEXTS, min(12, model.max_length), seed=seed),
-            SamplingRequest(config=SamplerConfig(steps=32)),
-        )
-    ]
-    rows = read(model.vocabulary, texts)
-    chosen = [index for index, row in enumerate(rows) if 0 < len(row) <= model.max_length][:MOST_SCORED]
+    task, sampling = Task(OWN_TEXTS, min(12, model.max_length), seed=seed), SamplerConfig(steps=32)
+    texts = corpus or [one.text for one in generate(model, task, SamplingRequest(config=sampling))]
+    tokens = encode(model.vocabulary, texts)
+    chosen = [index for index, own in enumerate(tokens) if 0 < len(own) <= model.max_length][:MAX_SCORED]
     if len(chosen) < 2:
         return None, None, None
     described = f"{len(chosen)} {'sentences of the corpus' if corpus else 'generated texts'}, {DRAWS} draws each"
@@ -274,7 +262,7 @@ def _network(
     if stored is None or not corpus:
         return nats, described, None if stored is None else _entropy(stored.counts.numpy())
     smoothed = _shares((stored.counts + 1).numpy() * model.statistics.allowed.numpy())
-    return nats, described, -float(np.log(smoothed[[token for index in chosen for token in rows[index]]]).mean())
+    return nats, described, -float(np.log(smoothed[[token for index in chosen for token in tokens[index]]]).mean())
 
 
 # ---- from a case to symptoms ----------------------------------------------------------------------------------------
@@ -282,27 +270,26 @@ def _network(
 
 def measure(case: Case) -> Symptoms:
     """Measures all that the case allows."""
-    rows, reference = read(case.vocabulary, case.texts), case.reference
-    first = _first(rows)
-    words = [" ".join(map(str, row)) for row in rows]  # ids as words, for metrics that split at whitespace
-    repeated = repetition(words) if any(rows) else None
-    tokens = [token for row in first for token in row]
-    lengths = np.bincount([len(row) for row in rows], minlength=2)
+    samples, reference, stored = encode(case.vocabulary, case.texts), case.reference, case.stored
+    first = _first(samples, MAX_TOKENS)
+    tokens = [token for sample in first for token in sample]
+    repeated = repetition(_as_words(samples)) if any(samples) else None
+    lengths, unknown = np.bincount([len(sample) for sample in samples], minlength=2), case.vocabulary.unk_id
     expected = None if reference is None or reference.length_histogram is None else reference.length_histogram.numpy()
-    unknown, is_large = case.vocabulary.unk_id, sum(map(len, case.corpus)) >= LEAST_CORPUS
+    is_large = sum(map(len, case.corpus)) >= MIN_CORPUS
     return Symptoms(
-        samples=len(rows),
-        tokens=sum(map(len, rows)),
+        samples=len(samples),
+        tokens=sum(map(len, samples)),
         mean_length=_mean(lengths),
         reference_length=None if expected is None else _mean(expected),
         length_distance=None if expected is None else _length_distance(lengths, expected),
-        one_token_share=_at_most_one(lengths),
-        reference_one_token_share=None if expected is None else _at_most_one(expected),
+        one_token_share=float(_shares(lengths)[:2].sum()),
+        reference_one_token_share=None if expected is None else float(_shares(expected)[:2].sum()),
         entropy=_entropy(np.bincount(tokens)) if tokens else 0.0,
         reference_entropy=None if reference is None or not tokens else reference.entropy(len(tokens)),
         distinct_2=_distinct(first),
-        reference_distinct_2=None if reference is None else _distinct(_first(reference.rows, len(tokens))),
-        frequent_share=None if reference is None else _share(tokens, reference.frequent.tolist()),
+        reference_distinct_2=_distinct(_first(case.corpus, len(tokens))),
+        frequent_share=None if reference is None else _share(tokens, reference.frequent),
         reference_frequent_share=None if reference is None else float(reference.shares[reference.frequent].sum()),
         repetition=0.0 if repeated is None else repeated.share.mean,
         long_runs=0.0 if repeated is None else float((repeated.longest_run.values >= 4).mean()),
@@ -313,25 +300,28 @@ def measure(case: Case) -> Symptoms:
         network_nats=case.network_nats,
         network_texts=case.network_texts,
         unigram_nats=case.unigram_nats,
-        corpus_distance=None if case.stored is None or not is_large else case.stored.distance(case.corpus),
-        brevity=None if case.stored is None else _brevity(case.vocabulary, case.stored),
-        round_trip=_round_trip(case, rows),
+        corpus_distance=None if stored is None or not is_large else stored.distance(case.corpus),
+        brevity=None if stored is None else _brevity(case.vocabulary, stored),
+        round_trip=None if stored is None else _round_trip(case.generated, samples, stored),
         unmask_histogram=_histogram(case.unmask_times),
     )
 
 
-def _first(rows: tuple[Row, ...], num_tokens: int = MOST_TOKENS) -> tuple[Row, ...]:
+def _first(sentences: tuple[Tokens, ...], num_tokens: int) -> tuple[Tokens, ...]:
     """The first sentences that have `num_tokens` tokens in total, or all."""
-    ends = np.cumsum([len(row) for row in rows])
-    return rows[: int(np.searchsorted(ends, num_tokens)) + 1]
+    return sentences[: int(np.searchsorted(np.cumsum([len(one) for one in sentences]), num_tokens)) + 1]
 
 
-def _counts(rows: Iterable[Row], size: int) -> NDArray[np.int64]:
-    return np.bincount([token for row in rows for token in row], minlength=size)
+def _counts(sentences: Iterable[Tokens], size: int) -> NDArray[np.int64]:
+    return np.bincount([token for sentence in sentences for token in sentence], minlength=size)
 
 
 def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum(), np.float64)
+
+
+def _share(tokens: list[int], among: Sequence[int] | NDArray[np.int64]) -> float:
+    return float(np.isin(tokens, among).mean()) if tokens else 0.0
 
 
 def _entropy(counts: NDArray[Any]) -> float:
@@ -343,31 +333,25 @@ def _mean(histogram: NDArray[Any]) -> float:
     return float((_shares(histogram) * np.arange(len(histogram))).sum())
 
 
-def _at_most_one(histogram: NDArray[Any]) -> float:
-    return float(_shares(histogram)[:2].sum())
-
-
 def _length_distance(lengths: NDArray[Any], expected: NDArray[Any]) -> float:
     size = max(len(lengths), len(expected))
     p, q = (np.pad(_shares(counts), (0, size - len(counts))) for counts in (lengths, expected))
     return float(np.abs(np.cumsum(p - q)).sum())
 
 
-def _distinct(rows: tuple[Row, ...]) -> float | None:
-    words = [" ".join(map(str, row)) for row in rows if len(row) > 1]
+def _as_words(sentences: Iterable[Tokens]) -> list[str]:
+    """Ids as words, for metrics that split at whitespace."""
+    return [" ".join(map(str, sentence)) for sentence in sentences]
+
+
+def _distinct(sentences: tuple[Tokens, ...]) -> float | None:
+    words = _as_words(sentence for sentence in sentences if len(sentence) > 1)
     return distinct_n(words, 2) if words else None
 
 
-def _share(tokens: list[int], wanted: Sequence[int]) -> float:
-    among = set(wanted)
-    return sum(token in among for token in tokens) / max(1, len(tokens))
-
-
 def _num_special(case: Case) -> int:
-    """The number of special ids in the generated tokens, and of their names in the texts."""
-    names = {str(name) for name in case.vocabulary.tokenizer.all_special_tokens}
-    special = case.vocabulary.special.tolist()
-    num_ids = sum(int(special[token]) for row in case.written for token in row)
+    special, names = case.vocabulary.special.tolist(), set(map(str, case.vocabulary.tokenizer.all_special_tokens))
+    num_ids = sum(int(special[token]) for sample in case.generated for token in sample)
     return num_ids + sum(text.count(name) for text in case.texts for name in names)
 
 
@@ -382,20 +366,19 @@ def _brevity(vocabulary: Vocabulary, stored: Reference) -> float | None:
     return float((characters * _shares(counts[occurring].numpy())).sum() / characters.mean())
 
 
-def _round_trip(case: Case, rows: tuple[Row, ...]) -> float | None:
-    if case.stored is None or not any(case.written):
+def _round_trip(generated: tuple[Tokens, ...], encoded: tuple[Tokens, ...], stored: Reference) -> float | None:
+    if not any(generated):
         return None
-    frequent = case.stored.frequent
-    written = _shares(_counts(case.written, len(case.stored.shares)))
+    frequent, shares = stored.frequent, _shares(_counts(generated, len(stored.shares)))
     # Random tokens of an untrained network may be encoded differently even with the correct vocabulary.
-    if written[frequent].sum() < case.stored.shares[frequent].sum() / 2:
+    if shares[frequent].sum() < stored.shares[frequent].sum() / 2:
         return None
-    common = (Counter(before) & Counter(after) for before, after in zip(case.written, rows, strict=True))
-    return sum(sum(counts.values()) for counts in common) / sum(map(len, case.written))
+    common = (Counter(before) & Counter(after) for before, after in zip(generated, encoded, strict=True))
+    return sum(counts.total() for counts in common) / sum(map(len, generated))
 
 
 def _histogram(unmask_times: tuple[tuple[float, ...], ...]) -> tuple[float, ...] | None:
-    times = [time for row in unmask_times if len(row) >= LEAST_PLACES for time in row]
+    times = [time for sample in unmask_times if len(sample) >= MIN_POSITIONS for time in sample]
     if not times:
         return None
     # Intervals are closed on the right: a position unmasked at 0.1 belongs to the first tenth.
