@@ -180,7 +180,7 @@ class EvaluationResult:
 
     def table(self) -> str:
         """The figures and how they were obtained, as text."""
-        from diffusionbert.evaluation.result_table import result_table
+        from diffusionbert.evaluation.tables import result_table
 
         return result_table(self)
 

@@ -1,20 +1,25 @@
-"""Tables of systems: numbers with intervals, the best in bold, the second underlined, footnotes; in four formats.
+"""Tables: one evaluation with its protocol as text, and systems by columns in four formats.
 
-A `Table` is printed as text or shown as Markdown, JSON or LaTeX (with booktabs). Its author decides which numbers may
-be ranked; this module does not know what they mean.
+A `Table` is printed as text or shown as Markdown, JSON or LaTeX (with booktabs): numbers with intervals, the best in
+bold, the second underlined, footnotes. Its author decides which numbers may be ranked.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, final
 
+from diffusionbert.evaluation.conventions import Convention, ConventionScale
+from diffusionbert.likelihood.scores import Length, PointEstimate
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+
+    from diffusionbert.evaluation.result import EvaluationResult, Generation
 
 SIGNIFICANT = "†"
 DASH = "–"
@@ -23,17 +28,11 @@ TEXT_WIDTH = 240
 
 
 class Direction(Enum):
-    """Which numbers are better."""
+    """Which numbers are better; if neither, they are not ranked."""
 
     LOWER = "lower"
     HIGHER = "higher"
     NEITHER = "neither"
-    """Not ranked."""
-
-    @property
-    def arrow(self) -> str:
-        """The sign in a heading."""
-        return {"lower": " ↓", "higher": " ↑", "neither": ""}[self.value]
 
 
 @final
@@ -49,6 +48,10 @@ class Column:
     difference_unit: str = ""
     """What differences between systems are given in."""
 
+    @property
+    def heading(self) -> str:
+        return f"{self.title}{ {Direction.LOWER: ' ↓', Direction.HIGHER: ' ↑'}.get(self.better, '') }"
+
 
 @final
 @dataclass(frozen=True)
@@ -63,6 +66,18 @@ class Cell:
     """Whether it differs significantly from the best."""
     notes: tuple[str, ...] = ()
     """Marks of footnotes."""
+
+    def to_json(self) -> dict[str, object]:
+        assert self.value is not None
+        return {
+            "value": self.value if math.isfinite(self.value) else None,
+            "infinite": not math.isfinite(self.value),
+            "ci95": None if self.interval is None else [end if math.isfinite(end) else None for end in self.interval],
+            "best": self.best,
+            "second": self.second,
+            "differs_from_best": self.significant,
+            "notes": list(self.notes),
+        }
 
 
 @final
@@ -96,26 +111,25 @@ class Table:
     warnings: tuple[str, ...] = ()
     differences: tuple[SystemDifference, ...] = ()
 
-    def __post_init__(self) -> None:
-        assert len(self.names) == len(self.cells)
-        assert all(len(row) == len(self.columns) for row in self.cells)
-
     def __str__(self) -> str:
-        return to_text(self)
+        """Plain text: one column per system, with differences, footnotes and warnings below."""
+        from rich.console import Console
+
+        console = Console(width=TEXT_WIDTH, force_terminal=False, force_jupyter=False, no_color=True)
+        with console.capture() as captured:
+            console.print(to_terminal(self, styled=False))
+        return "\n".join([*(line.rstrip() for line in captured.get().splitlines()), *below(self)])
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values; ∞ is null with `infinite` beside it."""
+        keys = [column.key for column in self.columns]
         return {
-            "columns": [
-                {"key": column.key, "title": column.title, "better": column.better.value} for column in self.columns
-            ],
+            "columns": [{"key": one.key, "title": one.title, "better": one.better.value} for one in self.columns],
             "systems": [
                 {
                     "name": name,
                     "cells": {
-                        column.key: _plain(cell)
-                        for column, cell in zip(self.columns, row, strict=True)
-                        if cell.value is not None
+                        key: cell.to_json() for key, cell in zip(keys, row, strict=True) if cell.value is not None
                     },
                 }
                 for name, row in zip(self.names, self.cells, strict=True)
@@ -137,18 +151,18 @@ class Table:
         }
 
 
-def ranked(cells: tuple[Cell, ...], column: Column) -> tuple[Cell, ...]:
+def ranked(cells: Sequence[Cell], column: Column) -> list[Cell]:
     """Marks the best and the second of a column; numbers that look equal share a rank, and if all do there is none."""
     shown = [None if cell.value is None else round(cell.value, column.digits) for cell in cells]
     different = sorted({value for value in shown if value is not None}, reverse=column.better is Direction.HIGHER)
     if column.better is Direction.NEITHER or len(different) < 2:
-        return cells
+        return list(cells)
     # An infinite value is never the best.
     best, second = (value if math.isfinite(value) else None for value in different[:2])
-    return tuple(
+    return [
         replace(cell, best=value is not None and value == best, second=value is not None and value == second)
         for cell, value in zip(cells, shown, strict=True)
-    )
+    ]
 
 
 # ---- formats --------------------------------------------------------------------------------------------------------
@@ -166,18 +180,44 @@ class _Markup:
     """A superscript."""
     interval: str
 
+    def parts(self, cell: Cell, column: Column) -> tuple[str, str, str]:
+        """The number, its marks and its interval."""
+        marks = "".join(self.mark(mark) for mark in (*(SIGNIFICANT * cell.significant), *cell.notes))
+        if cell.value is None:
+            return self.escape(DASH), marks, ""
+        number = self.escape(_number(cell.value, column.digits))
+        number = self.bold.format(number) if cell.best else self.underlined.format(number) if cell.second else number
+        if cell.interval is None:
+            return number, marks, ""
+        return number, marks, self.interval.format(*(self.escape(_number(end, column.digits)) for end in cell.interval))
+
+    def mark(self, mark: str) -> str:
+        if not mark:
+            return ""
+        # A dagger is a mathematical symbol in LaTeX; all other marks are letters.
+        is_dagger = self.escape is escaped_for_latex and mark == SIGNIFICANT
+        return self.raised.format(r"\dagger" if is_dagger else self.escape(mark))
+
+    def rows(self, table: Table) -> Iterator[list[str]]:
+        """The heading and the systems, as texts of cells."""
+        yield [self.escape(text) for text in ("system", *(column.heading for column in table.columns))]
+        for name, row in zip(table.names, table.cells, strict=True):
+            parts = [self.parts(cell, column) for column, cell in zip(table.columns, row, strict=True)]
+            yield [
+                self.escape(name),
+                *(f"{number}{marks} {interval}".rstrip() for number, marks, interval in parts),
+            ]
+
 
 def to_markdown(table: Table) -> str:
     """A table of GitHub's Markdown."""
     markup = _Markup(escaped_for_markdown, "**{}**", "<u>{}</u>", "<sup>{}</sup>", "[{}, {}]")
-    heading = ["system", *(f"{column.title}{column.better.arrow}" for column in table.columns)]
-    lines = [f"| {' | '.join(map(markup.escape, heading))} |", f"|---|{'---:|' * len(table.columns)}"]
-    for name, row in zip(table.names, table.cells, strict=True):
-        lines.append(f"| {' | '.join([markup.escape(name), *_shown(table, row, markup)])} |")
+    heading, *rows = (f"| {' | '.join(row)} |" for row in markup.rows(table))
     # Two blanks before the break, or Markdown joins a footnote to the next.
-    below = [f"{_raised(mark, markup)}{markup.escape(text)}  " for mark, text in table.footnotes]
+    notes = [f"{markup.mark(mark)}{markup.escape(text)}  " for mark, text in table.footnotes]
     warnings = [f"**Warning:** {markup.escape(text)}  " for text in table.warnings]
-    return "\n".join([*lines, "", *below, *warnings]).rstrip() + "\n"
+    line = f"|---|{'---:|' * len(table.columns)}"
+    return "\n".join([heading, line, *rows, "", *notes, *warnings]).rstrip() + "\n"
 
 
 def to_latex(table: Table) -> str:
@@ -185,21 +225,18 @@ def to_latex(table: Table) -> str:
     markup = _Markup(
         escaped_for_latex, r"\textbf{{{}}}", r"\underline{{{}}}", r"$^{{\mathrm{{{}}}}}$", r"{{\scriptsize [{}, {}]}}"
     )
-    heading = ["system", *(f"{column.title}{column.better.arrow}" for column in table.columns)]
+    heading, *rows = (" & ".join(row) + r" \\" for row in markup.rows(table))
     lines = [
         "% needs \\usepackage{booktabs}",
         f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         "\\toprule",
-        " & ".join(map(markup.escape, heading)) + r" \\",
+        heading,
         "\\midrule",
-        *(
-            " & ".join([markup.escape(name), *_shown(table, row, markup)]) + r" \\"
-            for name, row in zip(table.names, table.cells, strict=True)
-        ),
+        *rows,
         "\\bottomrule",
         "\\end{tabular}",
         "",
-        *(f"{_raised(mark, markup)}{markup.escape(text)}\\par" for mark, text in table.footnotes),
+        *(f"{markup.mark(mark)}{markup.escape(text)}\\par" for mark, text in table.footnotes),
         *(f"\\textbf{{Warning:}} {markup.escape(text)}\\par" for text in table.warnings),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -217,43 +254,31 @@ def to_terminal(table: Table, *, styled: bool) -> RichTable:
     shown = RichTable(box=None, pad_edge=False, header_style="dim")
     shown.add_column("")
     for name in table.names:
-        shown.add_column(Text(markup.escape(name)), justify="right", overflow="fold")
+        shown.add_column(Text(one_line(name)), justify="right", overflow="fold")
     for column, cells in zip(table.columns, zip(*table.cells, strict=True), strict=True):
         texts = []
         for cell in cells:
-            number, marks, interval = _parts(cell, column, markup)
-            text = Text(number, "bold" if cell.best else "underline" if cell.second else "")
-            text = Text().append_text(text).append(marks)
+            number, marks, interval = markup.parts(cell, column)
+            text = Text.assemble((number, "bold" if cell.best else "underline" if cell.second else ""), marks)
             texts.append(text.append(f"\n{interval}", "dim") if interval else text)
-        shown.add_row(Text(f"{markup.escape(column.title)}{column.better.arrow}"), *texts)
+        shown.add_row(Text(one_line(column.heading)), *texts)
     return shown
-
-
-def to_text(table: Table) -> str:
-    """Plain text: one column per system, with differences, footnotes and warnings below."""
-    from rich.console import Console
-
-    console = Console(width=TEXT_WIDTH, force_terminal=False, force_jupyter=False, no_color=True)
-    with console.capture() as captured:
-        console.print(to_terminal(table, styled=False))
-    return "\n".join([*(line.rstrip() for line in captured.get().splitlines()), *below(table)])
 
 
 def below(table: Table) -> list[str]:
     """Differences, footnotes and warnings, one per line, as a terminal shows them."""
-    notes = [f"{mark} {one_line(text)}".strip() for mark, text in table.footnotes]
-    return [*_differences(table), *notes, *(f"warning: {one_line(text)}" for text in table.warnings)]
-
-
-def _differences(table: Table) -> list[str]:
-    """One line for each difference, below a heading."""
-    lines = [
+    differences = [
         f"  {one_line(apart.column.title)}: {one_line(apart.system)} - {one_line(apart.reference)} = "
         f"{apart.value:+.4f} "
         f"[{apart.ci95[0]:+.4f}, {apart.ci95[1]:+.4f}] {apart.column.difference_unit}, p = {apart.p_value:.3g}"
         for apart in table.differences
     ]
-    return ["differences from the best, with 95 % intervals", *lines] if lines else []
+    return [
+        *(["differences from the best, with 95 % intervals"] if differences else []),
+        *differences,
+        *(f"{mark} {one_line(text)}".strip() for mark, text in table.footnotes),
+        *(f"warning: {one_line(text)}" for text in table.warnings),
+    ]
 
 
 def as_json(table: Table) -> str:
@@ -261,75 +286,37 @@ def as_json(table: Table) -> str:
     return json.dumps(table.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _shown(table: Table, row: tuple[Cell, ...], markup: _Markup) -> list[str]:
-    return [_cell(cell, column, markup) for column, cell in zip(table.columns, row, strict=True)]
-
-
-def _cell(cell: Cell, column: Column, markup: _Markup) -> str:
-    number, marks, interval = _parts(cell, column, markup)
-    return f"{number}{marks} {interval}".rstrip()
-
-
-def _parts(cell: Cell, column: Column, markup: _Markup) -> tuple[str, str, str]:
-    """The number, its marks and its interval."""
-    marks = "".join(_raised(mark, markup) for mark in (*(SIGNIFICANT * cell.significant), *cell.notes))
-    if cell.value is None:
-        return markup.escape(DASH), marks, ""
-    number = markup.escape(_number(cell.value, column.digits))
-    number = markup.bold.format(number) if cell.best else markup.underlined.format(number) if cell.second else number
-    if cell.interval is None:
-        return number, marks, ""
-    low, high = (markup.escape(_number(end, column.digits)) for end in cell.interval)
-    return number, marks, markup.interval.format(low, high)
-
-
-def _raised(mark: str, markup: _Markup) -> str:
-    if not mark:
-        return ""
-    # A dagger is a mathematical symbol in LaTeX; all other marks are letters.
-    symbol = r"\dagger" if markup.escape is escaped_for_latex and mark == SIGNIFICANT else markup.escape(mark)
-    return markup.raised.format(symbol)
-
-
-def _number(value: float, digits: int) -> str:
+def _number(value: float | None, digits: int) -> str:
+    if value is None:
+        return "none"
     if not math.isfinite(value):
         return "∞"
     return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.1e}"
 
 
-def _plain(cell: Cell) -> dict[str, object]:
-    assert cell.value is not None
-    return {
-        "value": cell.value if math.isfinite(cell.value) else None,
-        "infinite": not math.isfinite(cell.value),
-        "ci95": None if cell.interval is None else [end if math.isfinite(end) else None for end in cell.interval],
-        "best": cell.best,
-        "second": cell.second,
-        "differs_from_best": cell.significant,
-        "notes": list(cell.notes),
+_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_`<>[]"})
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': "''",
+        "–": "--",
+        "…": r"\dots{}",
+        "°": r"\textdegree{}",
+        "∞": r"$\infty$",
+        "↓": r"$\downarrow$",
+        "↑": r"$\uparrow$",
+        "→": r"$\to$",
+        "≤": r"$\le$",
+        "†": r"$\dagger$",
+        "λ": r"$\lambda$",
     }
-
-
-_MARKDOWN = {character: f"\\{character}" for character in "\\|*_`<>[]"}
-_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "–": "--",
-    "…": r"\dots{}",
-    "°": r"\textdegree{}",
-    "∞": r"$\infty$",
-    "↓": r"$\downarrow$",
-    "↑": r"$\uparrow$",
-    "→": r"$\to$",
-    "≤": r"$\le$",
-    "†": r"$\dagger$",
-    "λ": r"$\lambda$",
-}
+)
 
 
 def one_line(text: str) -> str:
@@ -339,9 +326,119 @@ def one_line(text: str) -> str:
 
 def escaped_for_markdown(text: str) -> str:
     """One line that Markdown shows literally."""
-    return "".join(_MARKDOWN.get(character, character) for character in one_line(text))
+    return one_line(text).translate(_MARKDOWN)
 
 
 def escaped_for_latex(text: str) -> str:
     """One line that LaTeX sets literally."""
-    return "".join(_LATEX.get(character, character) for character in one_line(text))
+    return one_line(text).translate(_LATEX)
+
+
+# ---- one evaluation -------------------------------------------------------------------------------------------------
+
+
+def result_table(result: EvaluationResult) -> str:
+    """An evaluation as text: figures in columns, and how they were obtained below them."""
+    lines = [result.name]
+    for summary in result.likelihoods.values():
+        lines.append(f"{summary.kind.value}, {summary.protocol.definition}")
+        for name, digits in _RATES.items():
+            found: PointEstimate | None = getattr(summary.rates, name)
+            lines += [] if found is None else [_figure(name.replace("_", " "), digits, found)]
+    if result.generation is not None:
+        lines += _generation_lines(result.generation)
+    if result.conventions is not None:
+        lines.append("in the conventions of the literature")
+        lines += [line for convention in result.conventions for line in _convention_lines(convention)]
+    return "\n".join([*lines, *_protocol_lines(result), *(f"note: {note}" for note in result.notes)])
+
+
+_RATES = {
+    "nats_per_sentence": 1,
+    "nats_per_token": 3,
+    "perplexity_per_token": 2,
+    "perplexity_per_word": 1,
+    "bits_per_byte": 3,
+}
+"""The fields of `LikelihoodRates` that are shown, and their digits."""
+
+
+def _figure(name: str, digits: int, found: PointEstimate | float | None, *real: float | None) -> str:
+    """A line of a figure with its interval, and of real sentences' figure."""
+    value, ci95 = (found.value, found.ci95) if isinstance(found, PointEstimate) else (found, None)
+    interval = "" if ci95 is None else f"[{_number(ci95[0], digits)}, {_number(ci95[1], digits)}]"
+    shown = "".join(_number(one, digits) for one in real)
+    return f"  {name:<25} {_number(value, digits):>12}  {interval:<20} {shown:>14}".rstrip()
+
+
+def _generation_lines(found: Generation) -> Iterator[str]:
+    own, real, speed = found.samples, found.real, found.speed
+    yield f"{f'{own.number:,} samples':<27} {'':>12}  {'95 %':<20} real sentences"
+    yield _figure("BLEU-4", 3, own.bleu4, real.bleu4.value)
+    yield _figure("self-BLEU-4", 3, own.self_bleu4, real.self_bleu4.value)
+    for n, shares in enumerate(zip(own.distinct, real.distinct, strict=True), start=1):
+        yield _figure(f"distinct-{n}", 3, *shares)
+    yield _figure("repeated 4-grams", 3, own.repeated_4grams, real.repeated_4grams)
+    yield _figure("longest run of a word", 2, own.longest_run, real.longest_run)
+    yield _figure("word entropy, all texts", 2, own.entropy_pooled, real.entropy_pooled)
+    yield _figure("word entropy, each text", 2, own.entropy_per_text, real.entropy_per_text)
+    yield _figure("words per text", 1, own.words_per_text, real.words_per_text)
+    if found.judge is not None:
+        judged, of_real = found.judge.samples, found.judge.real
+        yield _figure("judge's perplexity", 1, PointEstimate(judged.perplexity, judged.ci95), of_real.perplexity)
+        yield _figure("judge's token entropy", 2, judged.entropy, of_real.entropy)
+    if found.mauve is not None:
+        yield _figure("MAUVE", 3, found.mauve.value)
+    yield _figure("seconds per sample", 3, speed.seconds_per_sample)
+    yield _figure("tokens per second", 0, speed.tokens_per_second)
+    yield _figure("network calls per sample", 1, speed.calls_per_sample)
+
+
+def _convention_lines(found: Convention) -> Iterator[str]:
+    meaning = found.meaning
+    unit, digits = (", bits", 3) if meaning.scale is ConventionScale.BITS else ("", 2)
+    untrained = "" if meaning.trained_for else "; NOT what it was trained for"
+    yield f"{_figure(f'{meaning.name}{unit}', digits, found.value)}  {meaning.papers}{untrained}"
+    yield f"      {meaning.quotient}; {meaning.note}"
+
+
+def _protocol_lines(result: EvaluationResult) -> Iterator[str]:
+    data, found = result.data, result.generation
+    yield (
+        f"on {data.num_sentences:,} of {data.num_in_corpus:,} sentences of {data.corpus}, split {data.split.value}, "
+        f"sha256 {data.corpus_sha256[:12]}; sha256 of those {data.num_sentences:,} {data.sha256[:12]}, of the weights "
+        f"{(result.weights.sha256 or 'unknown')[:12]}"
+    )
+    for name, summary in result.likelihoods.items():
+        protocol, limit = summary.protocol, summary.limited_by
+        yield (
+            f"{name}: {protocol.definition.quantity}, {'packed text' if protocol.packed else 'single sentences'}, "
+            f"special tokens {'counted' if protocol.special_tokens else 'not counted'}, "
+            f"{'length given' if protocol.length is Length.GIVEN else '-log p(length) added'}, {protocol.num_draws} "
+            f"draws per sentence in {protocol.strata} strata, {protocol.arithmetic}, seed {protocol.seed}; "
+            f"{protocol.interval}{f'; wider than requested for lack of {limit.value}' if limit else ''}"
+        )
+    if found is None:
+        return
+    sampling, speed = found.sampling, found.speed
+    yield (
+        f"unsmoothed BLEU-4, mean over {sampling.number:,} samples against all {data.num_in_corpus:,} sentences; "
+        f"self-BLEU-4 of {sampling.number:,} other samples, each against the rest; whitespace-separated words in lower "
+        "case; sentences went through the model's tokenizer and back, as samples do; 95 % by bootstrap over samples"
+    )
+    yield (
+        f"samples: {sampling.sampler}, {sampling.steps} steps, temperature {sampling.temperature}, top-k "
+        f"{sampling.top_k or 'off'}, top-p {sampling.top_p or 'off'}, length {length_text(sampling.length)}, seed "
+        f"{sampling.seed}; {speed.batch} at once on {speed.device}"
+    )
+    if found.judge is not None:
+        yield f"judge: {found.judge.name}, {found.judge.convention}"
+    if found.mauve is not None:
+        yield f"MAUVE: features of {found.mauve.features}, {found.mauve.num_buckets} buckets"
+
+
+def length_text(length: int | tuple[int, int] | None) -> str:
+    """The length of samples in words."""
+    if length is None:
+        return "as in the training corpus"
+    return f"{length[0]}-{length[1]}" if isinstance(length, tuple) else str(length)
