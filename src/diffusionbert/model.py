@@ -16,7 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from diffusionbert.data.sources import Split
 from diffusionbert.evaluation import evaluate as evaluation
-from diffusionbert.evaluation.evaluate import PAPER_LENGTH, Plan, open_evaluation_set
+from diffusionbert.evaluation.dataset import open_evaluation_set
+from diffusionbert.evaluation.evaluate import PAPER_LENGTH, Plan
 from diffusionbert.evaluation.judges import featuriser, load_judge, require_mauve
 from diffusionbert.evaluation.metrics import most_agreed
 from diffusionbert.evaluation.result import EvaluationResult, require_free

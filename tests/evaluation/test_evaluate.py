@@ -27,15 +27,12 @@ from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
 from diffusionbert.diffusion.shapes import per_position
 from diffusionbert.diffusion.tokens import TokenStatistics, log_prob_of
-from diffusionbert.evaluation.conventions import Basis, ConventionScale, PackedSequences, conventions
-from diffusionbert.evaluation.dataset import Trained, evaluation_corpus, read_evaluation_set, sha256_of
+from diffusionbert.evaluation.conventions import Convention, ConventionScale, PackedSequences, conventions
+from diffusionbert.evaluation.dataset import Trained, default_split, read_evaluation_set, sha256_of
 from diffusionbert.evaluation.evaluate import (
     Plan,
     compare_texts,
     evaluate,
-    generate_samples,
-    sample_bleu,
-    weight_hashes,
 )
 from diffusionbert.evaluation.judges import load_judge
 from diffusionbert.evaluation.metrics import (
@@ -46,7 +43,7 @@ from diffusionbert.evaluation.metrics import (
     self_bleu4,
     token_entropy,
 )
-from diffusionbert.evaluation.result import EvaluationResult, mean_with_interval
+from diffusionbert.evaluation.result import EvaluationResult, Weights, mean_with_interval
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.generate import generate
 from diffusionbert.inference.score import estimate_nats
@@ -84,6 +81,7 @@ from diffusionbert.training.run_folder import RunFolder
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
 QUICK = ["--steps=4", "--validate-every=4", "--save-every=4", "--batch-tokens=512"]
 FEW = ["--sentences=6", "--samples=4", "--length=12", "--max-draws=8"]
+HELD_OUT = parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +100,7 @@ def engine(run) -> Engine:
 
 @pytest.fixture(scope="module")
 def evaluation_set(engine):
-    return read_evaluation_set(
-        evaluation_corpus("pydoc", Trained(engine.config.data), Cleaning(lower=True)), "pydoc", engine.vocabulary, 46, 6
-    )
+    return read_evaluation_set(HELD_OUT, "pydoc", engine.vocabulary, 46, 6)
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +228,7 @@ def test_samples_and_references_are_normalised_alike(engine, tmp_path):
     corpus = read_evaluation_set(corpus_of(tmp_path / "a.txt", lines), "a", engine.vocabulary, 46)
     assert corpus.decoded != corpus.texts
     first, second = corpus.decoded[0].upper(), corpus.decoded[1]
-    written = generate_samples(engine, quick())
-    samples = replace(written, first=(first, first), second=(second, f"{second} and more"))
-    bleu, self_bleu = sample_bleu(samples, corpus)
-    own, real = compare_texts(samples, bleu, self_bleu, corpus, [0, 1])
+    bleu, self_bleu, own, real = compare_texts([first, first], [second, f"{second} and more"], corpus, [0, 1])
     assert bleu.values.tolist() == [1.0, 1.0]
     assert self_bleu.values.tolist() == self_bleu4([second.lower(), f"{second} and more".lower()]).values.tolist()
     assert self_bleu.values.max() < 1
@@ -264,7 +257,7 @@ def test_hashes_are_computed_from_files_and_texts(evaluated, run, engine):
     own = hashlib.sha256(file.read_bytes()).hexdigest()
     data = evaluated.data
     assert evaluated.weights.files["model.safetensors"] == own
-    assert weight_hashes(engine) == evaluated.weights
+    assert Weights.of(engine.folder) == evaluated.weights
     assert evaluated.primary.protocol.weights == evaluated.weights.sha256
     sentences = [*parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True))]
     scored = [sentences[number] for number in evaluated.primary_scores.example.tolist()]
@@ -573,15 +566,16 @@ def estimate_of(nats: list[float], tokens: list[int], name: str) -> Estimate:
     return Estimate(scores, scores.rates(), None, Protocol(LikelihoodDefinition(name)))
 
 
-def basis(**changes) -> Basis:
+def conventions_of(**changes) -> tuple[Convention, ...]:
     own = estimate_of([6.0, 9.0], [4, 6], "own")
     grid, limit = estimate_of([8.0, 12.0], [4, 6], "grid"), estimate_of([5.0, 7.0], [4, 6], "limit")
     packed = estimate_of([30.0, 20.0], [10, 10], "limit")
-    return replace(Basis(own, grid, limit, packed, torch.tensor([1.0, 2.0]).double(), 2, 600), **changes)
+    usual = {"own": own, "grid": grid, "continuous": limit, "packed": packed, "num_special": 2, "vocabulary_size": 600}
+    return conventions(**usual | {"length_nats": torch.tensor([1.0, 2.0]).double()} | changes)
 
 
 def test_conventions_computed_by_hand():
-    word, token, padded, packed, paid, byte = conventions(basis())
+    word, token, padded, packed, paid, byte = conventions_of()
     assert word.value.value == pytest.approx(math.exp((8 + 12) / (2 + 3)))
     assert token.value.value == pytest.approx(math.exp((6 + 9) / (4 + 6)))
     assert padded.value.value == pytest.approx(math.exp((5 + 7) / (4 + 2 + 6 + 2)))
@@ -602,7 +596,7 @@ def test_conventions_computed_by_hand():
 
 
 def test_an_unavailable_convention_has_a_reason():
-    rows = conventions(basis(packed=None, length_nats=None, own=estimate_of([math.inf, 9.0], [4, 6], "own")))
+    rows = conventions_of(packed=None, length_nats=None, own=estimate_of([math.inf, 9.0], [4, 6], "own"))
     by_name = {row.meaning.name: row for row in rows}
     assert "do not fill" in by_name["per token, packed"].meaning.note
     assert "length histogram" in by_name["per token, with length"].meaning.note
@@ -631,16 +625,17 @@ def test_packed_sequences_are_full_and_drop_only_the_rest(engine):
     texts = ["the value is not changed .", "an object is a value", "this is the end of it"]
     framed = vocabulary.encode(texts)
     running = [token for row in framed for token in row[1:-1]]
-    rows = PackedSequences(vocabulary, texts, 9)
-    assert len(rows.rows) == len(running) // 7
-    assert [token for row in rows.rows for token in row[1:-1]] == running[: 7 * len(rows.rows)]
-    assert {(row[0], row[-1], len(row)) for row in rows.rows} == {(framed[0][0], framed[0][-1], 9)}
-    batch = rows.batch([1, 0])
+    packed = PackedSequences(vocabulary, texts, 9)
+    sequences = packed.sequences
+    assert len(sequences) == len(running) // 7
+    assert [token for tokens in sequences for token in tokens[1:-1]] == running[: 7 * len(sequences)]
+    assert {(tokens[0], tokens[-1], len(tokens)) for tokens in sequences} == {(framed[0][0], framed[0][-1], 9)}
+    batch = packed.batch([1, 0])
     assert batch.editable.sum(dim=1).tolist() == [7, 7]
     assert not batch.editable[:, [0, -1]].any()
-    assert batch.tokens.tolist() == [rows.rows[1], rows.rows[0]]
+    assert batch.tokens.tolist() == [sequences[1], sequences[0]]
     assert batch.example.tolist() == [1, 0]
-    assert rows.lengths.tolist() == [9] * len(rows.rows)
+    assert packed.lengths.tolist() == [9] * len(sequences)
 
 
 # ---- the evaluation set --------------------------------------------------------------------------------------------
@@ -660,7 +655,7 @@ def test_sentences_keep_their_numbers_in_subsets(engine, tmp_path):
     room = sorted(lengths)[20]
     short = read_evaluation_set(corpus, "a", engine.vocabulary, room)
     assert short.numbers == tuple(number for number in range(40) if lengths[number] <= room)
-    assert 0 < short.num_overlong == 40 - len(short.numbers)
+    assert 0 < short.record.num_overlong == 40 - len(short.numbers)
     assert short.scored == tuple(lines[number] for number in short.numbers)
     some, fewer = (read_evaluation_set(corpus, "a", engine.vocabulary, 46, number).numbers for number in (20, 10))
     assert (len(some), len(fewer)) == (20, 10)
@@ -676,15 +671,15 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     for path in (own, other):
         path.write_text("\n".join(f"{path.name} sentence {number}" for number in range(500)))
     trained = Trained(DataConfig(str(own)))
-    assert evaluation_corpus(str(own), trained, AS_IT_IS).split is Split.VALIDATION
-    assert evaluation_corpus(str(other), trained, AS_IT_IS).split is Split.ALL
-    assert evaluation_corpus(str(own), Trained(DataConfig("gone.txt")), AS_IT_IS).split is Split.ALL
-    assert evaluation_corpus("pydoc", Trained(DataConfig("pydoc")), AS_IT_IS).split is Split.VALIDATION
-    assert evaluation_corpus("pydoc", trained, AS_IT_IS).split is Split.ALL
+    assert default_split(str(own), trained) is Split.VALIDATION
+    assert default_split(str(other), trained) is Split.ALL
+    assert default_split(str(own), Trained(DataConfig("gone.txt"))) is Split.ALL
+    assert default_split("pydoc", Trained(DataConfig("pydoc"))) is Split.VALIDATION
+    assert default_split("pydoc", trained) is Split.ALL
     shard = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled" / "news.en.heldout-00000-of-00050"
     shard.parent.mkdir(parents=True)
     shard.write_text("a sentence\n")
-    assert evaluation_corpus(f"lm1b:{tmp_path / 'lm1b'}", trained, AS_IT_IS).split is Split.TEST
+    assert default_split(f"lm1b:{tmp_path / 'lm1b'}", trained) is Split.TEST
 
 
 def test_training_text_is_noted(engine, tmp_path):
@@ -693,7 +688,7 @@ def test_training_text_is_noted(engine, tmp_path):
 
     def notes(split: Split, trained: DataConfig) -> tuple[str, ...]:
         corpus = parse_corpus(str(path), split)
-        return read_evaluation_set(corpus, "own", engine.vocabulary, 46, None, Trained(trained)).provenance.notes
+        return read_evaluation_set(corpus, "own", engine.vocabulary, 46, None, Trained(trained)).notes
 
     assert "trained on" in notes(Split.ALL, DataConfig(str(path)))[0]
     assert "trained on" in notes(Split.VALIDATION, DataConfig(str(path), validation="other.txt"))[0]
@@ -798,10 +793,8 @@ def test_every_kind_of_model_is_evaluated_completely(run, tmp_path, objective, k
     about["config"] |= {"objective": to_json(objective)}
     (folder / "diffusionbert.json").write_text(json.dumps(about))
     other = load_engine(folder, "cpu")
-    corpus = evaluation_corpus("pydoc", Trained(other.config.data), Cleaning(lower=True))
-    found = evaluate(
-        other, read_evaluation_set(corpus, "pydoc", other.vocabulary, 46, 3), quick(samples=2, conventions=True)
-    )
+    evaluation_set = read_evaluation_set(HELD_OUT, "pydoc", other.vocabulary, 46, 3)
+    found = evaluate(other, evaluation_set, quick(samples=2, conventions=True))
     assert {name: summary.kind.value for name, summary in found.likelihoods.items()} == kinds
     assert found.primary.kind.value == next(iter(kinds.values()))
     assert all(summary.rates.nats_per_token.value > 0 for summary in found.likelihoods.values())

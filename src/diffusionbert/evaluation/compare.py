@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from diffusionbert.evaluation.metrics import PerSample
-from diffusionbert.evaluation.result import EvaluationResult, hashes_in, locate
+from diffusionbert.evaluation.result import EvaluationResult, Weights, locate
 from diffusionbert.evaluation.tables import (
     SIGNIFICANT,
     Cell,
@@ -418,7 +418,7 @@ def _stale(systems: Sequence[_System]) -> list[str]:
         if system.folder is not None
         and (run := RunFolder(system.folder.parent)).config.exists()
         and run.model.exists()
-        and hashes_in(run.model) != system.result.weights.files
+        and Weights.of(run.model).files != system.result.weights.files
     ]
 
 

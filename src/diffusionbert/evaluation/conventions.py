@@ -13,9 +13,7 @@ b_i bytes, and X_i nats given its length:
 MDLM's published code pads sequences to 128 tokens, masks pads like other tokens and shows them to the network, but
 multiplies its loss by the tokenizer's attention mask and divides by the sum of that: [CLS] and [SEP] are counted, pads
 are not, and an unmasked pad tells the length. Here the length is given, so [CLS] and [SEP] cost nothing and are counted
-all the same.
-
-This module only divides numbers. How nats are estimated is in `likelihood.estimate`.
+all the same. This module only divides numbers; how nats are estimated is in `likelihood.estimate`.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from torch import Tensor
 from diffusionbert.data.canvas import batch_of
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch, PerSequence
-from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
+from diffusionbert.likelihood.intervals import ratio_intervals
 from diffusionbert.likelihood.scores import Estimate, PointEstimate, Rate
 from diffusionbert.objectives.base import Likelihood, LikelihoodDefinition
 
@@ -78,97 +76,88 @@ class Convention:
     """None where it is infinite or not available; the note says which."""
 
 
-@dataclass(frozen=True, eq=False)
-class Basis:
-    """The likelihoods from which all conventions follow; lengths are given."""
+def conventions(
+    own: Estimate,
+    grid: Estimate,
+    continuous: Estimate,
+    packed: Estimate | None,
+    length_nats: PerSequence | None,
+    num_special: int,
+    vocabulary_size: int,
+    seed: int = 0,
+) -> tuple[Convention, ...]:
+    """All conventions, each with its interval; lengths are given in all estimates.
 
-    own: Estimate
-    """The model's own likelihood."""
-    grid: Estimate
-    """The T-step bound, or the model's own where it has none."""
-    continuous: Estimate
-    """In continuous time, or the model's own where it has none."""
-    packed: Estimate | None
-    """Of full sequences; None if the sentences do not fill two."""
-    length_nats: PerSequence | None
-    """-log p(length) of each sentence; None if the model has no length histogram."""
-    num_special: int
-    """Special tokens around a sentence."""
-    vocabulary_size: int
-
-
-def conventions(basis: Basis, seed: int = 0) -> tuple[Convention, ...]:
-    """All conventions, each with its interval."""
-    words, tokens, padded, packed, with_length, byte = _meanings(basis)
-    own, scores = basis.own, basis.own.scores
-    with_special = _numbers(basis.continuous.scores.tokens) + basis.num_special
-    return (
-        _convention(words, basis.grid, _numbers(basis.grid.scores.words), seed),
-        _convention(tokens, own, _numbers(scores.tokens), seed),
-        _convention(padded, basis.continuous, with_special, seed),
-        _missing(packed, basis.continuous, "the sentences do not fill two sequences")
-        if basis.packed is None
-        else _convention(packed, basis.packed, _numbers(basis.packed.scores.tokens), seed),
-        _missing(with_length, own, "this model has no length histogram")
-        if basis.length_nats is None
-        else _convention(
-            with_length,
-            replace(own, scores=replace(scores, nats=scores.nats + basis.length_nats)),
-            _numbers(scores.tokens),
-            seed,
-        ),
-        _convention(byte, own, _numbers(scores.bytes), seed),
-    )
-
-
-def _meanings(basis: Basis) -> tuple[Meaning, ...]:
+    Args:
+        own: The model's own likelihood.
+        grid: The T-step bound, or the model's own where it has none.
+        continuous: In continuous time, or the model's own where it has none.
+        packed: Of full sequences; None if the sentences do not fill two.
+        length_nats: -log p(length) of each sentence; None if the model has no length histogram.
+        num_special: Special tokens around a sentence.
+        vocabulary_size: In tokens.
+        seed: Of the intervals.
+    """
     vocabulary = (
-        f"comparable under one vocabulary only: {basis.vocabulary_size:,} tokens here, bert-base-uncased's 30,522 in "
+        f"comparable under one vocabulary only: {vocabulary_size:,} tokens here, bert-base-uncased's 30,522 in "
         "the papers"
     )
+    per_word = Meaning(
+        "per word",
+        "DiffusionBERT (He et al. 2022) and its baselines",
+        f"{_SINGLE} / Σ whitespace-separated words",
+        "comparable across vocabularies if words are split alike: LM1B's tokenised text has more of them than plain "
+        "text; the published spindle figures are not bounds",
+    )
+    per_token = Meaning("per token", "single sentences", f"{_SINGLE} / Σ tokens without special ones", vocabulary)
+    padded = Meaning(
+        "per token, padded",
+        "MDLM (Sahoo et al. 2024), with SEDD and AR beside it, on LM1B not wrapped",
+        f"{_SINGLE} / Σ (tokens + {num_special}): special tokens are counted at no cost, pads are not",
+        f"there [SEP] must be generated, at some cost unless a pad is unmasked; {vocabulary}",
+    )
+    wrapped = Meaning(
+        "per token, packed",
+        "MDLM and BD3-LM on LM1B wrapped; D3PM, with 8k SentencePiece",
+        "Σ nats of full sequences of concatenated sentences / Σ tokens without special ones",
+        "this checkpoint was not trained on such sequences; in the papers [SEP] separates sentences and counts; "
+        f"{vocabulary}",
+        trained_for=False,
+    )
+    with_length = Meaning(
+        "per token, with length",
+        "models that generate an end token, such as autoregressive ones",
+        "Σ (nats of single sentences - log p(length)) / Σ tokens without special ones",
+        f"p(length) is the histogram of the training corpus; {vocabulary}",
+    )
+    per_byte = Meaning(
+        "per byte",
+        "any vocabulary",
+        f"{_SINGLE} / Σ UTF-8 bytes of the text as read / log 2",
+        "comparable across vocabularies on the same text, cased and cleaned alike",
+        scale=ConventionScale.BITS,
+    )
     return (
-        Meaning(
-            "per word",
-            "DiffusionBERT (He et al. 2022) and its baselines",
-            f"{_SINGLE} / Σ whitespace-separated words",
-            "comparable across vocabularies if words are split alike: LM1B's tokenised text has more of them than "
-            "plain text; the published spindle figures are not bounds",
-        ),
-        Meaning("per token", "single sentences", f"{_SINGLE} / Σ tokens without special ones", vocabulary),
-        Meaning(
-            "per token, padded",
-            "MDLM (Sahoo et al. 2024), with SEDD and AR beside it, on LM1B not wrapped",
-            f"{_SINGLE} / Σ (tokens + {basis.num_special}): special tokens are counted at no cost, pads are not",
-            f"there [SEP] must be generated, at some cost unless a pad is unmasked; {vocabulary}",
-        ),
-        Meaning(
-            "per token, packed",
-            "MDLM and BD3-LM on LM1B wrapped; D3PM, with 8k SentencePiece",
-            "Σ nats of full sequences of concatenated sentences / Σ tokens without special ones",
-            f"this checkpoint was not trained on such sequences; in the papers [SEP] separates sentences and counts; "
-            f"{vocabulary}",
-            trained_for=False,
-        ),
-        Meaning(
-            "per token, with length",
-            "models that generate an end token, such as autoregressive ones",
-            "Σ (nats of single sentences - log p(length)) / Σ tokens without special ones",
-            f"p(length) is the histogram of the training corpus; {vocabulary}",
-        ),
-        Meaning(
-            "per byte",
-            "any vocabulary",
-            f"{_SINGLE} / Σ UTF-8 bytes of the text as read / log 2",
-            "comparable across vocabularies on the same text, cased and cleaned alike",
-            scale=ConventionScale.BITS,
-        ),
+        _convention(per_word, grid, grid.scores.words, seed),
+        _convention(per_token, own, own.scores.tokens, seed),
+        _convention(padded, continuous, continuous.scores.tokens + num_special, seed),
+        _missing(wrapped, continuous, "the sentences do not fill two sequences")
+        if packed is None
+        else _convention(wrapped, packed, packed.scores.tokens, seed),
+        _missing(with_length, own, "this model has no length histogram")
+        if length_nats is None
+        else _convention(with_length, own, own.scores.tokens, seed, length_nats),
+        _convention(per_byte, own, own.scores.bytes, seed),
     )
 
 
-def _convention(meaning: Meaning, estimate: Estimate, counts: Numbers, seed: int) -> Convention:
-    nats = estimate.scores.nats.numpy()
-    [interval] = ratio_intervals(nats, [counts], seed)
-    rate = Rate(float(nats.sum() / counts.sum()), *interval)
+def _convention(
+    meaning: Meaning, estimate: Estimate, counts: Tensor | None, seed: int, more_nats: Tensor | float = 0.0
+) -> Convention:
+    assert counts is not None, "conventions need the words and bytes of each sentence"
+    nats, numbers = (estimate.scores.nats + more_nats).numpy(), counts.double().numpy()
+    [interval] = ratio_intervals(nats, [numbers], seed)
+    rate = Rate(float(nats.sum() / numbers.sum()), *interval)
     value = rate.bits_estimate if meaning.scale is ConventionScale.BITS else rate.perplexity_estimate
     if not math.isfinite(value.value) or value.ci95 is None or not math.isfinite(value.ci95[1]):
         return _missing(meaning, estimate, "infinite: some sentence is (nearly) impossible under this model")
@@ -180,24 +169,12 @@ def _missing(meaning: Meaning, estimate: Estimate, reason: str) -> Convention:
     return Convention(noted, estimate.kind, estimate.protocol.definition, None)
 
 
-def _numbers(counts: Tensor | None) -> Numbers:
-    assert counts is not None, "conventions need the words and bytes of each sentence"
-    numbers: Numbers = counts.double().numpy()
-    return numbers
-
-
-# ---- packed text ----------------------------------------------------------------------------------------------------
-#
-# Running text as full sequences, for the packed convention of the LM1B literature.
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class PackedSequences:
-    """Full sequences of running text: sentences are concatenated and cut wherever a sequence is full; the rest is
-    dropped.
+    """Running text as full sequences: sentences are concatenated and cut wherever a sequence is full.
 
-    Nothing separates the sentences, because a model of single sentences cannot generate `[SEP]`.
+    The rest is dropped. Nothing separates the sentences, because a model of single sentences cannot generate `[SEP]`.
     """
 
     vocabulary: Vocabulary
@@ -206,24 +183,22 @@ class PackedSequences:
     """Tokens of a sequence, special ones included."""
 
     @cached_property
-    def rows(self) -> list[list[int]]:
+    def sequences(self) -> list[list[int]]:
         """The tokens of each sequence, with the tokenizer's special tokens around them."""
-        special = self.vocabulary.special
-        framed = self.vocabulary.encode(self.texts)
-        running = [token for row in framed for token in row if not special[token]]
-        room = self.positions - self.vocabulary.num_special(paired=False)
+        special, framed = self.vocabulary.special, self.vocabulary.encode(self.texts)
+        running = [token for sentence in framed for token in sentence if not special[token]]
         own = [position for position, token in enumerate(framed[0]) if not special[token]]
         before, after = framed[0][: own[0]], framed[0][own[-1] + 1 :]
+        room = self.positions - len(before) - len(after)
         starts = range(0, len(running) - room + 1, room)
         return [[*before, *running[start : start + room], *after] for start in starts]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """All equal."""
-        return np.full(len(self.rows), self.positions, np.int64)
+        return np.full(len(self.sequences), self.positions, np.int64)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """A batch in which everything but the special tokens is editable."""
-        picked = batch_of(self.vocabulary, [self.rows[index] for index in indices])
-        editable = ~self.vocabulary.special[picked.tokens]
-        return replace(picked, editable=editable, example=torch.tensor(indices))
+        picked = batch_of(self.vocabulary, [self.sequences[index] for index in indices])
+        return replace(picked, editable=~self.vocabulary.special[picked.tokens], example=torch.tensor(indices))

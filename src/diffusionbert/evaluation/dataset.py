@@ -2,7 +2,7 @@
 
 A sentence is identified by its number in the corpus as read, whatever other sentences were too long for a model, so
 that two models are compared on the same sentences. A subset is the same for every model and seed, and a smaller one is
-contained in a larger one. This module needs a model's vocabulary and maximum length, and no likelihood.
+contained in a larger one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,13 @@ from typing import final
 from diffusionbert.data.corpus import Cleaning, Corpus, Report, parse_corpus, parse_source
 from diffusionbert.data.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.data.tokenizer import Vocabulary
+from diffusionbert.inference.engine import Engine
+from diffusionbert.reporting import logger
 from diffusionbert.training.config import DataConfig
 from diffusionbert.training.model_folder import training_source
 
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where the sentences come from."""
-
-    corpus: str
-    split: Split
-    report: str = ""
-    """What was kept and skipped while reading."""
-    notes: tuple[str, ...] = ()
+_SEEN = "the model was trained on these sentences: these figures are not about new text"
+_UNKNOWN = "it is unknown whether the model was trained on these sentences: these figures may not be about new text"
 
 
 @dataclass(frozen=True)
@@ -39,10 +33,6 @@ class Trained:
     data: DataConfig
     contents: frozenset[str] | None = None
     """Hashes of its files (`Source.contents`), which identify copies, too; None if unknown."""
-
-
-_SEEN = "the model was trained on these sentences: these figures are not about new text"
-_UNKNOWN = "it is unknown whether the model was trained on these sentences: these figures may not be about new text"
 
 
 @dataclass(frozen=True)
@@ -69,15 +59,15 @@ class EvaluationSetRecord:
 class EvaluationSet:
     """An evaluation set as a model sees it."""
 
-    provenance: Provenance
+    record: EvaluationSetRecord
+    notes: tuple[str, ...]
+    """Warnings of text that the model may have been trained on."""
     texts: tuple[str, ...]
     """All sentences, as read."""
-    tokens: tuple[tuple[int, ...], ...]
+    sequences: tuple[tuple[int, ...], ...]
     """The tokens of all sentences, special tokens included."""
     numbers: tuple[int, ...]
     """The numbers of the scored sentences, ascending."""
-    num_overlong: int
-    """Sentences too long for the model, which are not scored."""
     vocabulary: Vocabulary
 
     @property
@@ -88,25 +78,43 @@ class EvaluationSet:
     @cached_property
     def decoded(self) -> tuple[str, ...]:
         """All sentences after a round trip through the tokenizer, as generated text is decoded from tokens, too."""
-        return tuple(self.vocabulary.decode(row) for row in self.tokens)
+        return tuple(self.vocabulary.decode(sequence) for sequence in self.sequences)
 
     def some(self, number: int) -> list[int]:
         """The numbers of a fixed random subset of sentences, or of all if there are fewer."""
-        return sorted(sorted(range(len(self.texts)), key=_random_key)[:number])
+        return _random_subset(range(len(self.texts)), number)
 
-    @cached_property
-    def record(self) -> EvaluationSetRecord:
-        """What a result says of it."""
-        return EvaluationSetRecord(
-            self.provenance.corpus,
-            self.provenance.split,
-            sha256_of(self.scored),
-            len(self.numbers),
-            sha256_of(self.texts),
-            len(self.texts),
-            self.num_overlong,
-            self.provenance.report,
-        )
+
+def open_evaluation_set(
+    engine: Engine,
+    data: str,
+    *,
+    split: Split | None = None,
+    field: str | None = None,
+    cased: bool = False,
+    detokenise: bool = False,
+    sentences: int | None = None,
+) -> EvaluationSet:
+    """Reads an evaluation set as a model reads text.
+
+    Args:
+        engine: The model.
+        data: A corpus, as for training.
+        split: A split of it; None is the test split, what training held out, or all of it.
+        field: The field of JSON lines that holds the text.
+        cased: Keeps upper case, also if the model was trained on lower case.
+        detokenise: Undoes tokenised text, also if training did not.
+        sentences: Scores so many sentences, always the same ones; None scores all.
+    """
+    trained = Trained(engine.config.data, engine.training_text)
+    cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenise or detokenise)
+    fields = [field] if field else []
+    split = default_split(data, trained, fields) if split is None else split
+    corpus = parse_corpus(data, split, fields=fields, cleaning=cleaning)
+    found = read_evaluation_set(corpus, data, engine.vocabulary, engine.max_length, sentences, trained)
+    for note in found.notes:  # before hours of work
+        logger.info("note: %s", note)
+    return found
 
 
 def read_evaluation_set(
@@ -126,9 +134,6 @@ def read_evaluation_set(
         max_length: The most tokens of a scored sentence.
         sentences: How many sentences to score; None for all that fit.
         trained: What the model was trained on; a note says if that is this corpus, or unknown.
-
-    Returns:
-        The evaluation set.
     """
     if sentences is not None and sentences < 2:
         raise ValueError(f"`sentences` must be at least two for an interval, got {sentences}; 1000 is usual")
@@ -138,41 +143,44 @@ def read_evaluation_set(
         )
     report = Report()
     texts = tuple(str(record.content) for record in corpus.records(report))
-    num_special = vocabulary.num_special(paired=False)
-    rows = tuple(map(tuple, vocabulary.encode(texts)))
-    lengths = [len(row) - num_special for row in rows]
+    sequences = tuple(map(tuple, vocabulary.encode(texts)))
+    lengths = [len(sequence) - vocabulary.num_special(paired=False) for sequence in sequences]
     fitting = [number for number, length in enumerate(lengths) if 1 <= length <= max_length]
-    num_overlong = sum(length > max_length for length in lengths)
     if len(fitting) < 2:
         raise ValueError(
             f"{len(fitting)} of {len(texts)} sentences of {name!r} fit into the model's {max_length} tokens, but an "
             "interval needs two; give a corpus with more sentences"
         )
-    chosen = fitting if sentences is None else sorted(sorted(fitting, key=_random_key)[:sentences])
-    notes = () if trained is None else _warnings(corpus, trained)
-    provenance = Provenance(name, corpus.split, report.summary(), notes)
-    return EvaluationSet(provenance, texts, rows, tuple(chosen), num_overlong, vocabulary)
+    numbers = tuple(fitting if sentences is None else _random_subset(fitting, sentences))
+    record = EvaluationSetRecord(
+        name,
+        corpus.split,
+        sha256_of([texts[number] for number in numbers]),
+        len(numbers),
+        sha256_of(texts),
+        len(texts),
+        sum(length > max_length for length in lengths),
+        report.summary(),
+    )
+    notes = () if trained is None else _training_notes(corpus, trained)
+    return EvaluationSet(record, notes, texts, sequences, numbers, vocabulary)
 
 
-def evaluation_corpus(name: str, trained: Trained, cleaning: Cleaning, fields: Sequence[str] = ()) -> Corpus:
-    """The part of a corpus to evaluate on: its test split, else what training held out, else all."""
+def default_split(name: str, trained: Trained, fields: Sequence[str] = ()) -> Split:
+    """The split of a corpus to evaluate on: test, else what training held out, else all."""
     source = parse_source(name, fields)
     if not isinstance(source, Files | PythonDocumentation):
-        split = Split.TEST
-    else:
-        split = Split.VALIDATION if trained.data.validation is None and _is_training(source, trained) else Split.ALL
-    return parse_corpus(name, split, fields=fields, cleaning=cleaning)
+        return Split.TEST
+    return Split.VALIDATION if trained.data.validation is None and _is_training(source, trained) else Split.ALL
 
 
-def _warnings(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
+def _training_notes(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
     """Notes on text that the model may have seen; a run with its own validation corpus held nothing out."""
-    held_back = {Split.TEST} | ({Split.VALIDATION} if trained.data.validation is None else set())
-    if corpus.split in held_back:
+    held_out = {Split.TEST} | ({Split.VALIDATION} if trained.data.validation is None else set())
+    if corpus.split in held_out:
         return ()
     is_training = _is_training(corpus.source, trained)
-    if is_training is None:
-        return (_UNKNOWN,)
-    return (_SEEN,) if is_training else ()
+    return (_UNKNOWN,) if is_training is None else (_SEEN,) if is_training else ()
 
 
 def _is_training(source: Source, trained: Trained) -> bool | None:
@@ -189,12 +197,10 @@ def _is_training(source: Source, trained: Trained) -> bool | None:
 
 def sha256_of(texts: Sequence[str]) -> str:
     """The hash of texts, one per line in UTF-8, as `sha256sum` gives it for such a file."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{text}\n".encode())
-    return digest.hexdigest()
+    return hashlib.sha256("".join(f"{text}\n" for text in texts).encode()).hexdigest()
 
 
-def _random_key(number: int) -> bytes:
-    """Sorting by it gives a fixed random order of sentences."""
-    return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8).digest()
+def _random_subset(numbers: Sequence[int], size: int) -> list[int]:
+    """A fixed random subset, ascending; smaller ones are contained in larger ones."""
+    chosen = sorted(numbers, key=lambda number: hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8).digest())
+    return sorted(chosen[:size])

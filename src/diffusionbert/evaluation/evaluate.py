@@ -7,20 +7,17 @@ many real sentences, because none means anything by itself. All randomness follo
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from diffusionbert.data.corpus import Cleaning, parse_corpus
-from diffusionbert.data.sources import Split
-from diffusionbert.evaluation.conventions import PACKED_LENGTH, Basis, Convention, PackedSequences, conventions
-from diffusionbert.evaluation.dataset import EvaluationSet, Trained, evaluation_corpus, read_evaluation_set
-from diffusionbert.evaluation.judges import Judge, Judgement, Mauve, Reading, compute_mauve
+from diffusionbert.evaluation.conventions import PACKED_LENGTH, Convention, PackedSequences, conventions
+from diffusionbert.evaluation.dataset import EvaluationSet
+from diffusionbert.evaluation.judges import Judge, Judgement, Mauve, compute_mauve
 from diffusionbert.evaluation.metrics import Bleu, PerSample, self_bleu4
 from diffusionbert.evaluation.result import (
     EvaluationResult,
@@ -29,7 +26,6 @@ from diffusionbert.evaluation.result import (
     Speed,
     TextMetrics,
     Weights,
-    hashes_in,
 )
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.generate import generate, require_supported
@@ -37,8 +33,8 @@ from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import MAX_TEXTS, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol
-from diffusionbert.objectives.base import CONTINUOUS, GRID, ScoringQuantities, ScoringQuantity
-from diffusionbert.reporting import Progress, logger, no_progress
+from diffusionbert.objectives.base import CONTINUOUS, GRID, ScoringQuantities
+from diffusionbert.reporting import Progress, no_progress
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.files import code_version
 from diffusionbert.storage.schema import Component
@@ -116,109 +112,84 @@ def evaluate(
         The result, with the scores of all sentences and samples.
     """
     plan.require(engine)
-    weights = weight_hashes(engine)
+    weights = Weights.of(engine.folder)
     protocol = Protocol(data=evaluation_set.record.sha256, weights=weights.sha256)
     quantities = engine.config.objective.scoring_quantities(engine.config.time)
-    likelihoods: dict[str, Estimate] = {}
-    for quantity in quantities.available if plan.scored else ():
-        budget = _at_most(plan.budget, likelihoods)
-        likelihoods[quantity.name] = _likelihood(
-            engine, evaluation_set, replace(plan, budget=budget), quantity, protocol, progress
-        )
-    samples = generate_samples(engine, plan, progress)
+    likelihoods = _likelihoods(engine, evaluation_set, plan, quantities, protocol, progress) if plan.scored else {}
+    texts, speed = generate_samples(engine, plan, progress)
+    first, second = texts[: plan.samples], texts[plan.samples :]
     real = evaluation_set.some(plan.samples)
-    judgement, mauve = _judged(
-        samples, [evaluation_set.decoded[number] for number in real], judge, featuriser, plan, progress
+    real_texts = [evaluation_set.decoded[number] for number in real]
+    judgement, mauve = _judged(first, real_texts, judge, featuriser, plan.seed, progress)
+    shown = None
+    if plan.conventions:
+        shown = _conventions(engine, evaluation_set, plan, quantities, likelihoods, protocol, progress)
+    bleu, self_bleu, own, others = compare_texts(first, second, evaluation_set, real)
+    config = plan.sampling.config
+    sampling = SamplingRecord(
+        Component.of(engine.config.objective.choose_sampler(plan.sampling.sampler)),
+        config.steps,
+        config.temperature,
+        config.top_k,
+        config.top_p,
+        plan.sampling.block,
+        plan.length,
+        plan.samples,
+        plan.seed,
     )
-    rows = (
-        _conventions(engine, evaluation_set, plan, quantities, likelihoods, protocol, progress)
-        if plan.conventions
-        else None
-    )
-    bleu, self_bleu = sample_bleu(samples, evaluation_set)
-    own, others = compare_texts(samples, bleu, self_bleu, evaluation_set, real)
     return EvaluationResult(
         engine.name,
-        describe_model(engine),
+        _description(engine),
         weights,
         code_version(),
         evaluation_set.record,
         plan.seed,
         {name: estimate.summary() for name, estimate in likelihoods.items()},
-        Generation(samples.sampling, own, others, samples.speed, judgement, mauve),
-        rows,
-        (*evaluation_set.provenance.notes, *quantities.notes, *_cautions(evaluation_set, plan, own, others, mauve)),
+        Generation(sampling, own, others, speed, judgement, mauve),
+        shown,
+        (*evaluation_set.notes, *quantities.notes, *_cautions(evaluation_set, plan, own, others, mauve)),
         {name: estimate.scores for name, estimate in likelihoods.items()},
         bleu,
         self_bleu,
-        _one_line_each(samples.first),
-        _one_line_each(samples.second),
+        _one_line_each(first),
+        _one_line_each(second),
     )
-
-
-def open_evaluation_set(
-    engine: Engine,
-    data: str,
-    *,
-    split: Split | None = None,
-    field: str | None = None,
-    cased: bool = False,
-    detokenise: bool = False,
-    sentences: int | None = None,
-) -> EvaluationSet:
-    """Reads an evaluation set as a model reads text.
-
-    Args:
-        engine: The model.
-        data: A corpus, as for training.
-        split: A split of it; None is the test split, what training held out, or all of it.
-        field: The field of JSON lines that holds the text.
-        cased: Keeps upper case, also if the model was trained on lower case.
-        detokenise: Undoes tokenised text, also if training did not.
-        sentences: Scores so many sentences, always the same ones; None scores all.
-    """
-    trained = Trained(engine.config.data, engine.training_text)
-    cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenise or detokenise)
-    fields = [field] if field else []
-    if split is None:
-        corpus = evaluation_corpus(data, trained, cleaning, fields)
-    else:
-        corpus = parse_corpus(data, split, fields=fields, cleaning=cleaning)
-    found = read_evaluation_set(corpus, data, engine.vocabulary, engine.max_length, sentences, trained)
-    for note in found.provenance.notes:  # before hours of work
-        logger.info("note: %s", note)
-    return found
 
 
 # ---- likelihoods ----------------------------------------------------------------------------------------------------
 
 
-def _at_most(budget: EstimationBudget, found: Mapping[str, Estimate]) -> EstimationBudget:
-    """The precision applies to the model's own likelihood; the others get no more draws."""
-    own = next(iter(found.values()), None)
-    return budget if own is None else replace(budget, max_draws=max(own.protocol.num_draws, 2 * budget.strata))
-
-
-def _likelihood(
+def _likelihoods(
     engine: Engine,
     evaluation_set: EvaluationSet,
     plan: Plan,
-    quantity: ScoringQuantity,
+    quantities: ScoringQuantities,
     protocol: Protocol,
     progress: Progress,
-) -> Estimate:
-    found = estimate_nats(
-        engine,
-        evaluation_set.scored,
-        plan.budget,
-        quantity=quantity,
-        length_histogram=engine.length_histogram if plan.modelled_length else None,
-        protocol=protocol,
-        advance=_counter(
-            progress, f"likelihood, {quantity.name}", len(evaluation_set.numbers) * plan.budget.max_rounds
-        ),
-    )
-    return replace(found, scores=replace(found.scores, example=torch.tensor(evaluation_set.numbers)))
+) -> dict[str, Estimate]:
+    """The model's own likelihood first."""
+    found: dict[str, Estimate] = {}
+    for quantity in quantities.available:
+        budget = _at_most(plan.budget, found)
+        total = len(evaluation_set.numbers) * budget.max_rounds
+        estimate = estimate_nats(
+            engine,
+            evaluation_set.scored,
+            budget,
+            quantity=quantity,
+            length_histogram=engine.length_histogram if plan.modelled_length else None,
+            protocol=protocol,
+            advance=_counter(progress, f"likelihood, {quantity.name}", total),
+        )
+        scores = replace(estimate.scores, example=torch.tensor(evaluation_set.numbers))
+        found[quantity.name] = replace(estimate, scores=scores)
+    return found
+
+
+def _at_most(budget: EstimationBudget, found: dict[str, Estimate]) -> EstimationBudget:
+    """The precision applies to the model's own likelihood; the others get no more draws."""
+    own = next(iter(found.values()), None)
+    return budget if own is None else replace(budget, max_draws=max(own.protocol.num_draws, 2 * budget.strata))
 
 
 def _conventions(
@@ -226,7 +197,7 @@ def _conventions(
     evaluation_set: EvaluationSet,
     plan: Plan,
     quantities: ScoringQuantities,
-    likelihoods: Mapping[str, Estimate],
+    likelihoods: dict[str, Estimate],
     protocol: Protocol,
     progress: Progress,
 ) -> tuple[Convention, ...]:
@@ -234,21 +205,21 @@ def _conventions(
         return ()
     given = {name: _length_given(engine, estimate) for name, estimate in likelihoods.items()}
     own, limit = given[quantities.primary.name], quantities.named(CONTINUOUS) or quantities.primary
-    packed = PackedSequences(engine.vocabulary, evaluation_set.scored, min(PACKED_LENGTH, engine.max_positions))
-    num_sequences, budget, card = len(packed.rows), _at_most(plan.budget, likelihoods), replace(protocol, packed=True)
-    advance = _counter(progress, "likelihood, packed", num_sequences * budget.max_rounds)
+    sequences = PackedSequences(engine.vocabulary, evaluation_set.scored, min(PACKED_LENGTH, engine.max_positions))
+    packed, budget = None, _at_most(plan.budget, likelihoods)
+    if len(sequences.lengths) > 1:
+        advance = _counter(progress, "likelihood, packed", len(sequences.lengths) * budget.max_rounds)
+        card = replace(protocol, packed=True)
+        packed = estimate_sequences(engine, sequences, budget, quantity=limit, protocol=card, advance=advance)
+    histogram, vocabulary = engine.length_histogram, engine.vocabulary
     return conventions(
-        Basis(
-            own,
-            given.get(GRID, own),
-            given[limit.name],
-            estimate_sequences(engine, packed, budget, quantity=limit, protocol=card, advance=advance)
-            if num_sequences > 1
-            else None,
-            None if engine.length_histogram is None else length_nats(engine.length_histogram, own.scores.tokens),
-            engine.vocabulary.num_special(paired=False),
-            engine.vocabulary.size,
-        ),
+        own,
+        given.get(GRID, own),
+        given[limit.name],
+        packed,
+        None if histogram is None else length_nats(histogram, own.scores.tokens),
+        vocabulary.num_special(paired=False),
+        vocabulary.size,
         plan.seed,
     )
 
@@ -266,67 +237,49 @@ def _length_given(engine: Engine, estimate: Estimate) -> Estimate:
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Two sets of generated texts, and what they cost."""
-
-    first: tuple[str, ...]
-    second: tuple[str, ...]
-    sampling: SamplingRecord
-    speed: Speed
-
-
-def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progress) -> Samples:
-    """Generates two sets of samples, all different draws of one seed."""
-    advance = _counter(progress, "samples", plan.task.number)
-    texts, num_tokens, longest, num_calls, start = [], 0, 0, 0, time.perf_counter()
+def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progress) -> tuple[list[str], Speed]:
+    """Generates both sets of samples, all different draws of one seed."""
+    advance, start = _counter(progress, "samples", plan.task.number), time.perf_counter()
+    found = []
     for one in generate(engine, plan.task, plan.sampling):
-        texts.append(one.text)
-        num_tokens, num_calls = num_tokens + one.length, num_calls + one.calls
-        longest = max(longest, one.length)
+        found.append(one)
         advance(1)
-    seconds = time.perf_counter() - start
+    seconds, longest = time.perf_counter() - start, max(one.length for one in found)
     speed = Speed(
-        seconds / len(texts),
-        num_tokens / seconds,
-        num_calls / len(texts),
-        _device_name(engine.device),
-        min(engine.sequences_at_once(longest + engine.vocabulary.num_special(paired=False)), len(texts)),
+        seconds / len(found),
+        sum(one.length for one in found) / seconds,
+        sum(one.calls for one in found) / len(found),
+        torch.cuda.get_device_name(engine.device)
+        if engine.device.type == "cuda"
+        else f"{engine.device}, {torch.get_num_threads()} threads",
+        min(engine.sequences_at_once(longest + engine.vocabulary.num_special(paired=False)), len(found)),
     )
-    return Samples(tuple(texts[: plan.samples]), tuple(texts[plan.samples :]), _sampling_record(engine, plan), speed)
-
-
-def _sampling_record(engine: Engine, plan: Plan) -> SamplingRecord:
-    request, config = plan.sampling, plan.sampling.config
-    return SamplingRecord(
-        Component.of(engine.config.objective.choose_sampler(request.sampler)),
-        config.steps,
-        config.temperature,
-        config.top_k,
-        config.top_p,
-        request.block,
-        plan.length,
-        plan.samples,
-        plan.seed,
-    )
-
-
-def sample_bleu(samples: Samples, evaluation_set: EvaluationSet) -> tuple[PerSample, PerSample]:
-    """BLEU-4 of each sample against the corpus, and self-BLEU-4 of each sample of the second set."""
-    _, bleu, _ = _references(evaluation_set)
-    return bleu.scores(_lower(samples.first)), self_bleu4(_lower(samples.second))
+    return [one.text for one in found], speed
 
 
 def compare_texts(
-    samples: Samples, bleu: PerSample, self_bleu: PerSample, evaluation_set: EvaluationSet, real: Sequence[int]
-) -> tuple[TextMetrics, TextMetrics]:
-    """The metrics of samples, and those of real sentences, given by their numbers."""
-    references, _, among_themselves = _references(evaluation_set)
-    sentences = [references[number] for number in real]
-    against_others = PerSample(among_themselves.values[np.asarray(real)])
+    first: Sequence[str], second: Sequence[str], evaluation_set: EvaluationSet, real: Sequence[int]
+) -> tuple[PerSample, PerSample, TextMetrics, TextMetrics]:
+    """Metrics of samples and of real sentences.
+
+    Args:
+        first: Samples.
+        second: Other samples, for self-BLEU.
+        evaluation_set: Its sentences are the references.
+        real: The numbers of real sentences.
+
+    Returns:
+        BLEU-4 of each sample, self-BLEU-4 of each other sample, and the metrics of the samples and the real sentences.
+    """
+    references, against_all, among_themselves = _references(evaluation_set)
+    samples, sentences = _lower(first), [references[number] for number in real]
+    bleu, self_bleu = against_all.scores(samples), self_bleu4(_lower(second))
+    real_bleu = PerSample(among_themselves.values[np.asarray(real)])
     return (
-        TextMetrics.of(_lower(samples.first), bleu, self_bleu),
-        TextMetrics.of(sentences, against_others, self_bleu4(sentences)),
+        bleu,
+        self_bleu,
+        TextMetrics.of(samples, bleu, self_bleu),
+        TextMetrics.of(sentences, real_bleu, self_bleu4(sentences)),
     )
 
 
@@ -347,25 +300,25 @@ def _lower(texts: Sequence[str]) -> list[str]:
 
 
 def _judged(
-    samples: Samples,
+    samples: Sequence[str],
     real: Sequence[str],
     judge: Judge | None,
     featuriser: Judge | None,
-    plan: Plan,
+    seed: int,
     progress: Progress,
 ) -> tuple[Judgement | None, Mauve | None]:
-    readings: dict[str, tuple[Reading, Reading]] = {}
+    readings = {}
     for reader in (judge, featuriser):
         if reader is not None and reader.name not in readings:
-            advance = _counter(progress, f"judge {reader.name}", len(samples.first) + len(real))
-            readings[reader.name] = reader.read(samples.first, advance), reader.read(real, advance)
+            advance = _counter(progress, f"judge {reader.name}", len(samples) + len(real))
+            readings[reader.name] = reader.read(samples, advance), reader.read(real, advance)
     judgement = mauve = None
     if judge is not None:
-        generated, read = (reading.judged(plan.seed) for reading in readings[judge.name])
-        judgement = Judgement(judge.name, judge.convention, generated, read)
+        own, other = readings[judge.name]
+        judgement = Judgement(judge.name, judge.convention, own.judged(seed), other.judged(seed))
     if featuriser is not None:
-        vectors = [reading.features for reading in readings[featuriser.name]]
-        mauve = compute_mauve(vectors[0], vectors[1], featuriser.name, plan.seed)
+        own, other = readings[featuriser.name]
+        mauve = compute_mauve(own.features, other.features, featuriser.name, seed)
     return judgement, mauve
 
 
@@ -373,9 +326,9 @@ def _cautions(
     evaluation_set: EvaluationSet, plan: Plan, own: TextMetrics, real: TextMetrics, mauve: Mauve | None
 ) -> list[str]:
     """What a reader of the figures must know."""
-    found = []
-    if evaluation_set.num_overlong:
-        found.append(f"{evaluation_set.num_overlong:,} sentences are too long for the model and were not scored")
+    found, num_overlong = [], evaluation_set.record.num_overlong
+    if num_overlong:
+        found.append(f"{num_overlong:,} sentences are too long for the model and were not scored")
     if real.number < plan.samples:
         found.append(f"only {real.number:,} real sentences are compared with {plan.samples:,} samples")
     if mauve is not None and min(mauve.num_samples, mauve.num_real) < 1000:
@@ -388,31 +341,13 @@ def _cautions(
     return found
 
 
-# ---- weights, devices, progress -------------------------------------------------------------------------------------
-
-
-def weight_hashes(engine: Engine) -> Weights:
-    """The SHA-256 of each file of weights of a model, as `sha256sum` gives it, and of all together."""
-    files = hashes_in(engine.folder)
-    if not files:
-        return Weights()
-    together = "".join(f"{digest}  {name}\n" for name, digest in files.items())
-    return Weights(hashlib.sha256(together.encode()).hexdigest(), files)
-
-
-def describe_model(engine: Engine) -> ModelDescription:
+def _description(engine: Engine) -> ModelDescription:
     """What a result says of a model; the settings of training are unknown for a plain masked LM."""
     assert isinstance(engine.network, torch.nn.Module)
     found = describe(engine.metadata.trained or engine.config, engine.network)
     if engine.metadata.trained is None:
         return replace(found, start=None, seed=None, training_steps=None)
     return replace(found, tokens_seen=engine.metadata.tokens_seen)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return f"{device}, {torch.get_num_threads()} threads"
-    return torch.cuda.get_device_name(device)
 
 
 def _counter(progress: Progress, what: str, total: int) -> Callable[[int], None]:

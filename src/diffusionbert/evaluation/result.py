@@ -11,9 +11,9 @@ open, too. How the figures are computed is in `evaluate`.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, final
@@ -27,7 +27,7 @@ from diffusionbert.evaluation.dataset import EvaluationSetRecord
 from diffusionbert.evaluation.judges import Judgement, Mauve
 from diffusionbert.evaluation.metrics import ORDER, PerSample, distinct_n, repetition, token_entropy
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
-from diffusionbert.likelihood.scores import LikelihoodSummary, PointEstimate, Scores
+from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate, Scores
 from diffusionbert.storage.files import CodeVersion, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.schema import Component, from_json, to_json
 from diffusionbert.training.log import ModelDescription
@@ -39,12 +39,27 @@ REPORT, SCORES, SAMPLES = "evaluation.json", "scores.safetensors", "samples.txt"
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model by their hashes."""
+    """The weights of a model by their hashes, as `sha256sum` gives them."""
 
     sha256: str | None = None
-    """Of all files together."""
+    """Of the list of all files."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each file."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Weights:
+        """Hashes the weights of a model folder."""
+        files = {path.name: _sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+        together = "".join(f"{digest}  {name}\n" for name, digest in files.items())
+        return cls(hashlib.sha256(together.encode()).hexdigest(), files) if files else cls()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -129,8 +144,7 @@ class Generation:
     mauve: Mauve | None = None
 
 
-def _no_values() -> PerSample:
-    return PerSample(np.zeros(0))
+_NO_VALUES = PerSample(np.zeros(0))
 
 
 @final
@@ -156,9 +170,9 @@ class EvaluationResult:
 
     scores: dict[str, Scores] = field(default_factory=dict, repr=False)
     """The nats of each sentence, by the names of `likelihoods`."""
-    bleu4: PerSample = field(default_factory=_no_values, repr=False)
+    bleu4: PerSample = field(default=_NO_VALUES, repr=False)
     """Of each sample."""
-    self_bleu4: PerSample = field(default_factory=_no_values, repr=False)
+    self_bleu4: PerSample = field(default=_NO_VALUES, repr=False)
     """Of each sample of the second set."""
     samples: tuple[str, ...] = field(default=(), repr=False)
     """For BLEU-4 and everything but self-BLEU-4; each is one line."""
@@ -190,23 +204,19 @@ class EvaluationResult:
 
     def save(self, folder: Path) -> None:
         """Writes the folder of the result; each file appears complete, and `evaluation.json` last."""
+        tensors = {"bleu4": torch.tensor(self.bleu4.values), "self_bleu4": torch.tensor(self.self_bleu4.values)}
+        for name, scores in self.scores.items():
+            counts = {"example": scores.example, "tokens": scores.tokens, "words": scores.words, "bytes": scores.bytes}
+            tensors |= {key: count for key, count in counts.items() if count is not None}
+            tensors |= {f"nats.{name}": scores.nats, f"draw_variance.{name}": scores.draw_variance}
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = [folder / f"{name}.unfinished" for name in (SCORES, SAMPLES)]
-        save_tensors(self._tensors(), unfinished[0])
+        save_tensors(tensors, unfinished[0])
         texts = "".join(f"{text}\n" for text in (*self.samples, *self.more_samples))
         unfinished[1].write_text(texts, encoding="utf-8")
         for path in unfinished:
             path.replace(path.with_suffix(""))
         write_json(folder / REPORT, self.to_json())
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {name: torch.tensor(getattr(self, name).values) for name in ("bleu4", "self_bleu4")}
-        for name, scores in self.scores.items():
-            tensors |= {"example": scores.example, "tokens": scores.tokens}
-            tensors |= {"words": scores.words} if scores.words is not None else {}
-            tensors |= {"bytes": scores.bytes} if scores.bytes is not None else {}
-            tensors |= {f"nats.{name}": scores.nats, f"draw_variance.{name}": scores.draw_variance}
-        return tensors
 
     @classmethod
     def load(cls, folder: str | Path) -> EvaluationResult:
@@ -214,16 +224,14 @@ class EvaluationResult:
         folder = locate(Path(folder))
         where, plain = str(folder / REPORT), read_json(folder / REPORT)
         version = plain.get("format") if isinstance(plain, dict) else None
-        if version == 1:
-            plain = from_format_1(plain, where)
-        elif version != FORMAT:
+        if version not in (1, FORMAT):
             raise ValueError(f"{where!r} has the format {version!r}, but {FORMAT} or 1 is expected; evaluate again")
-        record = {key: value for key, value in plain.items() if key != "format"}
         try:
+            record = from_format_1(plain) if version == 1 else {key: plain[key] for key in plain if key != "format"}
             if unknown := sorted(record.keys() - _RECORDED):
                 raise ValueError(f"{where}: unknown field {unknown[0]!r}")
             return from_json(record, cls, where)._with_arrays(folder)
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the evaluation in {str(folder)!r} is damaged ({error}); evaluate again") from None
 
     def _with_arrays(self, folder: Path) -> EvaluationResult:
@@ -234,19 +242,19 @@ class EvaluationResult:
         except KeyError as error:
             raise ValueError(f"{folder / SCORES}: no tensor {error}") from None
         try:
-            lines = (folder / SAMPLES).read_text(encoding="utf-8").splitlines()
+            lines = tuple((folder / SAMPLES).read_text(encoding="utf-8").splitlines())
         except OSError as error:
             raise ValueError(f"{folder / SAMPLES}: {error.strerror}") from None
         number = 0 if self.generation is None else self.generation.sampling.number
-        first, second = tuple(lines[:number]), tuple(lines[number : 2 * number])
-        return replace(self, scores=scores, bleu4=bleu[0], self_bleu4=bleu[1], samples=first, more_samples=second)
+        samples, more = lines[:number], lines[number : 2 * number]
+        return replace(self, scores=scores, bleu4=bleu[0], self_bleu4=bleu[1], samples=samples, more_samples=more)
 
 
 _ARRAYS = {"scores", "bleu4", "self_bleu4", "samples", "more_samples"}
 _RECORDED = {each.name: None for each in fields(EvaluationResult) if each.name not in _ARRAYS}
 
 
-def _scores(name: str, summary: LikelihoodSummary, tensors: dict[str, Tensor]) -> Scores:
+def _scores(name: str, summary: LikelihoodSummary, tensors: Mapping[str, Tensor]) -> Scores:
     return Scores(
         summary.kind,
         tensors["example"],
@@ -263,9 +271,6 @@ def mean_with_interval(values: PerSample, seed: int = 0) -> PointEstimate:
     """A mean with its 95 % interval, by bootstrap over samples, as if they were independent."""
     [sums] = resampled_sums([values.values], seed)
     return PointEstimate(values.mean, percentile_interval(sums / len(values.values)))
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
 
 
 def locate(folder: Path) -> Path:
@@ -286,138 +291,102 @@ def require_free(folder: Path) -> None:
         raise ValueError(f"{str(folder)!r} contains {taken!r}; give --overwrite, or choose another --output")
 
 
-def hashes_in(model: Path) -> dict[str, str]:
-    """The SHA-256 of each file of weights in a model folder, as `sha256sum` gives it."""
-    return {path.name: file_hash(path) for path in sorted(model.glob("*.safetensors"))}
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file of any size."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 # ---- format 1 -------------------------------------------------------------------------------------------------------
 #
-# Evaluations of format 1, in which a string said which number a likelihood is, converted to format 2.
+# Evaluations of format 1, in which a string said which number a likelihood is, as plain JSON values of format 2; what
+# was not recorded is null.
 
 
-_RATES = (
-    "nats_per_sentence",
-    "nats_per_token",
-    "perplexity_per_token",
-    "nats_per_word",
-    "perplexity_per_word",
-    "bits_per_byte",
-)
-_PROTOCOL = "data", "weights", "special_tokens", "packed", "num_draws", "strata", "seed", "precision", "arithmetic"
-_PAIR = re.compile(r"(\w+)=(?:<[^:>]*: '([^']*)'>|'([^']*)'|([\w.+-]+))")
-
-
-def from_format_1(plain: Any, where: str) -> Any:
-    """The same evaluation as plain JSON values of format 2; what was not recorded is null."""
-    try:
-        sampling, likelihoods = plain["sampling"], plain["likelihoods"]
-        return {
-            "name": plain["model"],
-            "model": {},
-            "weights": plain["weights"],
-            "code": {"version": next((one["protocol"]["version"] for one in likelihoods.values()), "unknown")},
-            "data": plain["data"],
-            "seed": sampling["seed"],
-            "likelihoods": {name: _likelihood(one) for name, one in likelihoods.items()},
-            "generation": {
-                "sampling": _sampling(sampling),
-                "samples": _metrics(plain, plain["ci95"], sampling["number"]),
-                "real": _metrics(plain["real"], {}, plain["real"]["number"]),
-                "speed": plain["speed"],
-                "judge": plain["judge"],
-                "mauve": plain["mauve"],
-            },
-            "conventions": None if plain["conventions"] is None else [_convention(one) for one in plain["conventions"]],
-            "notes": plain["notes"],
-        }
-    except (KeyError, TypeError, AttributeError, SyntaxError) as error:
-        raise ValueError(f"the evaluation {where!r} is damaged ({error!r}); evaluate again") from None
-
-
-def _likelihood(plain: Any) -> Any:
-    protocol = plain["protocol"]
-    is_given = protocol["interval"].startswith("95 %, over draws alone")
+def from_format_1(old: Any) -> dict[str, object]:
+    """The same evaluation in format 2."""
+    sampling, likelihoods = old["sampling"], old["likelihoods"]
+    settings = {"threshold": sampling["threshold"]} if sampling["threshold"] is not None else {}
+    if sampling["algorithm"].startswith("remasking"):
+        settings["remasking"] = sampling["remasking"]
+    kept = "steps", "temperature", "top_k", "top_p", "block", "number", "seed"
     return {
-        "kind": plain["likelihood"],
-        "rates": {name: _measurement(plain[name], plain["ci95"][name]) for name in _RATES},
-        "protocol": {name: protocol[name] for name in (*_PROTOCOL, "version")}
-        | {
-            "definition": _definition(protocol["steps"], plain["likelihood"]),
-            "length": "given" if protocol["length"] == "given" else "modelled",
-            "interval": "draws" if is_given else "sentences and draws",
+        "name": old["model"],
+        "model": {},
+        "code": {"version": next((one["protocol"]["version"] for one in likelihoods.values()), "unknown")},
+        "seed": sampling["seed"],
+        "likelihoods": {name: _likelihood(one) for name, one in likelihoods.items()},
+        "generation": {
+            "sampling": {
+                "sampler": {"name": sampling["algorithm"], "settings": settings},
+                "length": None if sampling["length"] == "corpus" else sampling["length"],
+                **{key: sampling[key] for key in kept},
+            },
+            "samples": _text_metrics(old, old["ci95"], sampling["number"]),
+            "real": _text_metrics(old["real"], {}, old["real"]["number"]),
+            **{key: old[key] for key in ("speed", "judge", "mauve")},
         },
-        "standard_error": plain["standard_error_nats_per_token"],
-        "limited_by": plain["limited_by"],
-        **{name: plain[name] for name in ("num_sentences", "num_tokens", "num_words", "num_bytes", "num_infinite")},
+        "conventions": None if old["conventions"] is None else [_convention(one) for one in old["conventions"]],
+        **{key: old[key] for key in ("weights", "data", "notes")},
     }
 
 
-def _definition(steps: str, kind: str) -> Any:
-    """Which number a likelihood is, from its description."""
+def _likelihood(old: Any) -> dict[str, object]:
+    protocol, rates = old["protocol"], [each.name for each in fields(LikelihoodRates)]
+    same = ["data", "weights", "special_tokens", "packed", "num_draws", "strata", "seed", "precision", "arithmetic"]
+    return {
+        "kind": old["likelihood"],
+        "rates": {name: _measurement(old[name], old["ci95"][name]) for name in rates},
+        "protocol": {
+            "definition": _definition(protocol["steps"], old["likelihood"]),
+            "length": "given" if protocol["length"] == "given" else "modelled",
+            "interval": "sentences and draws",
+            **{name: protocol[name] for name in (*same, "version")},
+        },
+        "standard_error": old["standard_error_nats_per_token"],
+        "limited_by": old["limited_by"],
+        **{name: old[name] for name in ("num_sentences", "num_tokens", "num_words", "num_bytes", "num_infinite")},
+    }
+
+
+def _definition(steps: str, kind: str) -> dict[str, object]:
+    """Which number a likelihood is, from a description such as "512 steps, Spindle(strength=0.3, …)"."""
     if steps == "one token after another":
         return {"quantity": "nll", "estimator": "left to right"}
     if steps == "each token given all others":
-        return {"quantity": "pseudo-likelihood", "estimator": "each token given all others"}
-    head, _, rest = steps.partition(", ")
-    number = head.removesuffix(" steps")
-    definition = {
-        "quantity": "paper" if kind == "pseudo" else "strict",
-        "time": {"steps": int(number) if number.isdigit() else None},
-    }
+        return {"quantity": "pseudo-likelihood", "estimator": steps}
+    number, _, rest = steps.partition(", ")
+    steps = number.removesuffix(" steps")
+    time = {"steps": int(steps) if steps.isdigit() else None}
+    found = {"quantity": "paper" if kind == "pseudo" else "strict", "time": time}
     if rest == "estimated in any order":
-        return definition | {"estimator": "order-agnostic"}
+        return found | {"estimator": "order-agnostic"}
     if rest == "learned rates":
-        return definition | {"schedule": {"name": "learned"}}
-    settings = {
-        name: ast.literal_eval(text) if text else word or quoted for name, word, quoted, text in _PAIR.findall(rest)
-    }
-    return definition | {"schedule": {"name": rest.partition("(")[0].lower(), "settings": settings}}
+        return found | {"schedule": {"name": "learned"}}
+    pairs = re.findall(r"(\w+)=(?:<[^>]*'(\w+)'>|([\d.e-]+))", rest)
+    settings = {name: word or float(value) for name, word, value in pairs}
+    return found | {"schedule": {"name": rest.partition("(")[0].lower(), "settings": settings}}
 
 
-def _measurement(value: float | None, interval: Any) -> Any:
+def _measurement(value: float | None, interval: Any) -> dict[str, object] | None:
     """Infinity was null; a unit that was not counted had no interval."""
     if interval is None:
         return None
     return {"value": "inf" if value is None else value, "ci95": ["inf" if end is None else end for end in interval]}
 
 
-def _metrics(plain: Any, intervals: Any, number: int) -> Any:
-    bleu = {name: {"value": plain[name], "ci95": intervals.get(name)} for name in ("bleu4", "self_bleu4")}
-    return bleu | {
+def _text_metrics(old: Any, intervals: Any, number: int) -> dict[str, object]:
+    return {
+        **{name: {"value": old[name], "ci95": intervals.get(name)} for name in ("bleu4", "self_bleu4")},
         "number": number,
-        "distinct": [plain[f"distinct_{n}"] for n in range(1, 5)],
-        "repeated_4grams": plain["repetition"]["share"],
-        "longest_run": plain["repetition"]["longest_run"],
-        "entropy_pooled": plain["token_entropy"]["pooled"],
-        "entropy_per_text": plain["token_entropy"]["per_sample"],
-        "words_per_text": plain["words_per_text"],
+        "distinct": [old[f"distinct_{n}"] for n in range(1, 5)],
+        "repeated_4grams": old["repetition"]["share"],
+        "longest_run": old["repetition"]["longest_run"],
+        "entropy_pooled": old["token_entropy"]["pooled"],
+        "entropy_per_text": old["token_entropy"]["per_sample"],
+        "words_per_text": old["words_per_text"],
     }
 
 
-def _sampling(plain: Any) -> Any:
-    name = plain["algorithm"]
-    knobs = {"threshold": plain["threshold"]} if plain["threshold"] is not None else {}
-    knobs |= {"remasking": plain["remasking"]} if name.startswith("remasking") else {}
-    kept = "steps", "temperature", "top_k", "top_p", "block", "number", "seed"
-    length = None if plain["length"] == "corpus" else plain["length"]
-    return {key: plain[key] for key in kept} | {"sampler": {"name": name, "settings": knobs}, "length": length}
-
-
-def _convention(plain: Any) -> Any:
-    words = {name: plain[name] for name in ("name", "papers", "quotient", "note", "trained_for")}
+def _convention(old: Any) -> dict[str, object]:
+    words = {name: old[name] for name in ("name", "papers", "quotient", "note", "trained_for")}
     return {
-        "meaning": words | {"scale": plain["unit"]},
-        "kind": plain["likelihood"],
-        "definition": _definition(plain["steps"], plain["likelihood"]),
-        "value": _measurement(plain["value"], plain["ci95"]),
+        "meaning": words | {"scale": old["unit"]},
+        "kind": old["likelihood"],
+        "definition": _definition(old["steps"], old["likelihood"]),
+        "value": _measurement(old["value"], old["ci95"]),
     }

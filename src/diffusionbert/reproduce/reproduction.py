@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
-from diffusionbert.evaluation.dataset import EvaluationSet
-from diffusionbert.evaluation.evaluate import Plan, evaluate, open_evaluation_set
+from diffusionbert.evaluation.dataset import EvaluationSet, open_evaluation_set
+from diffusionbert.evaluation.evaluate import Plan, evaluate
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
