@@ -71,8 +71,7 @@ class Doctor(SamplerOptions, WithModel):
         sampling = self.request(self.block)
         samples = [] if self.samples is None else lines_of((), self.samples, "samples")
         with progress_line(self.num_return_sequences, visible=not samples) as show:
-            done = iter(range(1, self.num_return_sequences + 1))
-            return examine(model, task, sampling, samples, corpus, lambda: show(next(done), "samples"))
+            return examine(model, task, sampling, samples, corpus, lambda done: show(done, "samples"))
 
     def _corpus(self, model: Engine) -> list[str]:
         from diffusionbert.data.corpus import Cleaning, parse_corpus

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import importlib
 import io
-import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -29,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from diffusionbert.evaluation.metrics import entropy
 from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
 from diffusionbert.storage.hub import MODEL, fetch, not_found, quiet
 from diffusionbert.training.batches import TokenBudget
@@ -59,13 +59,12 @@ class Reading:
         total = float(self.tokens.sum())
         if not total:
             raise ValueError(f"all {len(self.tokens)} texts are empty to the judge; give other ones")
-        nats = float(self.nats.sum())
-        some = self.tokens > 0
-        low, high = nats / total, nats / total
-        if int(some.sum()) > 1:
+        rate, some = float(self.nats.sum()) / total, self.tokens > 0
+        low = high = rate
+        if some.sum() > 1:
             [(low, high)] = ratio_intervals(self.nats[some], [self.tokens[some]], seed)
         return Judged(
-            math.exp(nats / total),
+            math.exp(rate),
             (math.exp(low), math.exp(high)),
             float(self.entropy[some].mean()),
             int(total),
@@ -112,10 +111,8 @@ class Judge:
     @property
     def start(self) -> int | None:
         """The token before each text; None if the tokenizer has none, so that the first token is given."""
-        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
-            if token is not None:
-                return int(token)
-        return None
+        tokens = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        return next((int(token) for token in tokens if token is not None), None)
 
     @property
     def is_gpt2(self) -> bool:
@@ -136,38 +133,38 @@ class Judge:
     def read(self, texts: Sequence[str], advance: Advance = lambda num_texts: None) -> Reading:
         """Scores texts in batches of similar length; batching does not change the scores."""
         before = [] if self.start is None else [self.start]
-        ids = [list(row) for row in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
-        entropy = np.array([_entropy(row) for row in ids])
+        ids = [list(tokens) for tokens in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+        entropies = np.array([entropy([*Counter(tokens).values()]) for tokens in ids])
         room = self._longest - len(before)
-        rows = [before + row[:room] for row in ids]
-        lengths = np.array([len(row) for row in rows])
-        nats, features = np.zeros(len(rows)), np.zeros((len(rows), self.model.config.hidden_size), np.float32)
+        sequences = [before + tokens[:room] for tokens in ids]
+        lengths = np.array([len(sequence) for sequence in sequences])
+        nats, features = np.zeros(len(ids)), np.zeros((len(ids), self.model.config.hidden_size), np.float32)
         order = np.argsort(-lengths, kind="stable")[: int((lengths > 0).sum())]
         edges = np.cumsum(TokenBudget(max(_POSITIONS_PER_CALL, int(lengths.max(initial=1)))).cut(lengths[order]))[:-1]
         for index in np.split(order, edges):
             if len(index):
-                nats[index], features[index] = self._read([rows[number] for number in index])
+                nats[index], features[index] = self._read([sequences[number] for number in index])
                 advance(len(index))
         advance(int((lengths == 0).sum()))
-        num_truncated = sum(len(row) > room for row in ids)
-        return Reading(nats, np.maximum(lengths - 1, 0).astype(np.float64), entropy, features, num_truncated)
+        num_truncated = sum(len(tokens) > room for tokens in ids)
+        return Reading(nats, np.maximum(lengths - 1, 0).astype(np.float64), entropies, features, num_truncated)
 
     @property
     def _longest(self) -> int:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return int(limit or min(self.tokenizer.model_max_length, 1 << 20))
 
-    def _read(self, rows: list[list[int]]) -> tuple[Numbers, NDArray[np.float32]]:
+    def _read(self, sequences: list[list[int]]) -> tuple[Numbers, NDArray[np.float32]]:
         device = self.model.device
-        lengths = torch.tensor([len(row) for row in rows], device=device)
+        lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
         positions = torch.arange(int(lengths.max()), device=device)
         attend = positions < lengths[:, None]
         tokens = torch.zeros(attend.shape, dtype=torch.long, device=device)
-        tokens[attend] = torch.tensor([token for row in rows for token in row], device=device)
+        tokens[attend] = torch.tensor([token for sequence in sequences for token in sequence], device=device)
         output = self.model(tokens, attention_mask=attend.long(), output_hidden_states=True, use_cache=False)
         logits: Tensor = output.logits[:, :-1].float()
         nats = functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-        last = output.hidden_states[-1][torch.arange(len(rows), device=device), lengths - 1]
+        last = output.hidden_states[-1][torch.arange(len(sequences), device=device), lengths - 1]
         sums: Numbers = (nats.double() * attend[:, 1:]).sum(dim=1).cpu().numpy()
         return sums, last.float().cpu().numpy()
 
@@ -177,7 +174,7 @@ def load_judge(name: str, device: torch.device) -> Judge:
     folder, options = _located(name)
     try:
         folder = str(fetch(folder, MODEL))
-        with quiet(), _hushed():
+        with quiet(), _without_bars():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
             weights = options or {"use_safetensors": True}
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **weights)
@@ -200,22 +197,9 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
     return str(files[0].parent), {"gguf_file": files[0].name}
 
 
-@contextmanager
-def _hushed() -> Iterator[None]:
-    """Silences the Hub's retry warnings and, outside a terminal, the progress bar of the GGUF conversion."""
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)
-    try:
-        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        hub.setLevel(level)
-
-
-def _entropy(tokens: list[int]) -> float:
-    shares = np.array(list(Counter(tokens).values())) / max(len(tokens), 1)
-    return float(-(shares * np.log(shares)).sum())
+def _without_bars() -> AbstractContextManager[object]:
+    """Silences the progress bars of the GGUF conversion and of MAUVE outside a terminal."""
+    return nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
 
 
 # ---- MAUVE ----------------------------------------------------------------------------------------------------------
@@ -250,7 +234,7 @@ def featuriser(judge: Judge | None, device: torch.device) -> Judge:
 def compute_mauve(samples: NDArray[np.float32], real: NDArray[np.float32], features: str, seed: int = 0) -> Mauve:
     """MAUVE by its authors' package, from the features of texts."""
     package = require_mauve()
-    with _hushed():
+    with _without_bars():
         found = package.compute_mauve(p_features=real, q_features=samples, seed=seed, verbose=False)
     return Mauve(float(found.mauve), float(found.mauve_star), features, int(found.num_buckets), len(samples), len(real))
 

@@ -284,12 +284,14 @@ class TokenEntropy:
 def token_entropy(samples: Sequence[str]) -> TokenEntropy:
     """Entropies of word frequencies; for token entropies, join the tokens of each sample by spaces."""
     split = _words(samples, "samples")
-    within = PerSample(np.array([_entropy(Counter(words)) for words in split]))
-    return TokenEntropy(_entropy(Counter(chain.from_iterable(split))), within)
+    within = PerSample(np.array([entropy([*Counter(words).values()]) for words in split]))
+    return TokenEntropy(entropy([*Counter(chain.from_iterable(split)).values()]), within)
 
 
-def _entropy(counts: Counter[str]) -> float:
-    shares = np.array(list(counts.values())) / max(counts.total(), 1)
+def entropy(counts: Sequence[int] | Integers) -> float:
+    """The entropy of frequencies, in nats; 0 if nothing was counted."""
+    numbers = np.asarray(counts, np.float64)
+    shares = numbers[numbers > 0] / max(numbers.sum(), 1)
     return float((shares * np.log(1 / shares)).sum())
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionbert.data.tokenizer import Vocabulary
-from diffusionbert.evaluation.metrics import distinct_n, repetition
+from diffusionbert.evaluation.metrics import distinct_n, entropy, repetition
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.generate import generate, stream
 from diffusionbert.inference.score import estimate_nats
@@ -79,7 +79,7 @@ class Reference:
     def entropy(self, num_tokens: int) -> float:
         """The expected entropy, in nats, of a sample of `num_tokens` tokens, which is below that of the whole."""
         rng = np.random.default_rng(0)
-        return float(np.mean([_entropy(rng.multinomial(num_tokens, self.shares)) for _ in range(4)]))
+        return float(np.mean([entropy(rng.multinomial(num_tokens, self.shares)) for _ in range(4)]))
 
 
 @final
@@ -179,7 +179,7 @@ def examine(
     sampling: SamplingRequest,
     samples: Sequence[str] = (),
     corpus: Sequence[str] = (),
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[int], None] = lambda num_samples: None,
 ) -> Case:
     """Collects a case from the given samples or, if there are none, from samples that the model generates.
 
@@ -189,7 +189,7 @@ def examine(
         sampling: How to generate them.
         samples: Samples to use instead.
         corpus: Sentences that the samples should resemble, instead of the training corpus.
-        advance: Progress callback, called once per generated sample.
+        advance: Progress callback, called with the number of samples generated so far.
     """
     texts, generated, times = list(samples), [], []
     for index in range(0 if samples else task.number):
@@ -198,7 +198,7 @@ def examine(
         texts.append(path[-1].text)
         generated.append(path[-1].tokens)
         times.append(unmask_times((state.time, [piece is None for piece in state.pieces]) for state in path))
-        advance()
+        advance(index + 1)
     objective, counts = model.config.objective, model.statistics.counts
     stored = Reference(counts, model.length_histogram) if bool(counts.any()) else None
     last = torch.tensor([1 / TENTHS], dtype=torch.float64)
@@ -260,7 +260,7 @@ def _network_nats(
     budget = EstimationBudget(precision=None, max_draws=DRAWS, strata=2, seed=seed)  # to a few tenths of a nat
     nats = estimate_nats(model, [texts[index] for index in chosen], budget).nats_per_token
     if stored is None or not corpus:
-        return nats, described, None if stored is None else _entropy(stored.counts.numpy())
+        return nats, described, None if stored is None else entropy(stored.counts.numpy())
     smoothed = _shares((stored.counts + 1).numpy() * model.statistics.allowed.numpy())
     return nats, described, -float(np.log(smoothed[[token for index in chosen for token in tokens[index]]]).mean())
 
@@ -285,7 +285,7 @@ def measure(case: Case) -> Symptoms:
         length_distance=None if expected is None else _length_distance(lengths, expected),
         one_token_share=float(_shares(lengths)[:2].sum()),
         reference_one_token_share=None if expected is None else float(_shares(expected)[:2].sum()),
-        entropy=_entropy(np.bincount(tokens)) if tokens else 0.0,
+        entropy=entropy(np.bincount(tokens)) if tokens else 0.0,
         reference_entropy=None if reference is None or not tokens else reference.entropy(len(tokens)),
         distinct_2=_distinct(first),
         reference_distinct_2=_distinct(_first(case.corpus, len(tokens))),
@@ -322,11 +322,6 @@ def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
 
 def _share(tokens: list[int], among: Sequence[int] | NDArray[np.int64]) -> float:
     return float(np.isin(tokens, among).mean()) if tokens else 0.0
-
-
-def _entropy(counts: NDArray[Any]) -> float:
-    shares = _shares(counts[counts > 0])
-    return -float((shares * np.log(shares)).sum())
 
 
 def _mean(histogram: NDArray[Any]) -> float:

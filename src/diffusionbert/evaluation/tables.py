@@ -35,6 +35,9 @@ class Direction(Enum):
     NEITHER = "neither"
 
 
+_ARROWS = {Direction.LOWER: " ↓", Direction.HIGHER: " ↑", Direction.NEITHER: ""}
+
+
 @final
 @dataclass(frozen=True)
 class Column:
@@ -50,7 +53,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        return f"{self.title}{ {Direction.LOWER: ' ↓', Direction.HIGHER: ' ↑'}.get(self.better, '') }"
+        return self.title + _ARROWS[self.better]
 
 
 @final
