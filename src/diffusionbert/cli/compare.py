@@ -45,7 +45,7 @@ class Compare:
             _print(table, form)
             return
         try:
-            self.output.write_text(_written(table, form), encoding="utf-8")
+            self.output.write_text(_text(table, form), encoding="utf-8")
         except OSError as error:
             raise ValueError(f"{str(self.output)!r} cannot be written ({error.strerror}); give another file") from None
 
@@ -57,21 +57,15 @@ def _print(table: Table, form: str) -> None:
 
     console = Console(highlight=False)
     if form != "table" or not console.is_terminal:
-        print(_written(table, form), end="")
+        print(_text(table, form), end="")
         return
     console.print(to_terminal(table, styled=True))
     for line in below(table):
         console.print(line, style="dim" if not line.startswith("warning") else "yellow", markup=False, soft_wrap=True)
 
 
-def _written(table: Table, form: str) -> str:
+def _text(table: Table, form: str) -> str:
     from diffusionbert.evaluation.tables import as_json, to_latex, to_markdown
 
-    match form:
-        case "json":
-            return as_json(table)
-        case "markdown":
-            return to_markdown(table)
-        case "latex":
-            return to_latex(table)
-    return f"{table}\n"
+    shown = {"json": as_json, "markdown": to_markdown, "latex": to_latex}.get(form)
+    return f"{table}\n" if shown is None else shown(table)

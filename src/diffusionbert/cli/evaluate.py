@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -138,23 +137,15 @@ def _share(given: str) -> float:
 @contextmanager
 def _progress_bars() -> Iterator[ProgressCallback]:
     """A bar for each kind of work, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda what, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+    from diffusionbert.training.progress import ProgressLine
 
-    console = Console(stderr=True)
-    columns = *Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        tasks: dict[str, TaskID] = {}
+    with ExitStack() as stack:
+        bars: dict[str, ProgressLine] = {}
 
         def update(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                for task in tasks.values():  # also work that stopped early
-                    progress.remove_task(task)
-                tasks.clear()
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)
+            if what not in bars:
+                stack.close()  # the bar of earlier work, which may have stopped early
+                bars[what] = stack.enter_context(ProgressLine(total, visible=True))
+            bars[what].update(done, what)
 
         yield update
