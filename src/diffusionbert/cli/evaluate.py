@@ -145,6 +145,7 @@ def _progress_bars() -> Iterator[ProgressCallback]:
         def update(what: str, done: int, total: int) -> None:
             if what not in bars:
                 stack.close()  # the bar of earlier work, which may have stopped early
+                bars.clear()
                 bars[what] = stack.enter_context(ProgressLine(total, visible=True))
             bars[what].update(done, what)
 

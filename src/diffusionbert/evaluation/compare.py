@@ -279,10 +279,16 @@ class _Columns:
             lambda best, other: independent_difference(best.result.self_bleu4, other.result.self_bleu4),
         )
         # Neither high nor low is good in what follows: it is to be compared with real sentences.
-        distinct = ([one and one.distinct[1] for one in texts] for texts in (own, real))
-        self._add_figures(Column("distinct_2", "distinct-2", neither, 3), *distinct)
-        entropies = ([one and one.entropy_per_text for one in texts] for texts in (own, real))
-        self._add_figures(Column("token_entropy", "word entropy", neither, 2), *entropies)
+        self._add_figures(
+            Column("distinct_2", "distinct-2", neither, 3),
+            [one and one.distinct[1] for one in own],
+            [one and one.distinct[1] for one in real],
+        )
+        self._add_figures(
+            Column("token_entropy", "word entropy", neither, 2),
+            [one and one.entropy_per_text for one in own],
+            [one and one.entropy_per_text for one in real],
+        )
         judgements = [one and one.judge for one in found]
         for name in sorted({one.name for one in judgements if one is not None}):
             judged = [one if one is not None and one.name == name else None for one in judgements]

@@ -89,6 +89,7 @@ class Judged:
     """Texts longer than the judge's maximum length, which were cut off."""
 
 
+@final
 @dataclass(frozen=True)
 class Judgement:
     """One judge's figures for samples and for real sentences."""
@@ -205,6 +206,7 @@ def _without_bars() -> AbstractContextManager[object]:
 # ---- MAUVE ----------------------------------------------------------------------------------------------------------
 
 
+@final
 @dataclass(frozen=True)
 class Mauve:
     """The similarity of two sets of texts: 1 for equal distributions, towards 0 for different ones."""

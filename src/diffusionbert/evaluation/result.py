@@ -79,6 +79,7 @@ class SamplingRecord:
     seed: int
 
 
+@final
 @dataclass(frozen=True)
 class TextMetrics:
     """Figures of a set of texts; words are separated by whitespace."""
@@ -118,6 +119,7 @@ class TextMetrics:
         )
 
 
+@final
 @dataclass(frozen=True)
 class Speed:
     """The cost of sampling, warm-up of the first call included."""
@@ -131,6 +133,7 @@ class Speed:
     """Samples generated at once."""
 
 
+@final
 @dataclass(frozen=True)
 class Generation:
     """What was measured on generated text."""
@@ -352,7 +355,7 @@ def _definition(steps: str, kind: str) -> dict[str, object]:
     number, _, rest = steps.partition(", ")
     steps = number.removesuffix(" steps")
     time = {"steps": int(steps) if steps.isdigit() else None}
-    found = {"quantity": "paper" if kind == "pseudo" else "strict", "time": time}
+    found: dict[str, object] = {"quantity": "paper" if kind == "pseudo" else "strict", "time": time}
     if rest == "estimated in any order":
         return found | {"estimator": "order-agnostic"}
     if rest == "learned rates":
