@@ -1,4 +1,4 @@
-"""Comparison: what compares is ranked and tested, what does not is said; one table in four formats."""
+"""Comparison: what is comparable is ranked and tested, and the rest has a warning; one table in four formats."""
 
 from __future__ import annotations
 

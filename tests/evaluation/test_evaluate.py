@@ -134,9 +134,9 @@ def test_json_alone_is_printed_with_every_key_and_is_reproducible(run, capsys, t
     found = []
     for number in range(2):
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--json", f"--output={tmp_path / str(number)}"])
-        said = capsys.readouterr()
-        assert not said.err
-        found.append(json.loads(said.out))
+        printed = capsys.readouterr()
+        assert not printed.err
+        found.append(json.loads(printed.out))
     keys = "format name model weights code data seed likelihoods generation conventions notes"
     assert list(found[0]) == keys.split()
     for report in found:
@@ -297,17 +297,17 @@ def test_mauve_names_the_model_of_its_features(run, judge, capsys, monkeypatch, 
 
 def test_the_table_shows_figures_and_protocol(evaluated, run, capsys, tmp_path):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--output={tmp_path}"])
-    said = capsys.readouterr().out
-    assert EvaluationResult.load(tmp_path).table() in said
+    printed = capsys.readouterr().out
+    assert EvaluationResult.load(tmp_path).table() in printed
     own, real, data = evaluated.generation.samples, evaluated.generation.real, evaluated.data
-    [words] = [line.split() for line in said.splitlines() if line.startswith("  words per text")]
+    [words] = [line.split() for line in printed.splitlines() if line.startswith("  words per text")]
     assert words[3:] == [f"{own.words_per_text:.1f}", f"{real.words_per_text:.1f}"]
     for shown in (
         f"{evaluated.primary.rates.perplexity_per_token.value:,.2f}",
         f"{own.bleu4.value:.3f}",
         f"{real.distinct[0]:.3f}",
     ):
-        assert shown in said
+        assert shown in printed
     for words in (
         "length given",
         "128 steps",
@@ -317,7 +317,7 @@ def test_the_table_shows_figures_and_protocol(evaluated, run, capsys, tmp_path):
         f"split {data.split.value}, sha256 {data.corpus_sha256[:12]}",  # as compare calls it
         f"of those {data.num_sentences} {data.sha256[:12]}",
     ):
-        assert words in said
+        assert words in printed
 
 
 def test_without_a_run_directory_only_the_given_output_is_written(run, tmp_path, monkeypatch, capsys):
@@ -340,8 +340,8 @@ def test_existing_files_are_not_overwritten(run, tmp_path, capsys, monkeypatch, 
     with pytest.raises(SystemExit) as caught:
         main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, f"--output={tmp_path}"])
     assert caught.value.code == 2
-    [said] = capsys.readouterr().err.strip().splitlines()
-    assert said.endswith(f"contains '{name}'; give --overwrite, or choose another --output")
+    [printed] = capsys.readouterr().err.strip().splitlines()
+    assert printed.endswith(f"contains '{name}'; give --overwrite, or choose another --output")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
 
 
@@ -429,19 +429,16 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
 def test_wrong_use_gives_one_line_and_exit_code_2(run, capsys, tmp_path, options, message):
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "pairs.tsv").write_text("a question\tan answer\n" * 3)
-    positions = {"EMPTY": str(tmp_path / "empty.txt"), "PAIRS": str(tmp_path / "pairs.tsv")}
-    words = [
-        option.replace(name, position) for option in options for name, position in positions.items() if name in option
-    ]
-    words += [option for option in options if not any(name in option for name in positions)]
+    paths = {"--data=EMPTY": f"--data={tmp_path / 'empty.txt'}", "--data=PAIRS": f"--data={tmp_path / 'pairs.tsv'}"}
+    words = [paths.get(option, option) for option in options]
     model = [] if any("--model" in word for word in words) else [f"--model={run}"]
     with pytest.raises(SystemExit) as caught:
         main(["evaluate", *model, *words, f"--output={tmp_path / 'out'}"])
     assert caught.value.code == 2
     assert not (tmp_path / "out").exists()
-    [said] = capsys.readouterr().err.strip().splitlines()
-    assert said.startswith("diffusionbert: ")
-    assert message in said
+    [printed] = capsys.readouterr().err.strip().splitlines()
+    assert printed.startswith("diffusionbert: ")
+    assert message in printed
 
 
 # ---- likelihoods --------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def judge_of(model=None, **special: str) -> Judge:
 
 
 def by_hand(judge: Judge, ids: list[int]) -> list[float]:
-    """-log q of each id but the first, one forward a text, no batch and no padding."""
+    """-log q of each id but the first, one forward pass per text, no batch and no padding."""
     with torch.no_grad():
         log_q = judge.model(torch.tensor([ids])).logits[0].double().log_softmax(dim=-1)
     return [-float(log_q[position, token]) for position, token in enumerate(ids[1:])]
@@ -82,12 +82,12 @@ def test_scores_do_not_depend_on_batches(monkeypatch):
     judge = judge_of()
     together = judge.read(TEXTS)
     monkeypatch.setattr(judges, "_POSITIONS_PER_CALL", 1)
-    told: list[int] = []
-    alone = judge.read(TEXTS, told.append)
+    advanced: list[int] = []
+    alone = judge.read(TEXTS, advanced.append)
     assert together.nats == pytest.approx(alone.nats, abs=1e-5)
     assert np.allclose(together.features, alone.features, atol=1e-5)
-    assert sum(told) == len(TEXTS)
-    assert len(told) > 2
+    assert sum(advanced) == len(TEXTS)
+    assert len(advanced) > 2
 
 
 def test_features_are_the_last_layer_at_the_last_token():
@@ -102,7 +102,7 @@ def test_long_texts_are_truncated_and_counted():
     long = "a b c d a b"
     reading = judge.read([long, "a b"])
     assert reading.num_truncated == 1
-    assert reading.tokens.tolist() == [3, 2]  # the start token takes one of the four places
+    assert reading.tokens.tolist() == [3, 2]  # the start token takes one of the four positions
     assert reading.nats[0] == pytest.approx(sum(by_hand(judge, [0, *ids_of("a b c")])), abs=1e-5)
     assert judge.read(["a b c"]).num_truncated == 0
 
