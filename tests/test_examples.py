@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tiny_models import corpus, trained_run
+
+import diffusionbert as db
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROMISES = {
@@ -34,6 +38,56 @@ def test_an_example_runs_and_leaves_nothing_behind(example, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+CALLED = {"finetune_text_file.py", "infill.py", "score_corpus.py", "compare_samplers.py"}
+
+
+def call(example: str, *arguments: object, **options: object) -> None:
+    """Calls `main` of an example in this process, with a small model."""
+    runpy.run_path(str(EXAMPLES / example))["main"](*arguments, **options)
+
+
+def test_a_model_is_finetuned_on_a_text_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = tmp_path / "mine.txt"
+    text.write_text(corpus().read_text(encoding="utf-8"), encoding="utf-8")
+    call("finetune_text_file.py", text, tmp_path / "run", steps=4, start=trained_run())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"step {step}" for step in range(5)] + ["before", "after"]
+    assert all("nats per token" in line for line in lines[:5])
+    assert db.load(tmp_path / "run").generate(length=8, steps=8, seed=0)
+
+
+def test_blanks_are_filled_and_ranked(capsys):
+    call("infill.py", trained_run(), "the king [MASK] a [MASK] today .", "the king [BLANK] the sea today .")
+    best, *lines = capsys.readouterr().out.splitlines()
+    assert best.startswith("the king ")
+    assert best.endswith(" today.")
+    ranked = [float(line.split()[0]) for line in lines[1:4]]
+    assert ranked == sorted(ranked)
+    [without] = [line for line in lines if line.startswith("without")]
+    assert without.split("'")[1] not in without.split(": ")[1].split()
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["blank 1", "blank 2"]
+
+
+def test_a_corpus_is_scored_and_its_sentences_ranked(tmp_path, capsys):
+    text = tmp_path / "test.txt"
+    text.write_text("the king saw a river today .\n\nriver the . saw today a king\n", encoding="utf-8")
+    call("score_corpus.py", text, trained_run(), num_shown=1)
+    total, _, least, _, most = capsys.readouterr().out.splitlines()
+    assert total.startswith("2 sentences: ")
+    assert "bits per byte (bound" in total
+    assert "river the" in least
+    assert "the king saw" in most
+
+
+def test_samplers_are_compared_at_equal_steps(capsys):
+    samplers = ("exact", "confidence")
+    call("compare_samplers.py", trained_run(), corpus(), samplers, steps=4, samples=8, length=8)
+    printed = capsys.readouterr().out
+    for promise in (*samplers, "BLEU-4", "self-BLEU", "calls per sample"):
+        assert promise in printed
+
+
 def test_all_examples_are_run():
-    demo = "demo.py"  # by `make demo`
-    assert {path.name for path in EXAMPLES.glob("*.py")} - {demo} == set(PROMISES)
+    elsewhere = {"demo.py", "sentence_forming.py"}  # by `make demo` and in test_documentation.py
+    assert {path.name for path in EXAMPLES.glob("*.py")} - elsewhere == set(PROMISES) | CALLED
