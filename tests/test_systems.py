@@ -51,7 +51,7 @@ from diffusionbert.training.config import DataConfig, RunConfig
 PAD, UNK, FIRST, NUM_WORDS, LENGTH, NEXT = 0, 1, 5, 6, 4, 0.2
 SIZE = FIRST + NUM_WORDS
 UNIFORM = math.log(NUM_WORDS)
-"""Nats per token of a uniform network."""
+"""Nats per token of a uniform distribution."""
 
 
 # ---- the language ---------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ TIMED: dict[str, Callable[[], Objective]] = {
     "continuous time, spindle": lambda: ContinuousTime(absorbing(Spindle(0.3))),
     "any order": lambda: OrderAgnostic(MASK),
 }
-"""Methods whose network may be told the time."""
+"""Methods whose network may be time-conditioned."""
 
 METHODS: dict[str, Callable[[], Parts]] = {
     **{name: lambda make=make: on_tokens(make()) for name, make in TIMED.items()},

@@ -137,16 +137,14 @@ def _share(given: str) -> float:
 @contextmanager
 def _progress_bars() -> Iterator[ProgressCallback]:
     """A bar for each kind of work, on a terminal only."""
-    from diffusionbert.training.progress import ProgressLine
-
     with ExitStack() as stack:
-        bars: dict[str, ProgressLine] = {}
+        bars: dict[str, Callable[[int, str], None]] = {}
 
         def update(what: str, done: int, total: int) -> None:
             if what not in bars:
                 stack.close()  # the bar of earlier work, which may have stopped early
                 bars.clear()
-                bars[what] = stack.enter_context(ProgressLine(total, visible=True))
-            bars[what].update(done, what)
+                bars[what] = stack.enter_context(progress_line(total))
+            bars[what](done, what)
 
         yield update
