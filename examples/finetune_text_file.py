@@ -13,8 +13,8 @@ from pathlib import Path
 import diffusionbert as db
 
 
-def main(text: str | Path, output: str | Path, steps: int = 200, start: str | Path = "bundled") -> None:
-    run = db.train(text, output, start=start, steps=steps, validate_every=max(1, steps // 4))
+def main(text: str | Path, output: str | Path, steps: int = 200, start: str = "bundled", max_length: int = 64) -> None:
+    run = db.train(text, output, start=start, steps=steps, validate_every=max(1, steps // 4), max_length=max_length)
     for validation in run.history:
         error = 1.96 * validation.standard_error
         print(f"step {validation.step}: {validation.nats_per_token:.3f} ± {error:.3f} nats per token on held-out text")
