@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple, get_args
 
 import pytest
 import torch
-from tiny_models import bundled
+from tiny_models import MAX_LENGTH, bundled, toy_sentences, trained_run
 
 import diffusionbert
 from diffusionbert import model
@@ -31,6 +32,7 @@ from diffusionbert.training.config import DataConfig, TrainingConfig
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(diffusionbert.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 INFERENCE = ("generate", "fill", "rewrite", "score", "info")
@@ -43,8 +45,8 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(command) for command in found]
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def python_blocks(document: str = README) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
 
 
 def option(command: list[str], name: str) -> str | None:
@@ -80,6 +82,7 @@ def test_every_command_parses(document):
 def test_commands_are_found():
     assert len(commands(README)) > 15
     assert len(commands(METHODS)) > 30
+    assert len(commands(TUTORIAL)) > 12
     assert commands("    torchrun --nproc-per-node=8 -m diffusionbert train --data x  # so") == [
         ["train", "--data", "x"]
     ]
@@ -103,15 +106,14 @@ def test_the_readme_shows_every_command():
     assert {command[0] for command in commands(README)} == {command.__name__.lower() for command in get_args(Command)}
 
 
-def test_the_picture_of_the_readme_is_what_its_command_prints(capsys, monkeypatch):
-    [command] = re.findall(r"`diffusionbert (generate .*?--watch)`", README)
-    monkeypatch.setattr(model, "load", lambda name, device: bundled())
-    main(shlex.split(command))
-    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    picture = re.findall(r"^t = .*$", README, re.MULTILINE)
-    assert len(picture) == 5
-    assert (picture[0], picture[-1]) == (printed[0], printed[-1])
-    assert [line for line in printed if line in picture] == picture
+def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path, monkeypatch):
+    [(script, picture)] = re.findall(r"`python (examples/\w+\.py) (docs/\w+\.svg)`", README)
+    assert f"]({picture})" in README
+    monkeypatch.setattr(diffusionbert, "load", bundled, raising=False)
+    runpy.run_path(str(ROOT / script))["main"](tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+    assert drawn.count("<rect") > 20
+    assert drawn == (ROOT / picture).read_text(encoding="utf-8")
 
 
 def test_the_python_of_the_readme_runs(capsys, monkeypatch):
@@ -148,6 +150,76 @@ def test_the_training_in_python_of_the_readme_has_valid_arguments(monkeypatch):
     exec(compile(code, "README.md", "exec"), {})
     assert called == ["train", "evaluate", "compare"]
     assert callable(EvaluationResult.table)
+
+
+@pytest.mark.usefixtures("_in_a_tutorial_directory")
+def test_the_python_of_the_tutorial_runs(capsys, monkeypatch):
+    """On the toy text, at two steps and a few samples, from a tiny model in place of the bundled one."""
+    text, training, comparison, sharing = python_blocks(TUTORIAL)
+    exec(compile(text, "tutorial.md", "exec"), {})
+    for name in ("mine.txt", "test.txt"):  # the script makes them; a tiny model needs tiny sentences
+        assert len(Path(name).read_text(encoding="utf-8").splitlines()) > 50
+        Path(name).write_text("\n".join(toy_sentences(100)) + "\n", encoding="utf-8")
+    train_model, evaluate_model = diffusionbert.train, diffusionbert.evaluate
+    small = {
+        "steps": 2,
+        "validate_every": 1,
+        "validation_sentences": 8,
+        "validation_draws": 1,
+        "max_length": MAX_LENGTH,
+    }
+
+    def train_small(data, output, *, start, **options):
+        assert start == "bundled"
+        return train_model(data, output, start=trained_run(), cache="cache", **options | small)
+
+    def evaluate_small(name, data, **options):
+        return evaluate_model(name or trained_run(), data, **options | {"samples": 4, "max_draws": 2, "steps": 4})
+
+    monkeypatch.setattr(diffusionbert, "train", train_small, raising=False)
+    monkeypatch.setattr(diffusionbert, "evaluate", evaluate_small, raising=False)
+    for code, expected in [(training, "(2, "), (comparison, "BLEU-4"), (sharing, "the function returns")]:
+        capsys.readouterr()
+        exec(compile(code, "tutorial.md", "exec"), {})
+        assert expected in capsys.readouterr().out
+
+
+@pytest.fixture
+def _in_a_tutorial_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def toy_text(argument: str) -> str:
+    """A text of the toy language with the same kind of blank; other arguments as they are."""
+    for blank, text in {
+        "[MASK]": "the [MASK] saw a [MASK] .",
+        "[BLANK]": "the king [BLANK] .",
+        " ": "the king",
+    }.items():
+        if blank in argument:
+            return text
+    return argument
+
+
+@pytest.mark.usefixtures("_in_a_tutorial_directory")
+def test_the_commands_of_the_tutorial_run_in_their_order(capsys):
+    """As above, with toy sentences; of two equal options, the appended one counts."""
+    Path("mine.txt").write_text("\n".join(toy_sentences(100)) + "\n", encoding="utf-8")
+    Path("test.txt").write_text("\n".join(toy_sentences(20, seed=1)) + "\n", encoding="utf-8")
+    tiny = trained_run()
+    started = {"train": ["--steps", "2", "--save-every", "1", "--validate-every", "1", "--max-length", str(MAX_LENGTH)]}
+    small = started | {"evaluate": ["--samples", "4", "--max-draws", "2", "--steps", "4"], "doctor": ["-n", "4"]}
+    for command in commands(TUTORIAL):
+        replaced = [{"bundled": str(tiny), "205": "3"}.get(one, toy_text(one)) for one in command]
+        if command[0] in (*INFERENCE, "evaluate") and "--model" not in command:
+            replaced += ["--model", str(tiny)]
+        if "--resume" not in command:
+            replaced += small.get(command[0], [])
+        if command[0] == "train":
+            replaced = [*replaced, "--cache", "cache"]
+        capsys.readouterr()
+        main(replaced)
+        assert capsys.readouterr().out.strip(), command
 
 
 def test_the_tree_names_every_folder_and_module_and_nothing_else():
