@@ -65,7 +65,7 @@ def test_blanks_are_filled_and_ranked(capsys):
     ranked = [float(line.split()[0]) for line in lines[1:4]]
     assert ranked == sorted(ranked)
     [without] = [line for line in lines if line.startswith("without")]
-    assert without.split("'")[1] not in without.split(": ")[1].split()
+    assert without.split("'")[1] == best.split()[2] != without.split(": ")[1].split()[2]
     assert [line.partition(":")[0] for line in lines[-2:]] == ["blank 1", "blank 2"]
 
 
