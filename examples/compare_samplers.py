@@ -21,6 +21,7 @@ SAMPLERS = ("exact", "ancestral", "confidence", "entropy", "remasking:eta=0.1")
 def main(
     name: str | Path | None = None,
     data: str | Path = "pydoc",
+    *,
     samplers: tuple[str, ...] = SAMPLERS,
     steps: int = 16,
     samples: int = 64,

@@ -13,7 +13,9 @@ from pathlib import Path
 import diffusionbert as db
 
 
-def main(text: str | Path, output: str | Path, steps: int = 200, start: str = "bundled", max_length: int = 64) -> None:
+def main(
+    text: str | Path, output: str | Path, *, steps: int = 200, start: str = "bundled", max_length: int = 64
+) -> None:
     run = db.train(text, output, start=start, steps=steps, validate_every=max(1, steps // 4), max_length=max_length)
     for validation in run.history:
         error = 1.96 * validation.standard_error

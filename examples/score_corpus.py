@@ -15,7 +15,7 @@ from pathlib import Path
 import diffusionbert as db
 
 
-def main(text: str | Path, name: str | Path | None = None, num_sentences: int = 64, num_shown: int = 3) -> None:
+def main(text: str | Path, name: str | Path | None = None, *, num_sentences: int = 64, num_shown: int = 3) -> None:
     lines = [line.strip() for line in Path(text).read_text(encoding="utf-8").splitlines()]
     scores = db.load(name).score([line for line in lines if line][:num_sentences])
     nats, num_bytes = sum(score.nats for score in scores), sum(len(score.text.encode()) for score in scores)

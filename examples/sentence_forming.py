@@ -22,7 +22,7 @@ text { fill: #e6edf3 } .card { fill: #0d1117 } .mask { fill: #30363d } .time { f
 """
 
 
-def main(output: str | Path = "forming.svg", length: int = 12, seed: int = 5, num_lines: int = 7) -> None:
+def main(output: str | Path = "forming.svg", *, length: int = 12, seed: int = 5, num_lines: int = 7) -> None:
     states = list(db.load().stream(length=length, seed=seed))
     lines = [states[round(i * (len(states) - 1) / (num_lines - 1))] for i in range(num_lines)]
     Path(output).write_text(drawing([(state.time, state.pieces) for state in lines]), encoding="utf-8")
@@ -44,9 +44,9 @@ def drawing(lines: list[tuple[float, tuple[str | None, ...]]]) -> str:
             else:
                 shapes.append(_text(start, y, "new" if old is None else "old", piece.removeprefix("##")))
         before = pieces
-    width, height = _x(starts[-1] + columns[-1]) + MARGIN, 2 * MARGIN + len(lines) * LINE - 10
-    box = f'viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}"'
-    card = f'<rect class="card" width="{width:.0f}" height="{height}" rx="8"/>'
+    total, height = _x(starts[-1] + columns[-1]) + MARGIN, 2 * MARGIN + len(lines) * LINE - 10
+    box = f'viewBox="0 0 {total:.0f} {height}" width="{total:.0f}" height="{height}"'
+    card = f'<rect class="card" width="{total:.0f}" height="{height}" rx="8"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-size="{FONT_SIZE}"><style>{STYLE}</style>'
     return "\n".join([head, card, *shapes, "</svg>", ""])
 

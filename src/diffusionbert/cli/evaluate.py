@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from diffusionbert.cli.common import (
     require_device,
 )
 from diffusionbert.cli.generate import parse_length
+from diffusionbert.reporting import progress_line
 
 if TYPE_CHECKING:
     from diffusionbert.reporting import Progress as ProgressCallback
