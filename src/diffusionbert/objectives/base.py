@@ -236,7 +236,7 @@ class ObjectiveConfig(ABC):
     @property
     def schedule_label(self) -> str:
         """What a table says of the noise schedule; "–" if there is none."""
-        return str(getattr(self, "schedule", "–"))
+        return "–" if self.schedule is None else str(self.schedule)
 
     def time_label(self, time: TimeEmbedding) -> str:
         """What a table says of how the time reaches the network; "–" if there is no time."""
