@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -11,7 +12,7 @@ from tiny_models import corpus, folder, run_of
 from diffusionbert.cli.main import main
 from diffusionbert.cli.train import Train, configure
 from diffusionbert.networks.loading import Pretrained
-from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, recipe
+from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, recipe, train
 from diffusionbert.reproduce import Request
 from diffusionbert.reproduce.reproduction import SCALES
 from diffusionbert.training.model_folder import BUNDLED
@@ -73,3 +74,11 @@ def test_a_causal_system_has_a_causal_backbone(name):
         recipe("pydoc", system_name=name, start=start).backbone.as_causal()
         == recipe("pydoc", system_name=name, start=start).backbone
     )
+
+
+def test_what_a_system_has_not_or_needs_is_said_before_training(tmp_path: Path):
+    with pytest.raises(ValueError, match="has no schedule; leave out `schedule`"):
+        train("pydoc", tmp_path / "run", system="sundae", schedule="cosine")
+    with pytest.raises(ValueError, match=r"DiffuSeq needs pairs, but .* has none; give a .tsv file"):
+        train(corpus(), tmp_path / "run", system="diffuseq")
+    assert not (tmp_path / "run").exists()

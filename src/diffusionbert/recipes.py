@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, Sqrt
 from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.loading import BackboneConfig, NewBert, Pretrained
@@ -36,7 +37,7 @@ from diffusionbert.storage.schema import from_text
 from diffusionbert.training.batches import FixedSequences, TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.model_folder import BUNDLED, is_diffusion_model
-from diffusionbert.training.run import TrainingRun, stored_config
+from diffusionbert.training.run import TrainingRun, open_corpus, stored_config
 from diffusionbert.training.run import train as run_training
 from diffusionbert.training.run_folder import RunFolder
 
@@ -336,13 +337,21 @@ def train(
     if schedule is not None:
         if isinstance(schedule, str):
             schedule = from_text(schedule, NoiseSchedule, "schedule")  # type: ignore[type-abstract]
-        if not hasattr(config.objective, "schedule"):
+        if config.objective.schedule is None:
             raise ValueError(f"the objective {config.objective} has no schedule; leave out `schedule`")
         config = replace(config, objective=replace(config.objective, schedule=schedule))  # type: ignore[type-var]
     if time is not None:
         config = replace(config, time=TimeEmbedding(time))
     config = _with_settings(config, settings)
+    require_pairs(system, config)
     return run_training(config, output, cache=cache, resume=resume, auto=auto, backbone=backbone)
+
+
+def require_pairs(system: str | None, config: RunConfig) -> None:
+    """Raises ValueError if a system needs pairs and the corpus has none."""
+    chosen = SYSTEMS.get(system or "")
+    if chosen and chosen.needs_pairs and not open_corpus(config.data, Split.TRAIN).paired:
+        raise ValueError(f"{chosen.title} needs pairs, but {config.data.corpus!r} has none; give a .tsv file")
 
 
 def _with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:

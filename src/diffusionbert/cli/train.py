@@ -116,15 +116,12 @@ class Run(ABC):
 
     def run(self) -> None:
         """Trains, reports where the model is, and pushes it if the run is complete."""
-        from diffusionbert.data.sources import Split
-        from diffusionbert.recipes import SYSTEMS
+        from diffusionbert.recipes import require_pairs
         from diffusionbert.training.model_folder import push_model
-        from diffusionbert.training.run import open_corpus, train
+        from diffusionbert.training.run import train
 
         config = _resumed(self) if self.resume else configure(self)
-        system = SYSTEMS.get(getattr(self, "system", None) or "")
-        if system and system.needs_pairs and not open_corpus(config.data, Split.TRAIN).paired:
-            raise ValueError(f"{system.title} needs pairs, but {config.data.corpus!r} has none; give a .tsv file")
+        require_pairs(getattr(self, "system", None), config)
         run = train(config, self.output, cache=self.cache, resume=self.resume, auto=self.auto)
         state, model = run.state, self.output / "model"
         if run.is_main_process:
