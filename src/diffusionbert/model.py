@@ -148,6 +148,7 @@ class Model:
         forbid: Sequence[str] = (),
         source: str | None = None,
         num_candidates: int = 1,
+        capitalise: bool = True,
         seed: int | None = None,
     ) -> list[str]:
         """Generates texts.
@@ -169,6 +170,8 @@ class Model:
             source: The text to answer, for models trained on pairs.
             num_candidates: With a source, generates so many answers for each that is returned and returns the one that
                 agrees most with the others (minimum Bayes risk).
+            capitalise: Capitalises generated text where English does it for certain (the start of a sentence, "I"), if
+                the tokenizer is uncased; given text stays as it is.
             seed: The same seed gives the same texts; None draws a fresh one.
 
         Returns:
@@ -192,9 +195,16 @@ class Model:
                 words_of(forbid),
                 seed=fresh_seed() if seed is None else seed,
                 max_new_tokens=max_new_tokens,
+                capitalise=capitalise,
             )
             for one in ([""] if prompt is None else _texts("prompt", prompt))
         ]
+        if num_candidates == 1:
+            return [
+                generated.text
+                for texts in generate.generate_together(self.engine, tasks, request)
+                for generated in texts
+            ]
         return [
             generated.text
             for task in tasks
@@ -215,9 +225,13 @@ class Model:
         block: int | None = None,
         include: Sequence[str] = (),
         forbid: Sequence[str] = (),
+        source: str | None = None,
+        capitalise: bool = True,
         seed: int | None = None,
     ) -> Iterator[StreamState]:
         """Yields every state of one text, from noise to text; arguments as in `generate`.
+
+        The text of a state has `[MASK]` where tokens are still to come, so that `fill` can complete it.
 
         Example:
             >>> import diffusionbert
@@ -230,10 +244,12 @@ class Model:
             1,
             length,
             "" if prompt is None else prompt,
+            source,
             include=words_of(include),
             forbid=words_of(forbid),
             seed=fresh_seed() if seed is None else seed,
             max_new_tokens=max_new_tokens,
+            capitalise=capitalise,
         )
         return generate.stream(self.engine, task, sampling_request(sampler, steps, temperature, top_k, top_p, block))
 
@@ -249,13 +265,17 @@ class Model:
         top_k: int | None = TOP_K,
         top_p: float | None = None,
         forbid: Sequence[str] = (),
+        capitalise: bool = True,
         seed: int | None = None,
     ) -> str | list[str]:
-        """Masks a share of a text's tokens, drawn at random, and generates them again.
+        """Masks a share of a text's tokens, whole words drawn at random, and generates them again.
+
+        All other characters stay as they are, white space included. Characters that the vocabulary does not know, such
+        as emoji, are never masked.
 
         Args:
             text: A text or a list of texts.
-            strength: The share of tokens that is masked, in (0, 1].
+            strength: The share of tokens that is masked at most, in (0, 1]; at least one word is.
             num_return_sequences: The number of rewritings per text; None is one.
             steps: As in `generate`, like all further arguments.
             sampler: As in `generate`.
@@ -263,6 +283,7 @@ class Model:
             top_k: As in `generate`.
             top_p: As in `generate`.
             forbid: Words that are replaced wherever they occur, and not generated.
+            capitalise: As in `generate`.
             seed: As in `generate`.
 
         Returns:
@@ -278,10 +299,12 @@ class Model:
                 strength=strength,
                 forbid=words_of(forbid),
                 seed=fresh_seed() if seed is None else seed,
+                capitalise=capitalise,
             )
             for one in _texts("text", text)
         ]
-        found = [generated.text for task in tasks for generated in generate.generate(self.engine, task, request)]
+        together = generate.generate_together(self.engine, tasks, request)
+        found = [generated.text for texts in together for generated in texts]
         return found[0] if isinstance(text, str) and num_return_sequences is None else found
 
     # ---- fill -------------------------------------------------------------------------------------------------------
@@ -294,6 +317,7 @@ class Model:
         num_alternatives: None = ...,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        capitalise: bool = ...,
         seed: int = ...,
     ) -> str: ...
 
@@ -305,6 +329,7 @@ class Model:
         num_alternatives: int,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        capitalise: bool = ...,
         seed: int = ...,
     ) -> list[Filling]: ...
 
@@ -316,6 +341,7 @@ class Model:
         num_alternatives: None = ...,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        capitalise: bool = ...,
         seed: int = ...,
     ) -> list[str]: ...
 
@@ -327,6 +353,7 @@ class Model:
         num_alternatives: int,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        capitalise: bool = ...,
         seed: int = ...,
     ) -> list[list[Filling]]: ...
 
@@ -337,25 +364,35 @@ class Model:
         num_alternatives: int | None = None,
         max_blank_tokens: int = 4,
         forbid: Sequence[str] = (),
+        capitalise: bool = True,
         seed: int = 0,
     ) -> str | list[str] | list[Filling] | list[list[Filling]]:
         """Fills all blanks of a text jointly: `[MASK]` is one token, `[BLANK]` any number of them.
+
+        A blank after white space begins a word, one that touches a letter continues it: `un[MASK]able`. Texts longer
+        than the model reads are filled in windows around the blanks, from left to right.
 
         Args:
             text: A text or a list of texts.
             num_alternatives: Returns so many ranked fillings per text instead of the best text.
             max_blank_tokens: The most tokens of a `[BLANK]`.
             forbid: Words that must not be generated.
+            capitalise: As in `generate`.
             seed: Of the random part of the search.
 
         Returns:
             The best text (a list for a list); with `num_alternatives`, a list of `Filling` (a list of them per text).
         """
         number = 1 if num_alternatives is None else num_alternatives
-        found = [
-            infill.fill(self.engine, one, number, max_blank_tokens=max_blank_tokens, forbid=forbid, seed=seed)
-            for one in _texts("text", text)
-        ]
+        found = infill.fill_together(
+            self.engine,
+            _texts("text", text),
+            number,
+            max_blank_tokens=max_blank_tokens,
+            forbid=forbid,
+            seed=seed,
+            capitalise=capitalise,
+        )
         if num_alternatives is None:
             best = [fillings[0].text for fillings in found]
             return best[0] if isinstance(text, str) else best

@@ -27,6 +27,9 @@ class Fill(WithModel):
     """The maximum number of tokens of a [BLANK]."""
     forbid: Words = ()
     """Words that must not be generated; the text around the blanks may contain them."""
+    capitalise: bool = True
+    """Capitalise generated text where English does it for certain (the start of a sentence, "I"), if the model is
+    uncased."""
     seed: int = 0
     """The seed of the random part of the search."""
 
@@ -44,6 +47,7 @@ class Fill(WithModel):
                 max_blank_tokens=self.max_blank_tokens,
                 forbid=self.forbid,
                 seed=self.seed,
+                capitalise=self.capitalise,
             ):
                 if self.json:
                     print_json({"input": text, **asdict(filling)})

@@ -53,6 +53,9 @@ class Generate(SamplerOptions, WithModel):
     (minimum Bayes risk)."""
     watch: bool = False
     """Show every state of one text while it is generated; on a terminal in place."""
+    capitalise: bool = True
+    """Capitalise generated text where English does it for certain (the start of a sentence, "I"), if the model is
+    uncased."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
 
@@ -95,6 +98,7 @@ class Generate(SamplerOptions, WithModel):
                 self.forbid,
                 seed=seed,
                 max_new_tokens=self.max_new_tokens,
+                capitalise=self.capitalise,
             )
             for prompt in self.prompts or ("",)
         ]

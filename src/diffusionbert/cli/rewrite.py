@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import tyro
@@ -37,6 +37,9 @@ class Rewrite(SamplerOptions, WithModel):
     """The number of rewritten texts per text."""
     forbid: Words = ()
     """Words to replace wherever they occur; they are not generated."""
+    capitalise: bool = True
+    """Capitalise generated text where English does it for certain (the start of a sentence, "I"), if the model is
+    uncased."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
 
@@ -48,8 +51,10 @@ class Rewrite(SamplerOptions, WithModel):
 
         texts, request = lines_of(self.texts, self.file, "texts to rewrite"), self.request()
         seed = fresh_seed() if self.seed is None else self.seed
-        number, strength = self.num_return_sequences, self.strength
-        tasks = [Task(number, rewrite=text, strength=strength, forbid=self.forbid, seed=seed) for text in texts]
+        task = Task(
+            self.num_return_sequences, strength=self.strength, forbid=self.forbid, seed=seed, capitalise=self.capitalise
+        )
+        tasks = [replace(task, rewrite=text) for text in texts]
         model = self.loaded()
         for task in tasks:
             for one in generate(model.engine, task, request):

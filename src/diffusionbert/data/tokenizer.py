@@ -34,6 +34,8 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
 MOST_SPELLINGS = 100
 """The maximum number of spellings considered per word; later ones are less likely."""
+ANCHORS = ("0", "a", "q", "x", "z")
+"""Words before a text that is encoded as their continuation: one of them is a token of its own."""
 SMALLEST = 512
 """The minimum size of a trained WordPiece: a smaller one has no room for words beside its alphabet."""
 
@@ -159,6 +161,19 @@ class Vocabulary:
         ids = [index for piece, index in self.tokenizer.get_vocab().items() if continues(piece)]
         return self._token_set(ids) & ~self.special & ~self.forbidden
 
+    @property
+    def has_continuation_prefix(self) -> bool:
+        """Whether pieces that continue a word are marked, as in `##ist`, and not those that begin one."""
+        return bool(getattr(self._plain.model, "continuing_subword_prefix", None))
+
+    def joins_letters(self, character: str) -> bool:
+        """Whether a letter right after this character belongs to the same word."""
+        normalized = (
+            f"{character}a" if self._plain.normalizer is None else self._plain.normalizer.normalize_str(f"{character}a")
+        )
+        splitter = self._plain.pre_tokenizer
+        return splitter is None or len(splitter.pre_tokenize_str(normalized)) == 1
+
     def num_special(self, *, paired: bool) -> int:
         """The number of special tokens in a sequence."""
         return int(self._plain.num_special_tokens_to_add(paired))
@@ -172,6 +187,31 @@ class Vocabulary:
         """
         backend = self._marking if marked else self._plain
         return [encoding.ids for encoding in backend.encode_batch_fast(list(map(_require_utf8, sentences)))]
+
+    def encode_spans(self, text: str, source: str | None = None) -> tuple[list[int], list[tuple[int, int] | None]]:
+        """Encodes a text, after a source if there is one, with the characters of each token.
+
+        Returns:
+            The whole sequence, and for each token its start and end in `text`: None for special tokens and the source.
+        """
+        given = (_require_utf8(text),) if source is None else (_require_utf8(source), _require_utf8(text))
+        encoding = self._plain.encode(*given)
+        number = len(given) - 1
+        spans = [
+            span if sequence == number else None
+            for span, sequence in zip(encoding.offsets, encoding.sequence_ids, strict=True)
+        ]
+        return encoding.ids, spans
+
+    def encode_after(self, text: str) -> list[int]:
+        """Encodes a text that directly follows a word: `able` as `##able`, or without the mark of a space."""
+        for anchor in ANCHORS:
+            encoding = self._plain.encode(anchor + _require_utf8(text), add_special_tokens=False)
+            pairs = list(zip(encoding.ids, encoding.offsets, strict=True))
+            after = [(token, start) for token, (start, end) in pairs if end > len(anchor)]
+            if len(after) < len(pairs) and all(start >= len(anchor) for _, start in after):
+                return [token for token, _ in after]
+        return self.own([text])[0]
 
     def own(self, sentences: Sequence[str]) -> list[list[int]]:
         """Encodes sentences without special tokens."""
@@ -199,7 +239,7 @@ class Vocabulary:
         that at the beginning of a sentence are returned.
         """
         usual = [self.pieces(word), self._plain.encode(word, add_special_tokens=False).ids]
-        if not getattr(self._plain.model, "continuing_subword_prefix", None):
+        if not self.has_continuation_prefix:
             return usual if usual[0] != usual[1] else usual[:1]
         known = self.tokenizer.get_vocab()
         text = self._plain.normalizer.normalize_str(word) if self._plain.normalizer else word

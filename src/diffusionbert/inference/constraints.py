@@ -12,6 +12,9 @@ lowest probability, because that changes the distribution least. The window cann
 call of the network. A token that occurs in no rule is never forbidden, so a position runs out of tokens only if rules
 cover the whole vocabulary.
 
+Two rules are about positions, which all sequences share: where a word begins (`word_starts`), no continuation token is
+generated; where one is continued (`word_continuations`), nothing else is.
+
 This suffices for every sampler that, between two calls for a sequence, changes only positions that were targets of the
 first call: ancestral sampling; caching an answer until the sequence changes; remasking (the rule reads the current
 tokens). Uniform noise also inserts tokens of its own, but its last step generates all positions from the network. The
@@ -68,10 +71,14 @@ class Constrained(nn.Module):
         forbidden: Words that must not be generated.
         included: Words that `place_words` places.
         continuation: The tokens that continue a word, such as "##ist".
+        word_starts: [L] or [1, L]: positions that must not get a continuation token, in every sequence.
+        word_continuations: [L] or [1, L]: positions that must get one.
         spelled: Formats a word for error messages.
     """
 
     continuation: Tensor
+    word_starts: Tensor
+    word_continuations: Tensor
 
     def __init__(
         self,
@@ -80,6 +87,8 @@ class Constrained(nn.Module):
         forbidden: Sequence[Sequence[int]] = (),
         included: Sequence[Sequence[int]] = (),
         continuation: TokenSet | None = None,
+        word_starts: Tensor | None = None,
+        word_continuations: Tensor | None = None,
         spelled: Callable[[Word], str] = lambda word: str(list(word)),
     ):
         super().__init__()
@@ -88,6 +97,8 @@ class Constrained(nn.Module):
         # Ids, not a mask: the network's vocabulary may be larger than the tokenizer's. Not part of the state dict.
         ids = torch.zeros(0, dtype=torch.long) if continuation is None else continuation.nonzero()[:, 0]
         self.register_buffer("continuation", ids, persistent=False)
+        self.register_buffer("word_starts", _flat(word_starts, ids), persistent=False)
+        self.register_buffer("word_continuations", _flat(word_continuations, ids), persistent=False)
         self._tokens = {token for word in self.forbidden + self.included for token in word}
         for word in self.included:
             if broken := next((rule for rule in self.forbidden if _contains(word, rule)), None):
@@ -138,11 +149,16 @@ class Constrained(nn.Module):
             if 1 < len(word) <= tokens.shape[1]:
                 for token, positions in zip(word, _least_likely(word, tokens, targets, log_f), strict=True):
                     log_f[positions[targets], token] = -torch.inf
-        after_word = torch.zeros_like(targets)
+        after_word = _at(self.word_starts, targets)
         for word in self.included:
             found = _windows([(tokens == token) & ~targets for token in word]).all(dim=-1)
             after_word[:, len(word) :] |= found[:, :-1]
         log_f[after_word[targets].nonzero(), self.continuation] = -torch.inf
+        continues = _at(self.word_continuations, targets)[targets].nonzero()[:, 0]
+        if len(continues):
+            kept = log_f[continues[:, None], self.continuation]
+            log_f[continues] = -torch.inf
+            log_f[continues[:, None], self.continuation] = kept
         return log_f
 
 
@@ -284,6 +300,17 @@ def _rows(canvas: Batch) -> Iterator[Row]:
     """Each sequence's tokens, `None` where a position is editable."""
     for tokens, editable in zip(canvas.tokens.tolist(), canvas.editable.tolist(), strict=True):
         yield tuple(None if free else token for token, free in zip(tokens, editable, strict=True))
+
+
+def _flat(positions: Tensor | None, like: Tensor) -> Tensor:
+    """Positions as [L] on the device of another tensor; none if None."""
+    return like.new_zeros(0, dtype=torch.bool) if positions is None else positions.flatten().to(like.device)
+
+
+def _at(positions: Tensor, targets: PositionMask) -> PositionMask:
+    """The positions of a rule in every sequence of a query, which may be shorter or padded."""
+    length = targets.shape[1]
+    return nn.functional.pad(positions[:length], (0, max(0, length - len(positions)))).expand_as(targets).clone()
 
 
 def _words(given: Iterable[Sequence[int]]) -> list[Word]:

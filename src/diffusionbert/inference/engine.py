@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from diffusionbert.data.canvas import MASK
+from diffusionbert.data.text import MASK
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.networks.base import HasBackbone

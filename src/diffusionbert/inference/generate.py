@@ -1,43 +1,63 @@
-"""Generation: prompts, sources and texts to rewrite become canvases; a sampler fills them; tokens become text."""
+"""Generation: prompts, sources and texts to rewrite become canvases; a sampler fills them; tokens become text.
+
+Several tasks share their forward passes: each is a state of the sampler (`samplers.base`) with noise and constraints of
+its own, so that its texts are the same alone and in company.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from diffusionbert.data.canvas import blank, drawn_lengths, num_tokens, rewriting
+from diffusionbert.data.canvas import batch_of, drawn_lengths
+from diffusionbert.data.text import EditedText, require_no_blanks
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.constraints import Constrained, place_words
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import GeneratedText, StreamState, Task, has_word
 from diffusionbert.networks.base import Network
-from diffusionbert.samplers.base import State, last_state, sample
+from diffusionbert.reporting import logger
+from diffusionbert.samplers.base import Query, Sampler, State, concatenate_queries, sample, split_answer
 from diffusionbert.samplers.config import SamplingRequest
 
 FALLBACK_LENGTH = 24
 """The length of a text if the model has no length histogram."""
 ATTEMPTS = 20
 """To generate a text without forbidden words; the first nearly always succeeds."""
+USUAL_BLOCK = 32
+"""The block size that messages suggest."""
 
 
 def generate(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[GeneratedText]:
     """Yields the texts of a task, batch after batch; each depends on the seed and its number, not on the batch."""
-    canvas = make_canvas(engine, task, request)
-    number, at_once = len(canvas.tokens), engine.sequences_at_once(canvas.tokens.shape[1])
-    for start in range(0, number, at_once):
-        sequences = torch.arange(start, min(start + at_once, number))
-        yield from _generate_batch(engine, task, request, canvas.select(sequences))
+    plan = _Plan(engine, task, request)
+    for part in plan.parts():
+        yield from _generate([part])[0]
+
+
+def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRequest) -> list[list[GeneratedText]]:
+    """The texts of several tasks, which share forward passes; each has the texts that `generate` yields."""
+    plans = [_Plan(engine, task, request) for task in tasks]
+    found: list[list[GeneratedText]] = [[] for _ in tasks]
+    parts = [(number, part) for number, plan in enumerate(plans) for part in plan.parts()]
+    for batch in _batches(engine, parts):
+        for (number, _), texts in zip(batch, _generate([part for _, part in batch]), strict=True):
+            found[number] += texts
+    return found
 
 
 def stream(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[StreamState]:
     """Yields every state of a task's first text, from noise to text."""
-    canvas = make_canvas(engine, replace(task, number=1), request)
-    for state in _states(engine, task, request, canvas):
-        yield _stream_state(engine, state)
+    plan = _Plan(engine, replace(task, number=1), request)
+    canvas = plan.canvas.to(engine.device)
+    run = plan.run(canvas, task.seed)
+    for state in sample(run.sampler, run.context, run.network, run.canvas, task.seed):
+        yield plan.stream_state(state)
 
 
 def require_supported(engine: Engine, task: Task, request: SamplingRequest) -> None:
@@ -48,34 +68,18 @@ def require_supported(engine: Engine, task: Task, request: SamplingRequest) -> N
 
 def make_canvas(engine: Engine, task: Task, request: SamplingRequest) -> Batch:
     """The sequences of a task, with their editable positions."""
-    if (task.source is not None) != engine.paired:
-        raise ValueError(
-            "this model was trained on pairs of source and target and generates from a source only; give `source`"
-            if engine.paired
-            else "this model was not trained on pairs, so it takes no `source`; leave it out, or train on .tsv pairs"
-        )
-    if task.rewrite is not None:
-        _require_space(engine, len(engine.vocabulary.encode([task.rewrite])[0]), task, request)
-        return rewriting(engine.vocabulary, task.rewrite, task.strength, task.number, task.seed, task.forbid)
-    given = num_tokens(engine.vocabulary, task.prompt)
-    around = blank(engine.vocabulary, [given + 1], task.prompt, task.source).tokens.shape[1] - given - 1
-    if isinstance(task.length, tuple):  # every length that may be drawn must be possible
-        _require_space(engine, around + task.length[1], task, request)
-    lengths = _lengths(engine, task, given)
-    _require_space(engine, around + max(lengths), task, request)
-    return blank(engine.vocabulary, lengths, task.prompt, task.source)
+    return _Plan(engine, task, request).canvas
 
 
-def constrained_network(engine: Engine, task: Task) -> Any:
-    """The network, with the constraints of a task around it."""
+def constrained_network(engine: Engine, task: Task, **rules: Any) -> Any:
+    """The network with the constraints of a task around it, and further rules of `Constrained`."""
     network: Any = engine.network
     if engine.masked_network is None:
         if task.include or task.forbid:
             raise ValueError("`include` and `forbid` need a masked language model, which this is not; leave them out")
         return network
-    [prompt] = engine.vocabulary.own([task.prompt])
-    if prompt:  # no word piece continues the last word of the prompt
-        network = _constrained(engine, network, included=[prompt])
+    if rules:
+        network = _constrained(engine, network, **rules)
     if task.include or task.forbid:
         network = _constrained(
             engine,
@@ -88,52 +92,242 @@ def constrained_network(engine: Engine, task: Task) -> Any:
 
 
 def _constrained(engine: Engine, network: Network, **rules: Any) -> Constrained:
-    return Constrained(network, continuation=engine.vocabulary.continuation, **rules).to(engine.device)
+    return Constrained(network, continuation=engine.vocabulary.continuation.to(engine.device), **rules)
 
 
-def _generate_batch(engine: Engine, task: Task, request: SamplingRequest, canvas: Batch) -> list[GeneratedText]:
-    """Generates all sequences of a canvas, and those again whose text contains a forbidden word after all.
+# ---- a task on a model ----------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What samples some sequences of a task."""
+
+    sampler: Sampler
+    context: Any
+    network: Any
+    canvas: Batch
+
+
+@final
+class _Plan:
+    """A task on a model: its text is encoded once, and everything that can be wrong with it is found at once."""
+
+    def __init__(self, engine: Engine, task: Task, request: SamplingRequest) -> None:
+        if (task.source is not None) != engine.paired:
+            raise ValueError(
+                "this model was trained on pairs of source and target and generates from a source only; give `source`"
+                if engine.paired
+                else "this model was not trained on pairs and takes no `source`; leave it out, or train on .tsv pairs"
+            )
+        given = task.prompt if task.rewrite is None else task.rewrite
+        require_no_blanks(engine.vocabulary, given, "a prompt" if task.rewrite is None else "a text to rewrite")
+        self.engine, self.task, self.request = engine, task, request
+        self.text = EditedText.of(engine.vocabulary, given, task.source)
+        self.canvas = self._blank() if task.rewrite is None else self._rewriting()
+
+    def _rewriting(self) -> Batch:
+        task, text = self.task, self.text
+        self.engine.require_positions(len(text.tokens), f"{text.text[:40]!r} has", "shorten it")
+        canvas = text.rewriting(task.strength, task.number, task.seed, task.forbid)
+        if text.unknown:
+            shown = ", ".join(map(repr, text.unknown))[:40]
+            logger.warning("kept as it is, because the vocabulary does not know it: %s in %r", shown, text.text[:40])
+        return canvas
+
+    def _blank(self) -> Batch:
+        """One masked sequence per text, after the prompt."""
+        given, around = len(self.text.own), len(self.text.tokens) - len(self.text.own)
+        if self.request.block is None and given and around + given + 1 > self.engine.max_positions:
+            raise ValueError(
+                f"the prompt {self.task.prompt[:40]!r} has {given} tokens, which leaves nothing to generate: this "
+                f"model reads at most {self.engine.max_length}; shorten it{self._longer()}"
+            )
+        if isinstance(self.task.length, tuple):  # every length that may be drawn must be possible
+            self._require_space(around + self.task.length[1])
+        lengths = _lengths(self.engine, self.task, given)
+        self._require_space(around + max(lengths))
+        _require_length(min(lengths), given, self.task.prompt)
+        sequences = {length: self.text.continued(length - given).tokens for length in set(lengths)}
+        canvas = batch_of(self.engine.vocabulary, [sequences[length] for length in lengths])
+        return replace(canvas, editable=canvas.attend & (canvas.tokens == self.engine.vocabulary.mask_id))
+
+    def _require_space(self, positions: int) -> None:
+        """Raises ValueError if sequences of so many positions cannot be generated, before they take memory."""
+        if self.request.block is None:
+            what = "the text" if self.task.source is None else "source and text together"
+            self.engine.require_positions(positions, f"{what} would have", f"ask for fewer{self._longer()}")
+        elif self.task.include:
+            self.engine.require_positions(positions, "with words to include, the text would have", "ask for fewer")
+
+    def _longer(self) -> str:
+        """How to get a longer text, where there is a way."""
+        if self.task.include or not self.engine.config.objective.generates_on_masks:
+            return ""
+        block = min(USUAL_BLOCK, self.engine.max_positions - 2)
+        return f", or use `block={block}` (--block {block})"
+
+    @cached_property
+    def _network(self) -> Any:
+        """The network with the task's constraints: no word piece continues a word of the given text."""
+        if self.engine.masked_network is None:
+            return constrained_network(self.engine, self.task)
+        if self.task.rewrite is not None:
+            return constrained_network(self.engine, self.task, word_starts=self.text.word_starts)
+        if not self.text.own:
+            return constrained_network(self.engine, self.task)
+        if self.canvas.tokens.shape[1] <= self.engine.max_positions:
+            starts = torch.arange(self.canvas.tokens.shape[1]) == self.text.end
+            return constrained_network(self.engine, self.task, word_starts=starts)
+        # In the windows of a long text, the end of the prompt has no fixed position.
+        prompt = [self.text.tokens[position] for position in self.text.own]
+        return constrained_network(self.engine, self.task, included=[prompt])
+
+    def parts(self) -> Iterator[_Part]:
+        """The sequences of the task, at most as many as one batch has, and with equally many masked positions."""
+        counts = self.canvas.editable.sum(dim=1) if self.task.rewrite is not None else torch.zeros(self.task.number)
+        at_once = self.engine.sequences_at_once(self.canvas.tokens.shape[1])
+        for start in range(0, self.task.number, at_once):
+            numbers = torch.arange(start, min(start + at_once, self.task.number))
+            groups = [numbers[counts[numbers] == count] for count in sorted(set(counts[numbers].tolist()))]
+            yield _Part(self, groups)
+
+    def run(self, canvas: Batch, seed: int) -> _Run:
+        """How sequences of the task, equally many positions of which are masked, are sampled."""
+        network = self._network
+        if isinstance(network, Constrained) and (self.task.include or self.task.forbid):
+            canvas = place_words(network, canvas, self.engine.vocabulary.mask_id, seed)
+        start_time = 1.0
+        if self.task.rewrite is not None:  # time-conditioned networks start at the masked fraction
+            start_time = int(canvas.editable.sum()) / (len(canvas.tokens) * len(self.text.own))
+        sampler, context = self.engine.sampler(self.request, start_time)
+        return _Run(sampler, context, network, canvas)
+
+    # ---- text -------------------------------------------------------------------------------------------------------
+
+    def rendered(self, number: int, tokens: Tensor) -> tuple[str, int]:
+        """The text of a sequence and its number of tokens."""
+        editable = self.canvas.editable[number]
+        added = 0 if self.task.rewrite is not None else int(editable.sum())
+        text = self.text.continued(added) if added else self.text
+        length = len(text.tokens)
+        rendered = text.render(tokens[:length], editable[:length], capitalise=self.task.capitalise)
+        return rendered, len(text.own)
+
+    def stream_state(self, state: State) -> StreamState:
+        tokens, vocabulary = state.tokens[0].cpu(), self.engine.vocabulary
+        added = 0 if self.task.rewrite is not None else int(self.canvas.editable.sum())
+        own = [int(tokens[position]) for position in (self.text.continued(added) if added else self.text).own]
+        pieces = zip(own, vocabulary.spelled(own), strict=True)
+        shown = tuple(None if token == vocabulary.mask_id else piece for token, piece in pieces)
+        text, _ = self.rendered(0, tokens)
+        return StreamState(float(state.time[0]), int(state.calls[0]), shown, text, tuple(own))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some sequences of a task, by number, in groups with equally many masked positions."""
+
+    plan: _Plan
+    groups: list[Tensor]
+
+    @property
+    def size(self) -> int:
+        """The number of sequences."""
+        return sum(map(len, self.groups))
+
+
+def _batches(engine: Engine, parts: Iterable[tuple[int, _Part]]) -> Iterator[list[tuple[int, _Part]]]:
+    """Parts of several tasks, at most as many sequences at a time as one batch has."""
+    batch: list[tuple[int, _Part]] = []
+    for number, part in parts:
+        together = [*batch, (number, part)]
+        longest = max(one.plan.canvas.tokens.shape[1] for _, one in together)
+        if batch and sum(one.size for _, one in together) > engine.sequences_at_once(longest):
+            yield batch
+            together = [(number, part)]
+        batch = together
+    if batch:
+        yield batch
+
+
+def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
+    """Generates all sequences of some parts, and those again whose text contains a forbidden word after all.
 
     Token sequences are forbidden, but a hot network may spell a word across punctuation: `& ##a` reads as `&a`.
     """
-    found: dict[int, GeneratedText] = {}
+    found: list[dict[int, GeneratedText]] = [{} for _ in parts]
     for attempt in range(ATTEMPTS):
-        missing = torch.tensor([number for number in range(len(canvas.tokens)) if number not in found])
-        retry = replace(task, seed=task.seed + (attempt << 36))
-        end = last_state(_states(engine, retry, request, canvas.select(missing)))
-        for number, tokens, calls in zip(missing.tolist(), end.tokens, end.calls.tolist(), strict=True):
-            own = _own_tokens(engine, tokens)
-            text = _text(engine, own, task.prompt)
-            if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
-                found[number] = GeneratedText(text, len(own), request.config.steps, int(calls), task.seed)
-        if len(found) == len(canvas.tokens):
-            return [found[number] for number in range(len(canvas.tokens))]
-    raise RuntimeError(f"no text without {', '.join(task.forbid)} in {ATTEMPTS} attempts; forbid fewer words")
+        missing = [
+            (index, torch.tensor([number for number in group.tolist() if number not in found[index]]))
+            for index, part in enumerate(parts)
+            for group in part.groups
+        ]
+        missing = [(index, numbers) for index, numbers in missing if len(numbers)]
+        if not missing:
+            return [[texts[number] for number in sorted(texts)] for texts in found]
+        plans = [(parts[index].plan, parts[index].plan.task.seed + (attempt << 36)) for index, _ in missing]
+        canvases = [
+            plan.canvas.select(numbers).to(plan.engine.device)
+            for (plan, _), (_, numbers) in zip(plans, missing, strict=True)
+        ]
+        runs = [plan.run(canvas, seed) for (plan, seed), canvas in zip(plans, canvases, strict=True)]
+        ends = _last_states(runs, [seed for _, seed in plans])
+        for (index, numbers), (plan, _), end in zip(missing, plans, ends, strict=True):
+            task, kept = plan.task, plan.text.unknown if plan.task.rewrite is not None else ()
+            for number, tokens, calls in zip(numbers.tolist(), end.tokens.cpu(), end.calls.tolist(), strict=True):
+                text, length = plan.rendered(number, tokens)
+                if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
+                    steps = plan.request.config.steps
+                    found[index][number] = GeneratedText(text, length, steps, int(calls), task.seed, kept)
+    words = ", ".join(parts[0].plan.task.forbid)
+    raise RuntimeError(f"no text without {words[:40]} in {ATTEMPTS} attempts; forbid fewer words")
 
 
-def _states(engine: Engine, task: Task, request: SamplingRequest, canvas: Batch) -> Iterator[State]:
-    canvas = canvas.to(engine.device)
-    network = constrained_network(engine, task)
-    if isinstance(network, Constrained) and (task.include or task.forbid):
-        canvas = place_words(network, canvas, engine.vocabulary.mask_id, task.seed)
-    start_time = 1.0
-    if task.rewrite is not None:  # time-conditioned networks and token-dependent schedules start at the masked fraction
-        tokens = canvas.editable | (canvas.attend & ~engine.vocabulary.special.to(engine.device)[canvas.tokens])
-        start_time = int(canvas.editable.sum()) / int(tokens.sum())
-    sampler, context = engine.sampler(request, start_time)
-    return sample(sampler, context, network, canvas, task.seed)
+def _last_states(runs: Sequence[_Run], seeds: Sequence[int]) -> list[State]:
+    """Samples several runs of one model at once: one forward pass per step for all their queries."""
+    with torch.no_grad():
+        states = [run.sampler.start(run.context, run.canvas, seed) for run, seed in zip(runs, seeds, strict=True)]
+        while active := [number for number, state in enumerate(states) if not state.done]:
+            queries = {number: runs[number].sampler.query(states[number]) for number in active}
+            shared = {number: query for number, query in queries.items() if isinstance(query, Query)}
+            answers: dict[int, Any] = dict(_shared_answers(runs, shared)) if len(shared) > 1 else {}
+            for number in active:
+                query = queries[number]
+                if query is not None and number not in answers:
+                    answers[number] = query.run(runs[number].network)
+                states[number] = runs[number].sampler.update(states[number], answers.get(number))
+    return states
 
 
-def _require_space(engine: Engine, positions: int, task: Task, request: SamplingRequest) -> None:
-    """Raises ValueError if sequences of so many positions cannot be generated, before they take memory."""
-    if task.rewrite is not None:
-        engine.require_positions(positions, f"{task.rewrite[:40]!r} has", "shorten it")
-    elif request.block is None:
-        longer = ", or use `block=32` (--block 32)" if engine.config.objective.generates_on_masks else ""
-        what = "the text" if task.source is None else "source and text together"
-        engine.require_positions(positions, f"{what} would have", f"ask for fewer{longer}")
-    elif task.include:
-        engine.require_positions(positions, "with words to include, the text would have", "ask for fewer")
+def _shared_answers(runs: Sequence[_Run], queries: dict[int, Query]) -> Iterator[tuple[int, Tensor]]:
+    """The network's answers to several queries by one forward pass, each under the constraints of its own run."""
+    networks = {number: runs[number].network for number in queries}
+    [network] = {_innermost(one) for one in networks.values()}
+    answer = concatenate_queries(list(queries.values())).run(network)
+    for (number, query), part in zip(queries.items(), split_answer(answer, list(queries.values())), strict=True):
+        own = networks[number]
+        yield number, own.constrain(query.tokens, query.targets, part) if isinstance(own, Constrained) else part
+
+
+def _innermost(network: Any) -> Any:
+    return network.innermost if isinstance(network, Constrained) else network
+
+
+# ---- lengths --------------------------------------------------------------------------------------------------------
+
+
+def _require_length(shortest: int, given: int, prompt: str) -> None:
+    """Raises ValueError if a length leaves nothing to generate."""
+    if shortest > given:
+        return
+    if not given:
+        raise ValueError(f"`length` must be >= 1 token, got {shortest}")
+    raise ValueError(
+        f"`length` must be >= {given + 1} with a prompt of {given} tokens ({prompt[:40]!r}), got {shortest}; raise it, "
+        "or shorten the prompt"
+    )
 
 
 def _lengths(engine: Engine, task: Task, given: int) -> list[int]:
@@ -153,27 +347,3 @@ def _lengths(engine: Engine, task: Task, given: int) -> list[int]:
     if histogram is None or not bool(histogram[given + 1 :].any()):
         return [min(max(FALLBACK_LENGTH, given + FALLBACK_LENGTH // 2), engine.max_length)] * task.number
     return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
-
-
-def _text(engine: Engine, own: Tensor, prompt: str) -> str:
-    """The text of a sequence's own tokens, its prompt as it was given."""
-    given = num_tokens(engine.vocabulary, prompt)
-    text, begin = engine.vocabulary.decode(own), engine.vocabulary.decode(own[:given])
-    # A detached hyphen or apostrophe at the prompt's end may be joined to what follows.
-    rest = text[len(begin) :] if text.startswith(begin) else f" {engine.vocabulary.decode(own[given:])}"
-    return prompt + (rest.lstrip() if prompt[-1:].isspace() else rest)
-
-
-def _own_tokens(engine: Engine, tokens: Tensor) -> Tensor:
-    """The tokens between the last two special tokens of a sequence, masked ones included."""
-    tokens, vocabulary = tokens.cpu(), engine.vocabulary
-    is_frame = vocabulary.special[tokens] & (tokens != vocabulary.mask_id) & (tokens != vocabulary.pad_id)
-    frame = is_frame.nonzero()
-    return tokens[int(frame[-2]) + 1 : int(frame[-1])]
-
-
-def _stream_state(engine: Engine, state: State) -> StreamState:
-    own = _own_tokens(engine, state.tokens[0]).tolist()
-    mask_id, spelled = engine.vocabulary.mask_id, engine.vocabulary.spelled(own)
-    shown = tuple(None if token == mask_id else piece for token, piece in zip(own, spelled, strict=True))
-    return StreamState(float(state.time[0]), int(state.calls[0]), shown, engine.vocabulary.decode(own), tuple(own))

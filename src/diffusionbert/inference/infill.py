@@ -1,59 +1,96 @@
-"""Infilling: `[MASK]` is one token, `[BLANK]` any number of them; all blanks of a text are filled jointly."""
+"""Infilling: `[MASK]` is one token, `[BLANK]` any number of them; all blanks of a text are filled jointly.
+
+A text that is longer than the model reads is filled in windows, from left to right (`data.blanks`): the nats of its
+filling are the sum over windows, each given its own context.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, final
 
 import torch
 from torch.nn.functional import pad
 
-from diffusionbert.data.canvas import BLANK, MASK, Blanks
-from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.data.blanks import BlankCanvas, Blanks
+from diffusionbert.data.text import BLANK, MASK
 from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.inference import filling
+from diffusionbert.inference.constraints import Constrained
 from diffusionbert.inference.engine import Engine
-from diffusionbert.inference.filling import Gap, fill_gaps
+from diffusionbert.inference.filling import Gap, TokenFilling, fill_gaps
 from diffusionbert.inference.generate import constrained_network
 from diffusionbert.inference.tasks import Filling, Task, TokenProbability, words_of
 from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.reporting import require_type
 
 
-def fill(
+@final
+@dataclass(frozen=True)
+class _Candidate:
+    """The tokens of a text's first blanks, and their nats."""
+
+    tokens: tuple[tuple[int, ...], ...] = ()
+    nats: float = 0.0
+
+
+def fill(engine: Engine, text: str, num_alternatives: int = 1, **options: object) -> list[Filling]:
+    """The best joint fillings of one text; options as in `fill_together`."""
+    return fill_together(engine, [text], num_alternatives, **options)[0]  # type: ignore[arg-type]
+
+
+def fill_together(
     engine: Engine,
-    text: str,
+    texts: Sequence[str],
     num_alternatives: int = 1,
     *,
     max_blank_tokens: int = 4,
     forbid: Sequence[str] = (),
     seed: int = 0,
-) -> list[Filling]:
-    """The best joint fillings of a text that were found, best first.
+    capitalise: bool = False,
+) -> list[list[Filling]]:
+    """The best joint fillings of each text that were found, best first.
 
     Args:
         engine: A model that generates from `[MASK]`.
-        text: The text, with `[MASK]` for one token and `[BLANK]` for 1 to `max_blank_tokens` tokens.
-        num_alternatives: The number of fillings; fewer are returned if fewer exist.
+        texts: Texts with `[MASK]` for one token and `[BLANK]` for 1 to `max_blank_tokens` tokens.
+        num_alternatives: The number of fillings per text; fewer are returned if fewer exist.
         max_blank_tokens: The most tokens of a `[BLANK]`.
         forbid: Words that must not be generated.
         seed: Of the random part of the search.
+        capitalise: Whether fillings are capitalised in `Filling.text` where English does it for certain, if the
+            tokenizer is uncased.
     """
     if max_blank_tokens < 1 or num_alternatives < 1:
         raise ValueError(
             f"`max_blank_tokens` and `num_alternatives` must be >= 1, got {max_blank_tokens} and {num_alternatives}"
         )
-    given = _blanks(engine, text)
-    num_blanks = given.marks.count(BLANK)
-    _require_positions(engine, given, num_blanks, max_blank_tokens)
-    gaps = [_gap(engine, given.canvas(width)) for width in range(1, max_blank_tokens + 1 if num_blanks else 2)]
-    network, mask_id = constrained_network(engine, Task(forbid=words_of(forbid))), engine.vocabulary.mask_id
-    warper = LogitsWarper(forbidden=engine.statistics.never_sampled)
-    special = pad(engine.vocabulary.special, (0, len(engine.statistics.allowed) - engine.vocabulary.size))
-    if num_blanks:
-        [found] = fill_gaps(network, gaps, mask_id, num_alternatives, seed, warper, special=special)
-    else:
-        [found] = filling.fill(network, gaps[0].canvas, mask_id, num_alternatives, seed, warper, special=special)
-    return [_text_filling(given, gaps, one) for one in found[:num_alternatives]]
+    given = [_blanks(engine, text) for text in texts]
+    groups = [_groups(engine, blanks, max_blank_tokens) for blanks in given]
+    found = [[_Candidate()] for _ in given]
+    for window in range(max(map(len, groups), default=0)):
+        open_texts = [number for number in range(len(given)) if window < len(groups[number])]
+        started = [(number, candidate) for number in open_texts for candidate in found[number]]
+        canvases = [
+            _canvases(engine, given[number], groups[number][window], candidate, max_blank_tokens)
+            for number, candidate in started
+        ]
+        fillings = _search(engine, canvases, num_alternatives, words_of(forbid), seed)
+        for number in open_texts:
+            found[number] = []
+        for (number, candidate), ranked in zip(started, fillings, strict=True):
+            widths = given[number].widths
+            found[number] += [
+                _extended(candidate, [widths(one.gap)[mark] for mark in groups[number][window]], one) for one in ranked
+            ]
+        for number in open_texts:
+            found[number] = sorted(found[number], key=lambda candidate: candidate.nats)[:num_alternatives]
+    return [
+        [Filling(*blanks.filled(one.tokens, capitalise=capitalise), one.nats) for one in ranked]
+        for blanks, ranked in zip(given, found, strict=True)
+    ]
 
 
 def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[TokenProbability]]:
@@ -63,21 +100,34 @@ def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[
         engine: A model that generates from `[MASK]`.
         text: The text; `[BLANK]` counts as one `[MASK]`.
         top_k: The number of tokens per blank.
+
+    Returns:
+        For each blank its tokens, among those that may stand there: where a word begins, none that continues one.
     """
+    require_type("top_k", top_k, int, "a whole number")
     given = _blanks(engine, text)
-    canvas = given.canvas(1).to(engine.device)
-    engine.require_positions(canvas.tokens.shape[1], f"{text[:40]!r} has", "shorten it")
-    network = constrained_network(engine, Task())
-    with torch.no_grad():
-        log_f = network(canvas.tokens, canvas.attend, canvas.fraction_of(canvas.editable), canvas.editable)
-    best = LogitsWarper(forbidden=engine.statistics.never_sampled)(log_f).topk(min(top_k, log_f.shape[-1]), dim=-1)
-    return [
-        [
-            TokenProbability(engine.vocabulary.spelled([token])[0], token, float(torch.tensor(log_p).exp()))
-            for token, log_p in zip(tokens, log_ps, strict=True)
+    masked = [[engine.vocabulary.mask_id]] * len(given.marks)
+    found = []
+    for group in given.groups(engine.max_positions, 1):
+        shown = given.canvas(1, group, masked, max_positions=engine.max_positions)
+        canvas = shown.batch.to(engine.device)
+        with torch.no_grad():
+            t = canvas.fraction_of(canvas.editable)
+            network: Any = engine.network
+            log_f = network(canvas.tokens, canvas.attend, t, canvas.editable)
+        log_p = LogitsWarper(forbidden=engine.statistics.never_sampled)(log_f)
+        rules = _rules(engine, shown)
+        log_p = rules.forbid(canvas.tokens, canvas.editable, log_p) if isinstance(rules, Constrained) else log_p
+        best = log_p.topk(min(top_k, log_p.shape[-1]), dim=-1)
+        found += [
+            [
+                TokenProbability(engine.vocabulary.spelled([token])[0], token, float(probability))
+                for token, probability in zip(tokens, probabilities, strict=True)
+                if probability > 0
+            ]
+            for tokens, probabilities in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
         ]
-        for tokens, log_ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    return found
 
 
 def _blanks(engine: Engine, text: str) -> Blanks:
@@ -88,30 +138,88 @@ def _blanks(engine: Engine, text: str) -> Blanks:
     return Blanks(engine.vocabulary, text)
 
 
-def _require_positions(engine: Engine, given: Blanks, num_blanks: int, max_blank_tokens: int) -> None:
-    """Raises ValueError if a text with its longest blanks has more positions than the model reads."""
-    positions = given.canvas(1).tokens.shape[1]
-    engine.require_positions(positions, f"{given.text[:40]!r} has", "shorten it")
-    most = 1 + (engine.max_positions - positions) // num_blanks if num_blanks else max_blank_tokens
-    if max_blank_tokens > most:
+def _groups(engine: Engine, given: Blanks, max_blank_tokens: int) -> list[range]:
+    """The blanks that are filled jointly; raises ValueError if one alone is longer than the model reads."""
+    if BLANK in given.marks and max_blank_tokens > engine.max_length:
         raise ValueError(
-            f"`max_blank_tokens` must be <= {most} for {given.text[:40]!r}, got {max_blank_tokens}: this model reads "
-            f"at most {engine.max_length} tokens"
+            f"`max_blank_tokens` must be <= {engine.max_length}, the most tokens that this model reads, got "
+            f"{max_blank_tokens}"
         )
+    return given.groups(engine.max_positions, max_blank_tokens)
 
 
-def _gap(engine: Engine, canvas: Batch) -> Gap:
-    canvas = canvas.to(engine.device)
+def _canvases(
+    engine: Engine, given: Blanks, group: range, candidate: _Candidate, max_blank_tokens: int
+) -> list[BlankCanvas]:
+    """The sequence with these blanks editable, once per length of its `[BLANK]`s."""
+    widest = max_blank_tokens if BLANK in given.marks[group.start : group.stop] else 1
+    return [
+        given.canvas(gap, group, candidate.tokens, widest=widest, max_positions=engine.max_positions)
+        for gap in range(1, widest + 1)
+    ]
+
+
+def _extended(candidate: _Candidate, widths: Sequence[int], found: _Found) -> _Candidate:
+    chosen = iter(found.tokens)
+    tokens = tuple(tuple(islice(chosen, width)) for width in widths)
+    return _Candidate((*candidate.tokens, *tokens), candidate.nats + found.nats)
+
+
+# ---- the search -----------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class _Found:
+    """Tokens for the editable positions of the canvas whose `[BLANK]`s have `gap` tokens."""
+
+    gap: int
+    tokens: list[int]
+    nats: float
+
+
+def _search(
+    engine: Engine,
+    sequences: Sequence[Sequence[BlankCanvas]],
+    num_alternatives: int,
+    forbid: tuple[str, ...],
+    seed: int,
+) -> list[list[_Found]]:
+    """The best fillings of each sequence, which is given once per length of its `[BLANK]`s."""
+    mask_id, warper = engine.vocabulary.mask_id, LogitsWarper(forbidden=engine.statistics.never_sampled)
+    special = pad(engine.vocabulary.special, (0, len(engine.statistics.allowed) - engine.vocabulary.size))
+
+    def filled(canvas: BlankCanvas, *, alone: bool) -> list[TokenFilling]:
+        network = _rules(engine, canvas, forbid)
+        if alone:
+            batch = canvas.batch.to(engine.device)
+            return filling.fill(network, batch, mask_id, num_alternatives, seed, warper, special=special)[0]
+        return fill_gaps(network, [_gap(engine, canvas)], mask_id, num_alternatives, seed, warper, special=special)[0]
+
+    ranked = []
+    for canvases in sequences:
+        found = [
+            _Found(gap, one.tokens[canvas.batch.editable[0].to(one.tokens.device)].tolist(), one.nats)
+            for gap, canvas in enumerate(canvases, start=1)
+            for one in filled(canvas, alone=len(canvases) == 1)
+        ]
+        ranked.append(sorted(found, key=lambda one: one.nats)[:num_alternatives])
+    return ranked
+
+
+def _rules(engine: Engine, canvas: BlankCanvas, forbid: tuple[str, ...] = ()) -> Constrained:
+    """The network, with the rules for words around it."""
+    starts, continuations = canvas.word_starts, canvas.word_continuations
+    network: Constrained = constrained_network(
+        engine, Task(forbid=forbid), word_starts=starts, word_continuations=continuations
+    )
+    return network
+
+
+def _gap(engine: Engine, shown: BlankCanvas) -> Gap:
+    canvas = shown.batch.to(engine.device)
     context = ~canvas.editable & ~engine.vocabulary.special.to(engine.device)[canvas.tokens]
     length, histogram = (canvas.editable | context).sum(dim=1).cpu(), engine.length_histogram
     is_known = histogram is not None and int(length) < len(histogram)
     nats = length_nats(histogram, length) if histogram is not None and is_known else torch.zeros(1).double()
     return Gap(canvas, context, nats.to(engine.device))
-
-
-def _text_filling(given: Blanks, gaps: Sequence[Gap], found: filling.TokenFilling) -> Filling:
-    sizes = [gap.canvas.tokens.shape[1] for gap in gaps]
-    width = sizes.index(len(found.tokens)) + 1
-    generated = found.tokens[gaps[width - 1].canvas.editable[0]].tolist()
-    text, fillings = given.filled(generated, width)
-    return Filling(text, fillings, found.nats)

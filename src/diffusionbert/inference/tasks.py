@@ -53,6 +53,8 @@ class Task:
     seed: int = 0
     max_new_tokens: int | None = None
     """Tokens after the prompt, in place of `length`."""
+    capitalise: bool = False
+    """Whether generated text is capitalised where English does it for certain, if the tokenizer is uncased."""
 
     def __post_init__(self) -> None:
         self._require_kinds()
@@ -97,6 +99,8 @@ class GeneratedText:
     calls: int
     """The number of network calls for it."""
     seed: int
+    kept: tuple[str, ...] = ()
+    """Parts of a rewritten text that the vocabulary does not know, such as emoji: they stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class StreamState:
     pieces: tuple[str | None, ...]
     """The tokens as the tokenizer spells them; None where a position is masked."""
     text: str
-    """The unmasked tokens as text."""
+    """The text so far, with `[MASK]` for each token that is still masked."""
     tokens: tuple[int, ...] = ()
     """The token ids, which cannot be recovered from `pieces` for every tokenizer."""
 
@@ -119,7 +123,7 @@ class Filling:
 
     text: str
     fillings: tuple[str, ...]
-    """The text of each blank, from left to right."""
+    """The text of each blank, from left to right, as the vocabulary spells it."""
     nats: float
     """-log p(fillings | context); -log p(text) where blanks of several lengths are compared."""
 

@@ -1,0 +1,116 @@
+"""Capital letters where English has them for certain: the first letter of a sentence, and the word "I".
+
+For text that an uncased model generated. A full stop may also end an abbreviation ("u.s. officials"): after one that
+may, nothing is capitalised. Names stay lower-case, because no rule is certain about them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+ABBREVIATIONS = frozenset(
+    [
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "st",
+        "vs",
+        "etc",
+        "inc",
+        "corp",
+        "co",
+        "ltd",
+        "jr",
+        "sr",
+        "prof",
+        "gen",
+        "gov",
+        "sen",
+        "rep",
+        "rev",
+        "hon",
+        "col",
+        "capt",
+        "lt",
+        "sgt",
+        "maj",
+        "adm",
+        "no",
+        "nos",
+        "vol",
+        "fig",
+        "figs",
+        "dept",
+        "univ",
+        "assn",
+        "bros",
+        "est",
+        "approx",
+        "al",
+        "ed",
+        "eds",
+        "pp",
+        "ch",
+        "sec",
+        "cf",
+        "ca",
+        "jan",
+        "feb",
+        "mar",
+        "apr",
+        "jun",
+        "jul",
+        "aug",
+        "sep",
+        "sept",
+        "oct",
+        "nov",
+        "dec",
+        "mt",
+        "ft",
+        "hr",
+        "hrs",
+        "min",
+        "oz",
+        "lb",
+        "lbs",
+        "ave",
+        "blvd",
+    ]
+)
+"""Words after which a full stop need not end a sentence."""
+_I = re.compile(r"(?<![\w.'’@#/-])i(?=['’](?:m|ll|ve|d|re)\b|(?![\w'’/-])(?!\.\w))")
+_START = re.compile(r"""(?P<stop>^\s*|[.!?]+["'”’)\]]*\s+)["'“‘(\[]*(?P<letter>[^\W\d_])""")
+_LAST_WORD = re.compile(r"[\w.]*$")
+
+
+def capitalised(text: str, generated: Sequence[tuple[int, int]]) -> str:
+    """Capitalises the generated parts of a text; the others stay as they are.
+
+    Args:
+        text: The whole text, which tells where sentences start.
+        generated: The start and the end of each generated part, in characters.
+
+    Example:
+        >>> capitalised("he saw what i saw . then i left", [(0, 31)])
+        'He saw what I saw . Then I left'
+    """
+    letters = list(text)
+    positions = [match.start() for match in _I.finditer(text)]
+    positions += [match.start("letter") for match in _starts(text)]
+    for position in positions:
+        if len(text[position].upper()) == 1 and any(start <= position < end for start, end in generated):
+            letters[position] = text[position].upper()
+    return "".join(letters)
+
+
+def _starts(text: str) -> Iterator[re.Match[str]]:
+    """The first letters of sentences, as far as they are certain."""
+    for match in _START.finditer(text):
+        before = text[max(0, match.start() - 20) : match.start()].rstrip().lower()
+        word = _LAST_WORD.search(before)[0]  # type: ignore[index]
+        may_abbreviate = "." in word or len(word) == 1 or word in ABBREVIATIONS
+        if not (match["stop"].startswith(".") and may_abbreviate):
+            yield match
