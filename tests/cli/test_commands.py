@@ -105,7 +105,7 @@ def test_512_steps_cost_24_calls_at_most(objects):
     written = objects("generate", "-n", "4", "--steps", "512", "--length", "24", "--seed", "0")
     assert len(written) == 4
     for each in written:
-        assert list(each) == ["prompt", "text", "length", "steps", "calls", "seed"]
+        assert list(each) == ["prompt", "text", "length", "steps", "calls", "seed", "kept"]
         assert (each["length"], each["steps"], each["seed"]) == (24, 512, 0)
         assert 1 <= each["calls"] <= 24
         assert len(each["text"].split()) > 8
@@ -138,7 +138,7 @@ def test_watching_without_a_terminal_prints_states(run, tiny):
     assert lines[0].split() == ["t", "=", "1.00"] + ["▁▁▁"] * 6
     masked = [line.count("▁▁▁") for line in lines]
     assert masked == [6, 5, 4, 3, 2, 1, 0]
-    [text] = trained().generate(length=6, seed=2)
+    [text] = trained().generate(length=6, seed=2, capitalise=False)
     assert lines[-1].removeprefix("t = 0.00").split() == text.replace(".", " .").split()
 
 
@@ -505,9 +505,7 @@ REFUSALS = {
     "fill 'no blank here .'": "[MASK] for one token, [BLANK]",
     "fill": "--file",
     "fill 'the [CLS] [MASK] .'": "special tokens",
-    f"fill '{'king ' * 30}[MASK]'": "has 31 tokens, but this model reads at most 22; shorten it",
-    "fill 'the [BLANK] .' --max-blank-tokens 50": "`max_blank_tokens` must be <= 20 for 'the [BLANK] .', got 50",
-    "fill '[BLANK] the [BLANK] .' --max-blank-tokens 11": "must be <= 10 for",
+    "fill 'the [BLANK] .' --max-blank-tokens 50": "`max_blank_tokens` must be <= 22, the most tokens",
     "fill 'the [MASK] .' --num-alternatives 0": "`num_alternatives`",
     "fill 'the [MASK] .' --forbid ''": "words to include or forbid must not be empty, got ''",
     "fill 'caf\udce9 [MASK] .'": "UTF-8",

@@ -121,6 +121,27 @@ def test_the_least_likely_token_of_a_window_is_forbidden():
     torch.testing.assert_close(output(both, [MASK_ID] * 3, [True] * 3), expected.log_softmax(-1))
 
 
+def test_rules_for_positions_hold_in_every_sequence():
+    """Tokens 2 and 3 continue a word; position 1 begins one, position 2 continues one."""
+    log_f = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().expand(6, 4)
+    rules = {"word_starts": torch.arange(3) == 1, "word_continuations": torch.arange(3) == 2}
+    network = Constrained(Constant(log_f[:3]), continuation=torch.tensor([False, False, True, True]), **rules)
+    got = output(network, [MASK_ID] * 3, [True] * 3).exp()
+    expected = torch.tensor([[0.4, 0.3, 0.2, 0.1], [4 / 7, 3 / 7, 0, 0], [0, 0, 2 / 3, 1 / 3]])
+    torch.testing.assert_close(got, expected)
+    # A query may hold several sequences, which are shorter than the rules or padded.
+    for length in (2, 5):
+        tokens = torch.full((2, length), MASK_ID)
+        found = network.forbid(tokens, torch.ones_like(tokens, dtype=torch.bool), log_f[:1].expand(2 * length, 4))
+        banned = (found == -torch.inf).view(2, length, 4).tolist()
+        plain, start, inside = [False] * 4, [False, False, True, True], [True, True, False, False]
+        assert banned == [[plain, start, inside, plain, plain][:length]] * 2
+    with pytest.raises(ValueError, match="all tokens are forbidden at position 2"):
+        output(
+            Constrained(Constant(log_f[:3]), word_continuations=rules["word_continuations"]), [MASK_ID] * 3, [True] * 3
+        )
+
+
 def test_a_target_may_keep_its_token_so_the_rule_acts_elsewhere():
     log_f = torch.tensor([[0.01, 0.99], [0.5, 0.5]]).log()
     network = Constrained(Constant(log_f), forbidden=[(0, 1)])

@@ -10,7 +10,7 @@ import torch
 from tiny_models import EXPERIMENTS, bundled, model_of, plain_bert, plain_roberta, trained
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from diffusionbert.inference.infill import fill
+from diffusionbert.inference.infill import fill, fill_together
 from diffusionbert.model import Model, load
 
 
@@ -145,3 +145,75 @@ def test_a_blank_may_use_all_remaining_positions(model):
 def test_the_bundled_model_knows_a_capital():
     [best, *_] = fill(bundled().engine, "paris is the capital of [MASK] .", 3)
     assert best.fillings == ("france",)
+
+
+# ---- the user's text ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["thank you for your [MASK] .", "press the tab [MASK]", "the art [BLANK] was closed ."]
+)
+def test_a_blank_after_a_space_begins_a_word(text):
+    before, after = re.split(r"\[\w+\]", text)
+    for each in fill(bundled().engine, text, 20, max_blank_tokens=2):
+        assert each.text.startswith(before)
+        assert each.text.endswith(after)
+        assert each.text == before + each.text[len(before) : len(each.text) - len(after)] + after
+        assert not each.fillings[0].startswith("##")
+    for token in bundled().probabilities(text, top_k=20)[0]:
+        assert not token.token.startswith("##")
+
+
+def test_a_blank_that_touches_a_letter_continues_its_word():
+    vocabulary = bundled().engine.vocabulary
+    for each in fill(bundled().engine, "it was un[MASK]able .", 10):
+        assert re.fullmatch(r"it was un\w+able \.", each.text)
+    assert all(token.token.startswith("##") for token in bundled().probabilities("it was un[MASK]able .")[0])
+    assert vocabulary.own(["unable"])[0]
+
+
+def test_the_probability_of_a_token_is_that_of_its_filling(model):
+    text = "the old king saw the city of [MASK] today ."
+    [tokens] = model.probabilities(text, top_k=3)
+    found = fill(model.engine, text, 3)
+    assert [token.token for token in tokens] == [each.fillings[0] for each in found]
+    assert [-math.log(token.probability) for token in tokens] == pytest.approx([each.nats for each in found], abs=1e-4)
+
+
+def test_fillings_are_capitalised_only_where_english_does_it_for_certain():
+    text = "[MASK] is the capital of france , and [MASK] is a city ."
+    [plain] = fill(bundled().engine, text)
+    [capital] = fill(bundled().engine, text, capitalise=True)
+    assert capital.text[0] == plain.text[0].upper()
+    assert capital.text[1:] == plain.text[1:]
+    assert bundled().fill(text) == capital.text
+    assert bundled().fill(text, capitalise=False) == plain.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "king " * 30 + "[MASK] saw a [BLANK]" + " river" * 30,
+        "[MASK] " * 23,
+        "the king saw [MASK] . " * 8,
+        "The  KING 🙂\n" * 20 + "saw [BLANK] today .",
+    ],
+)
+def test_a_text_longer_than_the_model_is_filled_in_windows(model, text):
+    found = fill(model.engine, text, 3, max_blank_tokens=2)
+    assert 1 <= len(found) <= 3
+    assert [each.nats for each in found] == sorted(each.nats for each in found)
+    parts = re.split(r"\[MASK\]|\[BLANK\]", text)
+    for each in found:
+        assert "[" not in each.text
+        assert re.fullmatch(r".+?".join(map(re.escape, parts)), each.text, re.DOTALL)
+    assert [fill(model.engine, text, 1, max_blank_tokens=2)[0].text] == model.fill(
+        [text], max_blank_tokens=2, capitalise=False
+    )
+    assert len(model.probabilities(text)) == len(parts) - 1
+
+
+def test_texts_are_filled_alike_alone_and_together(model):
+    texts = ["the [MASK] saw [BLANK] .", "king " * 30 + "[MASK]", "[MASK] met her sister again ."]
+    together = fill_together(model.engine, texts, 2, max_blank_tokens=2)
+    assert together == [fill(model.engine, text, 2, max_blank_tokens=2) for text in texts]
