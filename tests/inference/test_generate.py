@@ -404,6 +404,18 @@ def test_an_impossible_length_is_rejected_before_memory_is_allocated(model, monk
     assert not created
 
 
+def test_the_suggested_block_generates_the_text(model):
+    """The remedies of both messages."""
+    for task in (Task(prompt="king " * 40), Task(length=50)):
+        with pytest.raises(ValueError, match="or use `block=22`"):
+            texts(model, task)
+        [text] = texts(model, task, requested(steps=2, block=22))
+        assert text.startswith(task.prompt)
+        assert len(text) > len(task.prompt)
+    with pytest.raises(ValueError, match=r"ask for fewer$"):
+        texts(model, Task(length=50, include=("river",)))
+
+
 @pytest.mark.parametrize("kind", ["decoder", "vectors", "uniform", "unrolled"])
 def test_blocks_are_suggested_only_to_models_that_have_them(kind):
     other = model_of(kind)

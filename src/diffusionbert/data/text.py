@@ -194,9 +194,9 @@ class EditedText:
         for first, last in self._runs(self._changed(ids, [bool(flag) for flag in editable])):
             start, end = self._span(first)[0], self._span(last)[1]
             middle = self._between(ids, first, last + 1)
-            if self._is_tight(start - 1, start, middle.lstrip()[:1]):
+            if self.text and self._is_tight(start - 1, start, middle.lstrip()[:1]):
                 middle = middle.lstrip()
-            if self._is_tight(end, end - 1, middle.rstrip()[-1:]):
+            if self.text and self._is_tight(end, end - 1, middle.rstrip()[-1:]):
                 middle = middle.rstrip()
             text += self.text[at:start]
             generated.append((len(text), len(text) + len(middle)))
@@ -245,7 +245,8 @@ class EditedText:
         decode, mask_id = self.vocabulary.decode, self.vocabulary.mask_id
         left, right = ([tokens[p] for p in self.own if p < start], [tokens[p] for p in self.own if p >= end])
         if mask_id in tokens[start:end]:
-            return f" {with_gaps(self.vocabulary, tokens[start:end])} "
+            shown = with_gaps(self.vocabulary, tokens[start:end])
+            return f" {shown} " if self.text else shown
         before, whole, after = decode(left), decode([*left, *tokens[start:end], *right]), decode(right)
         # Decoding moves white space only: `'` joins what follows. So characters other than white space are counted.
         solid = [index for index, character in enumerate(whole) if not character.isspace()]

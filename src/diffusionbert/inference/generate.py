@@ -145,7 +145,7 @@ class _Plan:
             )
         if isinstance(self.task.length, tuple):  # every length that may be drawn must be possible
             self._require_space(around + self.task.length[1])
-        lengths = _lengths(self.engine, self.task, given)
+        lengths = _lengths(self.engine, self.task, given, None if self.request.block else self.engine.max_length)
         self._require_space(around + max(lengths))
         _require_length(min(lengths), given, self.task.prompt)
         sequences = {length: self.text.continued(length - given).tokens for length in set(lengths)}
@@ -330,7 +330,8 @@ def _require_length(shortest: int, given: int, prompt: str) -> None:
     )
 
 
-def _lengths(engine: Engine, task: Task, given: int) -> list[int]:
+def _lengths(engine: Engine, task: Task, given: int, most: int | None) -> list[int]:
+    """The length of each text, prompt included; `most` limits lengths that are not asked for."""
     if task.max_new_tokens is not None:
         return [given + int(task.max_new_tokens)] * task.number
     histogram = engine.length_histogram
@@ -345,5 +346,6 @@ def _lengths(engine: Engine, task: Task, given: int) -> list[int]:
         histogram = torch.zeros(high + 1)
         histogram[low:] = 1
     if histogram is None or not bool(histogram[given + 1 :].any()):
-        return [min(max(FALLBACK_LENGTH, given + FALLBACK_LENGTH // 2), engine.max_length)] * task.number
+        usual = max(FALLBACK_LENGTH, given + FALLBACK_LENGTH // 2)
+        return [usual if most is None else min(usual, most)] * task.number
     return drawn_lengths(histogram, task.number, task.seed, shortest=given + 1)
