@@ -87,6 +87,8 @@ def fill_together(
             ]
         for number in open_texts:
             found[number] = sorted(found[number], key=lambda candidate: candidate.nats)[:num_alternatives]
+            if not found[number]:
+                raise ValueError(f"no filling of {texts[number][:40]!r} is possible; forbid fewer words")
     return [
         [Filling(*blanks.filled(one.tokens, capitalise=capitalise), one.nats) for one in ranked]
         for blanks, ranked in zip(given, found, strict=True)
