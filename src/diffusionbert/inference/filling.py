@@ -1,71 +1,54 @@
-"""Joint infilling: the blanks of a sequence are filled and ranked together (Hoogeboom et al. 2022, "Autoregressive
-diffusion models", eq. 7).
+"""Joint infilling: the blanks of many sequences are filled together, and the fillings ranked by their nats.
 
-The NELBO of a filling x of n blanks, in nats, is the mean of its chain rule over all n! orders σ of unmasking:
+Blanks of unknown length are filled in several lengths. Nats given the length cannot compare lengths: their sum prefers
+short fillings, because every token costs something; their mean per token prefers long ones, because later tokens of a
+phrase are easy to predict. How likely a length is, the context says: with three masks in "New [ ] [ ] [ ] is a city",
+the surrounding tokens are less likely than with one. By Bayes' rule, normalised over the candidate lengths,
 
-    nats(x | context) = 1/n! · Σ_σ Σ_j -log f(x_σj | context, x_σ1 … x_σ(j-1)) ≥ -log (1/n! · Σ_σ p_σ(x | context))
+    nats(length, x | context) = -log p(length | context) + nats(x | context, length)
+    p(length | context) ∝ p(length) · p(context | length)
 
-It equals -log p(x | context) if all orders agree. In (n - k)!·(k - 1)! of the orders, blank i is unmasked while exactly
-the set S ∋ i of k blanks is masked: the blanks outside S come before it in any order, the others in S after it in any
-order. Summing over subsets is therefore exact with 2^n - 1 network outputs:
+where p(context | length) is the probability of the unmasked tokens while the blanks stay masked. It is estimated with
+the same unmasking orders for all lengths, so that differences between lengths have little variance. Given lengths have
+probability 1, so that both kinds of blanks have comparable nats, and Σ exp(-nats) ≤ 1 over all fillings of a text.
 
-    nats(x | context) = Σ_S Σ_{i ∈ S} (k - 1)!·(n - k)! / n! · -log f(x_i | context, x outside S)
-
-With more blanks, a few whole orders are drawn. All fillings of a sequence share them, so that the ranking compares
-fillings, not draws. Whole orders have little variance if the network's conditionals are nearly consistent; single steps
-of many orders would not.
-
-Any masked language model can be used. A time-conditioned network gets t = the fraction of masked positions among the
-sequence's tokens, special tokens excluded, as in training. This module does not depend on strings, processes or
-schedules.
+This module does not depend on strings, processes or schedules.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.shapes import (
-    Batch,
-    PerSequence,
-    PositionMask,
-    TargetLogProbs,
-    Times,
-    Tokens,
-    TokenSet,
-    sequence_index,
-)
-from diffusionbert.diffusion.tokens import LogitsWarper, draw, log_prob_of
+from diffusionbert.diffusion.shapes import Batch, PerSequence, PositionMask, TargetLogProbs, Tokens, TokenSet
+from diffusionbert.diffusion.tokens import LogitsWarper, draw
 from diffusionbert.inference.constraints import Constrained
+from diffusionbert.inference.filling_nats import BatchedNetwork, SearchBudget, unwrapped
 from diffusionbert.networks.base import Network
 
+_REQUESTS_AT_ONCE = 16
+"""The most requests that share forward passes: enough to fill them, few enough for the memory of a laptop."""
 
-@dataclass(frozen=True)
-class SearchBudget:
-    """The budget for searching and ranking fillings."""
 
-    beams: int = 16
-    """The beam width; at least the number of requested alternatives is used."""
-    draws: int = 16
-    """The number of random fillings added to those of the beam search."""
-    exact_up_to: int = 5
-    """The largest number of blanks for which nats are summed over all subsets."""
-    orders: int = 4
-    """The number of unmasking orders drawn for more blanks."""
-    sequences_per_call: int = 64
-    """The largest batch of sequences in one call of the network."""
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """A sequence whose blanks have one of their candidate lengths, which may be 0."""
 
-    def __post_init__(self) -> None:
-        if min(self.beams, self.orders, self.sequences_per_call) < 1 or min(self.draws, self.exact_up_to) < 0:
-            raise ValueError(
-                f"`beams`, `orders` and `sequences_per_call` must be >= 1, `draws` and `exact_up_to` >= 0, got {self}"
-            )
+    canvas: Batch
+    """One sequence; the positions of its blanks are editable."""
+    context: PositionMask
+    """The unmasked tokens of the sentence, without special tokens: the same for every length."""
+    length_nats: PerSequence
+    """-log p(length of the sequence); 0 if lengths are not modelled."""
+    word_starts: PositionMask | None = None
+    """Editable positions at which no continuation token is allowed."""
+    word_continuations: PositionMask | None = None
+    """Editable positions at which only continuation tokens are allowed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,317 +58,335 @@ class TokenFilling:
     tokens: Tensor
     """The L tokens of the sequence, without padding."""
     nats: float
-    """The NELBO of the filling given its context, as in the module docstring; lower is better."""
+    """The NELBO of the filling and of its length, given the context; lower is better.
+
+    -log p(length, filling | context) as in the module docstring, where p(length | context) is normalised over
+    the candidate lengths. If a request has a single length, this is -log p(filling | context, length).
+    """
+    length_nats: float = 0.0
+    """The part of the nats that is -log p(length | context)."""
+    gap: int = 0
+    """The index of its length among the request's gaps."""
 
 
 @torch.no_grad()
-def filling_nats(
+def fill_gaps(
     network: Network,
-    x0: Batch,
-    mask_id: int,
-    seed: int = 0,
-    *,
-    special: TokenSet | None = None,
-    budget: SearchBudget | None = None,
-) -> PerSequence:
-    """The NELBO, in nats, of the tokens at the editable positions, given all other positions (also `[MASK]`s).
-
-    Constraints are ignored: conditioning on "no rule is broken" lowers the nats of all fillings by the same constant.
-
-    Args:
-        network: Any network; the one inside if it is `Constrained`.
-        x0: The filled sequences; their blanks are editable.
-        mask_id: The id of `[MASK]`.
-        seed: Seeds the orders.
-        special: Special tokens, which do not count for the time.
-        budget: The search budget.
-
-    Returns:
-        Nats per sequence: exact for at most `budget.exact_up_to` blanks, otherwise an unbiased estimate with the same
-        orders for all sequences with the same `example` key and number of blanks.
-    """
-    budget = budget or SearchBudget()
-    timed = _TimedNetwork(_unwrap(network)[0], mask_id, special)
-    counts = x0.editable.sum(dim=1)
-    nats = torch.zeros(len(counts), dtype=torch.float64, device=counts.device)
-    for num_blanks in set(counts.tolist()) - {0}:
-        rows = (counts == num_blanks).nonzero()[:, 0]
-        nats[rows] = _nats_of_equal_count(timed, x0.select(rows), num_blanks, seed, budget)
-    return nats
-
-
-def fill(
-    network: Network,
-    canvas: Batch,
+    requests: Sequence[Sequence[Gap]],
     mask_id: int,
     alternatives: int,
     seed: int,
     warper: LogitsWarper | None = None,
     *,
     special: TokenSet | None = None,
+    continuation: TokenSet | None = None,
     budget: SearchBudget | None = None,
 ) -> list[list[TokenFilling]]:
-    """Fills all editable positions of each sequence and ranks the fillings by their nats.
+    """Fills all blanks of each request jointly and ranks the fillings of all lengths together.
 
     Candidates come from a beam search that always fills the most confident position next, from the same search with one
-    beam (greedy filling, so the best filling is never worse than the greedy one), and from random draws.
+    beam (greedy filling, so the best filling is never worse than the greedy one), and from random draws. All of them,
+    all lengths and all requests share forward passes. The search adds up the chain rule in its own order, an exact
+    likelihood; the best candidates by it are ranked by their nats. A request's fillings do not depend on the others.
 
     Args:
         network: Any network. The rules of a `Constrained` one hold, but do not change the nats.
-        canvas: The sequences; their blanks are editable.
+        requests: Each is one sentence, given once per candidate length of its blanks.
         mask_id: The id of `[MASK]`.
-        alternatives: The number of fillings per sequence.
+        alternatives: The number of fillings per request.
         seed: The same seed gives the same fillings.
         warper: Forbidden tokens, top-k and top-p restrict the candidates; temperature affects the random draws only.
         special: Special tokens, which do not count for the time.
+        continuation: The tokens that continue a word, for the gaps' `word_starts` and `word_continuations`.
         budget: The search budget.
 
     Returns:
-        For each sequence its fillings, best first; fewer than `alternatives` if fewer exist or were found.
+        For each request its fillings, best first; fewer than `alternatives` if fewer exist or were found, none if the
+        rules exclude all.
     """
     if alternatives < 1:
         raise ValueError(f"`alternatives` must be >= 1, got {alternatives}")
-    empty = (~canvas.editable.any(dim=1)).nonzero()[:, 0].tolist()
-    if empty:
-        raise ValueError(
-            f"sequence {empty[0]} has nothing to fill; mark at least one position per sequence as editable"
-        )
+    for gaps in requests:
+        _require_same_context(gaps)
     budget = budget or SearchBudget()
-    budget = replace(budget, beams=max(budget.beams, alternatives))
-    search = _Search(network, mask_id, special, warper or LogitsWarper(), budget)
-    rows = [canvas.select(torch.tensor([row], device=canvas.tokens.device)) for row in range(len(canvas.tokens))]
-    return [search.ranked(row, seed)[:alternatives] for row in rows]
+    innermost, rules = unwrapped(network)
+    batched = BatchedNetwork(innermost, mask_id, special, budget.tokens_per_call)
+    found: list[list[TokenFilling]] = []
+    for first in range(0, len(requests), _REQUESTS_AT_ONCE):
+        gaps = _Gaps.of(requests[first : first + _REQUESTS_AT_ONCE], mask_id)
+        found += _Search(
+            batched, rules, warper or LogitsWarper(), continuation, budget, alternatives, seed, gaps
+        ).ranked()
+    return [fillings[:alternatives] for fillings in found]
+
+
+def _require_same_context(gaps: Sequence[Gap]) -> None:
+    """Raises ValueError unless all gaps are in the same sentence."""
+    if not gaps:
+        raise ValueError("`requests` must not contain empty ones; give one gap per candidate length")
+    if any(len(gap.canvas.tokens) != 1 for gap in gaps):
+        raise ValueError("a gap must have one sequence; give each sentence as a request of its own")
+    contexts = [gap.canvas.tokens[gap.context].tolist() for gap in gaps]
+    if any(context != contexts[0] for context in contexts):
+        raise ValueError("all gaps must be in the same sentence; give the same context tokens, in the same order")
+    if any(bool((gap.context & gap.canvas.editable).any()) for gap in gaps):
+        raise ValueError("a position must not be both context and editable; mark only unmasked tokens as context")
+
+
+_BEAM, _GREEDY = -1, 0
+"""The kinds of partial fillings; a random draw has its number, from 1."""
 
 
 @dataclass(frozen=True, eq=False)
-class _TimedNetwork:
-    """A network whose time is computed from the fraction of masked positions."""
+class _Gaps:
+    """The gaps of many requests, padded to one length."""
 
-    network: Network
-    mask_id: int
-    special: Tensor | None
+    request: Tensor
+    """The request of each gap."""
+    canvas: Batch
+    """With masks at all editable positions."""
+    context: PositionMask
+    length_nats: PerSequence
+    word_starts: PositionMask
+    word_continuations: PositionMask
 
-    def __call__(self, tokens: Tokens, attend: PositionMask, targets: PositionMask) -> TargetLogProbs:
-        masked = tokens == self.mask_id
-        counted = attend if self.special is None else attend & (masked | ~self.special.to(tokens.device)[tokens])
-        t: Times = masked.sum(dim=1).double() / counted.sum(dim=1).clamp(min=1)
-        return self.network(tokens, attend, t, targets)
+    @classmethod
+    def of(cls, requests: Sequence[Sequence[Gap]], mask_id: int) -> _Gaps:
+        gaps = [gap for request in requests for gap in request]
+        length = max(gap.canvas.tokens.shape[1] for gap in gaps)
 
+        def padded(tensors: Sequence[Tensor], value: int = 0) -> Tensor:
+            return torch.cat([pad(tensor, (0, length - tensor.shape[1]), value=value) for tensor in tensors])
 
-def _unwrap(network: Network) -> tuple[Network, list[Constrained]]:
-    """The innermost network and the constraints around it."""
-    constraints = []
-    while isinstance(network, Constrained):
-        constraints.append(network)
-        network = network.network
-    return network, constraints
-
-
-def _nats_of_equal_count(
-    network: _TimedNetwork, x0: Batch, num_blanks: int, seed: int, budget: SearchBudget
-) -> PerSequence:
-    """The nats of sequences that have the same number of blanks."""
-    masked, weight = _stages(x0, num_blanks, seed, budget)
-    shape = (len(x0.tokens), masked.shape[1])
-    positions = x0.editable.nonzero()[:, 1].view(-1, 1, num_blanks).expand(*shape, -1)
-    nowhere = torch.zeros(*shape, x0.tokens.shape[1], dtype=torch.bool, device=positions.device)
-    all_masked = nowhere.scatter(2, positions, masked.expand(*shape, -1)).flatten(0, 1)
-    all_weight = weight.new_zeros(nowhere.shape).scatter(2, positions, weight.expand(*shape, -1)).flatten(0, 1)
-    x0 = x0.select(torch.arange(shape[0], device=positions.device).repeat_interleave(shape[1]))
-    x_t = replace(x0, tokens=x0.tokens.masked_fill(all_masked, network.mask_id))
-    targets = all_weight > 0
-    log_f = _log_prob_at(network, x0.tokens, x_t, targets, budget.sequences_per_call)
-    nats = torch.zeros(len(targets), dtype=torch.float64, device=positions.device)
-    nats.index_add_(0, sequence_index(targets), -log_f * all_weight[targets])
-    return nats.view(shape).sum(dim=1)
+        editable = padded([gap.canvas.editable for gap in gaps])
+        # No rule can match padding that looks like masks.
+        tokens = padded([gap.canvas.tokens for gap in gaps], mask_id).masked_fill(editable, mask_id)
+        return cls(
+            torch.tensor([number for number, request in enumerate(requests) for _ in request], device=tokens.device),
+            Batch(
+                tokens,
+                padded([gap.canvas.attend for gap in gaps]),
+                editable,
+                torch.cat([gap.canvas.example for gap in gaps]),
+                torch.cat([gap.canvas.strata for gap in gaps]),
+            ),
+            padded([gap.context for gap in gaps]),
+            torch.cat([gap.length_nats for gap in gaps]),
+            padded([_or_nowhere(gap.word_starts, gap) for gap in gaps]),
+            padded([_or_nowhere(gap.word_continuations, gap) for gap in gaps]),
+        )
 
 
-def _stages(x0: Batch, num_blanks: int, seed: int, budget: SearchBudget) -> tuple[Tensor, Tensor]:
-    """Which blanks are masked, and the weight of each blank's -log f then: both [B or 1, stages, blanks]."""
-    device = x0.tokens.device
-    if num_blanks <= budget.exact_up_to:
-        subsets = list(itertools.product([False, True], repeat=num_blanks))[1:]
-        weights = [1 / (sum(subset) * math.comb(num_blanks, sum(subset))) for subset in subsets]
-        masked = torch.tensor([subsets], device=device)
-        return masked, masked * torch.tensor(weights, dtype=torch.float64, device=device)[:, None]
-    uniform = Noise(seed).uniform(x0.example, Purpose.ORDER, budget.orders, 1, num_blanks)
-    rank, stage = uniform.argsort(dim=-1), torch.arange(num_blanks, device=device)[:, None]
-    return (rank >= stage).flatten(1, 2), (rank == stage).double().flatten(1, 2) / budget.orders
+@dataclass(frozen=True, eq=False)
+class _States:
+    """Partial fillings of many gaps."""
 
+    gap: Tensor
+    kind: Tensor
+    tokens: Tokens
+    nats: PerSequence
+    """The chain rule so far, in the search's own order."""
 
-def _log_prob_at(
-    network: _TimedNetwork, x0: Tokens, x_t: Batch, targets: PositionMask, sequences_per_call: int
-) -> Tensor:
-    """log f(x0 | x_t) at the target positions; equal queries, which fillings often share, are made once."""
-    queries, query = torch.unique(torch.cat([x_t.tokens, x_t.attend, targets], dim=1), dim=0, return_inverse=True)
-    length = targets.shape[1]
-    row = sequence_index(targets)
-    log_f = torch.zeros(len(row), dtype=torch.float64, device=x0.device)
-    for first in range(0, len(queries), sequences_per_call):
-        tokens, attend, positions = queries[first : first + sequences_per_call].split(length, dim=1)
-        positions = positions.bool()
-        answers = network(tokens, attend.bool(), positions)
-        number = (positions.flatten().cumsum(0) - 1).view(positions.shape)  # index of a position in `answers`
-        answered = (query >= first) & (query < first + sequences_per_call)
-        answered_positions = targets & answered[:, None]
-        index = number[query[answered] - first][answered_positions[answered]]
-        log_f[answered[row]] = log_prob_of(answers[index], x0[answered_positions])
-    return log_f
+    def select(self, index: Tensor) -> _States:
+        return _States(self.gap[index], self.kind[index], self.tokens[index], self.nats[index])
+
+    def distinct(self) -> tuple[Tensor, Tensor]:
+        """The indices of distinct partial fillings, and for each partial filling the number of its equal among them."""
+        unique, number = torch.unique(torch.cat([self.gap[:, None], self.tokens], dim=1), dim=0, return_inverse=True)
+        index = torch.arange(len(number), device=number.device)
+        return index.new_full((len(unique),), len(index)).scatter_reduce(0, number, index, "amin"), number
+
+    @staticmethod
+    def cat(parts: Sequence[_States]) -> _States:
+        columns = zip(*((part.gap, part.kind, part.tokens, part.nats) for part in parts), strict=True)
+        return _States(*map(torch.cat, columns))
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Searches for fillings, one sequence at a time."""
+    """Searches for the fillings of some requests together."""
 
-    network: Network
-    mask_id: int
-    special: Tensor | None
+    network: BatchedNetwork
+    rules: Sequence[Constrained]
     warper: LogitsWarper
+    continuation: Tensor | None
     budget: SearchBudget
+    alternatives: int
+    seed: int
+    gaps: _Gaps
 
-    def ranked(self, row: Batch, seed: int) -> list[TokenFilling]:
-        """All candidates, best first."""
-        found = torch.cat([self.beam(row, self.budget.beams), self.beam(row, 1), self.drawn(row, seed)])
-        if not len(found):
-            raise ValueError(f"no filling of {str(row.tokens[0].tolist())[:40]} is possible; forbid fewer words")
-        found = torch.unique(found, dim=0)
-        x0 = replace(row.select(torch.zeros(len(found), dtype=torch.long, device=found.device)), tokens=found)
-        nats = filling_nats(self.network, x0, self.mask_id, seed, special=self.special, budget=self.budget)
-        return [TokenFilling(found[best], float(nats[best])) for best in nats.argsort(stable=True).tolist()]
+    def ranked(self) -> list[list[TokenFilling]]:
+        """The ranked candidates of each request, best first."""
+        request, canvas = self.gaps.request, self.gaps.canvas
+        length_nats = self.length_nats()
+        found = self.preselected(self.candidates(), length_nats)
+        x0 = canvas.select(found.gap)
+        x0 = replace(x0, tokens=found.tokens[:, : x0.tokens.shape[1]])
+        nats = length_nats[found.gap] + self.network.nats(x0, self.seed, self.budget)
+        results: list[list[TokenFilling]] = [[] for _ in range(int(request.max()) + 1)]
+        lengths, number = canvas.attend.sum(dim=1).tolist(), request.tolist()
+        for index in nats.argsort(stable=True).tolist():
+            gap = int(found.gap[index])
+            tokens = found.tokens[index, : lengths[gap]]
+            filling = TokenFilling(tokens, float(nats[index]), float(length_nats[gap]), gap - number.index(number[gap]))
+            results[number[gap]].append(filling)
+        return results
 
-    @torch.no_grad()
-    def beam(self, row: Batch, width: int) -> Tokens:
-        """Beam search over fillings, the most confident position first."""
-        tokens = row.tokens.masked_fill(row.editable, self.mask_id)
-        scores = torch.zeros(1, dtype=torch.float64, device=tokens.device)
-        for _ in range(int(row.editable.sum())):
-            if not len(tokens):
-                break
-            chosen, log_f, log_p = self.most_confident(row, tokens)
-            best = log_f.double().masked_fill(~(log_p > -torch.inf), -torch.inf).topk(min(width, log_f.shape[-1]))
-            extended = (scores[:, None] + best.values).flatten()
-            scores, kept = extended.topk(min(width, int((extended > -torch.inf).sum())))
-            parent = kept // best.values.shape[1]
-            tokens = tokens[parent].masked_scatter(chosen[parent], best.indices.flatten()[kept])
-        return tokens
+    def per_request(self, number: int) -> Tensor:
+        """A number of beams or candidates: half of it for requests with several lengths or more blanks than steps."""
+        num_blanks, num_gaps = self.gaps.canvas.editable.sum(dim=1), self.gaps.request.bincount()
+        hard = (num_gaps[self.gaps.request] > 1) | (num_blanks > self.budget.steps)
+        half = torch.zeros_like(num_gaps).index_add(0, self.gaps.request, hard.long()) > 0
+        return torch.where(half, (number + 1) // 2, number).clamp(min=self.alternatives)
 
-    @torch.no_grad()
-    def drawn(self, row: Batch, seed: int) -> Tokens:
-        """Random fillings, the most confident position first; dead ends are dropped."""
-        tokens = row.tokens.masked_fill(row.editable, self.mask_id).expand(self.budget.draws, -1)
-        for step in range(int(row.editable.sum())):
-            if not len(tokens):
-                break
-            chosen, _, log_p = self.most_confident(row, tokens)
-            alive = (log_p > -torch.inf).any(dim=-1)
-            uniform = Noise(seed, step).uniform(row.example, Purpose.SAMPLE, int(alive.sum()))[0]
-            tokens = tokens[alive].masked_scatter(chosen[alive], draw(log_p[alive], uniform))
-        return tokens
+    def length_nats(self) -> PerSequence:
+        """-log p(length | context) of each gap."""
+        request, canvas = self.gaps.request, self.gaps.canvas
+        nats = self.gaps.length_nats.double().clone()
+        several = (request.bincount()[request] > 1).nonzero()[:, 0]
+        if len(several):
+            x0 = replace(canvas, editable=self.gaps.context).select(several)
+            nats[several] += self.network.nats(x0, self.seed, replace(self.budget, orders=self.budget.context_orders))
+        for number in range(int(request.max()) + 1):
+            nats[request == number] += (-nats[request == number]).logsumexp(dim=0)
+        return nats
 
-    def most_confident(self, row: Batch, tokens: Tokens) -> tuple[PositionMask, TargetLogProbs, TargetLogProbs]:
-        """The masked position of each partial filling at which some allowed token has the highest probability.
+    def preselected(self, found: _States, length_nats: PerSequence) -> _States:
+        """The candidates to rank: the best of each request by the search's own order, and its best greedy filling."""
+        found = replace(found, nats=found.nats + length_nats[found.gap])
+        greedy = found.select((found.kind == _GREEDY).nonzero()[:, 0])
+        request, number = self.gaps.request, self.per_request(self.budget.ranked)
+        greedy = greedy.select(_best(greedy.nats, request[greedy.gap], torch.ones_like(number)))
+        distinct = found.select(found.distinct()[0])
+        best = distinct.select(_best(distinct.nats, request[distinct.gap], number))
+        both = _States.cat([best, greedy])
+        return both.select(both.distinct()[0])
 
-        Also log f at this position, and the same after warping and after the rules for filling it alone.
+    def candidates(self) -> _States:
+        """Complete fillings of all gaps by beam search, greedy search and random draws."""
+        canvas, finished = self.gaps.canvas, []
+        kinds = torch.arange(_BEAM, self.budget.draws + 1, device=canvas.tokens.device)
+        gap = torch.arange(len(canvas.tokens), device=kinds.device).repeat_interleave(len(kinds))
+        start = torch.zeros(len(gap), dtype=torch.float64, device=kinds.device)
+        states = _States(gap, kinds.repeat(len(canvas.tokens)), canvas.tokens[gap], start)
+        num_blanks = num_masked = canvas.editable.sum(dim=1)
+        num_pairs = (num_blanks - self.budget.steps).clamp(min=0).minimum(num_blanks // 4)
+        while True:
+            done = num_masked[states.gap] == 0
+            finished.append(states.select(done.nonzero()[:, 0]))
+            states = states.select((~done).nonzero()[:, 0])
+            if not len(states.gap):
+                return _States.cat(finished)
+            num_filled = 1 + (num_masked <= 2 * num_pairs).long()
+            distinct, query = states.distinct()
+            positions, log_f = self.most_confident(states.select(distinct), int(num_filled.max()))
+            for number in range(positions.shape[1]):
+                active = (num_filled[states.gap] > number).nonzero()[:, 0]
+                waiting = (num_filled[states.gap] <= number).nonzero()[:, 0]
+                extended, parent = self.extended(
+                    states.select(active),
+                    positions[query[active], number],
+                    log_f[:, number],
+                    query[active],
+                    num_blanks - num_masked,
+                )
+                states = _States.cat([extended, states.select(waiting)])
+                query = torch.cat([query[active][parent], query[waiting]])
+                num_masked = num_masked - (num_filled > number).long()
+
+    def most_confident(self, states: _States, number: int) -> tuple[Tensor, Tensor]:
+        """The masked positions at which some allowed token has the highest probability, and log f there.
+
+        The second of two is not a neighbour of the first where that can be avoided: neighbours depend on each other.
+
+        Returns:
+            Positions [states, number], and log f [states, number, V].
         """
-        parts = [self._most_confident(row, part) for part in torch.split(tokens, self.budget.sequences_per_call)]
-        chosen, log_f, log_p = (torch.cat(part) for part in zip(*parts, strict=True))
-        return chosen, log_f, log_p
+        masked = self.gaps.canvas.editable[states.gap] & (states.tokens == self.network.mask_id)
+        attend = self.gaps.canvas.attend[states.gap]
+        order, parts = [], []
+        for rows, log_f in self.network(states.tokens, attend, masked):
+            row, position = masked[rows].nonzero().unbind(dim=1)
+            allowed = self.allowed(log_f, states.gap[rows][row], position)
+            confidence = allowed.new_full(masked[rows].shape, -torch.inf)
+            lowest = torch.finfo(allowed.dtype).min
+            confidence[row, position] = allowed.amax(dim=-1).clamp(min=lowest)
+            best = confidence.argmax(dim=1, keepdim=True)
+            if number == 2:
+                distance = (torch.arange(masked.shape[1], device=best.device) - best).abs()
+                confidence = confidence.masked_fill(distance == 0, -torch.inf)
+                far = torch.where(distance == 1, confidence.clamp(max=lowest), confidence)
+                best = torch.cat([best, far.argmax(dim=1, keepdim=True)], dim=1)
+            index = torch.zeros_like(masked[rows], dtype=torch.long)
+            index[row, position] = torch.arange(len(row), device=row.device)
+            order.append(best)
+            parts.append((rows, log_f[index.gather(1, best)]))
+        inverse = torch.cat([rows for rows, _ in parts]).argsort()
+        return torch.cat(order)[inverse], torch.cat([log_f for _, log_f in parts])[inverse]
 
-    def _most_confident(self, row: Batch, tokens: Tokens) -> tuple[PositionMask, TargetLogProbs, TargetLogProbs]:
-        network, constraints = _unwrap(self.network)
-        masked = row.editable & (tokens == self.mask_id)
-        log_f = _TimedNetwork(network, self.mask_id, self.special)(tokens, row.attend.expand_as(masked), masked)
-        confidence = LogitsWarper(forbidden=self.warper.forbidden)(log_f).amax(dim=-1)
-        best = confidence.new_full(masked.shape, -torch.inf).masked_scatter(masked, confidence).argmax(dim=1)
-        chosen = masked & (torch.arange(masked.shape[1], device=masked.device) == best[:, None])
-        log_f = constrained = log_f[chosen[masked]]
-        for rules in constraints:
-            constrained = rules.forbid(tokens, chosen, constrained)
-        return chosen, log_f, self.warper(constrained)
+    def extended(
+        self, states: _States, positions: Tensor, log_f: TargetLogProbs, query: Tensor, step: Tensor
+    ) -> tuple[_States, Tensor]:
+        """Fills one position of each partial filling; drops those for which the rules allow no token.
 
+        Args:
+            states: The partial fillings.
+            positions: The position to fill, of each of them.
+            log_f: log f at these positions, of each query.
+            query: The index of each partial filling's query.
+            step: The number of blanks filled so far, of each gap.
 
-# ---- blanks of unknown length ---------------------------------------------------------------------------------------
-#
-# Blanks of unknown length: fillings of several lengths, ranked by the chain rule of the whole sequence.
-#
-#     nats(sequence) = -log p(length) + nats(context | length, blank masked) + nats(filling | context, length)
-#
-# The last term alone cannot compare lengths. Its sum prefers short fillings, because every token costs something; its
-# mean per token prefers long ones, because later tokens of a phrase are easy to predict. Both condition on the length,
-# so neither says how likely the length is. The context does: with three blanks in "New [ ] [ ] [ ] is a city", the
-# surrounding tokens are less likely than with one. By Bayes' rule,
-#
-#     p(length, filling | context) ∝ p(length) · p(context | length) · p(filling | context, length)
-#
-# where p(context | length) is the probability of the unmasked tokens while the blank stays masked. It does not depend
-# on the filling. `filling_nats` estimates it with the same unmasking orders for all lengths, so that differences
-# between lengths have little variance.
-#
-# This module does not depend on strings: it gets each sentence once per length.
+        Returns:
+            The longer partial fillings, and the index of the one that each extends.
+        """
+        distinct, index = states.distinct()
+        position, tokens = positions[distinct], states.tokens[distinct]
+        log_f = log_f[query[distinct]]
+        allowed = self.allowed(log_f, states.gap[distinct], position)
+        chosen = torch.arange(tokens.shape[1], device=tokens.device) == position[:, None]
+        for rules in self.rules:
+            allowed = rules.forbid(tokens, chosen, allowed)
+        log_p = self.warper(allowed)
+        width = self.per_request(self.budget.beams)[self.gaps.request]
+        best = log_f.masked_fill(~(log_p > -torch.inf), -torch.inf).topk(min(int(width.max()), log_f.shape[-1]))
 
+        beams, greedy = (states.kind == _BEAM).nonzero()[:, 0], (states.kind == _GREEDY).nonzero()[:, 0]
+        nats = (states.nats[beams, None] - best.values[index[beams]].double()).flatten()
+        kept = _best(nats, states.gap[beams].repeat_interleave(best.values.shape[1]), width)
+        beams, found = beams[kept // best.values.shape[1]], best.indices[index[beams]].flatten()[kept]
+        drawn = ((states.kind > _GREEDY) & (best.values[index, 0] > -torch.inf)).nonzero()[:, 0]
+        uniform = Noise(self.seed, step).uniform(self.gaps.canvas.example, Purpose.SAMPLE, max(self.budget.draws, 1))
+        number = uniform[states.gap[drawn], states.kind[drawn] - 1]
 
-@dataclass(frozen=True, eq=False)
-class Gap:
-    """Sentences whose blanks have one of the candidate lengths, which may be 0."""
+        parent = torch.cat([beams, greedy, drawn])
+        token = torch.cat([found, best.indices[index[greedy], 0], draw(log_p[index[drawn]], number)])
+        value = torch.where(log_p[index[parent], token] > -torch.inf, log_f[index[parent], token].double(), -torch.inf)
+        parent, token, value = (column[value > -torch.inf] for column in (parent, token, value))
+        longer = states.select(parent)
+        longer.tokens[torch.arange(len(parent), device=parent.device), positions[parent]] = token
+        return replace(longer, nats=longer.nats - value), parent
 
-    canvas: Batch
-    """The positions of the blank, and of other blanks to fill with it, are editable."""
-    context: PositionMask
-    """The unmasked tokens of the sentence, without special tokens: the same for every length."""
-    length_nats: PerSequence
-    """-log p(length of the sequence); 0 if lengths are not modelled."""
-
-
-def fill_gaps(
-    network: Network,
-    gaps: Sequence[Gap],
-    mask_id: int,
-    alternatives: int,
-    seed: int,
-    warper: LogitsWarper | None = None,
-    *,
-    special: TokenSet | None = None,
-    budget: SearchBudget | None = None,
-) -> list[list[TokenFilling]]:
-    """Fills blanks of unknown length and ranks the fillings of all lengths together.
-
-    Args:
-        network: Any network.
-        gaps: The same sentences, once per candidate length of their blanks.
-        mask_id: The id of `[MASK]`.
-        alternatives: The number of fillings per length.
-        seed: The same seed gives the same fillings.
-        warper: As for `fill`.
-        special: Special tokens, which do not count for the time.
-        budget: The search budget.
-
-    Returns:
-        For each sentence the fillings of all lengths, best first. Their nats are those of the whole sequence, as in the
-        module docstring; an empty filling adds none.
-    """
-    _require_same_context(gaps)
-    merged: list[list[TokenFilling]] = [[] for _ in gaps[0].canvas.tokens]
-    for gap in gaps:
-        canvas = replace(gap.canvas, tokens=gap.canvas.tokens.masked_fill(gap.canvas.editable, mask_id))
-        context_nats = filling_nats(
-            network, replace(canvas, editable=gap.context), mask_id, seed, special=special, budget=budget
+    def allowed(self, log_f: TargetLogProbs, gap: Tensor, position: Tensor) -> TargetLogProbs:
+        """log f without the tokens that the warper forbids, or that break a word boundary."""
+        log_f = log_f.index_fill(
+            -1, torch.tensor(self.warper.forbidden, dtype=torch.long, device=gap.device), -torch.inf
         )
-        common = (context_nats + gap.length_nats).tolist()
-        for row, found in enumerate(merged):
-            alone = canvas.select(torch.tensor([row], device=canvas.tokens.device))
-            fillings = [TokenFilling(alone.tokens[0], 0.0)]
-            if bool(alone.editable.any()):
-                fillings = fill(network, alone, mask_id, alternatives, seed, warper, special=special, budget=budget)[0]
-            found += [replace(filling, nats=filling.nats + common[row]) for filling in fillings]
-    return [sorted(found, key=lambda filling: filling.nats) for found in merged]
+        starts, continues = self.gaps.word_starts[gap, position], self.gaps.word_continuations[gap, position]
+        if self.continuation is None or not bool((starts | continues).any()):
+            return log_f
+        continuation = pad(self.continuation, (0, log_f.shape[-1] - len(self.continuation))).to(gap.device)
+        wrong = starts[:, None] & continuation | continues[:, None] & ~continuation
+        return log_f.masked_fill(wrong, -torch.inf)
 
 
-def _require_same_context(gaps: Sequence[Gap]) -> None:
-    """Raises ValueError unless all gaps are in the same sentences."""
-    if not gaps:
-        raise ValueError("`gaps` must not be empty; give one gap per candidate length")
-    contexts = [(gap.context.sum(dim=1).tolist(), gap.canvas.tokens[gap.context].tolist()) for gap in gaps]
-    if any(context != contexts[0] for context in contexts):
-        raise ValueError("all gaps must be in the same sentences; give the same context tokens, in the same order")
-    if any(bool((gap.context & gap.canvas.editable).any()) for gap in gaps):
-        raise ValueError("a position must not be both context and editable; mark only unmasked tokens as context")
+def _or_nowhere(mask: PositionMask | None, gap: Gap) -> PositionMask:
+    return torch.zeros_like(gap.context) if mask is None else mask
+
+
+def _best(nats: Tensor, group: Tensor, number: Tensor) -> Tensor:
+    """The indices of the lowest nats of each group, at most so many of each."""
+    order = nats.argsort(stable=True)
+    order = order[group[order].argsort(stable=True)]
+    ordered = group[order]
+    rank = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)
+    return order[rank < number[ordered]]

@@ -17,10 +17,9 @@ from torch.nn.functional import pad
 from diffusionbert.data.blanks import BlankCanvas, Blanks
 from diffusionbert.data.text import BLANK, MASK
 from diffusionbert.diffusion.tokens import LogitsWarper
-from diffusionbert.inference import filling
 from diffusionbert.inference.constraints import Constrained
 from diffusionbert.inference.engine import Engine
-from diffusionbert.inference.filling import Gap, TokenFilling, fill_gaps
+from diffusionbert.inference.filling import Gap, fill_gaps
 from diffusionbert.inference.generate import constrained_network
 from diffusionbert.inference.tasks import Filling, Task, TokenProbability, words_of
 from diffusionbert.likelihood.estimate import length_nats
@@ -89,8 +88,12 @@ def fill_together(
             found[number] = sorted(found[number], key=lambda candidate: candidate.nats)[:num_alternatives]
             if not found[number]:
                 raise ValueError(f"no filling of {texts[number][:40]!r} is possible; forbid fewer words")
+
+    def given_of(blanks: Blanks) -> str:
+        return "context" if BLANK in blanks.marks else "context, lengths"
+
     return [
-        [Filling(*blanks.filled(one.tokens, capitalise=capitalise), one.nats) for one in ranked]
+        [Filling(*blanks.filled(one.tokens, capitalise=capitalise), one.nats, given_of(blanks)) for one in ranked]
         for blanks, ranked in zip(given, found, strict=True)
     ]
 
@@ -188,25 +191,24 @@ def _search(
     seed: int,
 ) -> list[list[_Found]]:
     """The best fillings of each sequence, which is given once per length of its `[BLANK]`s."""
-    mask_id, warper = engine.vocabulary.mask_id, LogitsWarper(forbidden=engine.statistics.never_sampled)
-    special = pad(engine.vocabulary.special, (0, len(engine.statistics.allowed) - engine.vocabulary.size))
-
-    def filled(canvas: BlankCanvas, *, alone: bool) -> list[TokenFilling]:
-        network = _rules(engine, canvas, forbid)
-        if alone:
-            batch = canvas.batch.to(engine.device)
-            return filling.fill(network, batch, mask_id, num_alternatives, seed, warper, special=special)[0]
-        return fill_gaps(network, [_gap(engine, canvas)], mask_id, num_alternatives, seed, warper, special=special)[0]
-
-    ranked = []
-    for canvases in sequences:
-        found = [
-            _Found(gap, one.tokens[canvas.batch.editable[0].to(one.tokens.device)].tolist(), one.nats)
-            for gap, canvas in enumerate(canvases, start=1)
-            for one in filled(canvas, alone=len(canvases) == 1)
+    vocabulary, size = engine.vocabulary, len(engine.statistics.allowed)
+    found = fill_gaps(
+        constrained_network(engine, Task(forbid=forbid)),
+        [[_gap(engine, canvas) for canvas in canvases] for canvases in sequences],
+        vocabulary.mask_id,
+        num_alternatives,
+        seed,
+        LogitsWarper(forbidden=engine.statistics.never_sampled),
+        special=pad(vocabulary.special, (0, size - vocabulary.size)),
+        continuation=pad(vocabulary.continuation, (0, size - vocabulary.size)).to(engine.device),
+    )
+    return [
+        [
+            _Found(one.gap + 1, one.tokens.cpu()[canvases[one.gap].batch.editable[0]].tolist(), one.nats)
+            for one in fillings
         ]
-        ranked.append(sorted(found, key=lambda one: one.nats)[:num_alternatives])
-    return ranked
+        for canvases, fillings in zip(sequences, found, strict=True)
+    ]
 
 
 def _rules(engine: Engine, canvas: BlankCanvas, forbid: tuple[str, ...] = ()) -> Constrained:
@@ -224,4 +226,5 @@ def _gap(engine: Engine, shown: BlankCanvas) -> Gap:
     length, histogram = (canvas.editable | context).sum(dim=1).cpu(), engine.length_histogram
     is_known = histogram is not None and int(length) < len(histogram)
     nats = length_nats(histogram, length) if histogram is not None and is_known else torch.zeros(1).double()
-    return Gap(canvas, context, nats.to(engine.device))
+    rules = (rule.to(engine.device) for rule in (shown.word_starts, shown.word_continuations))
+    return Gap(canvas, context, nats.to(engine.device), *rules)

@@ -125,7 +125,9 @@ class Filling:
     fillings: tuple[str, ...]
     """The text of each blank, from left to right, as the vocabulary spells it."""
     nats: float
-    """-log p(fillings | context); -log p(text) where blanks of several lengths are compared."""
+    """The NELBO of the fillings, and of their lengths where these are not given."""
+    conditional_on: str
+    """What the probability is conditional on: "context, lengths", or "context" where the text has a `[BLANK]`."""
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,25 @@ from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.inference.constraints import Constrained
-from diffusionbert.inference.filling import Gap, SearchBudget, TokenFilling, _Search, fill, fill_gaps, filling_nats
+from diffusionbert.inference.filling import Gap, TokenFilling, _Gaps, _Search, fill_gaps
+from diffusionbert.inference.filling_nats import BatchedNetwork, SearchBudget, filling_nats
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
 
 LANGUAGE = Language.random(3, 4, seed=1)
 """81 sentences of four tokens."""
 EVERYTHING = SearchBudget(beams=100)
+
+
+def given(canvas: Batch, row: int) -> list[Gap]:
+    """A request whose blanks have known lengths."""
+    alone = canvas.select(torch.tensor([row]))
+    return [Gap(alone, torch.zeros_like(alone.editable), torch.zeros(1, dtype=torch.float64))]
+
+
+def fill(network: nn.Module, canvas: Batch, *arguments, **options) -> list[list[TokenFilling]]:
+    """Fills the editable positions of each sequence."""
+    return fill_gaps(network, [given(canvas, row) for row in range(len(canvas.tokens))], *arguments, **options)
 
 
 def bayes(language: Language) -> Bayes:
@@ -87,7 +99,7 @@ def test_nats_are_the_mean_over_all_orders(positions, num_steps):
     network = Table(LANGUAGE, num_steps=num_steps, scale=2.0)
     x0 = Batch.of(LANGUAGE.sentences, at(positions, LANGUAGE.sentences))
     expected = all_orders(network, LANGUAGE.sentences, positions, LANGUAGE.mask_id).detach()
-    budget = SearchBudget(sequences_per_call=7, exact_up_to=len(positions))
+    budget = SearchBudget(tokens_per_call=28, exact_up_to=len(positions))
     torch.testing.assert_close(filling_nats(network, x0, LANGUAGE.mask_id, budget=budget), expected)
 
 
@@ -198,6 +210,9 @@ def test_fillings_are_ranked_by_their_true_probability(positions):
         expected = ranking(LANGUAGE, row, positions)
         assert len(fillings) == 3 ** len(positions)  # fewer than 100 exist
         assert same_ranking(fillings, expected)
+    in_pairs = fill(bayes(LANGUAGE), canvas, LANGUAGE.mask_id, 100, 0, budget=replace(EVERYTHING, steps=1))
+    for fillings, expected in zip(in_pairs, found, strict=True):
+        assert same_ranking(fillings, [(tuple(filling.tokens.tolist()), filling.nats) for filling in expected])
     few = fill(bayes(LANGUAGE), canvas, LANGUAGE.mask_id, 2, 0, budget=EVERYTHING)
     assert all(same_ranking(two, ranking(LANGUAGE, row, positions)[:2]) for two, row in zip(few, tokens, strict=True))
 
@@ -282,8 +297,12 @@ def test_random_draws_are_independent_across_positions():
     """With two equally likely tokens at three positions, all eight fillings are equally likely."""
     uniform = Language(2, 3, torch.full((8,), 1 / 8))
     canvas = uniform.batch(torch.full((1, 3), 2))
-    drawn = _Search(bayes(uniform), 2, None, LogitsWarper(), SearchBudget(draws=80)).drawn(canvas, seed=0)
+    network = BatchedNetwork(bayes(uniform), 2, None, 1000)
+    gaps, budget = _Gaps.of([given(canvas, 0)], 2), SearchBudget(draws=80)
+    found = _Search(network, [], LogitsWarper(), None, budget, alternatives=1, seed=0, gaps=gaps).candidates()
+    drawn = found.tokens[found.kind > 0]
     assert drawn.shape == (80, 3)
+    assert found.nats.tolist() == pytest.approx([3 * math.log(2)] * len(found.nats))
     counts = torch.bincount(drawn @ torch.tensor([4, 2, 1]), minlength=8)
     assert stats.chisquare(counts.numpy()).pvalue > 0.01
 
@@ -295,6 +314,20 @@ def test_confidence_ignores_forbidden_tokens():
     canvas, budget = language.batch(torch.full((1, 2), 3)), SearchBudget(beams=1, draws=0)
     (greedy,) = fill(bayes(language), canvas, 3, 1, 0, LogitsWarper(forbidden=(2,)), budget=budget)
     assert greedy[0].tokens.tolist() == [1, 0]
+
+
+def test_no_filling_contains_a_forbidden_word_if_two_positions_are_filled_at_once():
+    """The last two of four blanks; they may be neighbours."""
+    canvas, counter = LANGUAGE.batch(torch.full((1, 4), 3)), Counter(bayes(LANGUAGE))
+    network = Constrained(counter, forbidden=[(0, 1), (1, 2, 0)])
+    (found,) = fill(network, canvas, 3, 100, 0, budget=replace(EVERYTHING, steps=1))
+    expected = [
+        (sentence, nats)
+        for sentence, nats in ranking(LANGUAGE, LANGUAGE.sentences[0], [0, 1, 2, 3])
+        if "01" not in (text := "".join(map(str, sentence))) and "120" not in text
+    ]
+    assert same_ranking(found, expected)
+    assert counter.calls == 4  # two positions one by one, two at once, the ranking
 
 
 def test_no_filling_contains_a_forbidden_word():
@@ -342,7 +375,7 @@ SPECIAL = torch.arange(NUM_TOKENIZER_IDS) < NUM_SPECIAL
 
 
 @pytest.mark.parametrize(
-    "budget", [SearchBudget(), SearchBudget(exact_up_to=0, beams=4, sequences_per_call=5)], ids=["exact", "drawn"]
+    "budget", [SearchBudget(), SearchBudget(exact_up_to=0, beams=4, tokens_per_call=40)], ids=["exact", "drawn"]
 )
 def test_a_batch_gives_the_same_fillings_as_its_sequences_one_by_one(bert, budget):
     canvas = blanks_of(bert)
@@ -380,7 +413,7 @@ def test_constraints_hold_on_a_real_network(bert):
 
 
 def test_random_draws_depend_on_seed_and_temperature(bert):
-    canvas, budget = blanks_of(bert), SearchBudget(beams=1, draws=20)
+    canvas, budget = blanks_of(bert), SearchBudget(beams=1, draws=20, ranked=100)
 
     def texts(seed: int, alternatives: int = 1, temperature: float = 1.0) -> list[list[str]]:
         warper = LogitsWarper(temperature=temperature)
@@ -401,15 +434,23 @@ def test_random_draws_depend_on_seed_and_temperature(bert):
 
 def test_impossible_requests_are_rejected(bert):
     canvas = blanks_of(bert)
-    nothing = replace(canvas, editable=canvas.editable & torch.tensor([[True], [False], [True]]))
-    with pytest.raises(ValueError, match="sequence 1 has nothing to fill; mark at least one position per sequence"):
-        fill(bert, nothing, MASK, 1, seed=0)
     with pytest.raises(ValueError, match="`alternatives` must be >= 1, got 0"):
         fill(bert, canvas, MASK, 0, seed=0)
-    with pytest.raises(ValueError, match=r"no filling of \[.{0,39} is possible; forbid fewer words"):
-        fill(bert, canvas, MASK, 1, seed=0, warper=LogitsWarper(forbidden=tuple(range(VOCAB_SIZE))))
-    with pytest.raises(ValueError, match=r"`beams`, `orders` and `sequences_per_call` must be >= 1.*got .*beams=0"):
+    with pytest.raises(ValueError, match=r"must be >= 1, got .*beams=0"):
         SearchBudget(beams=0)
+    with pytest.raises(ValueError, match=r"`draws` and `exact_up_to` must be >= 0, got .*draws=-1"):
+        SearchBudget(draws=-1)
+
+
+def test_a_request_without_any_allowed_filling_gets_none(bert):
+    everything = LogitsWarper(forbidden=tuple(range(VOCAB_SIZE)))
+    assert fill(bert, blanks_of(bert), MASK, 1, seed=0, warper=everything) == [[], [], []]
+    # Alone among others: two tokens are not enough for a word of three different ones.
+    network = Constrained(bayes(LANGUAGE), forbidden=[(0, 0), (0, 1), (0, 2)])
+    tokens = torch.tensor([[0, 3, 1, 1], [1, 3, 1, 1]])
+    blocked, free = fill(network, Batch.of(tokens, tokens == 3), 3, 5, seed=0)
+    assert not blocked
+    assert sorted(filling.tokens.tolist()[1] for filling in free) == [1, 2]
 
 
 def test_dead_ends_are_dropped():
@@ -428,10 +469,14 @@ LANGUAGES = {length: Language.random(3, length, seed=length) for length in SHARE
 
 
 class ByLength(nn.Module):
-    """The exact network of each length, chosen by the number of positions."""
+    """The exact network of each length, chosen by the number of positions without padding."""
 
     def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-        return bayes(LANGUAGES[tokens.shape[1]])(tokens, attend, t, targets)
+        answers = []
+        for row, length in enumerate(attend.sum(dim=1).tolist()):
+            part = slice(row, row + 1), slice(0, length)
+            answers.append(bayes(LANGUAGES[length])(tokens[part], attend[part], t[row : row + 1], targets[part]))
+        return torch.cat(answers)
 
 
 def gap(context: Tensor, length: int) -> Gap:
@@ -447,7 +492,8 @@ def gap(context: Tensor, length: int) -> Gap:
 def test_lengths_are_ranked_by_the_posterior(budget):
     """A mixture of lengths 2, 3 and 4: sentences "a … b" with zero, one or two tokens between, by joint probability."""
     context = torch.tensor([[0, 2], [1, 1]])
-    found = fill_gaps(ByLength(), [gap(context, length) for length in (0, 1, 2)], 3, 100, seed=0, budget=budget)
+    requests = [[gap(row[None], length) for length in (0, 1, 2)] for row in context]
+    found = fill_gaps(ByLength(), requests, 3, 100, seed=0, budget=budget)
     for row, fillings in zip(context.tolist(), found, strict=True):
         joint = {
             tuple(sentence): -math.log(SHARES[length] * p)
@@ -456,7 +502,14 @@ def test_lengths_are_ranked_by_the_posterior(budget):
             if (sentence[0], sentence[-1]) == tuple(row)
         }
         assert len(fillings) == 1 + 3 + 9
-        assert same_ranking(fillings, sorted(joint.items(), key=lambda pair: pair[1]))
+        total = sum(math.exp(-nats) for nats in joint.values())
+        posterior = {sentence: nats + math.log(total) for sentence, nats in joint.items()}
+        assert same_ranking(fillings, sorted(posterior.items(), key=lambda pair: pair[1]))
+        assert sum(math.exp(-filling.nats) for filling in fillings) == pytest.approx(1)
+        for filling in fillings:
+            assert filling.gap == len(filling.tokens) - 2
+            of_length = [math.exp(-nats) for sentence, nats in posterior.items() if len(sentence) == filling.gap + 2]
+            assert filling.length_nats == pytest.approx(-math.log(sum(of_length)))
 
 
 @pytest.mark.parametrize(
@@ -465,8 +518,8 @@ def test_lengths_are_ranked_by_the_posterior(budget):
 def test_neither_sum_nor_mean_of_the_nats_of_fillings_ranks_lengths(context, fair, by_sum, by_mean):
     """The sum prefers one token where two are more likely, the mean two where one is."""
     gaps = [gap(torch.tensor([context]), length) for length in (1, 2)]
-    best = fill_gaps(ByLength(), gaps, 3, 1, seed=0, budget=EVERYTHING)[0][0]
-    own = [fill(ByLength(), given.canvas, 3, 1, 0, budget=EVERYTHING)[0][0] for given in gaps]
+    best = fill_gaps(ByLength(), [gaps], 3, 1, seed=0, budget=EVERYTHING)[0][0]
+    own = [found for [found] in fill_gaps(ByLength(), [[one] for one in gaps], 3, 1, 0, budget=EVERYTHING)]
     assert word(best) == fair
     assert word(min(own, key=lambda filling: filling.nats)) == by_sum
     assert word(min(own, key=lambda filling: filling.nats / (len(filling.tokens) - 2))) == by_mean
@@ -478,7 +531,7 @@ class ContextOnly(nn.Module):
     def __init__(self, num_words: int):
         super().__init__()
         self.num_words = num_words
-        self.logits = 2 * torch.randn(100, num_words, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        self.logits = 2 * torch.randn(500, num_words, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         unmasked_sum = (tokens * (tokens != self.num_words)).sum(dim=1)
@@ -487,50 +540,158 @@ class ContextOnly(nn.Module):
 
 
 def test_all_lengths_are_scored_with_the_same_orders():
-    """A network that ignores the length gives all lengths the same nats, although its orders disagree."""
+    """For a network that ignores the length, all lengths are equally likely, although its orders disagree."""
     network, context = ContextOnly(6), torch.tensor([[1, 5, 2, 4, 3, 5, 0]])
 
-    def nats(length: int, seed: int) -> float:
+    def of_length(length: int) -> Gap:
         tokens = torch.cat([context[:, :2], torch.full((1, length), 6), context[:, 2:]], dim=1)
-        given = Gap(Batch.of(tokens, tokens == 6), tokens != 6, torch.zeros(1, dtype=torch.float64))
-        (found,) = fill_gaps(network, [given], 6, 1, seed, budget=SearchBudget(orders=1, exact_up_to=2))
-        x0 = replace(given.canvas.select(torch.tensor([0])), tokens=found[0].tokens[None])
-        own = filling_nats(network, x0, 6, seed, budget=SearchBudget(orders=1, exact_up_to=2))
-        return found[0].nats - float(own)
+        return Gap(Batch.of(tokens, tokens == 6), tokens != 6, torch.full((1,), 2.5).double())
 
-    assert nats(1, seed=0) == pytest.approx(nats(2, seed=0))
-    assert nats(1, seed=0) == pytest.approx(nats(0, seed=0))
-    assert nats(1, seed=0) != pytest.approx(nats(1, seed=1))
+    for seed in range(3):
+        (found,) = fill_gaps(network, [[of_length(length) for length in (0, 1, 3)]], 6, 9, seed)
+        assert {filling.gap for filling in found} == {0, 1, 2}
+        assert [filling.length_nats for filling in found] == pytest.approx([math.log(3)] * 9)
 
 
-def test_gaps_in_a_batch_with_special_tokens_and_padding(bert):
-    """On a real network, a batch gives the same fillings as its sequences, and each length has some."""
-    batch = sentences(bert.backbone, lengths=(8, 6))
-    words = [batch.tokens[0, 1:7].clamp(min=NUM_SPECIAL).tolist(), batch.tokens[1, 1:5].clamp(min=5).tolist()]
+def test_given_and_candidate_lengths_have_comparable_nats():
+    """A length among others costs -log p(length | context) more than the same length given."""
+    gaps = [gap(torch.tensor([[0, 2]]), length) for length in (1, 2)]
+    both, one, two = fill_gaps(ByLength(), [gaps, gaps[:1], gaps[1:]], 3, 100, seed=0, budget=EVERYTHING)
+    alone = {word(filling): filling.nats for filling in one + two}
+    assert len(both) == len(alone) == 12
+    for filling in both:
+        assert filling.nats - filling.length_nats == pytest.approx(alone[word(filling)])
+    assert all(filling.length_nats == 0 for filling in one + two)
+    shares = {filling.gap: math.exp(-filling.length_nats) for filling in both}
+    assert sum(shares.values()) == pytest.approx(1)
 
-    def given(rows: list[int], length: int) -> Gap:
-        texts = [[2, *words[row][:2], *[MASK] * length, *words[row][2:], 3] for row in rows]
-        width = max(map(len, texts))
-        tokens = torch.tensor([text + [0] * (width - len(text)) for text in texts])
-        canvas = replace(Batch.of(tokens, tokens == MASK, tokens != 0), example=torch.tensor(rows) + 20)
-        known = torch.tensor([float(length), 0.5]).double()[rows]
-        return Gap(canvas, tokens >= NUM_SPECIAL, known)
 
-    together = fill_gaps(bert, [given([0, 1], length) for length in (0, 1, 3)], MASK, 3, seed=1, special=SPECIAL)
-    for row in (0, 1):
-        (alone,) = fill_gaps(bert, [given([row], length) for length in (0, 1, 3)], MASK, 3, seed=1, special=SPECIAL)
-        assert sorted(len(filling.tokens) - len(words[row]) - 2 for filling in alone) == [0, 1, 1, 1, 3, 3, 3]
-        for one, other in zip(together[row], alone, strict=True):
-            assert one.tokens.tolist() == other.tokens.tolist()
-            assert one.nats == pytest.approx(other.nats, rel=1e-5)
+@pytest.mark.parametrize("budget", [EVERYTHING, replace(EVERYTHING, exact_up_to=0, orders=1)], ids=["exact", "drawn"])
+def test_no_more_probability_than_one_is_given_to_all_fillings_of_all_lengths(budget):
+    """Also if orders disagree: Σ exp(-nats) ≤ 1."""
+    network = ContextOnly(3)
+    tokens = [torch.tensor([[1, *[3] * length, 0, 2]]) for length in (0, 1, 2, 3)]
+    gaps = [Gap(Batch.of(row, row == 3), row != 3, torch.tensor([0.1 * row.shape[1]]).double()) for row in tokens]
+    (found,) = fill_gaps(network, [gaps], 3, 100, seed=0, budget=budget)
+    assert len(found) == 1 + 3 + 9 + 27
+    assert 0.5 < sum(math.exp(-filling.nats) for filling in found) <= 1 + 1e-9
+
+
+# Many requests at once
+
+
+class Counter(nn.Module):
+    """Counts calls and sequences of a network."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.calls, self.sequences = network, 0, 0
+
+    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        self.sequences += len(tokens)
+        return self.network(tokens, attend, t, targets)
+
+
+def requests_of(bert: Denoiser) -> list[list[Gap]]:
+    """Eight sentences with special tokens: blanks of known and of unknown lengths."""
+    batch = sentences(bert.backbone, lengths=(9, 8, 7, 10, 6, 9, 8, 10))
+    requests = []
+    for row in range(8):
+        words = batch.tokens[row, batch.editable[row]].clamp(min=NUM_SPECIAL).tolist()
+        texts = [[2, *words[:2], *[MASK] * length, *words[2 + row % 2 :], 3] for length in (1, 2, 3)[: 1 + row % 3]]
+        if row % 3 == 0:
+            texts = [[2, *words[:1], MASK, *words[2:4], *[MASK] * (row // 3 + 1), 3]]
+        tokens = [torch.tensor([text]) for text in texts]
+        known = torch.tensor([0.3]).double()
+        requests.append([Gap(Batch.of(one, one == MASK), one >= NUM_SPECIAL, known * one.shape[1]) for one in tokens])
+    return requests
+
+
+def test_fillings_do_not_depend_on_the_other_requests(bert):
+    network, requests = bert.double(), requests_of(bert)
+    try:
+        together = fill_gaps(network, requests, MASK, 3, seed=1, special=SPECIAL)
+        backwards = fill_gaps(network, requests[::-1], MASK, 3, seed=1, special=SPECIAL)[::-1]
+        small = SearchBudget(tokens_per_call=30)
+        in_small_batches = fill_gaps(network, requests, MASK, 3, seed=1, special=SPECIAL, budget=small)
+        alone = [fill_gaps(network, [request], MASK, 3, seed=1, special=SPECIAL)[0] for request in requests]
+    finally:
+        bert.float()
+    assert all(len(found) == 3 for found in alone)
+    for others in (together, backwards, in_small_batches):
+        for found, expected in zip(others, alone, strict=True):
+            assert [word(filling) for filling in found] == [word(filling) for filling in expected]
+            assert [filling.gap for filling in found] == [filling.gap for filling in expected]
+            assert [filling.nats for filling in found] == pytest.approx(
+                [filling.nats for filling in expected], abs=1e-6, rel=0
+            )
+
+
+def test_requests_share_forward_passes(bert):
+    requests, counter = requests_of(bert), Counter(bert)
+    fill_gaps(counter, requests, MASK, 1, seed=1)
+    together = (counter.calls, counter.sequences)
+    most = max(int(gap.canvas.editable.sum()) for request in requests for gap in request)
+    assert together[0] <= most + 2  # the contexts, one call per step, the ranking
+    counter = Counter(bert)
+    for request in requests:
+        fill_gaps(counter, [request], MASK, 1, seed=1)
+    assert counter.sequences >= together[1]  # equal states of two requests are computed once
+    assert counter.calls > 3 * together[0]
+
+
+def blank_request(num_context: int, lengths: range) -> list[Gap]:
+    """One blank in the middle of a sentence."""
+    words = [index % 16 for index in range(num_context)]
+    tokens = [torch.tensor([[*words[:5], *[16] * length, *words[5:]]]) for length in lengths]
+    return [Gap(Batch.of(one, one == 16), one != 16, torch.zeros(1).double()) for one in tokens]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "calls", "sequences"),
+    [(blank_request(10, range(1, 5)), 45, 927), (blank_request(1, range(30, 31)), 140, 4157)],
+    ids=["one blank of up to four tokens", "thirty masks"],
+)
+def test_a_search_costs_at_most_a_fifth_of_the_former_one(gaps, calls, sequences):
+    """Which searched lengths, beams, greedy filling and draws one after the other, and ranked all they found."""
+    counter = Counter(ContextOnly(16))
+    assert len(fill_gaps(counter, [gaps], 16, 1, seed=0)[0]) == 1
+    assert counter.calls <= calls / 5
+    assert counter.sequences <= sequences / 5
+
+
+# Word boundaries
+
+
+@pytest.mark.parametrize("alternatives", [1, 9])
+def test_word_boundaries_restrict_the_fillings_but_not_their_nats(alternatives):
+    """Token 2 continues a word: not allowed at the first blank, required at the second."""
+    tokens = torch.tensor([[3, 1, 3, 0]])
+    canvas = Batch.of(tokens, tokens == 3)
+    free = Gap(canvas, tokens != 3, torch.zeros(1).double())
+    bound = replace(free, word_starts=at([0], tokens), word_continuations=at([2], tokens))
+    one, other = fill_gaps(
+        bayes(LANGUAGE), [[free], [bound]], 3, alternatives, 0, continuation=torch.tensor([False, False, True])
+    )
+    assert same_ranking(one, ranking(LANGUAGE, tokens[0].clamp(max=2), [0, 2])[:alternatives])
+    expected = [
+        (sentence, nats)
+        for sentence, nats in ranking(LANGUAGE, tokens[0].clamp(max=2), [0, 2])
+        if sentence[0] != 2 and sentence[2] == 2
+    ]
+    assert same_ranking(other, expected[:alternatives])
 
 
 def test_inconsistent_gaps_are_rejected():
     context = torch.tensor([[0, 2]])
-    with pytest.raises(ValueError, match="`gaps` must not be empty; give one gap per candidate length"):
-        fill_gaps(ByLength(), [], 3, 1, seed=0)
-    with pytest.raises(ValueError, match="all gaps must be in the same sentences; give the same context tokens"):
-        fill_gaps(ByLength(), [gap(context, 1), gap(context.flip(1), 1)], 3, 1, seed=0)
+    assert fill_gaps(ByLength(), [], 3, 1, seed=0) == []
+    with pytest.raises(ValueError, match="must not contain empty ones; give one gap per candidate length"):
+        fill_gaps(ByLength(), [[gap(context, 1)], []], 3, 1, seed=0)
+    with pytest.raises(ValueError, match="a gap must have one sequence; give each sentence as a request of its own"):
+        fill_gaps(ByLength(), [[gap(context.expand(2, -1), 1)]], 3, 1, seed=0)
+    with pytest.raises(ValueError, match="all gaps must be in the same sentence; give the same context tokens"):
+        fill_gaps(ByLength(), [[gap(context, 1), gap(context.flip(1), 1)]], 3, 1, seed=0)
     both = gap(context, 1)
     with pytest.raises(ValueError, match="a position must not be both context and editable; mark only unmasked tokens"):
-        fill_gaps(ByLength(), [replace(both, context=torch.ones_like(both.context))], 3, 1, seed=0)
+        fill_gaps(ByLength(), [[replace(both, context=torch.ones_like(both.context))]], 3, 1, seed=0)
