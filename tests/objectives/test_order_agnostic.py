@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Cosine, Linear, Spindle, uniform_grid
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import nats_of
 from diffusionbert.likelihood.estimate import EstimationBudget, estimate
+from diffusionbert.objectives import order_agnostic
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTime
 from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticGrid
@@ -128,3 +131,101 @@ def test_sequences_of_different_lengths_have_their_own_distributions():
 def test_a_token_dependent_schedule_is_refused():
     with pytest.raises(ValueError, match="use DiscreteTime"):
         OrderAgnosticGrid(Spindle(0.3), uniform_grid(4), 9)
+
+
+# ---- balanced rounds ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given(Noise):
+    """Noise with given numbers: one for every stratum's level, and the rank of every position."""
+
+    level: float = 0.5
+    order: tuple[int, ...] = ()
+
+    def uniform(self, example: Tensor, purpose: Purpose, *shape: int) -> Tensor:
+        if purpose is Purpose.TIME:
+            return torch.full((len(example), *shape), self.level, dtype=torch.float64)
+        return (torch.tensor(self.order).double() / 8)[None, :, None].expand(len(example), *shape)
+
+
+LONGER = Language.random(2, 4, seed=3)
+EDGES = {"one": (0.0, 1.0), "two": (0.0, 0.4, 1.0), "by level": (0.0, 0.1, 0.2, 0.3, 0.4, 0.9, 1.0)}
+"""The last has more strata than there are positions, which then have a stratum per level."""
+OBJECTIVES = {
+    "continuous": OrderAgnostic(LONGER.mask_id),
+    "grid": OrderAgnosticGrid(Cosine(), uniform_grid(3), LONGER.mask_id),
+}
+
+
+@pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_a_balanced_round_is_unbiased_at_every_position(monkeypatch, objective, edges):
+    """All orders, and all levels of each stratum with their probabilities, against all masks."""
+    monkeypatch.setattr(order_agnostic, "_EDGES", edges)
+    monkeypatch.setattr(order_agnostic, "_NEIGHBOUR", 3.0)
+    network, x0, n = Table(LONGER, seed=4), LONGER.batch(), LONGER.length
+    law = objective.distribution(n) if objective is OBJECTIVES["grid"] else torch.full((n,), 1 / n).double()
+    expected = torch.zeros(x0.tokens.shape, dtype=torch.float64)
+    for mask in itertools.product([False, True], repeat=n):
+        if not any(mask):
+            continue
+        masked = torch.tensor(mask).expand_as(x0.tokens)
+        log_f = network(x0.tokens.masked_fill(masked, LONGER.mask_id), x0.attend, x0.fraction_of(masked), masked)
+        k = sum(mask)
+        expected += law[k - 1] * n / k / math.comb(n, k) * nats_of(log_f, x0.tokens, masked)
+    nodes = torch.linspace(0, 1, 2001, dtype=torch.float64)[:-1] + 1 / 4000  # of the levels, within each stratum
+    used = edges if n >= len(edges) else tuple(torch.linspace(0, 1, n + 1).tolist())
+    cumulative = law.cumsum(dim=0)
+    found = torch.zeros_like(expected)
+    with torch.no_grad():
+        for stratum, (low, high) in enumerate(itertools.pairwise(used)):
+            levels = torch.searchsorted(cumulative, low + (high - low) * nodes, right=True).clamp(max=n - 1)
+            for level in levels.unique().tolist():
+                share = _share(cumulative, level, low, high)
+                node = float(nodes[levels == level][0])
+                for order in itertools.permutations(range(n)):
+                    parts = objective.draw_round(network, x0, Given(0, level=node, order=order)).parts
+                    found += share / math.factorial(n) * parts[:, stratum]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def _share(cumulative: Tensor, level: int, low: float, high: float) -> float:
+    begin = float(cumulative[level - 1]) if level else 0.0
+    end = float(cumulative[level]) if level + 1 < len(cumulative) else 1.0
+    return (min(end, high) - max(begin, low)) / (high - low)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 40])
+def test_a_round_masks_every_position_in_every_stratum(length):
+    asked = []
+
+    def network(tokens: Tensor, attend: Tensor, t: Tensor, masked: Tensor) -> Tensor:
+        asked.append(masked)
+        return torch.zeros(int(masked.sum()), 3).double().log_softmax(dim=-1)
+
+    x0 = Batch.of(torch.zeros(1, length + 2, dtype=torch.long), torch.ones(1, length + 2, dtype=torch.bool))
+    x0 = replace(x0, editable=torch.tensor([[False, *[True] * length, False]]))
+    found = OrderAgnostic(2).draw_round(network, x0, Noise(3, 1))
+    masked = torch.cat(asked)
+    assert found.num_sequences == (len(masked),)
+    assert masked[:, 1:-1].any(dim=0).all()
+    assert not masked[:, [0, -1]].any()
+    num_strata = min(length, 6)
+    counts = masked.sum(dim=0)[1:-1]
+    assert int(counts.min()) >= num_strata
+    assert found.parts.shape == (1, 6, length + 2)
+    assert int((found.parts[0].abs().sum(dim=1) > 0).sum()) == num_strata
+    if length <= 2:  # all masks are made
+        assert float(found.parts.sum()) == pytest.approx(length * math.log(3))
+
+
+def test_rounds_of_a_batch_are_those_of_its_sequences():
+    network, objective = Table(LONGER, seed=4), OrderAgnostic(LONGER.mask_id)
+    batch = replace(LONGER.batch(), editable=torch.tensor([True, True, False, True]).expand(16, 4))
+    together = objective.draw_round(network, batch, Noise(5, 2))
+    for index in (0, 7):
+        alone = objective.draw_round(network, batch.select(torch.tensor([index])), Noise(5, 2))
+        torch.testing.assert_close(together.parts[index], alone.parts[0])
+        assert together.num_sequences[index] == alone.num_sequences[0]
+        assert not alone.parts[0][:, 2].any()

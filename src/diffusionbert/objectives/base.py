@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -19,7 +20,16 @@ from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, require_grid
-from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, TokenSet, exact_bits, from_bits
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    Grid,
+    PerPosition,
+    PerSequence,
+    TokenSet,
+    Values,
+    exact_bits,
+    from_bits,
+)
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeEmbedding
@@ -78,6 +88,20 @@ class LikelihoodDefinition:
         return ", ".join(str(part) for part in (self.time, estimator, self.schedule, quantity) if part is not None)
 
 
+STRATA = 16
+"""The equal strata of (0, 1) in a round of draws, where an objective has no better ones."""
+
+
+class Round(NamedTuple):
+    """One round of draws for each of B sequences."""
+
+    parts: Values
+    """[B, S, L]: S independent parts, whose sum is an unbiased estimate of the nats per position. Parts of the same
+    index are identically distributed in all rounds, so that every part has a variance of its own."""
+    num_sequences: tuple[int, ...]
+    """How many sequences the network computed for each of the B."""
+
+
 class Objective(nn.Module, Generic[NetworkT], ABC):
     """How a network is trained and scored. All randomness comes from `noise`, keyed by `x0.example`."""
 
@@ -90,6 +114,22 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
     def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
         """What training minimises: one draw of the loss per sequence, summed over its tokens; by default the nats."""
         return self.nats(network, x0, noise).sum(dim=1)
+
+    def draw_round(self, network: NetworkT, x0: Batch, noise: Noise) -> Round:
+        """Draws a round: by default one draw in each of `STRATA` strata, and a single one where nothing is drawn.
+
+        Args:
+            network: The network.
+            x0: The sequences.
+            noise: Its step is the number of the round.
+        """
+        strata = 1 if self.likelihood is Likelihood.EXACT else STRATA
+        size, device = len(x0.tokens), x0.tokens.device
+        stratum = torch.arange(strata, device=device).repeat(size)
+        edges = torch.stack([stratum, stratum + 1], dim=1).double() / strata
+        many = replace(x0.select(torch.arange(size, device=device).repeat_interleave(strata)), strata=edges)
+        drawn = self.nats(network, many, replace(noise, step=noise.step * strata + stratum))
+        return Round(drawn.double().view(size, strata, -1) / strata, (strata,) * size)
 
 
 class GridObjective(Objective[NetworkT]):

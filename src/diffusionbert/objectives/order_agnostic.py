@@ -13,16 +13,21 @@ eq. 1, its terms collected by the number of masked positions):
 This is the bound of `DiscreteTime` over the same grid: where every position is masked independently with probability
 1 - ᾱ_t, the number of masked positions is binomial and all sets of k positions are equally likely. q sums to 1,
 because Σ_k k·Binomial(k; n, p) = n·p.
+
+Both draw *balanced* rounds: see `_balanced_round`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import NoiseSchedule, require_grid
 from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PositionMask, Times, Tokens, Values
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
@@ -35,6 +40,7 @@ from diffusionbert.objectives.base import (
     LikelihoodDefinition,
     Objective,
     ObjectiveConfig,
+    Round,
     ScoringQuantities,
     ScoringQuantity,
     TimeGrid,
@@ -69,6 +75,10 @@ class OrderAgnostic(Objective[Network]):
         masked = noise.chosen(x0, 1 + (noise.stratified_uniform(x0) * length).long())
         x_t = replace(x0, tokens=x0.tokens.masked_fill(masked, self.mask_id))
         return length[:, None] * self.next_nats(network, x0.tokens, x_t)
+
+    def draw_round(self, network: Network, x0: Batch, noise: Noise) -> Round:
+        """Draws a balanced round."""
+        return _balanced_round(network, x0, noise, self.mask_id, lambda n: torch.full((n,), 1 / n).double())
 
     def next_nats(self, network: Network, x0: Tokens, x_t: Batch) -> PerPosition:
         """1/k times the cross-entropy at each of the k masked positions of x_t."""
@@ -113,6 +123,10 @@ class OrderAgnosticGrid(Objective[Network]):
         weight = length / num_masked.clamp(min=1)
         return weight[:, None] * masked_nats(network, x0, noise.chosen(x0, num_masked), self.mask_id)
 
+    def draw_round(self, network: Network, x0: Batch, noise: Noise) -> Round:
+        """Draws a balanced round."""
+        return _balanced_round(network, x0, noise, self.mask_id, self.distribution)
+
     def distribution(self, length: int) -> Values:
         """q(1), …, q(n)."""
         if length not in self._distributions:
@@ -133,3 +147,99 @@ class OrderAgnosticGrid(Objective[Network]):
             cumulative = self.distribution(n).cumsum(dim=0).to(uniform.device)
             num_masked[sequences] = 1 + torch.searchsorted(cumulative, uniform[sequences], right=True).clamp(max=n - 1)
         return num_masked
+
+
+# ---- balanced rounds ------------------------------------------------------------------------------------------------
+#
+# The bound is Σ_i Σ_k q(k)·h_i(k), where h_i(k) is the mean of -log f(x0_i | unmasked) over all sets of k masked
+# positions with i among them. A round estimates it stratum by stratum, a stratum being an interval of the cumulative
+# distribution of q with weight w: it draws a level k in the stratum, a random order of the n positions, and masks
+# ⌈n/k⌉ successive blocks of k positions of that order, cyclically. So *every* position is masked at least once, and
+#
+#     w · Σ_i ( mean of -log f(x0_i | unmasked) over the blocks that contain i  +  β·(c_i - E[c_i]) )
+#
+# is unbiased for the stratum's share of the bound, since each block with i in it is a uniform set with i in it. Which
+# tokens are masked does not matter then, only which are seen. Most of what that changes is due to the number c_i ∈ {0,
+# 1, 2} of i's unmasked neighbours, a control variate whose mean is known exactly: 2·(n - k)/(n - 1), averaged over the
+# stratum. It also follows the level. Strata are wide at low levels, where rounds are dear (n/k sequences) and vary
+# little. Measured with the bundled model on 45 sentences of 20 to 50 tokens, the variance of one sequence's worth of
+# drawing is 12 times lower than that of 16 equal strata without balance; 1.6 times of it is due to β.
+
+_EDGES = (0.0, 0.28, 0.42, 0.54, 0.66, 0.8, 1.0)
+"""Of the strata; texts of fewer tokens than strata have one stratum per level."""
+_NEIGHBOUR = 1.2
+"""β: nats that an unmasked neighbour saves. Any number leaves the estimate unbiased."""
+_POSITIONS_AT_ONCE = {"cpu": 4096, "cuda": 32_768}
+"""In one call of the network, by device."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The masks of one sequence's round."""
+
+    masked: Tensor
+    """[M, n] over the sequence's editable positions."""
+    stratum: Tensor
+    """[M]"""
+    weight: Tensor
+    """[S, n]: by which a stratum's sum over its masks is multiplied at each position."""
+    constant: Tensor
+    """[S, n]: what the control variate adds."""
+
+
+def _plan(x0: Batch, index: int, noise: Noise, distribution: Callable[[int], Tensor]) -> _Plan:
+    """Draws the masks of one sequence; they depend on its key and its number of editable positions."""
+    n, example = int(x0.editable[index].sum()), x0.example[index : index + 1].cpu()
+    edges = torch.tensor(_EDGES if n >= len(_EDGES) else [step / n for step in range(n + 1)], dtype=torch.float64)
+    low, high = edges[:-1], edges[1:]
+    width, q = high - low, distribution(n).cpu()
+    cumulative = q.cumsum(dim=0)
+    overlap = torch.minimum(cumulative, high[:, None]) - torch.maximum(cumulative - q, low[:, None])
+    mean_level = (overlap.clamp(min=0) * torch.arange(1, n + 1)).sum(dim=1) / width
+    uniform = low + width * noise.uniform(example, Purpose.TIME, len(width))[0]
+    level = 1 + torch.searchsorted(cumulative, uniform, right=True).clamp(max=n - 1)
+    # One number per position and stratum, so that texts with the same key share those of their common beginning.
+    order = noise.uniform(example, Purpose.ORDER, n, len(_EDGES) - 1)[0, :, : len(width)].T
+    rank = order.argsort(dim=1).argsort(dim=1)
+    blocks = [math.ceil(n / k) for k in level.tolist()]
+    stratum = torch.arange(len(width)).repeat_interleave(torch.tensor(blocks))
+    first = torch.cat([torch.arange(count) for count in blocks]) * level[stratum]
+    masked = (rank[stratum] - first[:, None]) % n < level[stratum, None]
+    weight = width[:, None] / _summed(masked.double(), stratum)
+    expected = (n - mean_level[stratum, None]) / max(1, n - 1) * _neighbours(torch.ones(1, n))
+    seen = _neighbours((~masked).double()) - expected
+    return _Plan(masked, stratum, weight, _NEIGHBOUR * weight * _summed(masked * seen, stratum))
+
+
+def _summed(values: Tensor, stratum: Tensor) -> Tensor:
+    """[M, n] → [S, n]: the sums over the masks of each stratum."""
+    return values.new_zeros(int(stratum[-1]) + 1, values.shape[1]).index_add(0, stratum, values)
+
+
+def _neighbours(values: Tensor) -> Tensor:
+    """The sum of the values left and right of each position."""
+    return pad(values, (1, 0))[:, :-1] + pad(values, (0, 1))[:, 1:]
+
+
+def _balanced_round(
+    network: Network, x0: Batch, noise: Noise, mask_id: int, distribution: Callable[[int], Tensor]
+) -> Round:
+    """One balanced round of each sequence; q(1), …, q(n) is `distribution(n)`."""
+    device = x0.tokens.device
+    plans = [_plan(x0, index, noise, distribution) for index in range(len(x0.tokens))]
+    sizes = tuple(len(plan.masked) for plan in plans)
+    row = torch.arange(len(plans)).repeat_interleave(torch.tensor(sizes)).to(device)
+    masked = x0.editable[row]
+    masked = masked.masked_scatter(masked, torch.cat([plan.masked.flatten() for plan in plans]).to(device))
+    at_once = max(1, _POSITIONS_AT_ONCE.get(device.type, 4096) // x0.tokens.shape[1])
+    nats = []
+    for rows, targets in zip(row.split(at_once), masked.split(at_once), strict=True):
+        tokens, share = x0.tokens[rows], targets.sum(dim=1).double() / x0.editable[rows].sum(dim=1)
+        log_f = network(tokens.masked_fill(targets, mask_id), x0.attend[rows], share, targets)
+        nats.append(nats_of(log_f, tokens, targets))
+    parts = torch.zeros(len(plans), len(_EDGES) - 1, x0.tokens.shape[1], dtype=torch.float64, device=device)
+    for index, (plan, drawn) in enumerate(zip(plans, torch.cat(nats).split(sizes), strict=True)):
+        editable = x0.editable[index]
+        found = plan.weight.to(device) * _summed(drawn[:, editable], plan.stratum.to(device)) + plan.constant.to(device)
+        parts[index, : len(found), editable] = found
+    return Round(parts, sizes)

@@ -1,0 +1,103 @@
+"""Exact likelihoods in a deterministic order of generation (the chain rule, as in Uria et al. 2014).
+
+    -log p(x0) = Σ_k -log f(x0 at i_k | state_k),     i_k chosen from state_k alone
+
+For any rule that chooses the next position from the current state, p is a probability: Σ exp(-nats) over all sequences
+is 1, without draws and without an interval. A rule that looks at the true token of a masked position would not give
+one. This is the likelihood of generating in that order, another number than the order-agnostic bound, which averages
+over orders. A time-conditioned network is given the share of masked positions.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetLogProbs, per_position
+from diffusionbert.diffusion.tokens import log_prob_of, nats_of
+from diffusionbert.networks.base import Network
+
+
+class Order(Enum):
+    """Which masked position is generated next."""
+
+    LEFT_TO_RIGHT = "left-to-right"
+    CONFIDENCE = "confidence"
+    """That with the most probable token."""
+    ENTROPY = "entropy"
+    """That with the distribution of lowest entropy."""
+
+    @classmethod
+    def named(cls, name: str) -> Order:
+        """The order of a name; raises ValueError for others."""
+        if name not in [order.value for order in cls]:
+            known = ", ".join(order.value for order in cls)
+            raise ValueError(f"`order` must be one of {known}, got {name!r:.40}")
+        return cls(name)
+
+
+@torch.no_grad()
+def order_nats(network: Network, x0: Batch, mask_id: int, order: Order, positions_at_once: int = 4096) -> PerPosition:
+    """-log p of each editable token in the given order, given all other positions.
+
+    Args:
+        network: A masked network.
+        x0: The sequences.
+        mask_id: The id of `[MASK]`.
+        order: The order of generation.
+        positions_at_once: The most positions in one call of the network.
+
+    Returns:
+        Nats [B, L], 0 where nothing is generated. Left to right, a sequence of n tokens costs one batch of n states of
+        its own; the other orders take as many calls as the longest sequence has tokens, shared by all sequences.
+    """
+    at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
+    rows = torch.arange(len(x0.tokens), device=x0.tokens.device)
+    if order is Order.LEFT_TO_RIGHT:
+        width = x0.tokens.shape[1]
+        nats = [_left_to_right(network, x0.select(row), mask_id, at_once) for row in rows.split(1)]
+        return torch.stack([pad(values, (0, width - len(values))) for values in nats])
+    return torch.cat([_adaptive(network, x0, some, mask_id, order) for some in rows.split(at_once)])
+
+
+def _left_to_right(network: Network, x0: Batch, mask_id: int, at_once: int) -> Tensor:
+    """The nats [L] of one sequence, from all its states at once: state k has the first k tokens."""
+    positions = x0.editable[0].nonzero()[:, 0]
+    where = torch.arange(x0.tokens.shape[1], device=positions.device)
+    nats = torch.zeros(len(where), dtype=torch.float64, device=positions.device)
+    for chosen in positions.split(at_once):
+        states = x0.select(torch.zeros_like(chosen))
+        masked = states.editable & (where >= chosen[:, None])
+        targets = where == chosen[:, None]
+        tokens = states.tokens.masked_fill(masked, mask_id)
+        log_f = network(tokens, states.attend, states.fraction_of(masked), targets)
+        nats[chosen] = -log_prob_of(log_f, x0.tokens[0, chosen])
+    return nats
+
+
+def _adaptive(network: Network, x0: Batch, rows: Tensor, mask_id: int, order: Order) -> PerPosition:
+    """The nats of some sequences; each loses one mask per call."""
+    width = x0.tokens.shape[1]
+    nats = torch.zeros(len(rows), width, dtype=torch.float64, device=rows.device)
+    masked = x0.editable[rows]
+    while bool(masked.any()):
+        active = masked.any(dim=1).nonzero()[:, 0]
+        some = x0.select(rows[active])
+        targets = masked[active, : some.tokens.shape[1]]
+        tokens = some.tokens.masked_fill(targets, mask_id)
+        log_f = network(tokens, some.attend, some.fraction_of(targets), targets)
+        best = per_position(_preference(log_f, order), targets).masked_fill(~targets, -torch.inf).argmax(dim=1)
+        chosen = torch.arange(targets.shape[1], device=rows.device) == best[:, None]
+        nats[active, best] = nats_of(log_f, some.tokens, targets)[chosen]
+        masked[active, best] = False
+    return nats
+
+
+def _preference(log_f: TargetLogProbs, order: Order) -> Tensor:
+    """What is largest where to generate next; ties go to the left."""
+    if order is Order.CONFIDENCE:
+        return log_f.amax(dim=-1)
+    return torch.special.entr(log_f.exp()).sum(dim=-1).neg()

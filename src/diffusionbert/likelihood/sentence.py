@@ -1,0 +1,216 @@
+"""Likelihood estimates of single sentences, each with an interval of its own.
+
+A sentence's nats are the sum of S independent parts (`Objective.draw_round`), part j with mean μ_j and variance σ_j².
+After R rounds
+
+    nats = Σ_j mean_r(part_rj),     variance = Σ_j s_j² / R,     degrees of freedom ≈ (Σ_j s_j²)² / Σ_j (s_j⁴ / (R - 1))
+
+(Satterthwaite 1946): two rounds of six parts tell the variance about as well as six independent rounds would. Rounds
+are added until Student's interval of *this* sentence's perplexity per token is narrow enough, which requires some
+degrees of freedom, lest a variance that is small by chance end it too soon. In simulations the interval, after stopping
+like this, covers the truth in 93 to 96 % of cases.
+
+A sentence's noise is keyed by seed, round and `Batch.example`. On a CPU one sentence's draws form their own batches, so
+that the result is the same to the last bit in any company; on a GPU sentences share batches, and it is the same up to
+rounding. Sentences that are compared get the same key: their differences are then estimated from paired parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.likelihood.estimate import Rows
+from diffusionbert.likelihood.intervals import student_quantile
+from diffusionbert.objectives.base import Likelihood, TrainingModule
+from diffusionbert.reporting import require_type
+
+_SEED = 2**41  # added to the seed, to keep it away from the seeds of training and of `estimate`
+_MIN_DEGREES = 4.0
+_SENTENCES_AT_ONCE = {"cpu": 1, "cuda": 64}
+
+
+@dataclass(frozen=True)
+class SentenceBudget:
+    """The budget of each sentence's estimate."""
+
+    precision: float = 0.2
+    """Half the width of the 95 % interval of a sentence's perplexity per token, relative to it: 0.2 is 20 %, or log 1.2
+    = 0.18 nats per token."""
+    max_draws: int = 4096
+    """The most sequences that the network computes for a sentence, up to a part of a round."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_type("seed", self.seed, Integral, "a whole number")
+        require_type("max_draws", self.max_draws, Integral, "a whole number")
+        if not self.precision > 0:
+            raise ValueError(f"`precision` must be > 0, got {self.precision}; 0.2 is 20 % of the perplexity")
+        if self.max_draws < 1:
+            raise ValueError(f"`max_draws` must be >= 1, got {self.max_draws}; 4096 is usual")
+
+    @property
+    def half_width(self) -> float:
+        """The precision in nats per token."""
+        return math.log1p(self.precision)
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The uncertainty of an estimate over draws."""
+
+    standard_error: float = 0.0
+    degrees_of_freedom: float = math.inf
+
+    @classmethod
+    def of_parts(cls, parts: Tensor) -> Uncertainty:
+        """The uncertainty of the mean over rounds of a sum of independent parts [R, S]; unknown for a single round."""
+        if len(parts) < 2 or not bool(parts.isfinite().all()):
+            return cls(math.inf, 1.0)
+        variance = parts.var(dim=0) / len(parts)
+        total = float(variance.sum())
+        if total == 0:
+            return cls()
+        return cls(math.sqrt(total), (len(parts) - 1) * total**2 / float(variance.square().sum()))
+
+    @classmethod
+    def summed(cls, estimates: Sequence[Uncertainty]) -> Uncertainty:
+        """The uncertainty of a sum of independent estimates."""
+        variances = [(one.standard_error**2, one.degrees_of_freedom) for one in estimates]
+        total = sum(variance for variance, _ in variances)
+        if not 0 < total < math.inf:
+            return cls(math.sqrt(total), 1.0 if total else math.inf)
+        return cls(math.sqrt(total), total**2 / sum(variance**2 / degrees for variance, degrees in variances))
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the 95 % interval, by Student's t."""
+        if not self.standard_error:
+            return 0.0
+        return student_quantile(math.floor(10 * max(1.0, self.degrees_of_freedom)) / 10) * self.standard_error
+
+    def interval(self, value: float, lowest: float = -math.inf) -> tuple[float, float]:
+        """The 95 % interval of a value that is known to be at least `lowest`."""
+        return max(lowest, value - self.half_width), value + self.half_width
+
+    def meets(self, half_width: float) -> bool:
+        """Whether the interval is narrow enough and its width well enough known."""
+        return self.half_width <= half_width and self.degrees_of_freedom >= _MIN_DEGREES
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceEstimate:
+    """The nats of a sentence."""
+
+    token_nats: Tensor
+    """[n]: of each editable token; they add up to `nats`."""
+    uncertainty: Uncertainty
+    num_draws: int
+    """How many sequences the network computed for it."""
+    precision_reached: bool
+    difference: Difference | None = None
+    """To the first sentence, where sentences are compared."""
+
+    @property
+    def nats(self) -> float:
+        """Of the sentence."""
+        return float(self.token_nats.sum())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The nats of a sentence minus those of the first one, from paired draws."""
+
+    nats: float
+    ci95: tuple[float, float]
+
+
+@torch.no_grad()
+def estimate_sentences(
+    method: TrainingModule, rows: Rows, budget: SentenceBudget, *, paired: bool = False
+) -> list[SentenceEstimate]:
+    """Estimates the nats of each sentence to the same precision.
+
+    Args:
+        method: A network and an objective with a likelihood.
+        rows: The sentences, whose noise is keyed by `Batch.example`; paired ones all have the same key.
+        budget: The precision and the most draws of each sentence.
+        paired: Whether to draw, for all sentences equally often, until the differences to the first one are precise.
+
+    Returns:
+        One estimate per sentence.
+    """
+    objective, device = method.objective, next(method.parameters()).device
+    is_exact = objective.likelihood is Likelihood.EXACT
+    size = _SENTENCES_AT_ONCE.get(device.type, 1)
+    drawn = [_Drawn(is_exact) for _ in rows.lengths]
+    active = sorted(range(len(drawn)), key=lambda index: -int(rows.lengths[index]))
+    number = 0
+    while active:
+        for group in (active[start : start + size] for start in range(0, len(active), size)):
+            x0 = rows.batch(group).to(device)
+            found = objective.draw_round(method.network, x0, Noise(_SEED + budget.seed, number))
+            for index, parts, editable, count in zip(group, found.parts, x0.editable, found.num_sequences, strict=True):
+                drawn[index].add(parts[:, editable].cpu(), count)
+        number += 1
+        waiting = [index for index in active if not drawn[index].is_done(budget, drawn[0] if paired else None)]
+        active = active if paired and waiting else waiting
+    return [one.estimate(budget, drawn[0] if paired else None) for one in drawn]
+
+
+class _Drawn:
+    """What has been drawn for one sentence."""
+
+    def __init__(self, is_exact: bool) -> None:
+        self.is_exact = is_exact
+        self.rounds: list[Tensor] = []
+        """The parts [S, n] of each round."""
+        self.num_draws = 0
+
+    def add(self, parts: Tensor, num_sequences: int) -> None:
+        """Adds a round."""
+        if bool(parts.isnan().any()):
+            raise FloatingPointError("the nats of a sentence are not numbers; check the network's parameters")
+        self.rounds.append(parts)
+        self.num_draws += num_sequences
+
+    @property
+    def sums(self) -> Tensor:
+        """[R, S]: of the sentence."""
+        return torch.stack(self.rounds).sum(dim=2)
+
+    @property
+    def token_nats(self) -> Tensor:
+        """[n]: the mean over rounds."""
+        nats: Tensor = torch.stack(self.rounds).sum(dim=1).mean(dim=0)
+        return nats
+
+    def uncertainty(self, first: _Drawn | None = None) -> Uncertainty:
+        """Of the sentence's nats, or of their difference to those of the first sentence."""
+        if self.is_exact:
+            return Uncertainty()
+        return Uncertainty.of_parts(self.sums if first is None else self.sums - first.sums)
+
+    def is_precise(self, budget: SentenceBudget, first: _Drawn | None) -> bool:
+        """Whether the interval of the nats, or of the difference to the first sentence, is narrow enough."""
+        return self.uncertainty(first).meets(budget.half_width * self.rounds[0].shape[1])
+
+    def is_done(self, budget: SentenceBudget, first: _Drawn | None) -> bool:
+        """Whether no further round is needed, possible or of use."""
+        is_infinite = not bool(self.rounds[0].isfinite().all())
+        return is_infinite or self.num_draws >= budget.max_draws or self.is_precise(budget, first)
+
+    def estimate(self, budget: SentenceBudget, first: _Drawn | None) -> SentenceEstimate:
+        """The estimate from all rounds."""
+        nats, reached = self.token_nats, self.is_precise(budget, first)
+        difference = None
+        if first is not None:
+            value = float(nats.sum() - first.token_nats.sum())
+            difference = Difference(value, self.uncertainty(first).interval(value))
+        return SentenceEstimate(nats, self.uncertainty(), self.num_draws, reached, difference)
