@@ -6,7 +6,6 @@ from rich.console import Console
 
 import diffusionbert
 from diffusionbert.cli.common import coloured, show_generation
-from diffusionbert.inference.score import token_nats
 
 
 def main() -> None:
@@ -35,10 +34,10 @@ def main() -> None:
 
     title("A sentence and its words shuffled, scored")
     texts = ["the capital of france is paris .", "paris the is france capital of ."]
-    for text, score in zip(texts, model.score(texts), strict=True):
-        console.print(coloured(token_nats(model.engine, text)))
+    for score in model.score(texts, tokens=True):
+        console.print(coloured(score.tokens or ()))
         low, high = score.ci95
-        console.print(f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], {score.likelihood.value}", markup=False)
+        console.print(f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], {score.quantity}", markup=False)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_a_part_is_trained_exported_loaded_sampled_and_evaluated(name, tmp_path,
     assert len(model.generate(num_return_sequences=2, length=6, steps=4)) == 2
     [score] = model.score([SENTENCE], precision=1.0)
     assert score.nats > 0
-    assert score.likelihood is Likelihood.BOUND
+    assert score.kind is Likelihood.BOUND
     sizes = ["--samples=2", "--length=6", "--steps=4", "--max-draws=4"]
     capsys.readouterr()
     main(["evaluate", f"--model={run.path}", f"--data={corpus()}", *sizes, "--device=cpu", "--json"])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import final, overload
+from typing import Literal, final, overload
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ from diffusionbert.inference.tasks import (
     words_of,
 )
 from diffusionbert.likelihood.estimate import EstimationBudget
+from diffusionbert.likelihood.orders import Order
+from diffusionbert.likelihood.sentence import SentenceBudget
 from diffusionbert.reporting import Progress, no_progress, require_type
 from diffusionbert.samplers.base import Sampler, SamplerConfig
 from diffusionbert.samplers.config import SamplingRequest, parse_sampler
@@ -404,19 +406,87 @@ class Model:
 
     # ---- score ------------------------------------------------------------------------------------------------------
 
-    def score(self, texts: str | Sequence[str], *, precision: float = 0.05, seed: int = 0) -> list[TextScore]:
-        """Scores texts: nats, perplexities and bits per byte, each with its kind and an interval over draws.
+    @overload
+    def score(
+        self,
+        texts: str | Sequence[str],
+        *,
+        precision: float = ...,
+        steps: int | str | None = ...,
+        order: str | None = ...,
+        paired: bool = ...,
+        overlong: Literal["window", "error"] = ...,
+        tokens: bool = ...,
+        max_draws: int = ...,
+        seed: int = ...,
+    ) -> list[TextScore]: ...
+
+    @overload
+    def score(
+        self,
+        texts: str | Sequence[str],
+        *,
+        precision: float = ...,
+        steps: int | str | None = ...,
+        order: str | None = ...,
+        paired: bool = ...,
+        overlong: Literal["skip"],
+        tokens: bool = ...,
+        max_draws: int = ...,
+        seed: int = ...,
+    ) -> list[TextScore | None]: ...
+
+    def score(
+        self,
+        texts: str | Sequence[str],
+        *,
+        precision: float = SentenceBudget.precision,
+        steps: int | str | None = None,
+        order: str | None = None,
+        paired: bool = False,
+        overlong: str = "window",
+        tokens: bool = False,
+        max_draws: int = SentenceBudget.max_draws,
+        seed: int = 0,
+    ) -> list[TextScore] | list[TextScore | None]:
+        """Scores texts: nats, perplexities and bits per byte, with their kind, quantity and interval.
+
+        A text's score depends on the model, the text, these settings and the seed, not on the other texts.
 
         Args:
             texts: A text or a list of texts.
-            precision: Draws until the 95 % interval of the perplexity of all texts together is this narrow, relative to
-                it, or 256 draws are made.
+            precision: Draws for each text until the 95 % interval of *its* perplexity per token is this narrow,
+                relative to it, or `max_draws` is reached; `precision_reached` of a score says which.
+            steps: T for the T-step bound, "continuous" for the continuous-time bound; None is the latter for all models
+                that have it.
+            order: "left-to-right", "confidence" or "entropy": the exact likelihood of generating the text in this
+                order, without draws, instead of a bound.
+            paired: Compares texts: they share their noise, and each has a `difference` to the first with an interval of
+                its own, which is as narrow as `precision` asks.
+            overlong: Texts that are longer than the model reads: "window" scores them in overlapping windows, "skip"
+                returns None for them, "error" raises ValueError.
+            tokens: Returns the nats of each token, too, which add up to the score.
+            max_draws: The most sequences that the network computes for a text.
             seed: Of the draws.
 
         Returns:
             One score per text.
+
+        Example:
+            >>> import diffusionbert
+            >>> [score] = diffusionbert.load().score("the capital of france is paris .", order="left-to-right")
+            >>> score.kind.value, score.num_tokens, score.ci95 == (score.nats, score.nats)
+            ('exact', 7, True)
         """
-        return score.score(self.engine, _texts("texts", texts), precision=precision, seed=seed)
+        settings = score.ScoreSettings(
+            SentenceBudget(precision, max_draws, seed),
+            steps,
+            None if order is None else Order.named(order),
+            paired,
+            overlong,
+            tokens,
+        )
+        return score.score(self.engine, _texts("texts", texts), settings)
 
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """Sentence embeddings [N, D]: the mean of the last layer over each text's own tokens."""

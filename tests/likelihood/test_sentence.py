@@ -52,12 +52,12 @@ def truth(indices: range, scale: float = 1.5) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("precision", [0.05, 0.12])
-def test_intervals_cover_the_truth_after_stopping_by_their_width(precision):
-    everything = range(0, 128, 4)
+def test_intervals_cover_the_truth_after_stopping_by_their_width():
+    precision = 0.25
+    everything = range(0, 128, 8)
     exact = truth(everything)
     covered, precise, rounds = [], [], []
-    for seed in range(16):
+    for seed in range(25):
         found = estimate_sentences(method(), sentences(*everything), SentenceBudget(precision, seed=seed))
         for one, nats in zip(found, exact.tolist(), strict=True):
             low, high = one.uncertainty.interval(one.nats)
@@ -70,15 +70,15 @@ def test_intervals_cover_the_truth_after_stopping_by_their_width(precision):
 
 
 def test_estimates_are_unbiased():
-    indices = range(0, 128, 16)
-    budget = [SentenceBudget(0.1, seed=seed) for seed in range(40)]
+    indices = range(0, 128, 32)
+    budget = [SentenceBudget(0.3, seed=seed) for seed in range(25)]
     found = torch.tensor([[one.nats for one in estimate_sentences(method(), sentences(*indices), b)] for b in budget])
     error = (found.mean(dim=0) - truth(indices)) / (found.std(dim=0) / math.sqrt(len(budget)))
     assert float(error.abs().max()) < 3.5
 
 
 def test_a_sentence_does_not_depend_on_its_company():
-    budget = SentenceBudget(0.1)
+    budget = SentenceBudget(0.2)
     alone = estimate_sentences(method(), sentences(5), budget)[0]
     together = estimate_sentences(method(), sentences(*range(20)), budget)[5]
     assert torch.equal(alone.token_nats, together.token_nats)
@@ -87,9 +87,9 @@ def test_a_sentence_does_not_depend_on_its_company():
 
 
 def test_more_precision_takes_more_draws():
-    wide, narrow = (estimate_sentences(method(), sentences(9), SentenceBudget(p))[0] for p in (0.2, 0.02))
+    wide, narrow = (estimate_sentences(method(), sentences(9), SentenceBudget(p))[0] for p in (0.3, 0.07))
     assert narrow.num_draws > 4 * wide.num_draws
-    assert narrow.uncertainty.half_width <= math.log1p(0.02) * 7
+    assert narrow.uncertainty.half_width <= math.log1p(0.07) * 7
     assert narrow.precision_reached
     assert wide.precision_reached
 
@@ -110,18 +110,18 @@ def test_a_single_round_has_an_unknown_interval():
 def test_other_objectives_draw_stratified_times():
     process = Absorbing(Linear(), LANGUAGE.mask_id, LANGUAGE.information())
     timed = method(ContinuousTime(process))
-    [found] = estimate_sentences(timed, sentences(9), SentenceBudget(0.1))
+    [found] = estimate_sentences(timed, sentences(9), SentenceBudget(0.3))
     assert found.num_draws % 16 == 0
-    assert found.num_draws > estimate_sentences(method(), sentences(9), SentenceBudget(0.1))[0].num_draws
+    assert found.num_draws > estimate_sentences(method(), sentences(9), SentenceBudget(0.3))[0].num_draws
     assert abs(found.nats - float(truth(range(9, 10)))) < 2 * found.uncertainty.half_width
 
 
 def test_paired_sentences_have_precise_differences():
-    """Of sentences that differ in one token, from fewer draws than their scores would need."""
-    budget = SentenceBudget(0.03)
+    """For sentences that differ in a token, and equally many draws for all of them."""
+    budget = SentenceBudget(0.15)
     exact = truth(range(128))
     covered = []
-    for seed in range(30):
+    for seed in range(15):
         found = estimate_sentences(
             method(), sentences(64, 65, 66, same_key=True), replace(budget, seed=seed), paired=True
         )
@@ -147,7 +147,9 @@ def test_uncertainties_add_up():
     assert Uncertainty(2.0, 1e9).interval(3.0, lowest=0.0) == pytest.approx((0.0, 3 + 1.96 * 2), abs=0.01)
 
 
-@pytest.mark.parametrize("wrong", [{"precision": 0.0}, {"precision": math.nan}, {"max_draws": 0}, {"seed": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"precision": 0.0}, {"precision": math.nan}, {"max_draws": 0}, {"seed": 0.5}], ids=str
+)
 def test_budgets_are_checked(wrong):
     with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
         SentenceBudget(**wrong)

@@ -26,27 +26,23 @@ class Score(WithModel):
     """A file of texts, one per line, in place of arguments; - is standard input."""
     tokens: bool = False
     """Show the nats of each token."""
-    precision: float = 0.05
-    """Draw until the 95 % interval of the perplexity of all texts is this narrow, relative to it; at most 256 draws."""
+    precision: float = 0.25
+    """Draw for each text until the 95 % interval of its perplexity is this narrow, relative to it."""
     seed: int = 0
     """The seed of the draws."""
 
     def run(self) -> None:
         """Prints the texts with their scores."""
-        from diffusionbert.inference.score import token_nats
-
         texts = lines_of(self.texts, self.file, "texts")
         model = self.loaded()
-        scores = model.score(texts, precision=self.precision, seed=self.seed)
-        for score in scores:
-            tokens = token_nats(model.engine, score.text, seed=self.seed) if self.tokens else None
+        for score in model.score(texts, precision=self.precision, tokens=self.tokens, seed=self.seed):
             if self.json:
-                print_json(score.to_json() | ({} if tokens is None else {"tokens": tokens}))
+                print_json(score.to_json())
             else:
-                _show(score, tokens)
+                _show(score)
 
 
-def _show(score: TextScore, tokens: list[tuple[str, float]] | None) -> None:
+def _show(score: TextScore) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -54,14 +50,15 @@ def _show(score: TextScore, tokens: list[tuple[str, float]] | None) -> None:
 
     low, high = score.ci95
     console = Console(highlight=False)
-    pieces = None if tokens is None else [(printable(token), nats) for token, nats in tokens]
+    pieces = None if score.tokens is None else [(printable(token), nats) for token, nats in score.tokens]
     line = Text(printable(score.text)) if pieces is None else coloured(pieces)
     console.print(line, soft_wrap=True)
     console.print(
         f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.4g} per token, "
         f"{score.perplexity_per_word:.4g} per word, {score.bits_per_byte:.2f} bits per byte "
-        f"({score.likelihood.value}, {score.protocol.definition}, {score.protocol.num_draws} draws)"
-        + (f"; {score.num_unknown} unknown tokens" if score.num_unknown else ""),
+        f"({score.kind.value}, {score.quantity}, given {score.conditional_on}, {score.num_draws} draws)"
+        + (f"; {score.num_unknown} unknown tokens" if score.num_unknown else "")
+        + (f"; {score.message}" if score.message else ""),
         style="dim",
         soft_wrap=True,
         markup=False,

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.data.canvas import Sentences
+from diffusionbert.data.canvas import BLANK, MASK, Sentences, batch_of
+from diffusionbert.data.tokenizer import Vocabulary
+from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.engine import Engine
-from diffusionbert.inference.tasks import TextScore
+from diffusionbert.inference.tasks import TextScore, TotalScore
 from diffusionbert.likelihood.estimate import (
     UNSPECIFIED_PROTOCOL,
     EstimationBudget,
@@ -22,53 +29,267 @@ from diffusionbert.likelihood.estimate import (
     count_words,
     estimate,
 )
-from diffusionbert.likelihood.estimate import surprise as position_nats
-from diffusionbert.likelihood.scores import Estimate, Protocol, Unit
-from diffusionbert.objectives.base import ScoringQuantity
+from diffusionbert.likelihood.orders import Order, order_nats
+from diffusionbert.likelihood.scores import Estimate, Interval, Protocol, Rate
+from diffusionbert.likelihood.sentence import SentenceBudget, SentenceEstimate, Uncertainty, estimate_sentences
+from diffusionbert.objectives.base import (
+    CONTINUOUS,
+    Estimator,
+    Likelihood,
+    LikelihoodDefinition,
+    ScoringQuantity,
+    TimeGrid,
+)
 from diffusionbert.reporting import require_type
 
 
-def score(engine: Engine, texts: Sequence[str], *, precision: float = 0.05, seed: int = 0) -> list[TextScore]:
-    """Scores texts, each with an interval over draws.
+@dataclass(frozen=True)
+class ScoreSettings:
+    """Which number a text's score is, and how precise."""
+
+    budget: SentenceBudget = SentenceBudget()
+    steps: int | str | None = None
+    """T for the T-step bound, "continuous" for the continuous-time bound; None is the latter where the model has it."""
+    order: Order | None = None
+    """The exact likelihood in this order of generation, instead of a bound."""
+    paired: bool = False
+    """Whether the texts share their noise and are compared with the first."""
+    overlong: str = "window"
+    """What happens to texts that are longer than the model reads: one of `OVERLONG`."""
+    tokens: bool = False
+    """Whether to return the nats of each token."""
+
+    def __post_init__(self) -> None:
+        if self.overlong not in OVERLONG:
+            raise ValueError(f"`overlong` must be one of {', '.join(OVERLONG)}, got {self.overlong!r:.40}")
+        is_steps = isinstance(self.steps, Integral) and not isinstance(self.steps, bool)
+        if not (self.steps is None or self.steps == CONTINUOUS or is_steps):
+            raise ValueError(f'`steps` must be a whole number, "continuous" or None, got {self.steps!r:.40}')
+        if self.order is not None and self.steps is not None:
+            raise ValueError("an `order` has no time grid; give at most one of `order` and `steps`")
+
+
+OVERLONG = ("window", "skip", "error")
+"""What to do with texts that are longer than the model reads. Windows: the first has as many tokens as the model reads;
+each further one begins with half as many tokens that were scored before, as given context, and scores those after."""
+
+
+def score(engine: Engine, texts: Sequence[str], settings: ScoreSettings | None = None) -> list[TextScore | None]:
+    """Scores texts, each to the same precision; a score depends on its own text and the settings alone.
 
     Args:
         engine: A model with a likelihood or a bound on one.
         texts: One or more texts.
-        precision: Draw until the 95 % interval of the perplexity of all texts together is this narrow, relative to it.
-        seed: Of the draws.
+        settings: Which number, and how precise.
+
+    Returns:
+        One score per text; None for those that are skipped.
     """
-    encode_texts(engine, texts)  # rejects what cannot be scored, by its number in the list
-    encoded = [tuple(tokens) for tokens in engine.vocabulary.encode(texts)]
-    unique: dict[tuple[int, ...], str] = {}  # texts with the same tokens have the same nats
-    for tokens, text in zip(encoded, texts, strict=True):
-        unique.setdefault(tokens, text)
-    budget = EstimationBudget(precision=precision, seed=seed)
-    found = estimate_nats(engine, list(unique.values()), budget, keyed_by_content=True, given=True)
-    index_of = {tokens: index for index, tokens in enumerate(unique)}
-    return [
-        _text_score(engine, found, index_of[tokens], text, tokens) for tokens, text in zip(encoded, texts, strict=True)
-    ]
+    settings = settings or ScoreSettings()
+    quantity = scoring_quantity(engine, settings.steps)
+    windows = _windows(engine, texts, settings)
+    unique = {window: number for number, window in enumerate(dict.fromkeys(itertools.chain(*windows)))}
+    rows = _Windows(engine.vocabulary, tuple(unique), settings.paired)
+    if settings.order is not None and not engine.config.objective.is_causal:
+        estimates = _ordered(engine, rows, settings.order)
+        name, kind = f"exact likelihood, {settings.order.value}", Likelihood.EXACT
+        definition = LikelihoodDefinition("nll", estimator=Estimator.UNSPECIFIED)
+    elif settings.order in (None, Order.LEFT_TO_RIGHT):
+        module = engine.module(quantity.build(engine.statistics))
+        estimates = estimate_sentences(module, rows, settings.budget, paired=settings.paired) if unique else []
+        name, kind, definition = quantity.description, module.objective.likelihood, quantity.definition
+    else:
+        raise ValueError(f"this model generates from left to right, not by {settings.order.value}; leave out `order`")
+    found: list[TextScore | None] = []
+    for text, parts in zip(texts, windows, strict=True):
+        own = [estimates[unique[window]] for window in parts]
+        protocol = Protocol(
+            definition,
+            interval=Interval.DRAWS,
+            num_draws=sum(one.num_draws for one in own),
+            seed=settings.budget.seed,
+            precision=None if kind is Likelihood.EXACT else settings.budget.precision,
+        )
+        found.append(_text_score(engine, text, parts, own, settings, (name, kind, protocol)) if parts else None)
+    return found
 
 
-def _text_score(engine: Engine, found: Estimate, index: int, text: str, tokens: Sequence[int]) -> TextScore:
-    """The score of a text whose tokens have this index in an estimate."""
-    own = replace(
-        found.scores.select(torch.tensor([index])),
-        words=torch.tensor([count_words(text)]),
-        bytes=torch.tensor([count_bytes(text)]),
+def scoring_quantity(engine: Engine, steps: int | str | None) -> ScoringQuantity:
+    """The T-step bound, the continuous-time bound, or by default the latter where it exists; ValueError if none does."""
+    objective = engine.config.objective if steps in (None, CONTINUOUS) else engine.config.objective.with_steps(steps)
+    quantities = objective.scoring_quantities(engine.config.time)
+    wanted = TimeGrid(None if steps == CONTINUOUS else steps)  # type: ignore[arg-type]
+    found = next((one for one in quantities.available if one.definition.time == wanted), None)
+    if found is None and steps is not None and quantities.available:
+        known = ", ".join(quantity.description for quantity in quantities.available)
+        raise ValueError(f"this model has no bound for `steps` {steps}; leave it out for what there is: {known}")
+    return found or quantities.primary
+
+
+def total_score(scores: Sequence[TextScore | None]) -> TotalScore:
+    """The sum of scores of one quantity, with its interval over draws.
+
+    Args:
+        scores: What `score` returned; None stands for a text that was skipped.
+
+    Returns:
+        The total.
+
+    Example:
+        >>> import diffusionbert
+        >>> from diffusionbert.inference.score import total_score
+        >>> total_score(diffusionbert.load().score(["the king .", "the queen ."])).num_texts
+        2
+    """
+    found = [score for score in scores if score is not None]
+    if len({(score.quantity, score.kind) for score in found}) != 1:
+        raise ValueError(f"a total needs scores of one quantity, got {len(found)} scores of several or none")
+    nats = math.fsum(score.nats for score in found)
+    # Equal texts share their draws, so that their errors are equal, too.
+    repeats = Counter((one.nats, one.num_tokens, one.standard_error, one.degrees_of_freedom) for one in found)
+    parts = [Uncertainty(times * error, degrees) for (_, _, error, degrees), times in repeats.items()]
+    sizes = [sum(getattr(score, name) for score in found) for name in ("num_tokens", "num_words", "num_bytes")]
+    return TotalScore(
+        nats,
+        Uncertainty.summed(parts).interval(nats, 0.0),
+        *_rates(nats, *sizes),
+        found[0].kind,
+        found[0].quantity,
+        max((score.conditional_on for score in found), key=len),
+        len(found),
+        len(scores) - len(found),
+        sum(not score.precision_reached for score in found),
+        *sizes,
+        sum(score.num_draws for score in found),
+        sum(score.num_unknown for score in found),
     )
-    rates = own.given_rates()
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A part of a text that the model reads at once."""
+
+    tokens: tuple[int, ...]
+    """With special tokens."""
+    num_given: int
+    """Of its own tokens, so many are context, scored in the window before."""
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows in memory, whose noise is keyed by their own tokens, or that share the key of the first."""
+
+    vocabulary: Vocabulary
+    windows: tuple[_Window, ...]
+    share_key: bool
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.array([len(window.tokens) for window in self.windows], dtype=np.int64)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        batch = batch_of(self.vocabulary, [self.windows[index].tokens for index in indices])
+        own = batch.attend & ~self.vocabulary.special[batch.tokens]
+        given = torch.tensor([self.windows[index].num_given for index in indices])
+        keys = [_key(self.windows[0 if self.share_key else index]) for index in indices]
+        return replace(batch, editable=own & (own.cumsum(dim=1) > given[:, None]), example=torch.tensor(keys))
+
+
+def _key(window: _Window) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(window).encode(), digest_size=7).digest(), "big")
+
+
+def _windows(engine: Engine, texts: Sequence[str], settings: ScoreSettings) -> list[list[_Window]]:
+    """The windows of each text, none if it is skipped; raises ValueError for texts that cannot be scored."""
+    require_texts(engine, texts)
+    marks = {MASK, BLANK, str(engine.vocabulary.tokenizer.mask_token)}
+    for number, text in enumerate(texts, start=1):
+        if found := next((mark for mark in marks if mark in text), None):
+            raise ValueError(f"text {number} ({text[:40]!r}) contains {found}, which has no score; fill it first")
+    sequences = engine.vocabulary.encode(texts)
+    if settings.overlong == "error" or settings.paired:
+        require_positions(engine, texts, [len(sequence) for sequence in sequences])
+    found = []
+    for number, sequence in enumerate(sequences, start=1):
+        own = [index for index, token in enumerate(sequence) if not engine.vocabulary.special[token]]
+        if not own:
+            raise ValueError(f"text {number} has no tokens ({texts[number - 1]!r:.40}); leave it out")
+        begin, end, most = own[0], own[-1] + 1, engine.max_length
+        overlap = most // 2
+        starts = [begin, *range(begin + most - overlap, end - overlap, most - overlap)]
+        pieces = [(start, min(start + most, end)) for start in starts]
+        is_skipped = settings.overlong == "skip" and len(pieces) > 1
+        found.append(
+            [
+                _Window(
+                    tuple(sequence[:begin] + sequence[start:stop] + sequence[end:]), overlap if start > begin else 0
+                )
+                for start, stop in ([] if is_skipped else pieces)
+            ]
+        )
+    return found
+
+
+@torch.no_grad()
+def _ordered(engine: Engine, rows: _Windows, order: Order) -> list[SentenceEstimate]:
+    """The exact nats of each window in an order of generation."""
+    network = engine.masked_network
+    if network is None or not engine.config.objective.generates_on_masks:
+        raise ValueError(f"an `order` needs a model that generates from {MASK}, which this is not; leave it out")
+    by_length = sorted(range(len(rows.windows)), key=lambda index: -int(rows.lengths[index]))
+    size = engine.sequences_at_once(int(max(rows.lengths, default=1)))
+    found: dict[int, SentenceEstimate] = {}
+    for group in (by_length[start : start + size] for start in range(0, len(by_length), size)):
+        x0 = rows.batch(group).to(engine.device)
+        nats = order_nats(network, x0, engine.vocabulary.mask_id, order)
+        for index, values, editable in zip(group, nats.cpu(), x0.editable.cpu(), strict=True):
+            found[index] = SentenceEstimate(values[editable], Uncertainty(), int(editable.sum()), True)
+    return [found[index] for index in range(len(rows.windows))]
+
+
+def _text_score(
+    engine: Engine,
+    text: str,
+    windows: Sequence[_Window],
+    estimates: Sequence[SentenceEstimate],
+    settings: ScoreSettings,
+    named: tuple[str, Likelihood, Protocol],
+) -> TextScore:
+    """The score of a text from the estimates of its windows."""
+    vocabulary, (quantity, kind, protocol) = engine.vocabulary, named
+    token_nats = torch.cat([one.token_nats for one in estimates]).tolist()
+    own = [
+        token
+        for window in windows
+        for token in [token for token in window.tokens if not vocabulary.special[token]][window.num_given :]
+    ]
+    nats, uncertainty = math.fsum(token_nats), Uncertainty.summed([one.uncertainty for one in estimates])
+    sizes = (len(own), count_words(text), count_bytes(text))
+    given = "length" if len(windows) == 1 else f"length; each window on up to {windows[1].num_given} tokens before it"
     return TextScore(
         text,
-        rates[Unit.SENTENCE].nats,
-        rates[Unit.TOKEN].perplexity,
-        rates[Unit.WORD].perplexity,
-        rates[Unit.BYTE].nats / math.log(2),
-        (rates[Unit.SENTENCE].low, rates[Unit.SENTENCE].high),
-        found.kind,
-        found.protocol,
-        0 if engine.vocabulary.unk_id is None else tokens.count(engine.vocabulary.unk_id),
+        nats,
+        uncertainty.interval(nats, 0.0),
+        *_rates(nats, *sizes),
+        kind,
+        quantity,
+        given,
+        *sizes,
+        protocol.num_draws,
+        all(one.precision_reached for one in estimates),
+        uncertainty.standard_error,
+        uncertainty.degrees_of_freedom,
+        protocol,
+        0 if vocabulary.unk_id is None else own.count(vocabulary.unk_id),
+        tuple(zip(vocabulary.spelled(own), token_nats, strict=True)) if settings.tokens else None,
+        estimates[0].difference,
     )
+
+
+def _rates(nats: float, num_tokens: int, num_words: int, num_bytes: int) -> tuple[float, float, float, float]:
+    """Nats and perplexity per token, perplexity per word, bits per byte."""
+    token, word = (Rate(nats / size, 0.0, 0.0) for size in (num_tokens, num_words))
+    return token.nats, token.perplexity, word.perplexity, Rate(nats / num_bytes, 0.0, 0.0).bits
 
 
 def estimate_nats(
@@ -127,32 +348,30 @@ def estimate_sequences(
     return estimate(module, sequences, budget, protocol=replace(protocol, definition=chosen.definition), **options)
 
 
-def token_nats(engine: Engine, text: str, *, draws: int = 64, seed: int = 0) -> list[tuple[str, float]]:
-    """Each token of a text and its nats."""
-    batch = encode_texts(engine, [text]).batch([0]).to(engine.device)
-    nats = position_nats(engine.module(), batch, draws, seed)[0]
-    editable = batch.editable[0]
-    spelled = engine.vocabulary.spelled(batch.tokens[0][editable].tolist())
-    return list(zip(spelled, nats[editable].tolist(), strict=True))
-
-
-def encode_texts(engine: Engine, texts: Sequence[str]) -> Sentences:
-    """Encodes texts that are to be scored; raises ValueError for what cannot be."""
+def require_texts(engine: Engine, texts: Sequence[str]) -> None:
+    """Raises ValueError unless these are texts, and the model scores single ones."""
     if not texts or isinstance(texts, str):
         raise ValueError(f"texts must be a list of one or more texts, got {texts!r:.40}")
     for text in texts:
         require_type("each text", text, str, "a string")
     engine.require_single_texts("score")
+
+
+def require_positions(engine: Engine, texts: Sequence[str], lengths: Sequence[int]) -> None:
+    """Raises ValueError if the longest text has more positions than the model reads."""
+    longest = int(np.argmax(lengths))
+    what = f"text {longest + 1} ({texts[longest][:40]!r} …) has"
+    engine.require_positions(int(lengths[longest]), what, "split it, or leave it out")
+
+
+def encode_texts(engine: Engine, texts: Sequence[str]) -> Sentences:
+    """Encodes texts that the model reads at once; raises ValueError for others."""
+    require_texts(engine, texts)
     sentences = Sentences(engine.vocabulary, tuple(texts))
     empty = (sentences.lengths <= engine.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
     if empty:
         raise ValueError(f"text {empty[0] + 1} has no tokens ({texts[empty[0]]!r:.40}); leave it out")
-    longest = int(sentences.lengths.argmax())
-    engine.require_positions(
-        int(sentences.lengths[longest]),
-        f"text {longest + 1} ({texts[longest][:40]!r} …) has",
-        "split it, or leave it out",
-    )
+    require_positions(engine, texts, sentences.lengths.tolist())
     return sentences
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from diffusionbert.likelihood.scores import Protocol
+from diffusionbert.likelihood.sentence import Difference
 from diffusionbert.objectives.base import Likelihood
 from diffusionbert.reporting import require_type
 from diffusionbert.storage.schema import to_json
@@ -141,21 +143,86 @@ class TokenProbability:
 
 @dataclass(frozen=True)
 class TextScore:
-    """The score of a sentence, with its interval and its kind of likelihood."""
+    """The score of a text: one estimate, whose tokens add up to it."""
 
     text: str
     nats: float
+    """-log p(text), or a bound on it: see `kind`, `quantity` and `conditional_on`."""
+    ci95: tuple[float, float]
+    """The 95 % interval of `nats` over draws; its ends are equal where nothing is drawn."""
+    nats_per_token: float
     perplexity_per_token: float
     perplexity_per_word: float
     bits_per_byte: float
-    ci95: tuple[float, float]
-    """The 95 % interval of `nats` over draws."""
-    likelihood: Likelihood
+    kind: Likelihood
+    """Exact, bound or pseudo; kinds do not compare."""
+    quantity: str
+    """Which number it is, such as "continuous-time bound"; quantities do not compare."""
+    conditional_on: str
+    """What the probability is conditional on, such as "length"."""
+    num_tokens: int
+    num_words: int
+    num_bytes: int
+    num_draws: int
+    """How many sequences the network computed for it."""
+    precision_reached: bool
+    standard_error: float
+    """Of `nats`, over draws."""
+    degrees_of_freedom: float
+    """Of the standard error; infinite where nothing is drawn."""
     protocol: Protocol
     num_unknown: int = 0
     """The number of [UNK] tokens. Each stands for arbitrary text, so scores with any are not comparable."""
+    tokens: tuple[tuple[str, float], ...] | None = None
+    """Each token and its nats, if asked for."""
+    difference: Difference | None = None
+    """To the first text, where texts are compared."""
+
+    @property
+    def message(self) -> str:
+        """What to know about the estimate; empty if there is nothing."""
+        if self.precision_reached:
+            return ""
+        return f"precision {self.protocol.precision} not reached after {self.num_draws} draws"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score as plain data."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("likelihood", "protocol")}
-        return plain | {"likelihood": self.likelihood.value, "protocol": to_json(self.protocol)}
+        plain = {name: _plain(value) for name, value in vars(self).items() if name not in ("kind", "protocol")}
+        return plain | {"kind": self.kind.value, "protocol": to_json(self.protocol)}
+
+
+@dataclass(frozen=True)
+class TotalScore:
+    """The score of several texts together."""
+
+    nats: float
+    ci95: tuple[float, float]
+    """The 95 % interval over draws, the texts being given."""
+    nats_per_token: float
+    perplexity_per_token: float
+    perplexity_per_word: float
+    bits_per_byte: float
+    kind: Likelihood
+    quantity: str
+    conditional_on: str
+    num_texts: int
+    num_skipped: int
+    """Texts that are too long for the model and not part of the total."""
+    num_imprecise: int
+    """Texts whose precision was not reached."""
+    num_tokens: int
+    num_words: int
+    num_bytes: int
+    num_draws: int
+    num_unknown: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the total as plain data."""
+        return {name: _plain(value) for name, value in vars(self).items()} | {"kind": self.kind.value}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: infinite numbers as None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return to_json(value) if isinstance(value, Difference) else value

@@ -186,6 +186,21 @@ class ScoringQuantity:
     definition: LikelihoodDefinition
     build: Callable[[TokenStatistics], Objective[Any]]  # makes the objective whose `nats` estimates it
 
+    @property
+    def description(self) -> str:
+        """What a reader calls it."""
+        steps = self.definition.time and self.definition.time.steps
+        names = {
+            CONTINUOUS: "continuous-time bound",
+            GRID: f"{steps}-step bound",
+            VECTORS: f"{steps}-step bound on vectors",
+            EXACT: "negative log-likelihood",
+            PSEUDO: "pseudo-log-likelihood",
+        }
+        if self.definition.quantity == "paper":  # the published quantity of a token-dependent schedule, no bound
+            return f"{steps}-step paper quantity"
+        return names.get(self.name, self.name)
+
 
 @dataclass(frozen=True, eq=False)
 class ScoringQuantities:
