@@ -21,9 +21,10 @@ from diffusionbert.evaluation.evaluate import PAPER_LENGTH, Plan
 from diffusionbert.evaluation.judges import featuriser, load_judge, require_mauve
 from diffusionbert.evaluation.metrics import most_agreed
 from diffusionbert.evaluation.result import EvaluationResult, require_free
-from diffusionbert.inference import generate, infill, score
+from diffusionbert.inference import choose, generate, infill, score
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.tasks import (
+    Choice,
     Filling,
     GeneratedText,
     StreamState,
@@ -487,6 +488,51 @@ class Model:
             tokens,
         )
         return score.score(self.engine, _texts("texts", texts), settings)
+
+    @overload
+    def choose(self, text: str, options: Sequence[str], *, order: str = ..., prior: str = ...) -> Choice: ...
+
+    @overload
+    def choose(
+        self, text: list[str], options: Sequence[Sequence[str]], *, order: str = ..., prior: str = ...
+    ) -> list[Choice]: ...
+
+    def choose(
+        self,
+        text: str | list[str],
+        options: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        order: str = "left-to-right",
+        prior: str = "uniform",
+    ) -> Choice | list[Choice]:
+        """Weighs options for a blank, or for how a text goes on: their probabilities, normalised over the options.
+
+        Args:
+            text: A text with one `[BLANK]`, or without one, to be continued; or a list of texts.
+            options: Two or more options, of any lengths; for a list of texts, a list of them for each.
+            order: The order in which an option's tokens are generated: "left-to-right", "confidence" or "entropy".
+            prior: Over the options' lengths in tokens: "uniform", or "context", p(length) · p(context | length).
+
+        Returns:
+            A choice for a text, a list for a list.
+
+        Example:
+            >>> import diffusionbert
+            >>> diffusionbert.load().choose("the capital of france is [BLANK] .", ["paris", "new york"]).best
+            'paris'
+        """
+        is_one = isinstance(text, str)
+        if isinstance(options, str):
+            raise ValueError(f"options must be a list of two or more texts, got {options!r:.40}")
+        each = [options] if is_one else options
+        found = choose.choose(
+            self.engine,
+            _texts("text", text),
+            each,  # type: ignore[arg-type]
+            order=Order.named(order),
+            prior=prior,
+        )
+        return found[0] if is_one else found
 
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """Sentence embeddings [N, D]: the mean of the last layer over each text's own tokens."""

@@ -72,11 +72,11 @@ def test_orders_follow_their_rule():
         torch.testing.assert_close(found, expected)
 
 
-def test_left_to_right_takes_one_batch_and_adaptive_orders_share_their_calls():
+def test_left_to_right_takes_one_call_and_adaptive_orders_share_their_calls():
     network = Counting(Table(LANGUAGE, seed=1))
     batch = LANGUAGE.batch(LANGUAGE.sentences[:6])
     order_nats(network, batch, LANGUAGE.mask_id, Order.LEFT_TO_RIGHT)
-    assert network.sizes == [4] * 6
+    assert network.sizes == [24]
     network.sizes.clear()
     order_nats(network, batch, LANGUAGE.mask_id, Order.ENTROPY)
     assert network.sizes == [6] * 4

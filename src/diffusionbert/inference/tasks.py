@@ -133,6 +133,42 @@ class Filling:
 
 
 @dataclass(frozen=True)
+class Option:
+    """One of several options for a blank."""
+
+    option: str
+    probability: float
+    """p(option | text around it), normalised over the options."""
+    nats: float
+    """-log p(tokens of the option | text around it, their number), exact in the order of the choice."""
+    length_nats: float
+    """-log p(their number | text around it), by the prior over lengths, normalised over the options' lengths."""
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options for a blank, with their probabilities."""
+
+    text: str
+    options: tuple[Option, ...]
+    """In the given order."""
+    order: str
+    prior: str
+    kind: Likelihood = Likelihood.EXACT
+    conditional_on: str = "the text around the blank, and that one of the options fills it"
+
+    @property
+    def best(self) -> str:
+        """The most probable option."""
+        return max(self.options, key=lambda option: option.probability).option
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the choice as plain data."""
+        return vars(self) | {"options": [vars(option) for option in self.options], "kind": self.kind.value}
+
+
+@dataclass(frozen=True)
 class TokenProbability:
     """A token that may fill a blank."""
 

@@ -5,7 +5,7 @@
 For any rule that chooses the next position from the current state, p is a probability: Σ exp(-nats) over all sequences
 is 1, without draws and without an interval. A rule that looks at the true token of a masked position would not give
 one. This is the likelihood of generating in that order, another number than the order-agnostic bound, which averages
-over orders. A time-conditioned network is given the share of masked positions.
+over orders. A time-conditioned network is given the share of masked positions among those of the text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from enum import Enum
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetLogProbs, per_position
+from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PositionMask, TargetLogProbs, per_position
 from diffusionbert.diffusion.tokens import log_prob_of, nats_of
 from diffusionbert.networks.base import Network
 
@@ -40,7 +39,14 @@ class Order(Enum):
 
 
 @torch.no_grad()
-def order_nats(network: Network, x0: Batch, mask_id: int, order: Order, positions_at_once: int = 4096) -> PerPosition:
+def order_nats(
+    network: Network,
+    x0: Batch,
+    mask_id: int,
+    order: Order,
+    text: PositionMask | None = None,
+    positions_at_once: int = 4096,
+) -> PerPosition:
     """-log p of each editable token in the given order, given all other positions.
 
     Args:
@@ -48,37 +54,35 @@ def order_nats(network: Network, x0: Batch, mask_id: int, order: Order, position
         x0: The sequences.
         mask_id: The id of `[MASK]`.
         order: The order of generation.
+        text: The positions that count for the time; by default the editable ones.
         positions_at_once: The most positions in one call of the network.
 
     Returns:
-        Nats [B, L], 0 where nothing is generated. Left to right, a sequence of n tokens costs one batch of n states of
-        its own; the other orders take as many calls as the longest sequence has tokens, shared by all sequences.
+        Nats [B, L], 0 where nothing is generated. Left to right, every token is a state of its own, and all states are
+        computed at once; the other orders take as many calls as the longest sequence has tokens, shared by all.
     """
     at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
-    rows = torch.arange(len(x0.tokens), device=x0.tokens.device)
+    num_counted = (x0.editable if text is None else text).sum(dim=1).clamp(min=1)
     if order is Order.LEFT_TO_RIGHT:
-        width = x0.tokens.shape[1]
-        nats = [_left_to_right(network, x0.select(row), mask_id, at_once) for row in rows.split(1)]
-        return torch.stack([pad(values, (0, width - len(values))) for values in nats])
-    return torch.cat([_adaptive(network, x0, some, mask_id, order) for some in rows.split(at_once)])
+        return _left_to_right(network, x0, num_counted, mask_id, at_once)
+    rows = torch.arange(len(x0.tokens), device=x0.tokens.device)
+    return torch.cat([_adaptive(network, x0, num_counted, some, mask_id, order) for some in rows.split(at_once)])
 
 
-def _left_to_right(network: Network, x0: Batch, mask_id: int, at_once: int) -> Tensor:
-    """The nats [L] of one sequence, from all its states at once: state k has the first k tokens."""
-    positions = x0.editable[0].nonzero()[:, 0]
-    where = torch.arange(x0.tokens.shape[1], device=positions.device)
-    nats = torch.zeros(len(where), dtype=torch.float64, device=positions.device)
-    for chosen in positions.split(at_once):
-        states = x0.select(torch.zeros_like(chosen))
-        masked = states.editable & (where >= chosen[:, None])
-        targets = where == chosen[:, None]
-        tokens = states.tokens.masked_fill(masked, mask_id)
-        log_f = network(tokens, states.attend, states.fraction_of(masked), targets)
-        nats[chosen] = -log_prob_of(log_f, x0.tokens[0, chosen])
+def _left_to_right(network: Network, x0: Batch, num_counted: Counts, mask_id: int, at_once: int) -> PerPosition:
+    """The nats of all tokens; the state of a token has those before it."""
+    nats = torch.zeros(x0.tokens.shape, dtype=torch.float64, device=x0.tokens.device)
+    where = torch.arange(x0.tokens.shape[1], device=nats.device)
+    for states in x0.editable.nonzero().split(at_once):
+        row, position = states.unbind(dim=1)
+        masked, targets = x0.editable[row] & (where >= position[:, None]), where == position[:, None]
+        share = masked.sum(dim=1).double() / num_counted[row]
+        log_f = network(x0.tokens[row].masked_fill(masked, mask_id), x0.attend[row], share, targets)
+        nats[row, position] = -log_prob_of(log_f, x0.tokens[row, position])
     return nats
 
 
-def _adaptive(network: Network, x0: Batch, rows: Tensor, mask_id: int, order: Order) -> PerPosition:
+def _adaptive(network: Network, x0: Batch, num_counted: Tensor, rows: Tensor, mask_id: int, order: Order) -> Tensor:
     """The nats of some sequences; each loses one mask per call."""
     width = x0.tokens.shape[1]
     nats = torch.zeros(len(rows), width, dtype=torch.float64, device=rows.device)
@@ -88,7 +92,8 @@ def _adaptive(network: Network, x0: Batch, rows: Tensor, mask_id: int, order: Or
         some = x0.select(rows[active])
         targets = masked[active, : some.tokens.shape[1]]
         tokens = some.tokens.masked_fill(targets, mask_id)
-        log_f = network(tokens, some.attend, some.fraction_of(targets), targets)
+        share = targets.sum(dim=1).double() / num_counted[rows[active]]
+        log_f = network(tokens, some.attend, share, targets)
         best = per_position(_preference(log_f, order), targets).masked_fill(~targets, -torch.inf).argmax(dim=1)
         chosen = torch.arange(targets.shape[1], device=rows.device) == best[:, None]
         nats[active, best] = nats_of(log_f, some.tokens, targets)[chosen]

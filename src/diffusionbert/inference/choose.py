@@ -1,0 +1,176 @@
+"""Choices among options for a blank: the exact likelihood of each option's tokens, given the text on both sides.
+
+    p(option | context) ∝ p(length | context) · p(tokens of the option | context, length)
+
+where the last factor is the likelihood in a deterministic order of generation (`likelihood.orders`), which is a
+distribution over fillings of that length, and the first a stated prior over the lengths of the options, in tokens:
+
+    uniform    all lengths among the options are equally likely, whatever the context
+    context    p(length of the text) · p(context | length), the context's own likelihood with that many masks in between
+               (by Bayes' rule, as for blanks of unknown length)
+
+Options are normalised among themselves. Each mask on its own, Σ -log f(token | all of the option masked), is no
+distribution over options of several tokens: it forgets that tokens depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diffusionbert.data.canvas import BLANK, MASK, batch_of
+from diffusionbert.data.tokenizer import Vocabulary
+from diffusionbert.diffusion.shapes import Batch, PositionMask
+from diffusionbert.inference.engine import Engine
+from diffusionbert.inference.tasks import Choice, Option
+from diffusionbert.likelihood.estimate import length_nats
+from diffusionbert.likelihood.orders import Order, order_nats
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.reporting import require_type
+
+PRIORS = ("uniform", "context")
+"""Over the lengths of options."""
+
+
+def choose(
+    engine: Engine,
+    texts: Sequence[str],
+    options: Sequence[Sequence[str]],
+    *,
+    order: Order = Order.LEFT_TO_RIGHT,
+    prior: str = "uniform",
+) -> list[Choice]:
+    """Weighs the options for the blank of each text.
+
+    Args:
+        engine: A model that generates from `[MASK]`.
+        texts: Texts with one `[BLANK]` each, or without one, to be continued.
+        options: Two or more options per text.
+        order: The order in which an option's tokens are generated.
+        prior: Over the lengths of the options: one of `PRIORS`.
+
+    Returns:
+        One choice per text.
+    """
+    if prior not in PRIORS:
+        raise ValueError(f"`prior` must be one of {', '.join(PRIORS)}, got {prior!r:.40}")
+    if len(texts) != len(options):
+        raise ValueError(f"each text needs a list of options, got {len(texts)} texts and {len(options)} lists")
+    engine.require_single_texts("choose for")
+    network = engine.masked_network
+    if network is None or not engine.config.objective.generates_on_masks:
+        raise ValueError(f"choosing needs a model that generates from {MASK}, which this is not; use another model")
+    fitted = [_fitted(engine, text, tuple(some)) for text, some in zip(texts, options, strict=True)]
+    # On a CPU, the options of one text form a batch, so that the result does not depend on other texts.
+    groups = [[one] for one in fitted] if engine.device.type == "cpu" else [fitted] if fitted else []
+    choices = []
+    for group in groups:
+        weighed = _weighed(engine, network, [row for one in group for row in one], order, prior)
+        for rows in group:
+            own, weighed = weighed[: len(rows)], weighed[len(rows) :]
+            choices.append(own)
+    return [
+        Choice(text, _normalised(some, rows, found), order.value, prior)
+        for text, some, rows, found in zip(texts, options, fitted, choices, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A text with an option in its blank."""
+
+    tokens: tuple[int, ...]
+    """With special tokens."""
+    is_option: tuple[bool, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.is_option)
+
+    def masked(self, mask_id: int) -> _Fitted:
+        """The same with the option masked: equal for all options of one length and surroundings."""
+        tokens = [mask_id if own else token for token, own in zip(self.tokens, self.is_option, strict=True)]
+        return replace(self, tokens=tuple(tokens))
+
+
+def _fitted(engine: Engine, text: str, options: tuple[str, ...]) -> list[_Fitted]:
+    """The text with each of the options; raises ValueError for what cannot be chosen from."""
+    require_type("text", text, str, "a string")
+    if len(options) < 2 or not all(isinstance(option, str) and option.strip() for option in options):
+        raise ValueError(f"options must be a list of two or more texts, got {list(options)!r:.40}")
+    if text.count(BLANK) > 1 or MASK in text:
+        raise ValueError(f"a text to choose for must have one {BLANK}, or none to be continued, got {text[:40]!r}")
+    before, _, after = text.partition(BLANK)
+    if BLANK not in text and before and not before[-1].isspace():
+        before += " "
+    fitted = [_encoded(engine.vocabulary, before, option, after) for option in options]
+    longest = max(len(one.tokens) for one in fitted)
+    engine.require_positions(longest, f"{text[:40]!r} with its longest option has", "shorten it")
+    return fitted
+
+
+def _encoded(vocabulary: Vocabulary, before: str, option: str, after: str) -> _Fitted:
+    """Encodes a text; the tokens that overlap the option belong to it."""
+    whole, start = before + option + after, len(before)
+    encoding = vocabulary._plain.encode(whole)
+    inside = [low < start + len(option) and high > start for low, high in encoding.offsets]
+    is_own = [
+        own and not special for own, special in zip(inside, vocabulary.special[encoding.ids].tolist(), strict=True)
+    ]
+    if not any(is_own):
+        raise ValueError(f"the option {option[:40]!r} has no tokens; give a word or a phrase")
+    return _Fitted(tuple(encoding.ids), tuple(is_own))
+
+
+@torch.no_grad()
+def _weighed(
+    engine: Engine, network: Denoiser, rows: Sequence[_Fitted], order: Order, prior: str
+) -> list[tuple[float, float]]:
+    """For each text with an option: the option's nats, and the nats of its length, up to a constant per text."""
+    mask_id = engine.vocabulary.mask_id
+    batch, text = _batch(engine, rows)
+    nats = order_nats(network, batch, mask_id, order, text).sum(dim=1).tolist()
+    if prior == "uniform":
+        return [(one, 0.0) for one in nats]
+    contexts = list(dict.fromkeys(row.masked(mask_id) for row in rows))
+    batch, text = _batch(engine, contexts)
+    around = replace(batch, editable=text & ~batch.editable)
+    context_nats = order_nats(network, around, mask_id, Order.LEFT_TO_RIGHT, text).sum(dim=1).cpu()
+    total = context_nats + _text_length_nats(engine, text.sum(dim=1).cpu())
+    by_context = dict(zip(contexts, total.tolist(), strict=True))
+    return [(one, by_context[row.masked(mask_id)]) for one, row in zip(nats, rows, strict=True)]
+
+
+def _text_length_nats(engine: Engine, lengths: Tensor) -> Tensor:
+    """-log p(length of the text), as the training corpus has it; 0 where that is not known."""
+    histogram = engine.length_histogram
+    if histogram is None or int(lengths.max()) >= len(histogram):
+        return torch.zeros(len(lengths), dtype=torch.float64)
+    return length_nats(histogram, lengths)
+
+
+def _batch(engine: Engine, rows: Sequence[_Fitted]) -> tuple[Batch, PositionMask]:
+    """The rows, whose options are editable, and the positions of their text."""
+    batch = batch_of(engine.vocabulary, [row.tokens for row in rows])
+    editable = torch.zeros_like(batch.attend)
+    for index, row in enumerate(rows):
+        editable[index, : len(row.is_option)] = torch.tensor(row.is_option)
+    text = editable | (batch.attend & ~engine.vocabulary.special[batch.tokens])
+    return replace(batch, editable=editable).to(engine.device), text.to(engine.device)
+
+
+def _normalised(
+    options: Sequence[str], rows: Sequence[_Fitted], found: Sequence[tuple[float, float]]
+) -> tuple[Option, ...]:
+    """The options with their probabilities; the prior over lengths is normalised over the lengths that occur."""
+    nats, length = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
+    by_length = {row.num_tokens: float(value) for row, value in zip(rows, length, strict=True)}
+    length = length + torch.tensor(list(by_length.values()), dtype=torch.float64).neg().logsumexp(dim=0)
+    probabilities = (nats + length).neg().softmax(dim=0)
+    return tuple(
+        Option(*one, row.num_tokens)
+        for *one, row in zip(options, probabilities.tolist(), nats.tolist(), length.tolist(), rows, strict=True)
+    )
