@@ -35,7 +35,8 @@ class Score(WithModel):
         """Prints the texts with their scores."""
         texts = lines_of(self.texts, self.file, "texts")
         model = self.loaded()
-        for score in model.score(texts, precision=self.precision, tokens=self.tokens, seed=self.seed):
+        scores = model.score(texts, precision=self.precision, overlong="error", tokens=self.tokens, seed=self.seed)
+        for score in scores:
             if self.json:
                 print_json(score.to_json())
             else:

@@ -40,9 +40,9 @@ _SENTENCES_AT_ONCE = {"cpu": 1, "cuda": 64}
 class SentenceBudget:
     """The budget of each sentence's estimate."""
 
-    precision: float = 0.2
-    """Half the width of the 95 % interval of a sentence's perplexity per token, relative to it: 0.2 is 20 %, or log 1.2
-    = 0.18 nats per token."""
+    precision: float = 0.25
+    """Half the width of the 95 % interval of a sentence's perplexity per token, relative to it: 0.25 is 25 %, or
+    log 1.25 = 0.22 nats per token."""
     max_draws: int = 4096
     """The most sequences that the network computes for a sentence, up to a part of a round."""
     seed: int = 0
@@ -51,7 +51,7 @@ class SentenceBudget:
         require_type("seed", self.seed, Integral, "a whole number")
         require_type("max_draws", self.max_draws, Integral, "a whole number")
         if not self.precision > 0:
-            raise ValueError(f"`precision` must be > 0, got {self.precision}; 0.2 is 20 % of the perplexity")
+            raise ValueError(f"`precision` must be > 0, got {self.precision}; 0.25 is 25 % of the perplexity")
         if self.max_draws < 1:
             raise ValueError(f"`max_draws` must be >= 1, got {self.max_draws}; 4096 is usual")
 
