@@ -5,9 +5,9 @@ After R rounds
 
     nats = Σ_j mean_r(part_rj),     variance = Σ_j s_j² / R,     degrees of freedom ≈ (Σ_j s_j²)² / Σ_j (s_j⁴ / (R - 1))
 
-(Satterthwaite 1946): two rounds of seven parts tell the variance about as well as eight rounds without parts would. Rounds
-are added until Student's interval of *this* sentence's perplexity per token is narrow enough. Looking often for a
-variance that is small by chance would end it too soon; so it looks after 2, 3, 5, 8, 12, … rounds, and not with few
+(Satterthwaite 1946): two rounds of seven parts tell the variance about as well as eight rounds without parts would.
+Rounds are added until Student's interval of *this* sentence's perplexity per token is narrow enough. Looking often for
+a variance that is small by chance would end it too soon; so it looks after 2, 3, 5, 8, 12, … rounds, and not with few
 degrees of freedom. In simulations the interval then covers the truth in 93 to 96 % of cases.
 
 A sentence's noise is keyed by seed, round and `Batch.example`. On a CPU one sentence's draws form their own batches, so
