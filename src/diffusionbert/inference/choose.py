@@ -171,6 +171,8 @@ def _normalised(
     length = length + torch.tensor(list(by_length.values()), dtype=torch.float64).neg().logsumexp(dim=0)
     probabilities = (nats + length).neg().softmax(dim=0)
     return tuple(
-        Option(*one, row.num_tokens)
-        for *one, row in zip(options, probabilities.tolist(), nats.tolist(), length.tolist(), rows, strict=True)
+        Option(option, probability, own, of_length, row.num_tokens)
+        for option, probability, own, of_length, row in zip(
+            options, probabilities.tolist(), nats.tolist(), length.tolist(), rows, strict=True
+        )
     )

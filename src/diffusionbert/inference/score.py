@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class ScoreSettings:
     def __post_init__(self) -> None:
         if self.overlong not in OVERLONG:
             raise ValueError(f"`overlong` must be one of {', '.join(OVERLONG)}, got {self.overlong!r:.40}")
-        is_steps = isinstance(self.steps, Integral) and not isinstance(self.steps, bool)
+        is_steps = isinstance(self.steps, int) and not isinstance(self.steps, bool)
         if not (self.steps is None or self.steps == CONTINUOUS or is_steps):
             raise ValueError(f'`steps` must be a whole number, "continuous" or None, got {self.steps!r:.40}')
         if self.order is not None and self.steps is not None:
@@ -116,9 +115,11 @@ def score(engine: Engine, texts: Sequence[str], settings: ScoreSettings | None =
 
 def scoring_quantity(engine: Engine, steps: int | str | None) -> ScoringQuantity:
     """The bound for these steps; by default the continuous-time bound where there is one, else the model's own."""
-    objective = engine.config.objective if steps in (None, CONTINUOUS) else engine.config.objective.with_steps(steps)
+    objective = engine.config.objective
+    if isinstance(steps, int):
+        objective = objective.with_steps(steps)
     quantities = objective.scoring_quantities(engine.config.time)
-    wanted = TimeGrid(None if steps == CONTINUOUS else steps)  # type: ignore[arg-type]
+    wanted = TimeGrid(steps if isinstance(steps, int) else None)
     found = next((one for one in quantities.available if one.definition.time == wanted), None)
     if found is None and steps is not None and quantities.available:
         known = ", ".join(quantity.description for quantity in quantities.available)
@@ -148,7 +149,11 @@ def total_score(scores: Sequence[TextScore | None]) -> TotalScore:
     # Equal texts share their draws, so that their errors are equal, too.
     repeats = Counter((one.nats, one.num_tokens, one.standard_error, one.degrees_of_freedom) for one in found)
     parts = [Uncertainty(times * error, degrees) for (_, _, error, degrees), times in repeats.items()]
-    sizes = [sum(getattr(score, name) for score in found) for name in ("num_tokens", "num_words", "num_bytes")]
+    sizes = (
+        sum(score.num_tokens for score in found),
+        sum(score.num_words for score in found),
+        sum(score.num_bytes for score in found),
+    )
     return TotalScore(
         nats,
         Uncertainty.summed(parts).interval(nats, 0.0),
@@ -204,8 +209,8 @@ def _windows(engine: Engine, texts: Sequence[str], settings: ScoreSettings) -> l
     require_texts(engine, texts)
     marks = {MASK, BLANK, str(engine.vocabulary.tokenizer.mask_token)}
     for number, text in enumerate(texts, start=1):
-        if found := next((mark for mark in marks if mark in text), None):
-            raise ValueError(f"text {number} ({text[:40]!r}) contains {found}, which has no score; fill it first")
+        if given := [mark for mark in sorted(marks) if mark in text]:
+            raise ValueError(f"text {number} ({text[:40]!r}) contains {given[0]}, which has no score; fill it first")
     sequences = engine.vocabulary.encode(texts)
     if settings.overlong == "error" or settings.paired:
         require_positions(engine, texts, [len(sequence) for sequence in sequences])

@@ -66,14 +66,14 @@ def order_nats(
     if order is Order.LEFT_TO_RIGHT:
         return _left_to_right(network, x0, num_counted, mask_id, at_once)
     rows = torch.arange(len(x0.tokens), device=x0.tokens.device)
-    return torch.cat([_adaptive(network, x0, num_counted, some, mask_id, order) for some in rows.split(at_once)])
+    return torch.cat([_adaptive(network, x0, num_counted, some, mask_id, order) for some in torch.split(rows, at_once)])
 
 
 def _left_to_right(network: Network, x0: Batch, num_counted: Counts, mask_id: int, at_once: int) -> PerPosition:
     """The nats of all tokens; the state of a token has those before it."""
     nats = torch.zeros(x0.tokens.shape, dtype=torch.float64, device=x0.tokens.device)
     where = torch.arange(x0.tokens.shape[1], device=nats.device)
-    for states in x0.editable.nonzero().split(at_once):
+    for states in torch.split(x0.editable.nonzero(), at_once):
         row, position = states.unbind(dim=1)
         masked, targets = x0.editable[row] & (where >= position[:, None]), where == position[:, None]
         share = masked.sum(dim=1).double() / num_counted[row]
@@ -105,4 +105,5 @@ def _preference(log_f: TargetLogProbs, order: Order) -> Tensor:
     """What is largest where to generate next; ties go to the left."""
     if order is Order.CONFIDENCE:
         return log_f.amax(dim=-1)
-    return torch.special.entr(log_f.exp()).sum(dim=-1).neg()
+    entropy: Tensor = torch.special.entr(log_f.exp()).sum(dim=-1)
+    return entropy.neg()

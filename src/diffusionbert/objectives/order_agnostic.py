@@ -233,12 +233,12 @@ def _balanced_round(
     masked = masked.masked_scatter(masked, torch.cat([plan.masked.flatten() for plan in plans]).to(device))
     at_once = max(1, _POSITIONS_AT_ONCE.get(device.type, 4096) // x0.tokens.shape[1])
     nats = []
-    for rows, targets in zip(row.split(at_once), masked.split(at_once), strict=True):
+    for rows, targets in zip(torch.split(row, at_once), torch.split(masked, at_once), strict=True):
         tokens, share = x0.tokens[rows], targets.sum(dim=1).double() / x0.editable[rows].sum(dim=1)
         log_f = network(tokens.masked_fill(targets, mask_id), x0.attend[rows], share, targets)
         nats.append(nats_of(log_f, tokens, targets))
     parts = torch.zeros(len(plans), len(_EDGES) - 1, x0.tokens.shape[1], dtype=torch.float64, device=device)
-    for index, (plan, drawn) in enumerate(zip(plans, torch.cat(nats).split(sizes), strict=True)):
+    for index, (plan, drawn) in enumerate(zip(plans, torch.split(torch.cat(nats), list(sizes)), strict=True)):
         editable = x0.editable[index]
         found = plan.weight.to(device) * _summed(drawn[:, editable], plan.stratum.to(device)) + plan.constant.to(device)
         parts[index, : len(found), editable] = found
