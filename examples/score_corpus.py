@@ -13,16 +13,17 @@ import sys
 from pathlib import Path
 
 import diffusionbert as db
+from diffusionbert.inference.score import total_score
 
 
 def main(text: str | Path, name: str | Path | None = None, *, num_sentences: int = 64, num_shown: int = 3) -> None:
     lines = [line.strip() for line in Path(text).read_text(encoding="utf-8").splitlines()]
     scores = db.load(name).score([line for line in lines if line][:num_sentences])
-    nats, num_bytes = sum(score.nats for score in scores), sum(len(score.text.encode()) for score in scores)
-    error = math.sqrt(sum(((high - low) / 2) ** 2 for low, high in (score.ci95 for score in scores)))
+    total = total_score(scores)
+    low, high = (nats / total.num_bytes / math.log(2) for nats in total.ci95)
     print(
-        f"{len(scores)} sentences: {nats / num_bytes / math.log(2):.3f} ± {error / num_bytes / math.log(2):.3f} bits "
-        f"per byte ({scores[0].likelihood.value}; the interval is over draws, not over sentences)"
+        f"{total.num_texts} sentences: {total.bits_per_byte:.3f} [{low:.3f}, {high:.3f}] bits per byte "
+        f"({total.kind.value}, {total.quantity}; the interval is over draws, not over sentences)"
     )
     for title, ascending in (("least", False), ("most", True)):
         print(f"{title} probable, by perplexity per token:")

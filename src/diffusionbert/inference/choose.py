@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from diffusionbert.data.canvas import BLANK, MASK, batch_of
+from diffusionbert.data.canvas import batch_of
+from diffusionbert.data.text import BLANK, MASK
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch, PositionMask
 from diffusionbert.inference.engine import Engine

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.data.canvas import BLANK, MASK, Sentences, batch_of
+from diffusionbert.data.canvas import Sentences, batch_of
+from diffusionbert.data.text import MASK, require_no_blanks
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.engine import Engine
@@ -207,10 +208,8 @@ def _key(window: _Window) -> int:
 def _windows(engine: Engine, texts: Sequence[str], settings: ScoreSettings) -> list[list[_Window]]:
     """The windows of each text, none if it is skipped; raises ValueError for texts that cannot be scored."""
     require_texts(engine, texts)
-    marks = {MASK, BLANK, str(engine.vocabulary.tokenizer.mask_token)}
     for number, text in enumerate(texts, start=1):
-        if given := [mark for mark in sorted(marks) if mark in text]:
-            raise ValueError(f"text {number} ({text[:40]!r}) contains {given[0]}, which has no score; fill it first")
+        require_no_blanks(engine.vocabulary, text, f"text {number}")
     sequences = engine.vocabulary.encode(texts)
     if settings.overlong == "error" or settings.paired:
         require_positions(engine, texts, [len(sequence) for sequence in sequences])

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.likelihood.estimate import Rows
+from diffusionbert.likelihood.estimate import SequenceDataset
 from diffusionbert.likelihood.intervals import student_quantile
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import require_type
@@ -134,7 +134,7 @@ class Difference:
 
 @torch.no_grad()
 def estimate_sentences(
-    method: TrainingModule, rows: Rows, budget: SentenceBudget, *, paired: bool = False
+    method: TrainingModule, rows: SequenceDataset, budget: SentenceBudget, *, paired: bool = False
 ) -> list[SentenceEstimate]:
     """Estimates the nats of each sentence to the same precision.
 
