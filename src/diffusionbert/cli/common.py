@@ -153,15 +153,15 @@ def printable(text: str) -> str:
 
 def print_json(value: dict[str, Any]) -> None:
     """Prints one line of JSON and flushes it, so that a reader gets it at once."""
-    print(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False), flush=True)
+    print(json.dumps(finite(value), ensure_ascii=False, allow_nan=False), flush=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replaces infinities and NaN, which JSON does not have, by null."""
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,0 +1,392 @@
+"""Texts in, results out: what the commands that give one result per text share.
+
+Texts are arguments, or the lines of a file or of standard input. Lines are read while earlier ones are worked on, and
+results are printed as they come: one for each line, an empty one for an empty line, so that output lines up with
+input. A line that cannot be processed is reported with its number and does not stop the others. With `--output`, a
+command that was stopped goes on where it was. This module does not depend on torch or on what the results are.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import hashlib
+import io
+import json
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from diffusionbert.cli.common import OptionalPath, finite, option, printable
+from diffusionbert.reporting import logger, reason_of
+
+LONGEST_LINE = 100_000
+"""In characters."""
+MOST_AT_ONCE = 32
+"""The most texts that share forward passes; the first texts are answered alone, so that something is seen at once."""
+
+Row = dict[str, Any]
+"""A result as plain data."""
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Where texts come from and where results go."""
+
+    file: OptionalPath = None
+    """Texts from a file, one per line, in place of arguments; - is standard input. Empty lines give empty results."""
+    format: Annotated[Literal["text", "jsonl", "csv"], option("{text,jsonl,csv}")] = "text"
+    """text prints one line per result; jsonl and csv have all fields, with input, line and rank. Default: text."""
+    json: bool = False
+    """The same as --format jsonl."""
+    output: OptionalPath = None
+    """Write results to this file. If the command is stopped, giving it again continues the file. Default: standard
+    output."""
+
+    @property
+    def chosen_format(self) -> str:
+        return "jsonl" if self.json else self.format
+
+
+@dataclass(frozen=True)
+class Line:
+    """A text with its line number, which starts at 1."""
+
+    number: int
+    text: str
+    error: str | None = None
+    """Why the line cannot be read."""
+
+
+@dataclass
+class Totals:
+    """Sums over all results, which `--output` keeps while a command is stopped."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> float:
+        return self.values.get(name, 0.0)
+
+    def add(self, **numbers: float) -> None:
+        for name, number in numbers.items():
+            self.values[name] = self[name] + number
+
+
+def run_lines(
+    options: TextOptions,
+    texts: Sequence[str],
+    answer: Callable[[list[str]], Sequence[Sequence[Row]]],
+    *,
+    what: str,
+    columns: Sequence[str],
+    show: Callable[[Row], str],
+    settings: Row,
+    totals: Totals | None = None,
+    summary: Callable[[], tuple[str, Row]] | None = None,
+) -> None:
+    """Answers texts and writes one line per result.
+
+    Args:
+        options: Where texts come from and where results go.
+        texts: The texts given as arguments.
+        answer: Gives the results of each of some texts; raises ValueError or TypeError for a text it cannot process.
+        what: What the texts are, for messages: "texts with [MASK] or [BLANK]".
+        columns: The fields of a result, in the order of CSV's columns.
+        show: A result as one line of text.
+        settings: What the results depend on beside the texts; a file is only continued with the same settings.
+        totals: What `answer` adds up.
+        summary: At the end, a line for standard error and a row for JSON.
+    """
+    totals = totals or Totals()
+    lines = _given(texts, options.file, what)
+    with _open_output(options, columns, show, settings, totals) as output, _progress_bar(options) as advance:
+        for chunk in _chunks(output.remaining(lines), at_once=options.file is None):
+            for line, rows, error in _answered(chunk, answer, is_strict=options.file is None):
+                totals.add(lines=1.0, failed=float(error is not None))
+                if error is not None:
+                    logger.error(f"line {line.number}: {error}")
+                output.write(line, rows, error)
+            output.save(chunk)
+            advance(len(chunk))
+        if summary is not None:
+            message, row = summary()
+            logger.info(message)
+            output.write_summary(row)
+    if totals["failed"]:
+        raise RuntimeError(f"{totals['failed']:.0f} of {totals['lines']:.0f} lines failed; their results are empty")
+
+
+def read_lines(file: Path, what: str) -> list[str]:
+    """The lines of a file that are not empty; raises ValueError if one cannot be read, or there are none."""
+    lines = [line for line in _read(file, what) if line.error or line.text.strip()]
+    if bad := next((line for line in lines if line.error), None):
+        raise ValueError(f"line {bad.number} of {str(file)!r} {bad.error}")
+    if not lines:
+        raise ValueError(f"{str(file)!r} is empty; give {what}, one per line")
+    return [line.text.strip() for line in lines]
+
+
+# ---- input ----------------------------------------------------------------------------------------------------------
+
+
+def _given(texts: Sequence[str], file: Path | None, what: str) -> Iterator[Line]:
+    if texts and file is not None:
+        raise ValueError(f"{what} are given both as arguments and by --file; give one of the two")
+    if file is None and not texts:
+        raise ValueError(f"no text given; give {what} in quotes, or --file NAME (- is standard input)")
+    return _read(file, what) if file is not None else (Line(number, text) for number, text in enumerate(texts, start=1))
+
+
+def _read(file: Path, what: str) -> Iterator[Line]:
+    """The lines of a file as they come."""
+    try:
+        if str(file) != "-":
+            file.open("rb").close()
+    except OSError as error:
+        raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); give {what}, one per line") from None
+    return _decoded(file)
+
+
+def _decoded(file: Path) -> Iterator[Line]:
+    most_bytes = 4 * LONGEST_LINE
+    with nullcontext(_standard_input()) if str(file) == "-" else file.open("rb") as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(most_bytes), b""), start=1):
+            is_cut = len(line) == most_bytes and not line.endswith(b"\n")
+            while is_cut and (rest := stream.readline(most_bytes)) and not rest.endswith(b"\n"):
+                pass
+            try:
+                text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                yield Line(number, "", f"is not UTF-8 ({error.reason}); convert the file")
+                continue
+            is_long = is_cut or len(text) > LONGEST_LINE
+            reason = f"has more than {LONGEST_LINE} characters; split it" if is_long else None
+            yield Line(number, text[:40] if is_long else text, reason)
+
+
+def _standard_input() -> io.BufferedIOBase:
+    if sys.stdin is None:  # it was closed
+        return io.BytesIO()
+    own: io.BufferedIOBase | None = getattr(sys.stdin, "buffer", None)
+    return io.BytesIO(sys.stdin.read().encode()) if own is None else own
+
+
+def _chunks(lines: Iterator[Line], at_once: bool) -> Iterator[list[Line]]:
+    """The lines that have come by now, at most 1, 2, 4, … 32 of them; all of them if they are arguments."""
+    if at_once:
+        yield list(lines)
+        return
+    waiting: queue.Queue[Line | BaseException | None] = queue.Queue(2 * MOST_AT_ONCE)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                waiting.put(line)
+            waiting.put(None)
+        except BaseException as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    most, item = 1, waiting.get()
+    while item is not None:
+        chunk = []
+        while item is not None:
+            if isinstance(item, BaseException):
+                raise item
+            chunk.append(item)
+            if len(chunk) == most:
+                break
+            try:
+                item = waiting.get_nowait()
+            except queue.Empty:
+                break
+        yield chunk
+        most = min(2 * most, MOST_AT_ONCE)
+        item = None if item is None else waiting.get()
+
+
+def _answered(
+    chunk: list[Line], answer: Callable[[list[str]], Sequence[Sequence[Row]]], *, is_strict: bool
+) -> Iterator[tuple[Line, Sequence[Row], str | None]]:
+    """The results of each line, or why there are none; what fails together is tried one by one."""
+    texts = [line for line in chunk if line.error is None and line.text.strip()]
+    results: dict[int, tuple[Sequence[Row], str | None]] = {}
+    try:
+        rows = answer([line.text for line in texts]) if texts else []
+        results = {line.number: (found, None) for line, found in zip(texts, rows, strict=True)}
+    except (ValueError, TypeError) as error:
+        if is_strict:
+            raise
+        if len(texts) == 1:
+            results = {texts[0].number: ((), reason_of(error))}
+        else:
+            for line in texts:
+                [(_, *outcome)] = _answered([line], answer, is_strict=False)
+                results[line.number] = (outcome[0], outcome[1])
+    for line in chunk:
+        yield (line, *results.get(line.number, ((), line.error)))
+
+
+# ---- output ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_output(
+    options: TextOptions, columns: Sequence[str], show: Callable[[Row], str], settings: Row, totals: Totals
+) -> Iterator[_Output]:
+    if options.output is None:
+        yield _Output(sys.stdout, options.chosen_format, columns, show, None)
+        return
+    progress = _Progress.open(options.output, {**settings, "format": options.chosen_format}, totals)
+    try:
+        stream = options.output.open("a", encoding="utf-8", newline="")
+    except OSError as error:
+        raise ValueError(f"--output {str(options.output)!r} cannot be written ({error.strerror})") from None
+    with stream:
+        stream.truncate(progress.num_bytes)
+        yield _Output(stream, options.chosen_format, columns, show, progress)
+    progress.file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress_bar(options: TextOptions) -> Iterator[Callable[[int], None]]:
+    """Counts lines on standard error, if it is a terminal and the results go elsewhere."""
+    if options.file is None or not sys.stderr.isatty() or (options.output is None and sys.stdout.isatty()):
+        yield lambda number: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), MofNCompleteColumn(), "lines", TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda number: progress.advance(task, number)
+
+
+class _Output:
+    """Writes results as text, JSON lines or CSV; to a file, it remembers how far it got."""
+
+    def __init__(
+        self,
+        stream: Any,
+        format: str,
+        columns: Sequence[str],
+        show: Callable[[Row], str],
+        progress: _Progress | None,
+    ) -> None:
+        self.stream, self.format, self.show, self.progress = stream, format, show, progress
+        self.is_terminal = stream.isatty()
+        names = ["line", "input", "rank", *columns, "error"]
+        self.table = csv.DictWriter(stream, names, lineterminator="\n", extrasaction="ignore")
+        if format == "csv" and (progress is None or not progress.num_lines):
+            self.table.writeheader()
+
+    def remaining(self, lines: Iterator[Line]) -> Iterator[Line]:
+        """The lines that were not answered before."""
+        return lines if self.progress is None else self.progress.skip_done(lines)
+
+    def write(self, line: Line, rows: Sequence[Row], error: str | None) -> None:
+        if self.format == "text":
+            for row in rows or [None]:
+                text = "" if row is None else self.show(row)
+                self.stream.write((printable(text) if self.is_terminal else text) + "\n")
+            return
+        head = {"line": line.number, "input": line.text}
+        tail = {} if error is None else {"error": error}
+        for row in [{"rank": rank, **row} for rank, row in enumerate(rows, start=1)] or [{}]:
+            self._write_row({**head, **row, **tail})
+
+    def write_summary(self, row: Row) -> None:
+        if self.format == "jsonl":
+            self._write_row(row)
+        self.stream.flush()
+
+    def _write_row(self, row: Row) -> None:
+        row = finite(row)
+        if self.format == "csv":
+            nested = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items() if _is_nested(value)}
+            self.table.writerow({**row, **nested})
+        else:
+            self.stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def save(self, chunk: Iterable[Line]) -> None:
+        """Flushes, so that a reader gets the results at once, and records the progress."""
+        self.stream.flush()
+        if self.progress is not None:
+            self.progress.save(chunk, self.stream.tell())
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict)
+
+
+@dataclass
+class _Progress:
+    """How far an output file got; stored beside it until it is complete."""
+
+    file: Path
+    settings: Row
+    totals: Totals
+    num_lines: int = 0
+    num_bytes: int = 0
+    digest: str = ""
+    """Of the lines that were answered."""
+
+    @classmethod
+    def open(cls, output: Path, settings: Row, totals: Totals) -> _Progress:
+        progress = cls(output.with_name(output.name + ".progress"), json.loads(json.dumps(settings)), totals)
+        if not output.exists():
+            return progress
+        try:
+            saved = json.loads(progress.file.read_text(encoding="utf-8"))
+            found = saved["settings"], int(saved["lines"]), int(saved["bytes"]), str(saved["digest"])
+            values = {str(name): float(value) for name, value in saved["totals"].items()}
+        except FileNotFoundError:
+            raise ValueError(f"--output {str(output)!r} exists; delete it, or give another name") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(
+                f"{str(progress.file)!r} is damaged ({reason_of(error)}); delete it and --output to begin again"
+            ) from None
+        if found[0] != progress.settings:
+            raise ValueError(
+                f"--output {str(output)!r} was begun with other options; give the same, or delete it to begin again"
+            )
+        _, progress.num_lines, progress.num_bytes, progress.digest = found
+        totals.values = values
+        logger.info(f"continuing {str(output)!r} after line {progress.num_lines}")
+        return progress
+
+    def skip_done(self, lines: Iterator[Line]) -> Iterator[Line]:
+        digest = ""
+        for _ in range(self.num_lines):
+            line = next(lines, None)
+            digest = "" if line is None else _extended(digest, line)
+        if digest != self.digest:
+            raise ValueError("the texts of the lines that --output has are not the same any more; begin a new --output")
+        return lines
+
+    def save(self, chunk: Iterable[Line], num_bytes: int) -> None:
+        from diffusionbert.storage.files import write_json
+
+        for line in chunk:
+            self.num_lines, self.digest = self.num_lines + 1, _extended(self.digest, line)
+        self.num_bytes = num_bytes
+        write_json(
+            self.file,
+            {
+                "settings": self.settings,
+                "lines": self.num_lines,
+                "bytes": num_bytes,
+                "digest": self.digest,
+                "totals": self.totals.values,
+            },
+        )
+
+
+def _extended(digest: str, line: Line) -> str:
+    return hashlib.blake2b((digest + line.text).encode(errors="surrogateescape"), digest_size=16).hexdigest()
