@@ -14,7 +14,6 @@ import re
 import shlex
 import subprocess
 import sys
-import typing
 from dataclasses import replace
 
 import pytest
@@ -38,14 +37,13 @@ from diffusionbert.cli.common import coloured, line_of, show_generation
 from diffusionbert.cli.evaluate import Evaluate
 from diffusionbert.cli.fill import Fill
 from diffusionbert.cli.generate import Generate
-from diffusionbert.cli.main import Command, main, parse_arguments
+from diffusionbert.cli.main import COMMANDS, main, parse_arguments
 from diffusionbert.cli.rewrite import Rewrite
 from diffusionbert.cli.score import Score
 from diffusionbert.inference.tasks import StreamState, TextScore
 from diffusionbert.model import Model
 from diffusionbert.samplers.base import Sampler
 
-COMMANDS = [command.__name__.lower() for command in typing.get_args(Command)]
 SENTENCE = "the old king saw the city of paris today ."
 
 

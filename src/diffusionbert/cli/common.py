@@ -43,6 +43,7 @@ OptionalText = Annotated[str | None, option("STR")]
 OptionalInt = Annotated[int | None, option("INT")]
 OptionalFloat = Annotated[float | None, option("FLOAT")]
 OptionalPath = Annotated[Path | None, option("PATH")]
+Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 Words = Annotated[tuple[str, ...], option("[WORD ...]")]
 
 
@@ -55,7 +56,7 @@ class WithModel:
     model."""
     device: OptionalText = None
     """The device: cpu, cuda, cuda:1, … Default: a GPU if there is one."""
-    json: bool = False
+    json: Flag = False
     """Print one JSON object per line, and nothing else, on standard output."""
 
     def loaded(self) -> Model:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffusionbert.cli.common import OptionalPath, option
+from diffusionbert.cli.common import Flag, OptionalPath, option
 
 if TYPE_CHECKING:
     from diffusionbert.evaluation.tables import Table
@@ -29,7 +29,7 @@ class Compare:
     """The unit of likelihoods. Default: tokens if all vocabularies agree, else words."""
     output: OptionalPath = None
     """A file to write to. Default: standard output."""
-    json: bool = False
+    json: Flag = False
     """The same as --format json."""
 
     def run(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from diffusionbert.cli.common import (
+    Flag,
     OptionalInt,
     OptionalPath,
     OptionalText,
@@ -39,9 +40,9 @@ class Evaluate(SamplerOptions, WithModel):
     else all of it."""
     field: OptionalText = None
     """The field of JSON lines that holds the text."""
-    cased: bool = False
+    cased: Flag = False
     """Keep upper case, even if the model was trained on lower case."""
-    detokenise: bool = False
+    detokenise: Flag = False
     """Undo the tokenisation of text such as LM1B's, even if the model's training did not."""
     sentences: OptionalInt = None
     """The number of sentences to score, always the same ones. BLEU uses all in any case. Default: all."""
@@ -58,18 +59,18 @@ class Evaluate(SamplerOptions, WithModel):
     """The maximum number of draws per sentence."""
     judge: OptionalText = None
     """A causal language model (folder, .gguf file or Hub name) for generative perplexity."""
-    mauve: bool = False
+    mauve: Flag = False
     """Compare samples with real sentences by MAUVE, on features of GPT-2 or, if that is not available, the judge."""
-    conventions: bool = False
+    conventions: Flag = False
     """Report the likelihood in every convention of the LM1B literature."""
-    modelled_length: bool = False
+    modelled_length: Flag = False
     """Add -log p(length) to the nats of each sentence."""
     seed: int = 0
     """The seed of draws and samples."""
     output: OptionalPath = None
     """The directory for evaluation.json, scores.safetensors and samples.txt. Default: evaluation/ in the run
     directory, if the model is one."""
-    overwrite: bool = False
+    overwrite: Flag = False
     """Replace an existing evaluation."""
 
     def run(self) -> None:

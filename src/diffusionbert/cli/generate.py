@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from diffusionbert.cli.common import (
+    Flag,
     OptionalInt,
     OptionalText,
     SamplerOptions,
@@ -51,7 +52,7 @@ class Generate(SamplerOptions, WithModel):
     num_candidates: int = 1
     """With --source: generate this many candidates per text and print the one that agrees most with the others
     (minimum Bayes risk)."""
-    watch: bool = False
+    watch: Flag = False
     """Show every state of one text while it is generated; on a terminal in place."""
     capitalise: bool = True
     """Capitalise generated text where English does it for certain (the start of a sentence, "I"), if the model is

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from diffusionbert.cli.common import OptionalPath, finite, option, printable
+from diffusionbert.cli.common import Flag, OptionalPath, finite, option, printable
 from diffusionbert.reporting import logger, reason_of
 
 LONGEST_LINE = 100_000
@@ -42,7 +42,7 @@ class TextOptions:
     """Texts from a file, one per line, in place of arguments; - is standard input. Empty lines give empty results."""
     format: Annotated[Literal["text", "jsonl", "csv"], option("{text,jsonl,csv}")] = "text"
     """text prints one line per result; jsonl and csv have all fields, with input, line and rank. Default: text."""
-    json: bool = False
+    json: Flag = False
     """The same as --format jsonl."""
     output: OptionalPath = None
     """Write results to this file. If the command is stopped, giving it again continues the file. Default: standard

@@ -11,35 +11,45 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import redirect_stderr
+from difflib import get_close_matches
 from importlib import import_module
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from diffusionbert import __version__
-from diffusionbert.cli.compare import Compare
-from diffusionbert.cli.doctor import Doctor
-from diffusionbert.cli.evaluate import Evaluate
-from diffusionbert.cli.fill import Fill
-from diffusionbert.cli.generate import Generate
-from diffusionbert.cli.info import Info
-from diffusionbert.cli.plot import Plot
-from diffusionbert.cli.pretrain import Pretrain
-from diffusionbert.cli.reproduce import Reproduce
-from diffusionbert.cli.rewrite import Rewrite
-from diffusionbert.cli.score import Score
-from diffusionbert.cli.train import Train
 from diffusionbert.reporting import set_verbosity
 
-ABOUT = (
-    "Masked diffusion language models: train, generate, fill, score and compare. Options of all commands: --plugin "
-    "MODULE imports a module that registers schedules, samplers or objectives; --verbosity debug|info|warning|error "
-    "chooses the messages on standard error (default: info). --version prints the version."
+COMMANDS = (
+    "generate",
+    "fill",
+    "rewrite",
+    "score",
+    "train",
+    "pretrain",
+    "evaluate",
+    "compare",
+    "reproduce",
+    "plot",
+    "doctor",
+    "info",
 )
-Command = Generate | Fill | Rewrite | Score | Train | Pretrain | Evaluate | Compare | Reproduce | Plot | Doctor | Info
+"""Each is a class of that name in a module of that name."""
+ABOUT = """usage: diffusionbert COMMAND ...
+
+Masked diffusion language models: train, generate, fill, score and compare.
+
+{commands}
+
+  diffusionbert COMMAND --help   its options, with an example
+  --plugin MODULE                imports a module that registers schedules, samplers or objectives
+  --verbosity LEVEL              messages on standard error: debug, info (default), warning or error
+  --version                      prints the version
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -95,17 +105,59 @@ def _import_plugin(module: str) -> None:
 
 def parse_arguments(arguments: list[str]) -> Any:
     """The command with its options; tyro's error in a box becomes one line."""
-    options = {"prog": "diffusionbert", "description": ABOUT, "config": (tyro.conf.FlagCreatePairsOff,)}
-    printed = io.StringIO()
+    name, *options = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(ABOUT.format(commands="\n".join(f"  {name:<10} {_summary(name)}" for name in COMMANDS)), end="")
+        sys.exit(0)
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name[:40]!r}{_suggestion(name, COMMANDS)}; see diffusionbert --help")
+    program, printed = f"diffusionbert {name}", io.StringIO()
     try:
         with redirect_stderr(printed):
-            return tyro.cli(Command, args=arguments, **options)  # type: ignore[call-overload]
+            return tyro.cli(_command(name), args=options, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit as end:
         if not end.code:
             raise
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())  # colours of a terminal
-        # The message stands between the title and the help of the command; without box characters, dashes part them.
-        is_rule = re.compile("─+|-{4,}").fullmatch
-        below = dropwhile(is_rule, [line.strip("│| ") for line in plain.splitlines()][1:])
-        message = " ".join(takewhile(lambda line: not is_rule(line), below))
-        raise ValueError(f"{message}; see diffusionbert --help") from None
+        raise ValueError(f"{_message(printed.getvalue(), options)}; see {program} --help") from None
+
+
+def _command(name: str) -> Any:
+    return getattr(import_module(f"diffusionbert.cli.{name}"), name.capitalize())
+
+
+def _summary(name: str) -> str:
+    return str(_command(name).__doc__).split("\n", maxsplit=1)[0]
+
+
+def _message(printed: str, options: list[str]) -> str:
+    """What tyro's box says about these options, in one line."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)  # colours of a terminal
+    title, *lines = [line.strip("│|╭╮╰╯─ -" if index == 0 else "│| ") for index, line in enumerate(plain.splitlines())]
+    is_rule = re.compile("─+|-{4,}").fullmatch
+    if title == "Unrecognized options":
+        unknown = next((word for word in options if word.startswith("-") and word in plain), None)
+        known = re.findall(r"^[│|]\s+(--[\w-]+)", plain, flags=re.MULTILINE)
+        if unknown is not None:
+            return f"unknown option {unknown[:40]}{_suggestion(unknown, known)}"
+    # The message stands between the title and the help of the option; without box characters, dashes part them.
+    body = lines[1:] if lines and is_rule(lines[0]) else lines
+    message = " ".join(" ".join(takewhile(lambda line: not is_rule(line), body)).split())
+    for pattern, plainer in _PLAINER:
+        message = re.sub(pattern, plainer, message)
+    return message
+
+
+_PLAINER = [
+    (r"^Error parsing (\S+): invalid literal for int\(\) .*('.*')$", r"\1 must be a whole number, got \2"),
+    (r"^Error parsing (\S+): could not convert string to float: (.*)$", r"\1 must be a number, got \2"),
+    (r"^Missing from [\w ]+: (--\S+ \S+).*$", r"\1 is required"),
+    (r"^Missing value for argument '(\S+)'.*$", r"\1 needs a value"),
+    (r"^invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\).$", r"\2 must be one of \3, got \1"),
+    (r"(?<=, )'None', |'None', |, 'None'(?=,|$)", ""),
+]
+"""What tyro says, and how we say it."""
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

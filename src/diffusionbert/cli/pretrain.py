@@ -18,7 +18,7 @@ class Pretrain(Run):
     Example: diffusionbert pretrain --data corpus.txt.gz --output runs/masked
     """
 
-    decoder: bool = False
+    decoder: Flag = False
     """Pretrain a causal language model of the same size instead."""
 
     def base(self, data: str) -> RunConfig:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from diffusionbert.cli.common import OptionalPath, OptionalText, print_json, require_device
+from diffusionbert.cli.common import Flag, OptionalPath, OptionalText, print_json, require_device
 from diffusionbert.reproduce import Request
 
 
@@ -29,7 +29,7 @@ class Reproduce(Request):
     """The device of evaluations: cpu, cuda, … Default: a GPU if there is one."""
     cache: OptionalPath = None
     """The directory for encoded corpora. Default: the user's cache directory."""
-    json: bool = False
+    json: Flag = False
     """Print the paths of the written files as JSON, and nothing else, on standard output."""
 
     def run(self) -> None:

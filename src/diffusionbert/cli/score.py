@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffusionbert.cli.common import OptionalPath, WithModel, lines_of, option, print_json, printable
+from diffusionbert.cli.common import Flag, OptionalPath, WithModel, lines_of, option, print_json, printable
 
 if TYPE_CHECKING:
     from diffusionbert.inference.tasks import TextScore
@@ -24,7 +24,7 @@ class Score(WithModel):
     """Texts in quotes."""
     file: OptionalPath = None
     """A file of texts, one per line, in place of arguments; - is standard input."""
-    tokens: bool = False
+    tokens: Flag = False
     """Show the nats of each token."""
     precision: float = 0.25
     """Draw for each text until the 95 % interval of its perplexity is this narrow, relative to it."""

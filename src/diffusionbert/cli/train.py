@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from diffusionbert.cli.common import OptionalFloat, OptionalInt, OptionalPath, OptionalText, option
+from diffusionbert.cli.common import Flag, OptionalFloat, OptionalInt, OptionalPath, OptionalText, option
 
 if TYPE_CHECKING:
     from diffusionbert.objectives.base import ObjectiveConfig
@@ -34,9 +34,9 @@ class Run(ABC):
     bundled model), wiki-medium: one GPU, minutes. paper: BERT-base, 1.9M steps. Default: tiny."""
     config: OptionalPath = None
     """The configuration of a run (run.json) in place of a preset; other options override it."""
-    auto: bool = False
+    auto: Flag = False
     """Measure this machine first: choose the micro-batch that fits and estimate the duration of the run."""
-    resume: bool = False
+    resume: Flag = False
     """Continue the run in the output directory from its last checkpoint. Settings of training may change; data, network
     and objective may not, and can be left out."""
     validation: OptionalText = None
@@ -50,9 +50,9 @@ class Run(ABC):
     preset's."""
     max_length: OptionalInt = None
     """The maximum number of tokens of a sequence; longer ones are skipped and counted. Default: the preset's."""
-    cased: bool = False
+    cased: Flag = False
     """Keep upper case instead of lower-casing the text."""
-    detokenise: bool = False
+    detokenise: Flag = False
     """Undo the tokenisation of text such as LM1B's: "it 's" becomes "it's"."""
     layers: OptionalInt = None
     """The number of layers of a new network. Default: the preset's."""
@@ -85,11 +85,11 @@ class Run(ABC):
     preset's."""
     precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None
     """Mixed precision. Default: the preset's."""
-    compile: bool = False
+    compile: Flag = False
     """Compile the network with torch.compile, as the wiki presets do."""
-    no_compile: bool = False
+    no_compile: Flag = False
     """Do not compile the network, even if the preset does."""
-    sharded: bool = False
+    sharded: Flag = False
     """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: OptionalInt = None
     """Stop after this many validations without improvement. Default: the preset's."""
