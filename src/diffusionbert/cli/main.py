@@ -105,7 +105,9 @@ def _import_plugin(module: str) -> None:
 
 def parse_arguments(arguments: list[str]) -> Any:
     """The command with its options; tyro's error in a box becomes one line."""
-    name, *options = arguments or ["--help"]
+    if not arguments:
+        raise ValueError(f"no command given; give one of {', '.join(COMMANDS)}; see diffusionbert --help")
+    name, *options = arguments
     if name in ("-h", "--help"):
         print(ABOUT.format(commands="\n".join(f"  {name:<10} {_summary(name)}" for name in COMMANDS)), end="")
         sys.exit(0)

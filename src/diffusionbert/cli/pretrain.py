@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from diffusionbert.cli.common import Flag
 from diffusionbert.cli.train import Run
 
 if TYPE_CHECKING:
