@@ -38,7 +38,7 @@ def run(options: TextOptions, answer: Any, texts: Sequence[str] = (), **changed:
     run_lines(
         options,
         texts,
-        answer,
+        lambda: answer,
         what="texts",
         columns=["text", "nats"],
         show=lambda row: row["text"],
@@ -156,7 +156,7 @@ def test_results_come_before_the_next_line_is_given(tmp_path: Path):
         """
         from pathlib import Path
         from diffusionbert.cli.lines import TextOptions, run_lines
-        run_lines(TextOptions(file=Path("-")), [], lambda texts: [[{"text": text.upper()}] for text in texts],
+        run_lines(TextOptions(file=Path("-")), [], lambda: lambda texts: [[{"text": text.upper()}] for text in texts],
                   what="texts", columns=["text"], show=lambda row: row["text"], settings={})
         """
     )

@@ -44,20 +44,20 @@ OptionalInt = Annotated[int | None, option("INT")]
 OptionalFloat = Annotated[float | None, option("FLOAT")]
 OptionalPath = Annotated[Path | None, option("PATH")]
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+Capitalise = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+"""On unless --no-capitalise is given."""
 Words = Annotated[tuple[str, ...], option("[WORD ...]")]
 
 
 @dataclass(frozen=True)
-class WithModel:
-    """Options of commands that use a model."""
+class ModelOptions:
+    """Which model, and where it runs."""
 
     model: OptionalText = None
     """A run directory, a model folder, or any masked or causal language model by its Hub name. Default: the bundled
     model."""
     device: OptionalText = None
     """The device: cpu, cuda, cuda:1, … Default: a GPU if there is one."""
-    json: Flag = False
-    """Print one JSON object per line, and nothing else, on standard output."""
 
     def loaded(self) -> Model:
         from diffusionbert.model import load
@@ -67,8 +67,16 @@ class WithModel:
 
 
 @dataclass(frozen=True)
+class WithModel(ModelOptions):
+    """Options of commands that use a model and print one result."""
+
+    json: Flag = False
+    """Print one JSON object per line, and nothing else, on standard output."""
+
+
+@dataclass(frozen=True)
 class SamplerOptions:
-    """Options of commands that generate."""
+    """How tokens are drawn."""
 
     steps: int = 128
     """Steps of the time grid. With most samplers the cost does not grow beyond one network call per token."""
@@ -86,9 +94,7 @@ class SamplerOptions:
     def request(self, block: int | None = None) -> SamplingRequest:
         from diffusionbert.model import sampling_request
 
-        if self.top_k < 0:
-            raise ValueError(f"--top-k must be >= 1, or 0 for all tokens, got {self.top_k}")
-        return sampling_request(self.sampler, self.steps, self.temperature, self.top_k or None, self.top_p, block)
+        return sampling_request(self.sampler, self.steps, self.temperature, self.top_k, self.top_p, block)
 
 
 def require_device(name: str | None) -> None:

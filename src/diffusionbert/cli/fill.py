@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import OptionalPath, WithModel, Words, lines_of, option, print_json, printable
+from diffusionbert.cli.common import Capitalise, ModelOptions, Words, option
+from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 
 @dataclass(frozen=True)
-class Fill(WithModel):
+class Fill:
     """Fill the blanks of texts: [MASK] is one token, [BLANK] any number of them.
 
     Example: diffusionbert fill "paris is [BLANK] of france ." --num-alternatives 3
@@ -19,39 +20,44 @@ class Fill(WithModel):
 
     texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
-    file: OptionalPath = None
-    """A file of texts, one per line, in place of arguments; - is standard input."""
     num_alternatives: int = 1
-    """The number of fillings per text, best first; more than one are printed with their nats."""
+    """The number of fillings per text, best first; more than one are printed with their nats given the context."""
     max_blank_tokens: int = 4
     """The maximum number of tokens of a [BLANK]."""
     forbid: Words = ()
     """Words that must not be generated; the text around the blanks may contain them."""
-    capitalise: bool = True
-    """Capitalise generated text where English does it for certain (the start of a sentence, "I"), if the model is
-    uncased."""
+    capitalise: Capitalise = True
+    """Leave generated text in lower case. Default: capitalised where English does it for certain (the start of a
+    sentence, "I"), if the model is uncased."""
     seed: int = 0
     """The seed of the random part of the search."""
+    input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
+    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
 
     def run(self) -> None:
         """Prints one filling per line."""
-        from diffusionbert.inference.infill import fill
+        settings = {
+            "num_alternatives": self.num_alternatives,
+            "max_blank_tokens": self.max_blank_tokens,
+            "forbid": self.forbid,
+            "seed": self.seed,
+            "capitalise": self.capitalise,
+        }
+        run_lines(
+            self.input_output,
+            self.texts,
+            lambda: self._load(settings),
+            what="texts with [MASK] or [BLANK]",
+            columns=["text", "fillings", "nats", "conditional_on"],
+            show=self._show,
+            settings={"model": self.model.model, **settings},
+        )
 
-        texts = lines_of(self.texts, self.file, "texts with [MASK] or [BLANK]")
-        model = self.loaded()
-        for text in texts:
-            for filling in fill(
-                model.engine,
-                text,
-                self.num_alternatives,
-                max_blank_tokens=self.max_blank_tokens,
-                forbid=self.forbid,
-                seed=self.seed,
-                capitalise=self.capitalise,
-            ):
-                if self.json:
-                    print_json({"input": text, **asdict(filling)})
-                elif self.num_alternatives > 1:
-                    print(f"{filling.nats:7.2f}  {printable(filling.text)}", flush=True)
-                else:
-                    print(printable(filling.text), flush=True)
+    def _load(self, settings: Row) -> Answer:
+        from diffusionbert.inference.infill import fill_together
+
+        engine = self.model.loaded().engine
+        return lambda texts: [list(map(asdict, found)) for found in fill_together(engine, texts, **settings)]
+
+    def _show(self, row: Row) -> str:
+        return str(row["text"]) if self.num_alternatives == 1 else f"{row['nats']:7.2f}  {row['text']}"

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from diffusionbert.cli.common import (
+    Capitalise,
     Flag,
+    ModelOptions,
     OptionalInt,
     OptionalText,
     SamplerOptions,
-    WithModel,
     Words,
     option,
-    print_json,
-    printable,
+    show_generation,
 )
+from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 if TYPE_CHECKING:
+    from diffusionbert.inference.engine import Engine
     from diffusionbert.inference.tasks import Task
 
 
 @dataclass(frozen=True)
-class Generate(SamplerOptions, WithModel):
+class Generate:
     """Generate texts, unconditionally or after a prompt, with words that must or must not occur.
 
     Example: diffusionbert generate "once upon a time" -n 4 --max-new-tokens 20
     """
 
     prompts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[PROMPT ...]")] = ()
-    """Prompts in quotes, each of which gets -n texts. Default: no prompt."""
+    """Prompts in quotes, each of which gets -n texts; sources, if the model was trained on pairs. Default: none."""
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """The number of texts per prompt."""
     length: str = "corpus"
@@ -48,61 +51,84 @@ class Generate(SamplerOptions, WithModel):
     forbid: Words = ()
     """Words that must not be generated; a prompt may contain them."""
     source: OptionalText = None
-    """The source text, for models trained on pairs."""
+    """The source text, for models trained on pairs; prompts are then how the answer begins."""
     num_candidates: int = 1
-    """With --source: generate this many candidates per text and print the one that agrees most with the others
+    """With a source: generate this many candidates per text and print the one that agrees most with the others
     (minimum Bayes risk)."""
+    capitalise: Capitalise = True
+    """Leave generated text in lower case. Default: capitalised where English does it for certain (the start of a
+    sentence, "I"), if the model is uncased."""
     watch: Flag = False
     """Show every state of one text while it is generated; on a terminal in place."""
-    capitalise: bool = True
-    """Capitalise generated text where English does it for certain (the start of a sentence, "I"), if the model is
-    uncased."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
+    sampling: tyro.conf.OmitArgPrefixes[SamplerOptions] = field(default_factory=SamplerOptions)
+    input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
+    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
 
     def run(self) -> None:
         """Prints one text per line."""
+        texts = self.prompts or (("",) if self.input_output.file is None else ())
+        if self.watch:
+            self._watch(texts)
+            return
+        settings = {name: value for name, value in asdict(self).items() if name not in ("prompts", "input_output")}
+        run_lines(
+            self.input_output,
+            texts,
+            self._load,
+            what="prompts",
+            columns=["text", "length", "steps", "calls", "seed"],
+            show=lambda row: str(row["text"]),
+            settings=settings,
+        )
+
+    def _load(self) -> Answer:
+        from diffusionbert.inference.generate import generate_together
         from diffusionbert.model import generate_agreed
 
-        tasks, request = self.tasks(), self.request(self.block)
-        if self.watch and (self.json or self.num_return_sequences > 1 or len(tasks) > 1 or self.num_candidates > 1):
-            raise ValueError("--watch shows one text; leave out --json, -n, --num-candidates and all prompts but one")
-        model = self.loaded()
-        if self.watch:
-            from rich.console import Console
+        request, task = self.sampling.request(self.block), self.task()
+        engine = self.model.loaded().engine
 
-            from diffusionbert.cli.common import show_generation
-            from diffusionbert.inference.generate import stream
+        def answer(texts: list[str]) -> list[Iterable[Row]]:
+            tasks = [self._given(engine, task, text) for text in texts]
+            if len(tasks) > 1 and self.num_candidates == 1:
+                return [list(map(asdict, found)) for found in generate_together(engine, tasks, request)]
+            return [map(asdict, generate_agreed(engine, one, request, self.num_candidates)) for one in tasks]
 
-            show_generation(stream(model.engine, tasks[0], request), Console(highlight=False))
-            return
-        for task in tasks:
-            for generated in generate_agreed(model.engine, task, request, self.num_candidates):
-                if self.json:
-                    print_json({"prompt": task.prompt or None, **asdict(generated)})
-                else:
-                    print(printable(generated.text), flush=True)
+        return answer
 
-    def tasks(self) -> list[Task]:
-        """One task per prompt."""
+    def _watch(self, texts: tuple[str, ...]) -> None:
+        from rich.console import Console
+
+        from diffusionbert.inference.generate import stream
+
+        has_more = self.num_return_sequences > 1 or self.num_candidates > 1 or len(texts) != 1
+        if has_more or self.input_output != TextOptions():
+            raise ValueError("--watch shows one text; leave out -n, --num-candidates, files and all prompts but one")
+        request, task = self.sampling.request(self.block), self.task()
+        engine = self.model.loaded().engine
+        show_generation(stream(engine, self._given(engine, task, texts[0]), request), Console(highlight=False))
+
+    def task(self) -> Task:
+        """What is asked for, without a prompt."""
         from diffusionbert.inference.tasks import Task
         from diffusionbert.model import fresh_seed
 
-        seed = fresh_seed() if self.seed is None else self.seed
-        return [
-            Task(
-                self.num_return_sequences,
-                parse_length(self.length),
-                prompt,
-                self.source,
-                self.include,
-                self.forbid,
-                seed=seed,
-                max_new_tokens=self.max_new_tokens,
-                capitalise=self.capitalise,
-            )
-            for prompt in self.prompts or ("",)
-        ]
+        return Task(
+            self.num_return_sequences,
+            parse_length(self.length),
+            source=self.source,
+            include=self.include,
+            forbid=self.forbid,
+            seed=fresh_seed() if self.seed is None else self.seed,
+            max_new_tokens=self.max_new_tokens,
+            capitalise=self.capitalise,
+        )
+
+    def _given(self, engine: Engine, task: Task, text: str) -> Task:
+        is_source = engine.paired and self.source is None and text
+        return replace(task, source=text) if is_source else replace(task, prompt=text)
 
 
 def parse_length(text: str) -> int | tuple[int, int] | None:

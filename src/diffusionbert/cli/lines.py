@@ -32,6 +32,8 @@ MOST_AT_ONCE = 32
 
 Row = dict[str, Any]
 """A result as plain data."""
+Answer = Callable[[list[str]], Sequence[Iterable[Row]]]
+"""Gives the results of each of some texts."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Totals:
 def run_lines(
     options: TextOptions,
     texts: Sequence[str],
-    answer: Callable[[list[str]], Sequence[Sequence[Row]]],
+    load: Callable[[], Answer],
     *,
     what: str,
     columns: Sequence[str],
@@ -94,7 +96,8 @@ def run_lines(
     Args:
         options: Where texts come from and where results go.
         texts: The texts given as arguments.
-        answer: Gives the results of each of some texts; raises ValueError or TypeError for a text it cannot process.
+        load: Called once, when it is clear that there are texts; returns what answers them, and raises ValueError or
+            TypeError for a text that it cannot process.
         what: What the texts are, for messages: "texts with [MASK] or [BLANK]".
         columns: The fields of a result, in the order of CSV's columns.
         show: A result as one line of text.
@@ -104,6 +107,7 @@ def run_lines(
     """
     totals = totals or Totals()
     lines = _given(texts, options.file, what)
+    answer = load()
     with _open_output(options, columns, show, settings, totals) as output, _progress_bar(options) as advance:
         for chunk in _chunks(output.remaining(lines), at_once=options.file is None):
             for line, rows, error in _answered(chunk, answer, is_strict=options.file is None):
@@ -211,25 +215,26 @@ def _chunks(lines: Iterator[Line], at_once: bool) -> Iterator[list[Line]]:
 
 
 def _answered(
-    chunk: list[Line], answer: Callable[[list[str]], Sequence[Sequence[Row]]], *, is_strict: bool
-) -> Iterator[tuple[Line, Sequence[Row], str | None]]:
+    chunk: list[Line], answer: Answer, *, is_strict: bool
+) -> Iterator[tuple[Line, Iterable[Row], str | None]]:
     """The results of each line, or why there are none; what fails together is tried one by one."""
+    if is_strict:
+        for line, rows in zip(chunk, answer([line.text for line in chunk]), strict=True):
+            yield line, rows, None
+        return
     texts = [line for line in chunk if line.error is None and line.text.strip()]
-    results: dict[int, tuple[Sequence[Row], str | None]] = {}
+    found: dict[int, tuple[Iterable[Row], str | None]] = {}
     try:
-        rows = answer([line.text for line in texts]) if texts else []
-        results = {line.number: (found, None) for line, found in zip(texts, rows, strict=True)}
+        answers = [list(rows) for rows in answer([line.text for line in texts])] if texts else []
+        found = {line.number: (rows, None) for line, rows in zip(texts, answers, strict=True)}
     except (ValueError, TypeError) as error:
-        if is_strict:
-            raise
         if len(texts) == 1:
-            results = {texts[0].number: ((), reason_of(error))}
+            found = {texts[0].number: ((), reason_of(error))}
         else:
             for line in texts:
-                [(_, *outcome)] = _answered([line], answer, is_strict=False)
-                results[line.number] = (outcome[0], outcome[1])
+                found |= {line.number: outcome for line, *outcome in _answered([line], answer, is_strict=False)}  # type: ignore[misc]
     for line in chunk:
-        yield (line, *results.get(line.number, ((), line.error)))
+        yield (line, *found.get(line.number, ((), line.error)))
 
 
 # ---- output ---------------------------------------------------------------------------------------------------------
@@ -290,25 +295,25 @@ class _Output:
         """The lines that were not answered before."""
         return lines if self.progress is None else self.progress.skip_done(lines)
 
-    def write(self, line: Line, rows: Sequence[Row], error: str | None) -> None:
-        if self.format == "text":
-            for row in rows or [None]:
-                text = "" if row is None else self.show(row)
-                self.stream.write((printable(text) if self.is_terminal else text) + "\n")
-            return
-        head = {"line": line.number, "input": line.text}
-        tail = {} if error is None else {"error": error}
-        for row in [{"rank": rank, **row} for rank, row in enumerate(rows, start=1)] or [{}]:
-            self._write_row({**head, **row, **tail})
+    def write(self, line: Line, rows: Iterable[Row], error: str | None) -> None:
+        """Writes the results of a line as they come, or an empty one if there are none."""
+        head, rank = {"line": line.number, "input": line.text}, 0
+        for rank, row in enumerate(rows, start=1):
+            self._write_row({**head, "rank": rank, **row}, self.show(row))
+            self.stream.flush()
+        if not rank:
+            self._write_row(head if error is None else {**head, "error": error}, "")
 
     def write_summary(self, row: Row) -> None:
         if self.format == "jsonl":
-            self._write_row(row)
+            self._write_row(row, "")
         self.stream.flush()
 
-    def _write_row(self, row: Row) -> None:
+    def _write_row(self, row: Row, text: str) -> None:
         row = finite(row)
-        if self.format == "csv":
+        if self.format == "text":
+            self.stream.write((printable(text) if self.is_terminal else text) + "\n")
+        elif self.format == "csv":
             nested = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items() if _is_nested(value)}
             self.table.writerow({**row, **nested})
         else:

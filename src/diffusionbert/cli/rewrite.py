@@ -2,63 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import (
-    OptionalInt,
-    OptionalPath,
-    SamplerOptions,
-    WithModel,
-    Words,
-    lines_of,
-    option,
-    print_json,
-    printable,
-)
+from diffusionbert.cli.common import Capitalise, ModelOptions, OptionalInt, SamplerOptions, Words, option
+from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 
 @dataclass(frozen=True)
-class Rewrite(SamplerOptions, WithModel):
-    """Rewrite texts: mask a share of the tokens, drawn at random, and generate them again.
+class Rewrite:
+    """Rewrite texts: mask a share of the tokens, drawn at random, and generate them again; the rest stays as it is.
 
     Example: diffusionbert rewrite "the king was born in london ." --strength 0.4 -n 3
     """
 
     texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
-    file: OptionalPath = None
-    """A file of texts, one per line, in place of arguments; - is standard input."""
     strength: float = 0.4
     """The share of tokens to mask, in (0, 1]."""
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """The number of rewritten texts per text."""
     forbid: Words = ()
     """Words to replace wherever they occur; they are not generated."""
-    capitalise: bool = True
-    """Capitalise generated text where English does it for certain (the start of a sentence, "I"), if the model is
-    uncased."""
+    capitalise: Capitalise = True
+    """Leave generated text in lower case. Default: capitalised where English does it for certain (the start of a
+    sentence, "I"), if the model is uncased."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
+    sampling: tyro.conf.OmitArgPrefixes[SamplerOptions] = field(default_factory=SamplerOptions)
+    input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
+    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
 
     def run(self) -> None:
         """Prints one rewritten text per line."""
-        from diffusionbert.inference.generate import generate
+        run_lines(
+            self.input_output,
+            self.texts,
+            self._load,
+            what="texts to rewrite",
+            columns=["text", "length", "steps", "calls", "seed", "kept"],
+            show=lambda row: str(row["text"]),
+            settings={
+                "model": self.model.model,
+                "sampling": asdict(self.sampling),
+                "strength": self.strength,
+                "number": self.num_return_sequences,
+                "forbid": self.forbid,
+                "capitalise": self.capitalise,
+                "seed": self.seed,
+            },
+        )
+
+    def _load(self) -> Answer:
+        from diffusionbert.inference.generate import generate_together
         from diffusionbert.inference.tasks import Task
         from diffusionbert.model import fresh_seed
 
-        texts, request = lines_of(self.texts, self.file, "texts to rewrite"), self.request()
-        seed = fresh_seed() if self.seed is None else self.seed
-        task = Task(
-            self.num_return_sequences, strength=self.strength, forbid=self.forbid, seed=seed, capitalise=self.capitalise
-        )
-        tasks = [replace(task, rewrite=text) for text in texts]
-        model = self.loaded()
-        for task in tasks:
-            for one in generate(model.engine, task, request):
-                if self.json:
-                    print_json({"input": task.rewrite, **asdict(one)})
-                else:
-                    print(printable(one.text), flush=True)
+        request, seed = self.sampling.request(), fresh_seed() if self.seed is None else self.seed
+        number, engine = self.num_return_sequences, self.model.loaded().engine
+
+        def task(text: str) -> Task:
+            return Task(
+                number,
+                rewrite=text,
+                strength=self.strength,
+                forbid=self.forbid,
+                seed=seed,
+                capitalise=self.capitalise,
+            )
+
+        def answer(texts: list[str]) -> list[list[Row]]:
+            return [list(map(asdict, found)) for found in generate_together(engine, list(map(task, texts)), request)]
+
+        return answer
