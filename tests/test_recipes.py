@@ -10,7 +10,7 @@ import pytest
 from tiny_models import corpus, folder, run_of
 
 from diffusionbert.cli.main import main
-from diffusionbert.cli.train import Train, configure
+from diffusionbert.cli.train import Train, TrainingOptions, configure
 from diffusionbert.networks.loading import Pretrained
 from diffusionbert.recipes import FINE_TUNING_RATE, PRESETS, SYSTEMS, recipe, train
 from diffusionbert.reproduce import Request
@@ -35,7 +35,9 @@ def test_a_run_from_a_masked_language_model_has_the_rate_of_a_preset_that_is_mea
 
 
 def test_a_learning_rate_that_is_given_is_used(tmp_path):
-    given = configure(Train(tmp_path, "pydoc", start="bundled", learning_rate=3e-3, warmup=7)).training
+    given = configure(
+        Train(tmp_path, "pydoc", start="bundled", training=TrainingOptions(learning_rate=3e-3, warmup=7))
+    ).training
     assert (given.learning_rate, given.warmup) == (3e-3, 7)
 
 

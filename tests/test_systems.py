@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
 from diffusionbert.cli.main import main
-from diffusionbert.cli.train import Train, configure
+from diffusionbert.cli.train import DiffusionOptions, Train, configure
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.rng import Noise
@@ -389,5 +389,7 @@ def test_unsupported_options_of_a_system_are_refused_in_one_line(options, messag
 
 def test_word_vectors_take_a_schedule_and_its_floor(tmp_path):
     named = {"objective": "gaussian:floor=0.01", "schedule": "sqrt", "diffusion_steps": 50}
-    objective = configure(Train(tmp_path, str(corpus()), system="diffusion-lm", **named)).objective
+    objective = configure(
+        Train(tmp_path, str(corpus()), system="diffusion-lm", diffusion=DiffusionOptions(**named))
+    ).objective
     assert objective == GaussianConfig(Sqrt(), 50, 0.01)

@@ -247,7 +247,7 @@ def test_options_that_would_do_nothing_or_harm_are_refused(short_run, tmp_path, 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 def test_half_precision_needs_a_gpu(short_run, tmp_path, refused):
-    said = refused(f"--output={tmp_path / 'run'}", f"--data={short_run / 'text.txt'}", "--precision=fp16")
+    said = refused(f"--output={tmp_path / 'run'}", f"--data={short_run / 'text.txt'}", "--mixed-precision=fp16")
     assert said.endswith("`precision` fp16 needs a GPU, and none was found; use bf16 or no")
     assert not (tmp_path / "run").exists()
 

@@ -8,13 +8,105 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from tyro.conf import OmitArgPrefixes
+
 from diffusionbert.cli.common import Flag, OptionalFloat, OptionalInt, OptionalPath, OptionalText, option
 
 if TYPE_CHECKING:
     from diffusionbert.objectives.base import ObjectiveConfig
     from diffusionbert.training.config import RunConfig
 
-_SIZES = "layers", "width", "heads", "dropout"
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How the corpus is read; what is left out is the preset's."""
+
+    validation: OptionalText = None
+    """A validation corpus. Default: a share of the data is held out."""
+    field: OptionalText = None
+    """The field of JSON lines that holds the text, or the source of a pair."""
+    target_field: OptionalText = None
+    """The field of JSON lines that holds the target of a pair."""
+    vocabulary: Annotated[int | str | None, option("INT|STR")] = None
+    """The size of a WordPiece vocabulary to train on the data, or the folder or Hub name of a tokenizer."""
+    max_length: OptionalInt = None
+    """The maximum number of tokens of a sequence; longer ones are skipped and counted."""
+    cased: Flag = False
+    """Keep upper case instead of lower-casing the text."""
+    detokenise: Flag = False
+    """Undo the tokenisation of text such as LM1B's: "it 's" becomes "it's"."""
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """The size of a new network; what is left out is the preset's."""
+
+    layers: OptionalInt = None
+    """The number of layers of a new network."""
+    width: OptionalInt = None
+    """The hidden size of a new network."""
+    heads: OptionalInt = None
+    """The number of attention heads of a new network."""
+    dropout: OptionalFloat = None
+    """The dropout of a new network."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How the network is trained; what is left out is the preset's."""
+
+    steps: OptionalInt = None
+    """The number of training steps."""
+    batch_tokens: OptionalInt = None
+    """The number of tokens per global batch, padding included."""
+    batch_sequences: OptionalInt = None
+    """The number of sequences per global batch, in place of --batch-tokens."""
+    micro_tokens: OptionalInt = None
+    """The maximum number of tokens on one device at once; larger batches are accumulated."""
+    learning_rate: OptionalFloat = None
+    """The peak learning rate. Default: the preset's; with --start at most 1e-4 if the start is a diffusion model or the
+    preset is tiny."""
+    warmup: OptionalInt = None
+    """The number of warm-up steps."""
+    decay: Annotated[
+        Literal["linear", "cosine", "inverse_sqrt", "constant_with_warmup"] | None,
+        option("{linear,cosine,inverse_sqrt,constant_with_warmup}"),
+    ] = None
+    """The schedule of the learning rate after the warm-up."""
+    ema: OptionalFloat = None
+    """Validate and export an exponential moving average of the parameters with this decay, such as 0.9999."""
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None
+    """The type of matrix products."""
+    compile: Flag = False
+    """Compile the network with torch.compile, as the wiki presets do."""
+    no_compile: Flag = False
+    """Do not compile the network, even if the preset does."""
+    sharded: Flag = False
+    """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
+    patience: OptionalInt = None
+    """Stop after this many validations without improvement."""
+    seed: OptionalInt = None
+    """The seed of initialisation, batches and noise."""
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What is recorded, and how often; what is left out is the preset's."""
+
+    validate_every: OptionalInt = None
+    """The number of steps between validations."""
+    save_every: OptionalInt = None
+    """The number of steps between checkpoints."""
+    log_every: OptionalInt = None
+    """The number of steps between entries of the log."""
+    trackers: Annotated[
+        tuple[Literal["tensorboard", "wandb", "trackio"], ...], option("[{tensorboard,wandb,trackio} ...]")
+    ] = ()
+    """Experiment trackers to log to, beside log.jsonl."""
+    push: OptionalText = None
+    """Push the trained model to the Hub under this name; a new repository is private."""
+    cache: OptionalPath = None
+    """The directory for encoded corpora. Default: the user's cache directory."""
 
 
 @dataclass(frozen=True)
@@ -39,76 +131,10 @@ class Run(ABC):
     resume: Flag = False
     """Continue the run in the output directory from its last checkpoint. Settings of training may change; data, network
     and objective may not, and can be left out."""
-    validation: OptionalText = None
-    """A validation corpus. Default: a share of the data is held out."""
-    field: OptionalText = None
-    """The field of JSON lines that holds the text, or the source of a pair."""
-    target_field: OptionalText = None
-    """The field of JSON lines that holds the target of a pair."""
-    vocabulary: Annotated[int | str | None, option("INT|STR")] = None
-    """The size of a WordPiece vocabulary to train on the data, or the folder or Hub name of a tokenizer. Default: the
-    preset's."""
-    max_length: OptionalInt = None
-    """The maximum number of tokens of a sequence; longer ones are skipped and counted. Default: the preset's."""
-    cased: Flag = False
-    """Keep upper case instead of lower-casing the text."""
-    detokenise: Flag = False
-    """Undo the tokenisation of text such as LM1B's: "it 's" becomes "it's"."""
-    layers: OptionalInt = None
-    """The number of layers of a new network. Default: the preset's."""
-    width: OptionalInt = None
-    """The hidden size of a new network. Default: the preset's."""
-    heads: OptionalInt = None
-    """The number of attention heads of a new network. Default: the preset's."""
-    dropout: OptionalFloat = None
-    """The dropout of a new network. Default: the preset's."""
-    steps: OptionalInt = None
-    """The number of training steps. Default: the preset's."""
-    batch_tokens: OptionalInt = None
-    """The number of tokens per global batch, padding included. Default: the preset's."""
-    batch_sequences: OptionalInt = None
-    """The number of sequences per global batch, in place of --batch-tokens."""
-    micro_tokens: OptionalInt = None
-    """The maximum number of tokens on one device at once; larger batches are accumulated. Default: the preset's."""
-    learning_rate: OptionalFloat = None
-    """The peak learning rate. Default: the preset's; with --start at most 1e-4 if the start is a diffusion model or the
-    preset is tiny."""
-    warmup: OptionalInt = None
-    """The number of warm-up steps. Default: the preset's."""
-    decay: Annotated[
-        Literal["linear", "cosine", "inverse_sqrt", "constant_with_warmup"] | None,
-        option("{linear,cosine,inverse_sqrt,constant_with_warmup}"),
-    ] = None
-    """The schedule of the learning rate after the warm-up. Default: the preset's."""
-    ema: OptionalFloat = None
-    """Validate and export an exponential moving average of the parameters with this decay, such as 0.9999. Default: the
-    preset's."""
-    precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None
-    """Mixed precision. Default: the preset's."""
-    compile: Flag = False
-    """Compile the network with torch.compile, as the wiki presets do."""
-    no_compile: Flag = False
-    """Do not compile the network, even if the preset does."""
-    sharded: Flag = False
-    """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
-    patience: OptionalInt = None
-    """Stop after this many validations without improvement. Default: the preset's."""
-    validate_every: OptionalInt = None
-    """The number of steps between validations. Default: the preset's."""
-    save_every: OptionalInt = None
-    """The number of steps between checkpoints. Default: the preset's."""
-    log_every: OptionalInt = None
-    """The number of steps between entries of the log. Default: the preset's."""
-    seed: OptionalInt = None
-    """The seed of initialisation, batches and noise. Default: the preset's."""
-    trackers: Annotated[
-        tuple[Literal["tensorboard", "wandb", "trackio"], ...], option("[{tensorboard,wandb,trackio} ...]")
-    ] = ()
-    """Experiment trackers to log to, beside log.jsonl."""
-    push: OptionalText = None
-    """Push the trained model to the Hub under this name; a new repository is private."""
-    cache: OptionalPath = None
-    """The directory for encoded corpora. Default: the user's cache directory."""
+    text: OmitArgPrefixes[DataOptions] = DataOptions()
+    network: OmitArgPrefixes[NetworkOptions] = NetworkOptions()
+    training: OmitArgPrefixes[TrainingOptions] = TrainingOptions()
+    records: OmitArgPrefixes[RecordOptions] = RecordOptions()
 
     @abstractmethod
     def base(self, data: str) -> RunConfig:
@@ -122,7 +148,7 @@ class Run(ABC):
 
         config = _resumed(self) if self.resume else configure(self)
         require_pairs(getattr(self, "system", None), config)
-        run = train(config, self.output, cache=self.cache, resume=self.resume, auto=self.auto)
+        run = train(config, self.output, cache=self.records.cache, resume=self.resume, auto=self.auto)
         state, model = run.state, self.output / "model"
         if run.is_main_process:
             best = f"not validated yet; current parameters in {model}"
@@ -130,10 +156,36 @@ class Run(ABC):
                 figure = "none" if state.best is None else f"{state.best:.4f} per token at step {state.best_step}"
                 best = f"best validation {figure}; model in {model}"
             print(f"{self.output}: step {state.step}, {best}")
-            if self.push and not run.is_stopped:
-                print(f"pushed to {push_model(model, self.push)}")
+            if self.records.push and not run.is_stopped:
+                print(f"pushed to {push_model(model, self.records.push)}")
         if run.is_stopped:  # a script must not continue after an unfinished run
             raise KeyboardInterrupt
+
+
+@dataclass(frozen=True)
+class DiffusionOptions:
+    """The objective and its noise; what is left out is the system's."""
+
+    objective: OptionalText = None
+    """An objective by name, with its settings if they differ from the defaults: discrete-time, continuous-time,
+    order-agnostic, gaussian:floor=0.01, …"""
+    schedule: OptionalText = None
+    """A noise schedule by name: linear, cosine, sqrt, spindle, spindle:strength=0.3,mean=sentence,floor=0.05, …"""
+    time_sampling: OptionalText = None
+    """The distribution of training times: uniform, early, bell, bell:depth=0.8,weighted=false. Without importance
+    weights the loss is not a bound, but the model gets better."""
+    diffusion_steps: OptionalInt = None
+    """T, the number of steps of the time grid."""
+    quantity: Annotated[Literal["strict", "paper"] | None, option("{strict,paper}")] = None
+    """strict is a bound on the likelihood; paper, on which the published spindle figures rest, is not."""
+    hybrid: OptionalFloat = None
+    """The weight of D3PM's auxiliary cross-entropy."""
+    noise: Annotated[Literal["absorbing", "uniform"] | None, option("{absorbing,uniform}")] = None
+    """The forward process: tokens become [MASK] or random tokens."""
+    time: Annotated[
+        Literal["none", "prefix", "layers", "layers-learned"] | None, option("{none,prefix,layers,layers-learned}")
+    ] = None
+    """The time conditioning of the network: none (TAD), prefix (PTE), layers or layers-learned (LTE)."""
 
 
 @dataclass(frozen=True)
@@ -150,29 +202,7 @@ class Train(Run):
     """A system of the paper or one of its peers by name, which sets objective, start and time embedding:
     diffusionbert, d3pm, mdlm, genmd4, oa-ardm, multinomial, diffusion-lm, diffuseq, bert-mouth, cmlm, sundae, decoder,
     …; all are in docs/methods.md. Default: the preset's objective."""
-    objective: OptionalText = None
-    """An objective by name, with its settings if they differ from the defaults: discrete-time, continuous-time,
-    order-agnostic, gaussian:floor=0.01, … Default: the system's."""
-    schedule: OptionalText = None
-    """A noise schedule by name: linear, cosine, sqrt, spindle, spindle:strength=0.3,mean=sentence,floor=0.05, …
-    Default: the system's."""
-    time_sampling: OptionalText = None
-    """The distribution of training times: uniform, early, bell, bell:depth=0.8,weighted=false. Without importance
-    weights the loss is not a bound, but the model gets better. Default: the system's."""
-    diffusion_steps: OptionalInt = None
-    """T, the number of steps of the time grid. Default: the system's."""
-    quantity: Annotated[Literal["strict", "paper"] | None, option("{strict,paper}")] = None
-    """strict is a bound on the likelihood; paper, on which the published spindle figures rest, is not. Default: the
-    system's."""
-    hybrid: OptionalFloat = None
-    """The weight of D3PM's auxiliary cross-entropy. Default: the system's."""
-    noise: Annotated[Literal["absorbing", "uniform"] | None, option("{absorbing,uniform}")] = None
-    """The forward process: tokens become [MASK] or random tokens. Default: the system's."""
-    time: Annotated[
-        Literal["none", "prefix", "layers", "layers-learned"] | None, option("{none,prefix,layers,layers-learned}")
-    ] = None
-    """The time conditioning of the network: none (TAD), prefix (PTE), layers or layers-learned (LTE). Default: the
-    system's."""
+    diffusion: OmitArgPrefixes[DiffusionOptions] = DiffusionOptions()
 
     def base(self, data: str) -> RunConfig:
         """The preset, system and start."""
@@ -201,19 +231,19 @@ def configure(options: Run) -> RunConfig:
 
 def _changed(options: Run, config: RunConfig) -> RunConfig:
     """The configuration with what the options set."""
-    data = _replaced(options, config.data)
-    data = replace(data, corpus=options.data or data.corpus, lower=data.lower and not options.cased)
+    data = _replaced(options.text, config.data)
+    data = replace(data, corpus=options.data or data.corpus, lower=data.lower and not options.text.cased)
     config = replace(_with_training(options, config), data=data)
-    if any(getattr(options, name) is not None for name in _SIZES):
+    if options.network != NetworkOptions():
         if config.backbone.pretrained is not None:
             raise ValueError(
                 "--layers, --width, --heads and --dropout are for new networks; leave them out, or start from scratch"
             )
-        config = replace(config, backbone=_replaced(options, config.backbone))
+        config = replace(config, backbone=_replaced(options.network, config.backbone))
     return _with_objective(options, config) if isinstance(options, Train) else config
 
 
-def _replaced(options: Run, settings: Any) -> Any:
+def _replaced(options: Any, settings: Any) -> Any:
     """The settings with the fields replaced that the options set."""
     values = {field.name: getattr(options, field.name, None) for field in fields(settings)}
     return replace(
@@ -222,10 +252,12 @@ def _replaced(options: Run, settings: Any) -> Any:
     )
 
 
-def _with_training(options: Run, config: RunConfig) -> RunConfig:
+def _with_training(given: Run, config: RunConfig) -> RunConfig:
     from diffusionbert.training.batches import FixedSequences, TokenBudget
 
-    training = _replaced(options, config.training)
+    training, options = _replaced(given.records, _replaced(given.training, config.training)), given.training
+    if options.mixed_precision is not None:
+        training = replace(training, precision=options.mixed_precision)
     if options.compile and options.no_compile:
         raise ValueError("--compile and --no-compile exclude each other; give one of them")
     if options.no_compile:
@@ -248,8 +280,8 @@ def _with_objective(options: Train, config: RunConfig) -> RunConfig:
 
     objective: Any = config.objective
     member: Any = from_text  # mypy refuses abstract families
-    if options.objective is not None:
-        objective = _chosen_objective(options.objective, objective)
+    if options.diffusion.objective is not None:
+        objective = _chosen_objective(options.diffusion.objective, objective)
     settings: dict[str, tuple[str, Any]] = {
         "schedule": ("schedule", lambda text: member(text, NoiseSchedule, "--schedule")),
         "time_sampling": ("time_sampling", lambda text: member(text, TimeSampling, "--time-sampling")),
@@ -259,14 +291,14 @@ def _with_objective(options: Train, config: RunConfig) -> RunConfig:
         "noise": ("uniform_noise", lambda noise: noise == "uniform"),
     }
     for option_name, (field, parse) in settings.items():
-        if (given := getattr(options, option_name)) is None:
+        if (given := getattr(options.diffusion, option_name)) is None:
             continue
         value = parse(given)
         if field not in {known.name for known in fields(objective)}:
             name, flag = objective.registry.name_of(objective), option_name.replace("_", "-")
             raise ValueError(f"--{flag} {given} is not for the objective {name}; leave it out")
         objective = replace(objective, **{field: value})
-    time = config.time if options.time is None else TimeEmbedding(options.time)
+    time = config.time if options.diffusion.time is None else TimeEmbedding(options.diffusion.time)
     return replace(config, objective=objective, time=time)
 
 
