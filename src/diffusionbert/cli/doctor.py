@@ -14,10 +14,10 @@ from diffusionbert.cli.common import (
     OptionalText,
     SamplerOptions,
     WithModel,
-    lines_of,
     print_json,
 )
 from diffusionbert.cli.generate import parse_length
+from diffusionbert.cli.lines import read_lines
 
 if TYPE_CHECKING:
     from diffusionbert.evaluation.doctor import Diagnosis
@@ -69,7 +69,7 @@ class Doctor(SamplerOptions, WithModel):
 
         task = Task(self.num_return_sequences, parse_length(self.length), seed=self.seed)
         sampling = self.request(self.block)
-        samples = [] if self.samples is None else lines_of((), self.samples, "samples")
+        samples = [] if self.samples is None else read_lines(self.samples, "samples")
         with progress_line(self.num_return_sequences, visible=not samples) as show:
             return examine(model, task, sampling, samples, corpus, lambda done: show(done, "samples"))
 

@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from diffusionbert.cli.common import Flag, OptionalPath, finite, option, printable
 from diffusionbert.reporting import logger, reason_of
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 LONGEST_LINE = 100_000
 """In characters."""
@@ -34,6 +37,8 @@ Row = dict[str, Any]
 """A result as plain data."""
 Answer = Callable[[list[str]], Sequence[Iterable[Row]]]
 """Gives the results of each of some texts."""
+Show = Callable[[Row], "str | Text"]
+"""A result as text; coloured text keeps its colours on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def run_lines(
     *,
     what: str,
     columns: Sequence[str],
-    show: Callable[[Row], str],
+    show: Show,
     settings: Row,
     totals: Totals | None = None,
     summary: Callable[[], tuple[str, Row]] | None = None,
@@ -100,7 +105,7 @@ def run_lines(
             TypeError for a text that it cannot process.
         what: What the texts are, for messages: "texts with [MASK] or [BLANK]".
         columns: The fields of a result, in the order of CSV's columns.
-        show: A result as one line of text.
+        show: A result as text.
         settings: What the results depend on beside the texts; a file is only continued with the same settings.
         totals: What `answer` adds up.
         summary: At the end, a line for standard error and a row for JSON.
@@ -242,7 +247,7 @@ def _answered(
 
 @contextmanager
 def _open_output(
-    options: TextOptions, columns: Sequence[str], show: Callable[[Row], str], settings: Row, totals: Totals
+    options: TextOptions, columns: Sequence[str], show: Show, settings: Row, totals: Totals
 ) -> Iterator[_Output]:
     if options.output is None:
         yield _Output(sys.stdout, options.chosen_format, columns, show, None)
@@ -281,7 +286,7 @@ class _Output:
         stream: Any,
         format: str,
         columns: Sequence[str],
-        show: Callable[[Row], str],
+        show: Show,
         progress: _Progress | None,
     ) -> None:
         self.stream, self.format, self.show, self.progress = stream, format, show, progress
@@ -309,10 +314,14 @@ class _Output:
             self._write_row(row, "")
         self.stream.flush()
 
-    def _write_row(self, row: Row, text: str) -> None:
+    def _write_row(self, row: Row, text: str | Text) -> None:
         row = finite(row)
-        if self.format == "text":
+        if self.format == "text" and isinstance(text, str):
             self.stream.write((printable(text) if self.is_terminal else text) + "\n")
+        elif self.format == "text":
+            from rich.console import Console
+
+            Console(file=self.stream, highlight=False).print(text, soft_wrap=True)
         elif self.format == "csv":
             nested = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items() if _is_nested(value)}
             self.table.writerow({**row, **nested})

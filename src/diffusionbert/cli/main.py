@@ -29,6 +29,7 @@ COMMANDS = (
     "fill",
     "rewrite",
     "score",
+    "choose",
     "train",
     "pretrain",
     "evaluate",

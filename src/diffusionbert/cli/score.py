@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffusionbert.cli.common import Flag, OptionalPath, WithModel, lines_of, option, print_json, printable
+from diffusionbert.cli.common import Flag, ModelOptions, OptionalText, coloured, option, printable
+from diffusionbert.cli.lines import Answer, Row, TextOptions, Totals, run_lines
 
 if TYPE_CHECKING:
-    from diffusionbert.inference.tasks import TextScore
+    from rich.text import Text
+
+    from diffusionbert.inference.score import ScoreSettings
+
+OptionalOrder = Annotated[
+    Literal["left-to-right", "confidence", "entropy"] | None, option("{left-to-right,confidence,entropy}")
+]
+SIZES = ("num_tokens", "num_words", "num_bytes", "num_draws", "num_unknown")
 
 
 @dataclass(frozen=True)
-class Score(WithModel):
+class Score:
     """Score texts: nats, perplexities and bits per byte, with the kind of likelihood and an interval.
 
     Example: diffusionbert score "the capital of france is paris ." "paris the is france capital of ."
@@ -22,45 +32,160 @@ class Score(WithModel):
 
     texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
-    file: OptionalPath = None
-    """A file of texts, one per line, in place of arguments; - is standard input."""
     tokens: Flag = False
-    """Show the nats of each token."""
+    """Show the nats of each token, which add up to the score."""
     precision: float = 0.25
-    """Draw for each text until the 95 % interval of its perplexity is this narrow, relative to it."""
+    """Draw for each text until the 95 % interval of its perplexity per token is this narrow, relative to it."""
+    max_draws: int = 4096
+    """The most sequences that the network computes for one text; a text that needs more is marked."""
+    steps: OptionalText = None
+    """Which bound: a number T for the T-step bound, or continuous. Default: continuous, for all models that have it."""
+    order: OptionalOrder = None
+    """The exact likelihood of generating the text in this order, without draws, in place of a bound."""
+    paired: Flag = False
+    """Compare the texts given as arguments: they share their noise, and each is shown with its difference to the first,
+    which has an interval of its own."""
+    overlong: Annotated[Literal["window", "skip", "error"], option("{window,skip,error}")] = "window"
+    """Texts that are longer than the model reads: score them in overlapping windows, skip and count them, or refuse
+    them. Default: window."""
     seed: int = 0
     """The seed of the draws."""
+    input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
+    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
 
     def run(self) -> None:
-        """Prints the texts with their scores."""
-        texts = lines_of(self.texts, self.file, "texts")
-        model = self.loaded()
-        scores = model.score(texts, precision=self.precision, overlong="error", tokens=self.tokens, seed=self.seed)
-        for score in scores:
-            if self.json:
-                print_json(score.to_json())
-            else:
-                _show(score)
+        """Prints the texts with their scores, and the total of several."""
+        if self.paired and self.input_output.file is not None:
+            raise ValueError("--paired compares texts that are given together; give them as arguments, without --file")
+        totals, seen = Totals(), Counter[tuple[float, ...]]()
+        columns = ["nats", "ci95", "nats_per_token", "perplexity_per_token", "perplexity_per_word", "bits_per_byte"]
+        columns += ["kind", "quantity", "conditional_on", *SIZES, "precision_reached", "standard_error", "difference"]
+        names: dict[str, str] = {}
+
+        def load() -> Answer:
+            from diffusionbert.inference.score import score
+
+            settings, engine = self.settings(), self.model.loaded().engine
+
+            def answer(texts: list[str]) -> list[list[Row]]:
+                scores = score(engine, texts, settings)
+                for one in scores:
+                    totals.add(skipped=float(one is None))
+                    if one is not None:
+                        names.update(kind=one.kind.value, quantity=one.quantity, conditional_on=one.conditional_on)
+                return [[] if one is None else [one.to_json()] for one in scores]
+
+            return answer
+
+        def show(row: Row) -> str | Text:
+            _add(totals, seen, row)
+            return _shown(row, is_line=self.input_output.file is not None)
+
+        run_lines(
+            self.input_output,
+            self.texts,
+            load,
+            what="texts",
+            columns=columns + (["tokens"] if self.tokens else []),
+            show=show,
+            settings={
+                "model": self.model.model,
+                "precision": self.precision,
+                "max_draws": self.max_draws,
+                "steps": self.steps,
+                "order": self.order,
+                "overlong": self.overlong,
+                "tokens": self.tokens,
+                "seed": self.seed,
+            },
+            totals=totals,
+            summary=None if len(self.texts) == 1 else lambda: _total(totals, names),
+        )
+
+    def settings(self) -> ScoreSettings:
+        """Which number, and how precise."""
+        from diffusionbert.inference.score import ScoreSettings
+        from diffusionbert.likelihood.orders import Order
+        from diffusionbert.likelihood.sentence import SentenceBudget
+
+        steps = int(self.steps) if self.steps is not None and self.steps.isdecimal() else self.steps
+        order = None if self.order is None else Order.named(self.order)
+        budget = SentenceBudget(self.precision, self.max_draws, self.seed)
+        return ScoreSettings(budget, steps, order, self.paired, self.overlong, self.tokens)
 
 
-def _show(score: TextScore) -> None:
-    from rich.console import Console
+def _add(totals: Totals, seen: Counter[tuple[float, ...]], row: Row) -> None:
+    """Adds a score to the total. Equal texts share their draws, so that their errors add up."""
+    key = (row["nats"], row["num_tokens"], row["standard_error"])
+    seen[key] += 1
+    variance = (2 * seen[key] - 1) * row["standard_error"] ** 2
+    degrees = row["degrees_of_freedom"]
+    totals.add(
+        texts=1.0,
+        nats=row["nats"],
+        imprecise=float(not row["precision_reached"]),
+        variance=variance,
+        fourth=0.0 if variance == 0 else variance**2 / degrees,
+        **{name: float(row[name]) for name in SIZES},
+    )
+
+
+def _total(totals: Totals, names: dict[str, str]) -> tuple[str, Row]:
+    """The sum of all scores, as a line and as a row."""
+    from diffusionbert.likelihood.sentence import Uncertainty
+
+    if not totals["texts"]:
+        return "no text was scored", {"total": {"num_texts": 0, "num_skipped": int(totals["skipped"])}}
+    variance, fourth = totals["variance"], totals["fourth"]
+    known = Uncertainty(math.sqrt(variance), variance**2 / fourth if fourth else math.inf)
+    nats, num_tokens, num_bytes = totals["nats"], totals["num_tokens"], totals["num_bytes"]
+    low, high = known.interval(nats, 0.0)
+    perplexity, bits = math.exp(min(709, nats / num_tokens)), nats / num_bytes / math.log(2)
+    row = {
+        "nats": nats,
+        "ci95": [low, high],
+        "nats_per_token": nats / num_tokens,
+        "perplexity_per_token": perplexity,
+        "bits_per_byte": bits,
+        **names,
+        "num_texts": int(totals["texts"]),
+        "num_skipped": int(totals["skipped"]),
+        "num_imprecise": int(totals["imprecise"]),
+        **{name: int(totals[name]) for name in SIZES},
+    }
+    line = (
+        f"{row['num_texts']} texts, {num_tokens:.0f} tokens: {nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity "
+        f"{perplexity:.4g} per token, {bits:.3f} bits per byte"
+    )
+    for count, what in (
+        (row["num_skipped"], "too long and skipped"),
+        (row["num_imprecise"], "less precise than asked"),
+    ):
+        line += f"; {count} {what}" if count else ""
+    return line, {"total": row}
+
+
+def _shown(row: Row, *, is_line: bool) -> str | Text:
+    """A score on one line for a file, else with all that belongs to it."""
     from rich.text import Text
 
-    from diffusionbert.cli.common import coloured
-
-    low, high = score.ci95
-    console = Console(highlight=False)
-    pieces = None if score.tokens is None else [(printable(token), nats) for token, nats in score.tokens]
-    line = Text(printable(score.text)) if pieces is None else coloured(pieces)
-    console.print(line, soft_wrap=True)
-    console.print(
-        f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity {score.perplexity_per_token:.4g} per token, "
-        f"{score.perplexity_per_word:.4g} per word, {score.bits_per_byte:.2f} bits per byte "
-        f"({score.kind.value}, {score.quantity}, given {score.conditional_on}, {score.num_draws} draws)"
-        + (f"; {score.num_unknown} unknown tokens" if score.num_unknown else "")
-        + (f"; {score.message}" if score.message else ""),
-        style="dim",
-        soft_wrap=True,
-        markup=False,
+    (low, high), tokens = row["ci95"], row.get("tokens")
+    if is_line:
+        text = row["text"] if tokens is None else " ".join(f"{token}({nats:.2f})" for token, nats in tokens)
+        return f"{row['nats']:8.2f} [{low:.2f}, {high:.2f}]  {row['perplexity_per_token']:8.4g}  {text}"
+    text = (
+        Text(printable(row["text"])) if tokens is None else coloured([(printable(one), nats) for one, nats in tokens])
     )
+    details = (
+        f"\n    {row['nats']:.1f} nats [{low:.1f}, {high:.1f}], perplexity {row['perplexity_per_token']:.4g} per token, "
+        f"{row['perplexity_per_word']:.4g} per word, {row['bits_per_byte']:.2f} bits per byte ({row['kind']}, "
+        f"{row['quantity']}, given {row['conditional_on']}, {row['num_draws']} draws)"
+    )
+    if row["num_unknown"]:
+        details += f"; {row['num_unknown']} unknown tokens"
+    if not row["precision_reached"]:
+        details += f"; the precision was not reached in {row['num_draws']} draws"
+    if (difference := row.get("difference")) is not None:
+        low, high = difference["ci95"]
+        details += f"\n    {difference['nats']:+.1f} nats [{low:+.1f}, {high:+.1f}] against the first text"
+    return text.append(details, "dim")

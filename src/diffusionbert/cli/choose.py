@@ -1,0 +1,66 @@
+"""`choose`: which of several options fits a blank, or continues a text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Literal
+
+import tyro
+
+from diffusionbert.cli.common import ModelOptions, option
+from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Choose among options for a [BLANK], or for how a text goes on: exact probabilities, normalised over the options.
+
+    Example: diffusionbert choose "the capital of france is [BLANK] ." paris "new york" berlin
+    """
+
+    text_and_options: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT OPTION OPTION ...]")] = ()
+    """A text with one [BLANK], or without one, to be continued, and two or more options. With --file, each line has
+    them separated by tabs; as text, the best option of each line is printed."""
+    order: Annotated[
+        Literal["left-to-right", "confidence", "entropy"], option("{left-to-right,confidence,entropy}")
+    ] = "left-to-right"
+    """The order in which an option's tokens are generated. Default: left-to-right."""
+    prior: Annotated[Literal["uniform", "context"], option("{uniform,context}")] = "uniform"
+    """The prior over the options' lengths in tokens: uniform, or p(length) times the probability of the text around an
+    option of this length. Default: uniform."""
+    input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
+    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
+
+    def run(self) -> None:
+        """Prints the options of a text, the most probable first."""
+        given = "\t".join(part.replace("\t", " ") for part in self.text_and_options)
+        run_lines(
+            self.input_output,
+            [given] if self.text_and_options else [],
+            self._load,
+            what="a text and two or more options",
+            columns=["option", "probability", "nats", "length_nats", "num_tokens", "order", "prior", "conditional_on"],
+            show=lambda row: f"{row['probability']:6.4f}  {row['option']}",
+            settings={"model": self.model.model, "order": self.order, "prior": self.prior},
+        )
+
+    def _load(self) -> Answer:
+        from diffusionbert.inference.choose import choose
+        from diffusionbert.likelihood.orders import Order
+
+        engine = self.model.loaded().engine
+        is_best_only = self.input_output.file is not None and self.input_output.chosen_format == "text"
+
+        def answer(lines: list[str]) -> list[list[Row]]:
+            texts, options = zip(
+                *((text, options) for text, *options in (line.split("\t") for line in lines)), strict=True
+            )
+            choices = choose(engine, texts, options, order=Order.named(self.order), prior=self.prior)
+            found = []
+            for choice in choices:
+                shared = {"order": choice.order, "prior": choice.prior, "conditional_on": choice.conditional_on}
+                ranked = sorted(choice.options, key=lambda one: -one.probability)
+                found.append([asdict(one) | shared for one in (ranked[:1] if is_best_only else ranked)])
+            return found
+
+        return answer
