@@ -165,7 +165,7 @@ class Model:
             steps: Steps of the time grid; more cost more only where the network must be called more often.
             sampler: A sampler, or its name with knobs such as "remasking:eta=0.1"; None is the model's default.
             temperature: Divides the log-probabilities of tokens.
-            top_k: Samples among the k most probable tokens; None keeps all.
+            top_k: Samples among the k most probable tokens; 0 or None keeps all.
             top_p: Samples among the most probable tokens that together reach this probability.
             block: Generates blocks of so many tokens from left to right, for texts longer than the model reads.
             include: Words that must occur.
@@ -701,7 +701,7 @@ def sampling_request(
 ) -> SamplingRequest:
     """Turns the arguments of `generate` into typed settings."""
     named = parse_sampler(sampler) if isinstance(sampler, str) else sampler
-    return SamplingRequest(named, SamplerConfig(steps, temperature, top_k, top_p), block)
+    return SamplingRequest(named, SamplerConfig(steps, temperature, top_k or None, top_p), block)
 
 
 def generate_agreed(

@@ -231,7 +231,7 @@ def test_a_start_time_must_be_a_time(start_time):
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 2.0}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
-        ({"top_k": 0}, "`top_k` must be >= 1, got 0; None keeps all tokens"),
+        ({"top_k": 0}, "`top_k` must be >= 1, or None for all tokens, got 0"),
     ],
     ids=str,
 )

@@ -11,8 +11,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import redirect_stderr
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
@@ -63,6 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
+    command: Any = None
     try:
         plugins, levels = _take(words, "--plugin"), _take(words, "--verbosity")
         command = parse_arguments(words)
@@ -76,8 +78,30 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
-        print(f"diffusionbert: {' '.join(str(error).split())}", file=sys.stderr)
+        message = " ".join(str(error).split())
+        print(f"diffusionbert: {in_flags(message, _option_names(command))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ValueError) else 1)
+
+
+def in_flags(message: str, options: Collection[str]) -> str:
+    """A message of the library in the form of the command line: `top_k` is --top-k, `block=32` is --block 32."""
+
+    def flag(match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
+        if name not in options:
+            return match[0]
+        return f"--{name.replace('_', '-')}" + (f" {value}" if value else "")
+
+    return re.sub(r"`(\w+)(?:=([^`]+))?`", flag, message)
+
+
+def _option_names(command: Any) -> set[str]:
+    """The options of a command, those of its groups included."""
+    names = set()
+    for field in fields(command) if is_dataclass(command) else ():
+        value = getattr(command, field.name)
+        names |= _option_names(value) if is_dataclass(value) else {field.name}
+    return names
 
 
 def _take(words: list[str], flag: str) -> list[str]:

@@ -100,7 +100,7 @@ class LogitsWarper:
                 f"`temperature` must be finite and > 0, got {self.temperature}; use top_k=1 for greedy sampling"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"`top_k` must be >= 1, got {self.top_k}; None keeps all tokens")
+            raise ValueError(f"`top_k` must be >= 1, or None for all tokens, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"`top_p` must be in (0, 1], got {self.top_p}; 1 keeps all tokens")
 
