@@ -210,5 +210,5 @@ def coloured(tokens: Sequence[tuple[str, float]]) -> Text:
         red, green = int(80 + 175 * share), int(80 + 175 * (1 - share))
         space = "" if piece.startswith("##") or not line else " "
         line.append(f"{space}{piece.removeprefix('##')}", style=f"rgb({red},{green},80)")
-        line.append(f"({nats:.1f})", style="dim")
+        line.append(f"({round(nats, 1) + 0.0:.1f})", style="dim")
     return line

@@ -371,7 +371,7 @@ class _Progress:
                 f"--output {str(output)!r} was begun with other options; give the same, or delete it to begin again"
             )
         _, progress.num_lines, progress.num_bytes, progress.digest = found
-        totals.values = values
+        totals.values.update(values)
         logger.info(f"continuing {str(output)!r} after line {progress.num_lines}")
         return progress
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,12 +13,16 @@ from diffusionbert.cli.lines import Answer, Row, TextOptions, Totals, run_lines
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from diffusionbert.inference.score import ScoreSettings
+    from diffusionbert.inference.score import ScoreSettings, ScoreSums
 
 OptionalOrder = Annotated[
     Literal["left-to-right", "confidence", "entropy"] | None, option("{left-to-right,confidence,entropy}")
 ]
-SIZES = ("num_tokens", "num_words", "num_bytes", "num_draws", "num_unknown")
+COLUMNS = [
+    *("nats", "ci95", "nats_per_token", "perplexity_per_token", "perplexity_per_word", "bits_per_byte", "kind"),
+    *("quantity", "conditional_on", "num_tokens", "num_words", "num_bytes", "num_draws", "num_unknown"),
+    *("precision_reached", "standard_error", "difference"),
+]
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class Score:
 
     def run(self) -> None:
         """Prints the texts with their scores, and the total of several."""
+        from diffusionbert.inference.score import ScoreSums
+
         if self.paired and self.input_output.file is not None:
             raise ValueError("--paired compares texts that are given together; give them as arguments, without --file")
-        totals, seen = Totals(), Counter[tuple[float, ...]]()
-        columns = ["nats", "ci95", "nats_per_token", "perplexity_per_token", "perplexity_per_word", "bits_per_byte"]
-        columns += ["kind", "quantity", "conditional_on", *SIZES, "precision_reached", "standard_error", "difference"]
-        names: dict[str, str] = {}
+        totals = Totals()
+        sums = ScoreSums(totals.values)
 
         def load() -> Answer:
             from diffusionbert.inference.score import score
@@ -70,24 +72,18 @@ class Score:
             def answer(texts: list[str]) -> list[list[Row]]:
                 scores = score(engine, texts, settings)
                 for one in scores:
-                    totals.add(skipped=float(one is None))
-                    if one is not None:
-                        names.update(kind=one.kind.value, quantity=one.quantity, conditional_on=one.conditional_on)
+                    sums.add(one)
                 return [[] if one is None else [one.to_json()] for one in scores]
 
             return answer
-
-        def show(row: Row) -> str | Text:
-            _add(totals, seen, row)
-            return _shown(row, is_line=self.input_output.file is not None)
 
         run_lines(
             self.input_output,
             self.texts,
             load,
             what="texts",
-            columns=columns + (["tokens"] if self.tokens else []),
-            show=show,
+            columns=COLUMNS + (["tokens"] if self.tokens else []),
+            show=lambda row: _shown(row, is_line=self.input_output.file is not None),
             settings={
                 "model": self.model.model,
                 "precision": self.precision,
@@ -99,7 +95,7 @@ class Score:
                 "seed": self.seed,
             },
             totals=totals,
-            summary=None if len(self.texts) == 1 else lambda: _total(totals, names),
+            summary=None if len(self.texts) == 1 else lambda: _total(sums),
         )
 
     def settings(self) -> ScoreSettings:
@@ -114,55 +110,20 @@ class Score:
         return ScoreSettings(budget, steps, order, self.paired, self.overlong, self.tokens)
 
 
-def _add(totals: Totals, seen: Counter[tuple[float, ...]], row: Row) -> None:
-    """Adds a score to the total. Equal texts share their draws, so that their errors add up."""
-    key = (row["nats"], row["num_tokens"], row["standard_error"])
-    seen[key] += 1
-    variance = (2 * seen[key] - 1) * row["standard_error"] ** 2
-    degrees = row["degrees_of_freedom"]
-    totals.add(
-        texts=1.0,
-        nats=row["nats"],
-        imprecise=float(not row["precision_reached"]),
-        variance=variance,
-        fourth=0.0 if variance == 0 else variance**2 / degrees,
-        **{name: float(row[name]) for name in SIZES},
-    )
-
-
-def _total(totals: Totals, names: dict[str, str]) -> tuple[str, Row]:
+def _total(sums: ScoreSums) -> tuple[str, Row]:
     """The sum of all scores, as a line and as a row."""
-    from diffusionbert.likelihood.sentence import Uncertainty
-
-    if not totals["texts"]:
-        return "no text was scored", {"total": {"num_texts": 0, "num_skipped": int(totals["skipped"])}}
-    variance, fourth = totals["variance"], totals["fourth"]
-    known = Uncertainty(math.sqrt(variance), variance**2 / fourth if fourth else math.inf)
-    nats, num_tokens, num_bytes = totals["nats"], totals["num_tokens"], totals["num_bytes"]
-    low, high = known.interval(nats, 0.0)
-    perplexity, bits = math.exp(min(709, nats / num_tokens)), nats / num_bytes / math.log(2)
-    row = {
-        "nats": nats,
-        "ci95": [low, high],
-        "nats_per_token": nats / num_tokens,
-        "perplexity_per_token": perplexity,
-        "bits_per_byte": bits,
-        **names,
-        "num_texts": int(totals["texts"]),
-        "num_skipped": int(totals["skipped"]),
-        "num_imprecise": int(totals["imprecise"]),
-        **{name: int(totals[name]) for name in SIZES},
-    }
+    if not sums.numbers.get("num_texts"):
+        return "no text was scored", {"total": None}
+    total = sums.total()
+    low, high = total.ci95
     line = (
-        f"{row['num_texts']} texts, {num_tokens:.0f} tokens: {nats:.1f} nats [{low:.1f}, {high:.1f}], perplexity "
-        f"{perplexity:.4g} per token, {bits:.3f} bits per byte"
+        f"{total.num_texts} texts, {total.num_tokens} tokens: {total.nats:.1f} nats [{low:.1f}, {high:.1f}], "
+        f"perplexity {total.perplexity_per_token:.4g} per token, {total.bits_per_byte:.3f} bits per byte "
+        f"({total.kind.value}, {total.quantity}, given {total.conditional_on})"
     )
-    for count, what in (
-        (row["num_skipped"], "too long and skipped"),
-        (row["num_imprecise"], "less precise than asked"),
-    ):
+    for count, what in ((total.num_skipped, "too long and skipped"), (total.num_imprecise, "less precise than asked")):
         line += f"; {count} {what}" if count else ""
-    return line, {"total": row}
+    return line, {"total": total.to_json()}
 
 
 def _shown(row: Row, *, is_line: bool) -> str | Text:
@@ -177,9 +138,9 @@ def _shown(row: Row, *, is_line: bool) -> str | Text:
         Text(printable(row["text"])) if tokens is None else coloured([(printable(one), nats) for one, nats in tokens])
     )
     details = (
-        f"\n    {row['nats']:.1f} nats [{low:.1f}, {high:.1f}], perplexity {row['perplexity_per_token']:.4g} per token, "
-        f"{row['perplexity_per_word']:.4g} per word, {row['bits_per_byte']:.2f} bits per byte ({row['kind']}, "
-        f"{row['quantity']}, given {row['conditional_on']}, {row['num_draws']} draws)"
+        f"\n    {row['nats']:.1f} nats [{low:.1f}, {high:.1f}], "
+        f"perplexity {row['perplexity_per_token']:.4g} per token, {row['perplexity_per_word']:.4g} per word, "
+        f"{row['bits_per_byte']:.2f} bits per byte ({row['kind']}, {row['quantity']}, given {row['conditional_on']}, {row['num_draws']} draws)"
     )
     if row["num_unknown"]:
         details += f"; {row['num_unknown']} unknown tokens"

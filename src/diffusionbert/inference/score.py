@@ -143,32 +143,72 @@ def total_score(scores: Sequence[TextScore | None]) -> TotalScore:
         >>> total_score(diffusionbert.load().score(["the king .", "the queen ."])).num_texts
         2
     """
-    found = [score for score in scores if score is not None]
-    if len({(score.quantity, score.kind) for score in found}) != 1:
-        raise ValueError(f"a total needs scores of one quantity, got {len(found)} scores of several or none")
-    nats = math.fsum(score.nats for score in found)
-    # Equal texts share their draws, so that their errors are equal, too.
-    repeats = Counter((one.nats, one.num_tokens, one.standard_error, one.degrees_of_freedom) for one in found)
-    parts = [Uncertainty(times * error, degrees) for (_, _, error, degrees), times in repeats.items()]
-    sizes = (
-        sum(score.num_tokens for score in found),
-        sum(score.num_words for score in found),
-        sum(score.num_bytes for score in found),
-    )
-    return TotalScore(
-        nats,
-        Uncertainty.summed(parts).interval(nats, 0.0),
-        *_rates(nats, *sizes),
-        found[0].kind,
-        found[0].quantity,
-        max((score.conditional_on for score in found), key=len),
-        len(found),
-        len(scores) - len(found),
-        sum(not score.precision_reached for score in found),
-        *sizes,
-        sum(score.num_draws for score in found),
-        sum(score.num_unknown for score in found),
-    )
+    sums = ScoreSums()
+    for one in scores:
+        sums.add(one)
+    return sums.total()
+
+
+class ScoreSums:
+    """Adds up scores of one quantity; its numbers can be stored and given back.
+
+    Args:
+        numbers: The sums so far.
+    """
+
+    def __init__(self, numbers: dict[str, float] | None = None) -> None:
+        self.numbers: dict[str, float] = {} if numbers is None else numbers
+        self._repeats = Counter[tuple[float, ...]]()
+        self._names: set[tuple[Likelihood, str]] = set()
+        self._conditional_on = ""
+
+    def add(self, score: TextScore | None) -> None:
+        """Adds a score; None stands for a text that was skipped."""
+        if score is None:
+            self._increase(num_skipped=1)
+            return
+        self._names.add((score.kind, score.quantity))
+        self._conditional_on = max(self._conditional_on, score.conditional_on, key=len)
+        # Equal texts share their draws, so that their errors add up: n of them have n² times the variance of one.
+        key = (score.nats, score.num_tokens, score.standard_error)
+        self._repeats[key] += 1
+        variance = (2 * self._repeats[key] - 1) * score.standard_error**2
+        self._increase(
+            num_texts=1,
+            num_imprecise=not score.precision_reached,
+            nats=score.nats,
+            variance=variance,
+            squared_variance_by_degrees=variance**2 / score.degrees_of_freedom if variance else 0.0,
+            **{name: getattr(score, name) for name in _SIZES},
+        )
+
+    def _increase(self, **numbers: float) -> None:
+        for name, number in numbers.items():
+            self.numbers[name] = self.numbers.get(name, 0.0) + number
+
+    def total(self) -> TotalScore:
+        """The sum; raises ValueError unless all scores are of one quantity."""
+        if len(self._names) != 1:
+            raise ValueError(f"a total needs scores of one quantity, got {len(self._names)}")
+        [(kind, quantity)] = self._names
+        values = {name: self.numbers.get(name, 0.0) for name in ("nats", "variance", "squared_variance_by_degrees")}
+        nats, variance, fourth = values.values()
+        counts = {
+            name: int(self.numbers.get(name, 0)) for name in (*_SIZES, "num_texts", "num_skipped", "num_imprecise")
+        }
+        degrees = variance**2 / fourth if fourth else math.inf
+        return TotalScore(
+            nats,
+            Uncertainty(math.sqrt(variance), degrees).interval(nats, 0.0),
+            *_rates(nats, counts["num_tokens"], counts["num_words"], counts["num_bytes"]),
+            kind,
+            quantity,
+            self._conditional_on,
+            **counts,
+        )
+
+
+_SIZES = ("num_tokens", "num_words", "num_bytes", "num_draws", "num_unknown")
 
 
 @dataclass(frozen=True)
@@ -208,8 +248,8 @@ def _key(window: _Window) -> int:
 def _windows(engine: Engine, texts: Sequence[str], settings: ScoreSettings) -> list[list[_Window]]:
     """The windows of each text, none if it is skipped; raises ValueError for texts that cannot be scored."""
     require_texts(engine, texts)
-    for number, text in enumerate(texts, start=1):
-        require_no_blanks(engine.vocabulary, text, f"text {number}")
+    for text in texts:
+        require_no_blanks(engine.vocabulary, text, "a scored text")
     sequences = engine.vocabulary.encode(texts)
     if settings.overlong == "error" or settings.paired:
         require_positions(engine, texts, [len(sequence) for sequence in sequences])
