@@ -140,7 +140,8 @@ def _shown(row: Row, *, is_line: bool) -> str | Text:
     details = (
         f"\n    {row['nats']:.1f} nats [{low:.1f}, {high:.1f}], "
         f"perplexity {row['perplexity_per_token']:.4g} per token, {row['perplexity_per_word']:.4g} per word, "
-        f"{row['bits_per_byte']:.2f} bits per byte ({row['kind']}, {row['quantity']}, given {row['conditional_on']}, {row['num_draws']} draws)"
+        f"{row['bits_per_byte']:.2f} bits per byte ({row['kind']}, {row['quantity']}, "
+        f"given {row['conditional_on']}, {row['num_draws']} draws)"
     )
     if row["num_unknown"]:
         details += f"; {row['num_unknown']} unknown tokens"
