@@ -82,7 +82,7 @@ def test_a_corpus_is_scored_and_its_sentences_ranked(tmp_path, capsys):
 
 def test_samplers_are_compared_at_equal_steps(capsys):
     samplers = ("exact", "confidence")
-    call("compare_samplers.py", trained_run(), corpus(), samplers, steps=4, samples=8, length=8)
+    call("compare_samplers.py", trained_run(), corpus(), samplers=samplers, steps=4, samples=8, length=8)
     printed = capsys.readouterr().out
     for promise in (*samplers, "BLEU-4", "self-BLEU", "calls per sample"):
         assert promise in printed

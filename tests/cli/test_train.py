@@ -96,7 +96,7 @@ def finished(short_run, tmp_path) -> Path:
         (["--system=decoder", *BEGUN], "has backbone bert ("),
         (["--start=nosuch"], "not nosuch"),
         (["--system=bogus"], "unknown system 'bogus'"),
-        (["--steps=1"], "`steps` must be more than 3, which the run has reached, got 1"),
+        (["--steps=1"], "--steps must be more than 2, which the run has reached, got 1"),
     ],
     ids=str,
 )

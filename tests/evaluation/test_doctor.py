@@ -31,8 +31,7 @@ from diffusionbert.inference.tasks import Task
 from diffusionbert.model import Model
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
-from diffusionbert.samplers import Sampler
-from diffusionbert.samplers.ancestral import Ancestral, after_step, query_grid, start_grid
+from diffusionbert.samplers.ancestral import Ancestral, GridSampler, after_step
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.storage.schema import to_json
 from diffusionbert.training.model_folder import BUNDLED
@@ -116,16 +115,10 @@ def test_a_step_counts_in_the_tenth_that_it_ends_in(healthy):
 
 
 @dataclass(frozen=True)
-class TemperatureOnThePosterior(Sampler):
+class TemperatureOnThePosterior(GridSampler):
     """A faulty sampler: temperature acts on the distribution that contains "stay masked"."""
 
     temperature: float
-
-    def start(self, context, canvas, seed):
-        return start_grid(context, canvas, seed)
-
-    def query(self, state):
-        return query_grid(state)
 
     def update(self, state, answer):
         if answer is None:

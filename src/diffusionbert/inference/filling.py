@@ -113,9 +113,9 @@ def fill_gaps(
     batched = BatchedNetwork(innermost, mask_id, special, budget.tokens_per_call)
     found: list[list[TokenFilling]] = []
     for first in range(0, len(requests), _REQUESTS_AT_ONCE):
-        gaps = _Gaps.of(requests[first : first + _REQUESTS_AT_ONCE], mask_id)
+        together = _Gaps.of(requests[first : first + _REQUESTS_AT_ONCE], mask_id)
         found += _Search(
-            batched, rules, warper or LogitsWarper(), continuation, budget, alternatives, seed, gaps
+            batched, rules, warper or LogitsWarper(), continuation, budget, alternatives, seed, together
         ).ranked()
     return [fillings[:alternatives] for fillings in found]
 

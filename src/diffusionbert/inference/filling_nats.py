@@ -127,7 +127,7 @@ class BatchedNetwork:
     ) -> Iterator[tuple[Tensor, TargetLogProbs]]:
         """For each batch, the indices of its sequences and the answer; sequences of similar length share a batch."""
         lengths, order = attend.sum(dim=1).sort(stable=True)
-        for rows in order.split(batch_sizes(lengths.tolist(), self.tokens_per_call)):
+        for rows in torch.split(order, batch_sizes(lengths.tolist(), self.tokens_per_call)):
             length = int(attend[rows].sum(dim=1).max())
             part, seen = tokens[rows, :length], attend[rows, :length]
             masked = (part == self.mask_id) & seen
