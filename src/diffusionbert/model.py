@@ -700,6 +700,9 @@ def sampling_request(
     block: int | None,
 ) -> SamplingRequest:
     """Turns the arguments of `generate` into typed settings."""
+    require_type("top_k", top_k, (Integral, type(None)), "a whole number or None")
+    if top_k is not None and top_k < 0:
+        raise ValueError(f"`top_k` must be >= 1, or 0 for all tokens, got {top_k}")
     named = parse_sampler(sampler) if isinstance(sampler, str) else sampler
     return SamplingRequest(named, SamplerConfig(steps, temperature, top_k or None, top_p), block)
 

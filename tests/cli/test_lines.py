@@ -177,6 +177,9 @@ def test_what_is_missing_or_doubled_is_an_error_of_use(tmp_path: Path):
         run(TextOptions(), Shouting())
     with pytest.raises(ValueError, match="both as arguments and by --file"):
         run(TextOptions(file=tmp_path / "in"), Shouting(), ["a"])
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="empty' is empty; give texts, one per line"):
+        run(TextOptions(file=tmp_path / "empty"), Shouting())
     for name in ("missing", "."):
         with pytest.raises(ValueError, match=r"cannot be read \(.+\); give texts, one per line"):
             run(TextOptions(file=tmp_path / name), Shouting())

@@ -105,7 +105,9 @@ class Generate:
 
         has_more = self.num_return_sequences > 1 or self.num_candidates > 1 or len(texts) != 1
         if has_more or self.input_output != TextOptions():
-            raise ValueError("--watch shows one text; leave out -n, --num-candidates, files and all prompts but one")
+            raise ValueError(
+                "--watch shows one text; leave out -n, --num-candidates, --file, --output, --json and further prompts"
+            )
         request, task = self.sampling.request(self.block), self.task()
         engine = self.model.loaded().engine
         show_generation(stream(engine, self._given(engine, task, texts[0]), request), Console(highlight=False))

@@ -122,10 +122,13 @@ def run_lines(
                 output.write(line, rows, error)
             output.save(chunk)
             advance(len(chunk))
+        if not totals["lines"]:
+            raise ValueError(f"{str(options.file)!r} is empty; give {what}, one per line")
         if summary is not None:
             message, row = summary()
-            logger.info(message)
             output.write_summary(row)
+            if options.chosen_format == "text":
+                logger.info(message)
     if totals["failed"]:
         raise RuntimeError(f"{totals['failed']:.0f} of {totals['lines']:.0f} lines failed; their results are empty")
 
@@ -304,7 +307,7 @@ class _Output:
         """Writes the results of a line as they come, or an empty one if there are none."""
         head, rank = {"line": line.number, "input": line.text}, 0
         for rank, row in enumerate(rows, start=1):
-            self._write_row({**head, "rank": rank, **row}, self.show(row))
+            self._write_row({**head, "rank": rank, **row}, self.show(row) if self.format == "text" else "")
             self.stream.flush()
         if not rank:
             self._write_row(head if error is None else {**head, "error": error}, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -117,7 +118,8 @@ def _total(sums: ScoreSums) -> tuple[str, Row]:
     total = sums.total()
     low, high = total.ci95
     line = (
-        f"{total.num_texts} texts, {total.num_tokens} tokens: {total.nats:.1f} nats [{low:.1f}, {high:.1f}], "
+        f"{total.num_texts} text{'s' * (total.num_texts > 1)}, {total.num_tokens} tokens: "
+        f"{total.nats:.1f} nats [{low:.1f}, {high:.1f}], "
         f"perplexity {total.perplexity_per_token:.4g} per token, {total.bits_per_byte:.3f} bits per byte "
         f"({total.kind.value}, {total.quantity}, given {total.conditional_on})"
     )
@@ -130,6 +132,7 @@ def _shown(row: Row, *, is_line: bool) -> str | Text:
     """A score on one line for a file, else with all that belongs to it."""
     from rich.text import Text
 
+    row = {name: math.inf if value is None and "perplexity" in name else value for name, value in row.items()}
     (low, high), tokens = row["ci95"], row.get("tokens")
     if is_line:
         text = row["text"] if tokens is None else " ".join(f"{token}({nats:.2f})" for token, nats in tokens)

@@ -175,14 +175,14 @@ class ScoreSums:
         variance = (2 * self._repeats[key] - 1) * score.standard_error**2
         self._increase(
             num_texts=1,
-            num_imprecise=not score.precision_reached,
+            num_imprecise=int(not score.precision_reached),
             nats=score.nats,
             variance=variance,
             squared_variance_by_degrees=variance**2 / score.degrees_of_freedom if variance else 0.0,
             **{name: getattr(score, name) for name in _SIZES},
         )
 
-    def _increase(self, **numbers: float) -> None:
+    def _increase(self, **numbers: float | int) -> None:
         for name, number in numbers.items():
             self.numbers[name] = self.numbers.get(name, 0.0) + number
 
