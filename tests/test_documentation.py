@@ -90,13 +90,16 @@ def test_commands_are_found():
 
 
 @pytest.mark.parametrize("command", [one for one in commands(README) if one[0] in INFERENCE], ids=" ".join)
-def test_inference_commands_of_the_readme_run(command, capsys, monkeypatch):
+def test_inference_commands_of_the_readme_run(command, capsys, monkeypatch, tmp_path):
     """The others train, or read what was trained; tests/cli does that with small models."""
     monkeypatch.setattr(model, "load", lambda name, device: bundled())
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("the king .\n")
     capsys.readouterr()
     main(command)
     printed = capsys.readouterr()
-    assert printed.out.strip()
+    output = option(command, "--output")
+    assert (Path(output).read_text() if output else printed.out).strip()
     assert not printed.err
     if word := option(command, "--include"):
         assert word in printed.out

@@ -211,15 +211,15 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
     [
         (["--batch-tokens=0"], "--batch-tokens) must be >= 1, got 0"),
         (["--batch-sequences=0"], "--batch-sequences) must be >= 1, got 0"),
-        (["--layers=0"], "`layers` of a network must be 1 or more, got 0"),
+        (["--layers=0"], "--layers of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
         (["--compile", "--no-compile"], "--compile and --no-compile exclude each other"),
-        (["--dropout=1.5"], "`dropout` must lie in [0, 1), got 1.5"),
+        (["--dropout=1.5"], "--dropout must lie in [0, 1), got 1.5"),
         (["--hybrid=-1"], "(--hybrid), must be 0 or more, got -1.0"),
         (["--diffusion-steps=0"], "must be 1 or more (--diffusion-steps), got 0"),
-        (["--warmup=-1"], "`warmup` of training must be 0 or more, got -1"),
-        (["--ema=2"], "`ema` of training must be between 0 and 1, such as 0.9999, got 2.0"),
-        (["--seed=-3"], "`seed` of training must be 0 or more, got -3"),
+        (["--warmup=-1"], "--warmup of training must be 0 or more, got -1"),
+        (["--ema=2"], "--ema of training must be between 0 and 1, such as 0.9999, got 2.0"),
+        (["--seed=-3"], "--seed of training must be 0 or more, got -3"),
         (
             ["--objective=continuous-time", "--diffusion-steps=7"],
             "--diffusion-steps 7 is not for the objective continuous",
@@ -248,7 +248,7 @@ def test_options_that_would_do_nothing_or_harm_are_refused(short_run, tmp_path, 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 def test_half_precision_needs_a_gpu(short_run, tmp_path, refused):
     said = refused(f"--output={tmp_path / 'run'}", f"--data={short_run / 'text.txt'}", "--mixed-precision=fp16")
-    assert said.endswith("`precision` fp16 needs a GPU, and none was found; use bf16 or no")
+    assert said.endswith("mixed precision fp16 needs a GPU, and none was found; use bf16 or no")
     assert not (tmp_path / "run").exists()
 
 
@@ -278,7 +278,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     assert about["validation"] == {"step": 3, "likelihood": "bound", "nats_per_token": None, "loss_per_token": None}
     main(["generate", "--model", str(tmp_path / "run"), "--length", "5"])
     assert capsys.readouterr().out.strip()
-    assert "`steps` must be more than 3, which the run has reached, got 3" in refused(
+    assert "--steps must be more than 3, which the run has reached, got 3" in refused(
         f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=3"
     )
 

@@ -170,15 +170,15 @@ class ScoreSums:
         self._names.add((score.kind, score.quantity))
         self._conditional_on = max(self._conditional_on, score.conditional_on, key=len)
         # Equal texts share their draws, so that their errors add up: n of them have n² times the variance of one.
-        key = (score.nats, score.num_tokens, score.standard_error)
+        key, variance = (score.nats, score.num_tokens, score.standard_error), score.standard_error**2
         self._repeats[key] += 1
-        variance = (2 * self._repeats[key] - 1) * score.standard_error**2
+        now, before = self._repeats[key], self._repeats[key] - 1
         self._increase(
             num_texts=1,
             num_imprecise=int(not score.precision_reached),
             nats=score.nats,
-            variance=variance,
-            squared_variance_by_degrees=variance**2 / score.degrees_of_freedom if variance else 0.0,
+            variance=(now**2 - before**2) * variance,
+            squared_variance_by_degrees=(now**4 - before**4) * variance**2 / score.degrees_of_freedom,
             **{name: getattr(score, name) for name in _SIZES},
         )
 

@@ -271,7 +271,7 @@ def _resumed_data(data: DataConfig, cache: Path, start: Path) -> PreparedData:
 def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
     """The devices and processes of this machine; refuses settings that they do not support."""
     if settings.precision == "fp16" and not torch.accelerator.is_available():
-        raise ValueError("`precision` fp16 needs a GPU, and none was found; use bf16 or no")
+        raise ValueError("mixed precision fp16 needs a GPU, and none was found; use bf16 or no")
     missing = set(settings.trackers) - {str(tracker) for tracker in get_available_trackers()}
     if missing:
         name = min(missing)
