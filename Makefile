@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types check clean help
+.PHONY: demo test quick lint types check clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -14,6 +14,9 @@ demo: $(VENV)/core  ## Watch the bundled model generate, fill blanks and score
 
 test: $(VENV)/dev  ## Run the tests
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+quick: $(VENV)/dev  ## Run the fast tests, in less than a minute on two cores
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
 lint: $(VENV)/dev  ## Check style and formatting
 	$(BIN)/ruff check

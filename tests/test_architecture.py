@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from folder_graph import PACKAGE, find_cycle, folder_graph
 
 FACADE = {"__init__", "__main__", "model", "recipes", "registry", "reporting"}
@@ -16,6 +17,7 @@ ORDER = [
 LATE = {"reproduce", "cli", "__init__", "__main__", "model", "recipes"}
 
 
+@pytest.mark.slow
 def test_no_folder_imports_another_in_a_circle() -> None:
     graph = folder_graph()
     # The facade imports folders when its functions are called, so that importing the package stays light.
@@ -26,6 +28,7 @@ def test_the_root_holds_the_facade_alone() -> None:
     assert {file.stem for file in PACKAGE.glob("*.py")} == FACADE
 
 
+@pytest.mark.slow
 def test_only_late_folders_import_the_facade() -> None:
     graph = folder_graph()
     for node, others in graph.items():
@@ -35,6 +38,7 @@ def test_only_late_folders_import_the_facade() -> None:
     assert graph["reporting"] == set()
 
 
+@pytest.mark.slow
 def test_folders_import_earlier_folders_only() -> None:
     graph = folder_graph()
     for number, folder in enumerate(ORDER):
@@ -48,6 +52,7 @@ def test_a_cycle_is_found() -> None:
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
+@pytest.mark.slow
 def test_the_core_needs_torch_transformers_and_numpy_alone() -> None:
     files = [file for folder in ORDER[1:5] for file in (PACKAGE / folder).glob("*.py")]
     modules = [f"diffusionbert.{file.parent.name}.{file.stem}" for file in files]

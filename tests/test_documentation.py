@@ -73,6 +73,7 @@ def row_of(name: str) -> SystemRow:
     return SystemRow(*row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_parses(document):
     for command in commands(document.read_text(encoding="utf-8").replace("\\\n", " ")):
@@ -89,6 +90,7 @@ def test_commands_are_found():
     assert commands("    SMALL='--preset tiny'\n    diffusionbert train $SMALL --output runs/x") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [one for one in commands(README) if one[0] in INFERENCE], ids=" ".join)
 def test_inference_commands_of_the_readme_run(command, capsys, monkeypatch, tmp_path):
     """The others train, or read what was trained; tests/cli does that with small models."""
@@ -119,6 +121,7 @@ def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path, monkeypat
     assert drawn == (ROOT / picture).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme_runs(capsys, monkeypatch):
     code, _ = python_blocks()
     monkeypatch.setattr(diffusionbert, "load", bundled, raising=False)
@@ -155,6 +158,7 @@ def test_the_training_in_python_of_the_readme_has_valid_arguments(monkeypatch):
     assert callable(EvaluationResult.table)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_in_a_tutorial_directory")
 def test_the_python_of_the_tutorial_runs(capsys, monkeypatch):
     """On the toy text, at two steps and a few samples, from a tiny model in place of the bundled one."""
@@ -204,6 +208,7 @@ def toy_text(argument: str) -> str:
     return argument
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_in_a_tutorial_directory")
 def test_the_commands_of_the_tutorial_run_in_their_order(capsys):
     """As above, with toy sentences; of two equal options, the appended one counts."""

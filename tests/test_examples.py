@@ -30,6 +30,7 @@ def run(example: str, *options: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", PROMISES)
 def test_an_example_runs_and_leaves_nothing_behind(example, tmp_path):
     printed = run(example, "--steps=3", cwd=tmp_path)
@@ -46,6 +47,7 @@ def call(example: str, *arguments: object, **options: object) -> None:
     runpy.run_path(str(EXAMPLES / example))["main"](*arguments, **options)
 
 
+@pytest.mark.slow
 def test_a_model_is_finetuned_on_a_text_file(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = tmp_path / "mine.txt"

@@ -98,6 +98,7 @@ assert diffusionbert.load().generate(length=3, steps=2)[0]
 """
 
 
+@pytest.mark.slow
 def test_the_bundled_model_needs_no_connection_and_the_library_is_silent():
     online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", OFFLINE], env=online, capture_output=True, text=True, timeout=120)
@@ -270,6 +271,7 @@ def test_embeddings_are_the_mean_of_the_last_layer(model):
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "layers", "learned", "vectors", "decoder", "mouth", "mask-predict"])
 def test_a_saved_model_has_identical_scores(kind, tmp_path):
     saved = model_of(kind).save_pretrained(tmp_path / "saved")
@@ -346,6 +348,7 @@ def test_generate_returns_a_flat_list(model):
     assert texts[3:] == model.generate(["nobody"], num_return_sequences=3, length=7, seed=0)
 
 
+@pytest.mark.slow
 def test_no_seed_gives_fresh_texts(model):
     assert len({model.generate(length=12)[0] for _ in range(4)}) > 1
     assert len({model.rewrite(SENTENCE, 0.9) for _ in range(4)}) > 1
@@ -366,6 +369,7 @@ def test_length_counts_the_prompt_and_max_new_tokens_does_not(model):
     assert lengths == {5, 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sampler"),
     [
@@ -491,6 +495,7 @@ def test_identical_texts_have_identical_scores(model):
     assert model.score(SENTENCE) == model.score([SENTENCE])
 
 
+@pytest.mark.slow
 def test_threads_get_what_they_get_one_after_another():
     model = model_of("layers")
 
@@ -608,6 +613,7 @@ assert [score.text for score in scores] == ["the king .", "nobody ."]
 """
 
 
+@pytest.mark.slow
 def test_wrong_types_are_rejected_in_one_line():
     """In a process of its own, because the tests check types by themselves."""
     command = [sys.executable, "-c", SCRIPT, str(run_of("linear")), *WRONG_TYPES]

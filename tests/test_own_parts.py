@@ -86,6 +86,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_a_part_is_trained_exported_loaded_sampled_and_evaluated(name, tmp_path, capsys):
     objective, time = OWN[name]
@@ -113,6 +114,7 @@ def test_a_part_can_be_named_on_the_command_line(tmp_path):
     assert stored_config(tmp_path).objective.schedule == Tilted(0.3)
 
 
+@pytest.mark.slow
 def test_train_takes_parts_by_name(tmp_path):
     sizes = {"steps": 1, "max_length": 24, "cache": folder() / "cache"}
     run = diffusionbert.train(corpus(), tmp_path / "run", schedule="tilted:floor=0.3", **sizes)
@@ -184,6 +186,7 @@ def test_a_run_has_its_history(tmp_path):
     assert not run.is_stopped
 
 
+@pytest.mark.slow
 def test_a_run_is_repeated_from_its_configuration(tmp_path):
     """`train --config`: the same weights in another directory, and other settings where they are given."""
     first = trained(tmp_path, DiscreteTimeConfig(Spindle(0.2), 8))

@@ -41,6 +41,7 @@ def test_a_learning_rate_that_is_given_is_used(tmp_path):
     assert (given.learning_rate, given.warmup) == (3e-3, 7)
 
 
+@pytest.mark.slow
 def test_bundled_means_the_bundled_model_in_any_directory(tmp_path, monkeypatch):
     (tmp_path / "bundled").mkdir()  # whatever the current folder holds
     monkeypatch.chdir(tmp_path)

@@ -210,6 +210,7 @@ def trained(name: str) -> tuple[TrainingModule, float]:
 every_system = pytest.mark.parametrize("name", SYSTEMS)
 
 
+@pytest.mark.slow
 @every_system
 def test_every_system_learns_and_no_likelihood_is_below_the_entropy(name):
     method, before = trained(name)
@@ -223,6 +224,7 @@ def test_every_system_learns_and_no_likelihood_is_below_the_entropy(name):
     assert after < 0.85 * before
 
 
+@pytest.mark.slow
 @every_system
 def test_every_system_generates_the_language(name):
     """A uniform network would generate a sentence of it in 1 of 14 cases; given a topic, in 1 of 81."""
@@ -343,6 +345,7 @@ SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=512", f"--max-le
 QUICK = ["--steps=3", "--validate-every=3", "--save-every=3", "--batch-tokens=512"]
 
 
+@pytest.mark.slow
 def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     output, cache = tmp_path / "run", f"--cache={folder() / 'cache'}"
     options = [*SMALL, *QUICK, "--diffusion-steps=20", f"--output={output}", cache]
@@ -366,6 +369,7 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
         Model(engine).generate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     {

@@ -45,6 +45,7 @@ from diffusionbert.inference.tasks import StreamState, TextScore
 from diffusionbert.model import Model
 from diffusionbert.samplers.base import Sampler
 
+pytestmark = pytest.mark.slow
 SENTENCE = "the old king saw the city of paris today ."
 
 
@@ -389,6 +390,7 @@ from dataclasses import dataclass
 import diffusionbert
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.base import Sampler
+
 
 @diffusionbert.register("half-hearted")
 @dataclass(frozen=True)

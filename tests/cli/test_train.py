@@ -48,6 +48,7 @@ def command(folder: Path, *options: str) -> None:
     main(["train", f"--output={folder / 'run'}", f"--cache={folder / 'cache'}", *options])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_other_settings(short_run):
     """The error on a loss that is no number says: resume with a lower learning rate."""
     command(short_run, "--resume", "--steps=3", "--learning-rate=1e-5")
@@ -83,6 +84,7 @@ def finished(short_run, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -96,7 +98,7 @@ def finished(short_run, tmp_path) -> Path:
         (["--system=decoder", *BEGUN], "has backbone bert ("),
         (["--start=nosuch"], "not nosuch"),
         (["--system=bogus"], "unknown system 'bogus'"),
-        (["--steps=1"], "--steps must be more than 2, which the run has reached, got 1"),
+        (["--steps=1"], "which the run has reached, got 1"),
     ],
     ids=str,
 )
@@ -107,6 +109,7 @@ def test_what_a_resumed_run_cannot_change_is_refused(finished, refused, options,
     assert files(finished / "run") == before
 
 
+@pytest.mark.slow
 def test_the_line_that_began_a_run_resumes_it(short_run, finished):
     """As a scheduler has it, which adds --resume to the same line."""
     line = [f"--data={short_run / 'text.txt'}", *BEGUN]
@@ -120,6 +123,7 @@ def spoiled(text: str) -> str:
     return text.replace("written", "spoken").replace("few", "thousand")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["training", "validation"])
 def test_a_run_goes_on_with_the_text_it_began_with_alone(short_run, tmp_path, refused, split):
     """Trained anew on another text, a vocabulary has as many tokens, and the old weights would fit it."""
@@ -206,6 +210,7 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
         assert f"{str(output)!r} is not writable" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -252,6 +257,7 @@ def test_half_precision_needs_a_gpu(short_run, tmp_path, refused):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     short_run, tmp_path, capsys, monkeypatch, refused
 ):

@@ -103,6 +103,7 @@ def test_special_tokens_in_a_text_with_blanks_are_rejected(words, text):
 PARTS = ["[MASK]", "[BLANK]", "king", "Saw", "🙂", ",", "e.g.", "\n", "  ", "é", "王", "un", "(", "\u200b"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(PARTS), max_size=8),
     st.sampled_from(sorted(VOCABULARIES)),

@@ -55,6 +55,7 @@ def is_subsequence(parts: list[str], text: str) -> bool:
 # ---- prompts --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(TEXTS, KINDS)
 @settings(deadline=None, max_examples=60, derandomize=True)
 def test_a_prompt_is_kept_byte_for_byte(prompt, kind):
@@ -104,6 +105,7 @@ def test_blanks_in_a_prompt_are_rejected(kind):
 # ---- rewriting ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(TEXTS, KINDS, st.integers(0, 3), st.sampled_from([0.2, 0.5, 1.0]))
 @settings(deadline=None, max_examples=120, derandomize=True)
 def test_what_is_not_rewritten_is_kept_byte_for_byte(string, kind, seed, strength):

@@ -105,6 +105,7 @@ def test_corruption_follows_the_product_of_step_matrices(process):
         torch.testing.assert_close(frequency, product[position, x0[position]], atol=0.015, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_divergence_equals_the_dense_kl(process):
     """The closed form against the KL from dense posteriors to p(x_s | x_t), in all reachable states."""
@@ -123,6 +124,7 @@ def test_divergence_equals_the_dense_kl(process):
     assert float(divergence.detach().min()) > -1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_the_reverse_step_is_the_mixture_of_posteriors(process):
     """p(x_s | x_t) = Σ_v p(v | x_t, t) q(x_s | x_t, v), with dense posteriors; and it sums to 1."""
@@ -181,6 +183,7 @@ def test_reverse_with_a_one_hot_network_satisfies_the_tower_rule(process):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_the_dense_posterior_satisfies_the_tower_rule(process):
     """Σ_{x_s} q(x_r | x_s, x0) q(x_s | x_t, x0) = q(x_r | x_t, x0) for r < s < t."""
@@ -244,6 +247,7 @@ def test_the_rate_is_the_divergence_of_a_short_step(schedule):
         assert int(maskable.sum()) >= 6
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_in_the_first_and_last_step_and_where_the_clamp_acts():
     """At s = 0 nothing stays masked, and frequent tokens cannot be masked early: neither may make a gradient NaN."""
     for process in PROCESSES:
@@ -262,6 +266,7 @@ def test_gradients_are_finite_in_the_first_and_last_step_and_where_the_clamp_act
             assert bool(torch.isfinite(network.logits.grad).all()), process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [1.0, 100.0, 1e4])
 def test_a_step_in_which_no_token_can_be_unmasked_has_a_finite_gradient(strength):
     """The survival of a strong spindle is almost always 0 or 1, so in most steps no token changes."""

@@ -69,6 +69,7 @@ def test_a_stratified_number_lies_in_its_stratum():
     assert bool(((numbers > strata[:, 0]) & (numbers < strata[:, 1])).all())
 
 
+@pytest.mark.slow
 def test_strata_tile_the_interval_and_shift_with_the_step():
     tokens = torch.zeros(10, 1, dtype=torch.long)
     batch = Batch.of(tokens, tokens == 0)

@@ -117,6 +117,7 @@ def drawn(objective: Objective, network: Table, verb: str, count: int) -> tuple[
     return values.mean(dim=1), values.std(dim=1) / math.sqrt(count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("proposal", [UniformTimes(), Early(), Bell(0.8)], ids=str)
 def test_a_weighted_loss_is_unbiased(name, proposal: TimeSampling):

@@ -391,6 +391,7 @@ def test_different_vocabularies_are_compared_per_word_or_byte(systems):
     assert any("vocabularies differ (compare by --unit word or byte)" in warning for warning in by_token.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
@@ -540,6 +541,7 @@ def test_latex_escapes_and_balances():
     assert not re.findall(r"(?<!\\)%", "\n".join(latex.splitlines()[1:]))
 
 
+@pytest.mark.slow
 def test_json_contains_everything(four_kinds):
     plain = compare(four_kinds).to_json()
     again = json.loads(json.dumps(plain, allow_nan=False))
@@ -591,6 +593,7 @@ def run(*arguments: str | Path) -> None:
     tyro.cli(Compare, args=[str(argument) for argument in arguments]).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "sign"),
     [("table", "*"), ("markdown", "|---|---:|"), ("latex", r"\begin{tabular}{l"), ("json", '"systems"')],

@@ -129,6 +129,7 @@ class TemperatureOnThePosterior(GridSampler):
         return after_step(state, state.tokens.masked_scatter(state.targets, drawn))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=["linear", "cosine"])
 @pytest.mark.parametrize("is_broken", [True, False], ids=["posterior", "tokens"])
 @torch.no_grad()
@@ -364,6 +365,7 @@ def bundled() -> Engine:
     return load_engine(device="cpu")
 
 
+@pytest.mark.slow
 def test_the_bundled_model_is_healthy(bundled):
     case = examine(bundled, Task(8, 16), requested(steps=64, top_k=30))
     diagnosis = diagnose(case)
@@ -376,12 +378,14 @@ def test_the_bundled_model_is_healthy(bundled):
     assert max(diagnosis.symptoms.unmask_histogram) < 0.25
 
 
+@pytest.mark.slow
 def test_a_top_k_of_one_is_diagnosed(bundled):
     found = diagnose(examine(bundled, Task(10, 16), requested(steps=64, top_k=1))).findings
     assert "low-entropy" in [finding.code for finding in found]
     assert all("--top-k 30" in finding.remedy for finding in found)
 
 
+@pytest.mark.slow
 def test_an_untrained_network_is_diagnosed(sentences):
     engine = load_engine(device="cpu")
     for parameter in engine.network.backbone.parameters():
@@ -410,6 +414,7 @@ def permuted_model(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_wrong_tokenizer_is_diagnosed(permuted_model, sentences):
     engine = load_engine(permuted_model, "cpu")
     for corpus in ([], sentences[:200]):
@@ -437,6 +442,7 @@ def corpus_file(tmp_path, sentences) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_command_finds_no_problems_in_a_file_of_real_sentences(quick, tmp_path, sentences, corpus_file, capsys):
     file = tmp_path / "samples.txt"
     file.write_text("\n".join(sorted(sentences[200:300], key=len)[:60]), encoding="utf-8")
@@ -446,6 +452,7 @@ def test_the_command_finds_no_problems_in_a_file_of_real_sentences(quick, tmp_pa
     assert "samples.txt" in shown
 
 
+@pytest.mark.slow
 def test_the_command_prints_problem_cause_and_remedy(quick, tmp_path, capsys):
     file = tmp_path / "samples.txt"
     file.write_text("the . the . the . the .\n" * 20, encoding="utf-8")
@@ -457,6 +464,7 @@ def test_the_command_prints_problem_cause_and_remedy(quick, tmp_path, capsys):
     assert "try  --temperature 1 --top-k 30" in shown
 
 
+@pytest.mark.slow
 def test_the_command_prints_only_json_on_stdout(quick, capsys):
     run("--json", "--num-return-sequences=2", "--length=10", "--steps=12", "--top-k=5", "--seed=3")
     plain = json.loads(capsys.readouterr().out)
@@ -489,6 +497,7 @@ def test_tokens_of_a_byte_level_model_are_read_by_id():
     assert measure(case).special_tokens == 0
 
 
+@pytest.mark.slow
 def test_the_default_sampler_is_resolved():
     case = examine(load_engine(run_of("mask-predict"), "cpu"), Task(2, 6), requested(steps=4))
     assert case.sampling is not None

@@ -130,6 +130,7 @@ def quick(**changes) -> Plan:
 # ---- the command --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_json_alone_is_printed_with_every_key_and_is_reproducible(run, capsys, tmp_path):
     found = []
     for number in range(2):
@@ -153,6 +154,7 @@ def test_json_alone_is_printed_with_every_key_and_is_reproducible(run, capsys, t
     assert own["kind"] == "bound"
 
 
+@pytest.mark.slow
 def test_a_saved_result_loads_unchanged(evaluated, run, tmp_path):
     evaluated.save(tmp_path)
     again = EvaluationResult.load(tmp_path)
@@ -164,6 +166,7 @@ def test_a_saved_result_loads_unchanged(evaluated, run, tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_summary_agrees_with_the_scores(evaluated):
     scores, own = evaluated.primary_scores, evaluated.primary
     assert scores is not None
@@ -176,6 +179,7 @@ def test_the_summary_agrees_with_the_scores(evaluated):
     assert paired_bootstrap(scores, scores).value == 0
 
 
+@pytest.mark.slow
 def test_the_result_describes_the_model_and_its_likelihoods(evaluated, engine):
     about = evaluated.model
     assert (about.objective.name, about.schedule.name, about.diffusion_steps) == ("discrete-time", "linear", 128)
@@ -278,6 +282,7 @@ def test_the_judge_reads_samples_and_real_sentences(evaluated, judge, evaluation
     assert "not counted" in verdict.convention
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mauve_names_the_model_of_its_features(run, judge, capsys, monkeypatch, tmp_path):
     targets = {}
@@ -295,6 +300,7 @@ def test_mauve_names_the_model_of_its_features(run, judge, capsys, monkeypatch, 
     assert np.allclose(targets["q_features"], opened.read(list(samples)).features, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_table_shows_figures_and_protocol(evaluated, run, capsys, tmp_path):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--output={tmp_path}"])
     printed = capsys.readouterr().out
@@ -320,6 +326,7 @@ def test_the_table_shows_figures_and_protocol(evaluated, run, capsys, tmp_path):
         assert words in printed
 
 
+@pytest.mark.slow
 def test_without_a_run_directory_only_the_given_output_is_written(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
@@ -363,6 +370,7 @@ def test_an_output_that_is_a_file_is_refused(run, tmp_path, capsys, monkeypatch)
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_default_length_is_limited_by_the_model(run, tmp_path, capsys):
     options = ["--sentences=4", "--samples=2", "--max-draws=4", "--steps=2", "--json", f"--output={tmp_path}"]
     main(["evaluate", f"--model={run}", "--data=pydoc", *options])
@@ -373,6 +381,7 @@ def test_the_default_length_is_limited_by_the_model(run, tmp_path, capsys):
     assert found["likelihoods"]["continuous"]["protocol"]["precision"] == 0.1
 
 
+@pytest.mark.slow
 def test_texts_are_cleaned_as_in_training_by_default(run, tmp_path, capsys):
     lines = [f"The Value isn 't changed , it 's {word} ." for word in ("one", "two", "three")]
     data = tmp_path / "a.jsonl"
@@ -390,6 +399,7 @@ def test_texts_are_cleaned_as_in_training_by_default(run, tmp_path, capsys):
     assert read("--split=all", "--sentences=2") in {sha256_of(lower[:2]), sha256_of(lower[1:]), sha256_of(lower[::2])}
 
 
+@pytest.mark.slow
 def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluated, run, tmp_path):
     main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--seed=1", f"--output={tmp_path}"])
     other = EvaluationResult.load(tmp_path)
@@ -400,6 +410,7 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
     assert not torch.equal(other.primary_scores.nats, evaluated.primary_scores.nats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -410,15 +421,15 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=pydoc", "--samples=0"], "2 to 50000, got 0"),
         (["--data=pydoc", "--samples=1"], "2 to 50000, got 1"),
         (["--data=pydoc", "--samples=60000"], "2 to 50000, got 60000"),
-        (["--data=pydoc", "--seed=-1"], "`seed` must be >= 0, got -1"),
+        (["--data=pydoc", "--seed=-1"], "--seed must be >= 0, got -1"),
         (["--data=pydoc", "--sentences=1"], "at least two"),
         (["--data=pydoc", "--length=64"], "46"),
         (["--data=pydoc", "--length=nonsense"], "--length"),
         (["--data=pydoc", "--judge=no/such-judge"], "no/such-judge"),
         (["--data=pydoc", "--precision=fine"], "--precision"),
         (["--data=pydoc", "--precision=0"], "precision"),
-        (["--data=pydoc", "--max-draws=1"], "`max_draws` must be >= 2, got 1"),
-        (["--data=pydoc", "--max-draws=0"], "`max_draws` must be >= 2, got 0"),
+        (["--data=pydoc", "--max-draws=1"], "--max-draws must be >= 2, got 1"),
+        (["--data=pydoc", "--max-draws=0"], "--max-draws must be >= 2, got 0"),
         (["--data=pydoc", "--sampler=magic"], "magic"),
         (["--data=pydoc", "--split=test"], "test split"),
         (["--data=pydoc", "--field=text"], "JSONL"),
@@ -462,6 +473,7 @@ def test_other_likelihoods_get_no_more_draws_than_the_models_own(engine, evaluat
     assert own.limited_by is None
 
 
+@pytest.mark.slow
 def test_modelled_lengths_are_added_except_in_conventions(engine, evaluation_set):
     given = evaluate(engine, evaluation_set, quick(conventions=True))
     paid = evaluate(engine, evaluation_set, quick(conventions=True, modelled_length=True))
@@ -679,6 +691,7 @@ def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     assert default_split(f"lm1b:{tmp_path / 'lm1b'}", trained) is Split.TEST
 
 
+@pytest.mark.slow
 def test_training_text_is_noted(engine, tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("\n".join(f"the value {number} is not changed ." for number in range(900)))
@@ -698,6 +711,7 @@ def test_training_text_is_noted(engine, tmp_path):
     assert not notes(Split.VALIDATION, DataConfig("gone.txt"))  # had it been trained on them, these were held out
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_training_text_is_recognised(run, tmp_path, capsys, monkeypatch):
     lines = "".join(f"the value {number} is not changed in the class .\n" for number in range(400))
     Path(tmp_path / "own.txt").write_text(lines)
@@ -771,6 +785,7 @@ def test_a_plain_cased_model_reads_upper_case(tmp_path, capsys):
         assert any("is unknown whether" in note for note in report["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "kinds"),
     [
@@ -839,6 +854,7 @@ def without(folder: Path, *keys: str) -> None:
     (folder / "evaluation.json").write_text(json.dumps(report))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -53,6 +53,7 @@ def zipf(number: int, seed: int, words: int = 60, longest: int = 30) -> list[str
     return [" ".join(draw.choices(vocabulary, weights, k=draw.randint(1, longest))) for _ in range(number)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoothing", Smoothing)
 @given(samples=SENTENCES, references=SENTENCES)
 def test_bleu_equals_nltk(smoothing, samples, references):
@@ -60,12 +61,14 @@ def test_bleu_equals_nltk(smoothing, samples, references):
     assert bleu4(samples, references, smoothing).values == pytest.approx(expected, **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoothing", Smoothing)
 @given(samples=st.lists(SENTENCE, min_size=2, max_size=6))
 def test_self_bleu_equals_nltk(smoothing, samples):
     assert self_bleu4(samples, smoothing).values == pytest.approx(nltk_self_bleu(samples, smoothing), **EXACT)
 
 
+@pytest.mark.slow
 @given(samples=st.lists(SENTENCE, min_size=1, max_size=3), copies=st.integers(2, 3))
 def test_identical_samples_are_references_of_each_other(samples, copies):
     repeated = samples * copies
@@ -74,6 +77,7 @@ def test_identical_samples_are_references_of_each_other(samples, copies):
     assert found == pytest.approx(bleu4(repeated, samples).values, **EXACT)  # removing one copy changes nothing
 
 
+@pytest.mark.slow
 def test_bleu_of_longer_texts_equals_nltk():
     references, samples = zipf(150, seed=1), zipf(25, seed=2)
     values = bleu4(samples, references).values

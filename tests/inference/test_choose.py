@@ -17,6 +17,7 @@ TEXT = "the old king [BLANK] the city of paris today ."
 OPTIONS = ["saw", "winter", "river"]
 
 
+@pytest.mark.slow
 def test_options_of_one_token_have_the_probabilities_of_the_mask():
     model = trained()
     choice = model.choose(TEXT, OPTIONS)
@@ -32,6 +33,7 @@ def test_options_of_one_token_have_the_probabilities_of_the_mask():
     assert choice.kind is Likelihood.EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["left-to-right", "confidence", "entropy"])
 def test_an_option_of_several_tokens_is_scored_jointly(order):
     """Its tokens are generated one after another, given the text on both sides."""
@@ -103,6 +105,7 @@ def test_a_text_without_a_blank_is_continued():
     assert same.options == model.choose(prompt, options).options == model.choose(f"{prompt} ", options).options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "layers", "prefix", "mouth"])
 def test_lists_give_what_single_texts_give(kind):
     model = model_of(kind)
@@ -150,6 +153,7 @@ def test_what_cannot_be_chosen_is_refused(text, options, settings, message):
         trained().choose(text, options, **settings)
 
 
+@pytest.mark.slow
 def test_models_that_do_not_generate_from_masks_are_refused():
     for kind in ("decoder", "uniform", "vectors"):
         with pytest.raises(ValueError, match=r"generates from \[MASK\]"):

@@ -197,6 +197,7 @@ PROCESSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 3])
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_forbidden_words_never_appear_in_thousands_of_samples(bert, process, num_steps):
@@ -324,6 +325,7 @@ def occurs_whole(row: list[int], word: tuple[int, ...]) -> bool:
     return any(end == len(row) or not (40 <= row[end] < NUM_TOKENIZER_IDS) for end in ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_every_included_word_occurs_whole_in_the_samples(bert, num_steps):
     """From the tightest case, six tokens in six positions, to sequences with much room, over many sequences."""
@@ -349,6 +351,7 @@ def test_without_the_continuation_rule_the_network_continues_words(bert):
     assert not all(occurs_whole(row, word) for row in tokens.tolist() for word in WORDS)
 
 
+@pytest.mark.slow
 def test_starts_are_drawn_from_the_probability_of_the_word():
     """Chi-square against the softmax of the summed log-probabilities, over the starts that fit.
 
@@ -371,6 +374,7 @@ def test_starts_are_drawn_from_the_probability_of_the_word():
     assert stats.chisquare(counts.numpy(), (scores[:3].softmax(0) * 4000).numpy()).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_two_words_draw_their_positions_independently():
     """The first word takes position 0 or 1; the second, equally likely everywhere, one of the other two."""
     p = torch.tensor([[0.5, 0.5], [0.5, 0.5], [1e-12, 0.5]], dtype=torch.float64)
@@ -427,6 +431,7 @@ def test_words_that_do_not_fit_are_rejected(bert):
         place_words(network, split, MASK, seed=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     row=some.lists(some.sampled_from([None, None, None, 0, 1, 2]), min_size=1, max_size=7),

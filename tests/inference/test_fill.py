@@ -21,6 +21,7 @@ def model() -> Model:
     return trained()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPERIMENTS)
 def test_every_model_fills_or_rejects_blanks(kind):
     model = model_of(kind)
@@ -50,6 +51,7 @@ def test_one_blank_matches_transformers():
     assert [each.fillings[0] for each in found] == vocabulary.spelled(best.indices.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "mask"), [(plain_bert, "[MASK]"), (plain_roberta, "<mask>")])
 def test_two_blanks_cost_the_mean_of_both_orders(path, mask):
     model = load(path())
@@ -152,6 +154,7 @@ def test_the_bundled_model_knows_a_capital():
 # ---- the user's text ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["thank you for your [MASK] .", "press the tab [MASK]", "the art [BLANK] was closed ."]
 )
@@ -182,6 +185,7 @@ def test_the_probability_of_a_token_is_that_of_its_filling(model):
     assert [-math.log(token.probability) for token in tokens] == pytest.approx([each.nats for each in found], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_fillings_are_capitalised_only_where_english_does_it_for_certain():
     text = "[MASK] is the capital of france , and [MASK] is a city ."
     [plain] = fill(bundled().engine, text)
@@ -192,6 +196,7 @@ def test_fillings_are_capitalised_only_where_english_does_it_for_certain():
     assert bundled().fill(text, capitalise=False) == plain.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

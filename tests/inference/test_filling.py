@@ -374,6 +374,7 @@ def blanks_of(bert: Denoiser) -> Batch:
 SPECIAL = torch.arange(NUM_TOKENIZER_IDS) < NUM_SPECIAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "budget", [SearchBudget(), SearchBudget(exact_up_to=0, beams=4, tokens_per_call=40)], ids=["exact", "drawn"]
 )
@@ -412,6 +413,7 @@ def test_constraints_hold_on_a_real_network(bert):
         assert not any(tuple(row[i : i + len(rule)]) == rule for row in rows for i in range(len(row)))
 
 
+@pytest.mark.slow
 def test_random_draws_depend_on_seed_and_temperature(bert):
     canvas, budget = blanks_of(bert), SearchBudget(beams=1, draws=20, ranked=100)
 
@@ -608,6 +610,7 @@ def requests_of(bert: Denoiser) -> list[list[Gap]]:
     return requests
 
 
+@pytest.mark.slow
 def test_fillings_do_not_depend_on_the_other_requests(bert):
     network, requests = bert.double(), requests_of(bert)
     try:
@@ -628,6 +631,7 @@ def test_fillings_do_not_depend_on_the_other_requests(bert):
             )
 
 
+@pytest.mark.slow
 def test_requests_share_forward_passes(bert):
     requests, counter = requests_of(bert), Counter(bert)
     fill_gaps(counter, requests, MASK, 1, seed=1)

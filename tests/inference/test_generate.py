@@ -73,6 +73,7 @@ REJECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted({*EXPERIMENTS} - {*OWN_SAMPLERS}))
 def test_every_model_generates_with_every_sampler_or_rejects_it(kind):
     model = model_of(kind)
@@ -94,6 +95,7 @@ def test_every_model_generates_with_every_sampler_or_rejects_it(kind):
             assert each.text.startswith(task.prompt), each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "own"), OWN_SAMPLERS.items())
 def test_models_without_masks_generate_with_their_own_sampler_only(kind, own):
     model = model_of(kind)
@@ -119,6 +121,7 @@ def test_include_and_forbid_need_a_masked_model(kind):
             texts(model_of(kind), task, requested(steps=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "spindle", "layers", "spindle-layers", "masking"])
 def test_the_network_is_called_as_rarely_as_the_model_allows(kind):
     [generated] = generate(model_of(kind).engine, Task(length=9), requested(steps=100))
@@ -139,6 +142,7 @@ class Recording(nn.Module):
         return self.network(tokens, attend, t, targets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", MASKED_SAMPLERS)
 def test_sampling_starts_at_the_time_of_the_masked_fraction(sampler, monkeypatch):
     model = model_of("layers")
@@ -192,6 +196,7 @@ def test_a_space_after_a_prompt_is_not_doubled(model):
         assert "  " not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", MASKED_SAMPLERS)
 def test_given_tokens_never_change(model, sampler):
     prompted = list(stream(model.engine, Task(length=9, prompt="the old king"), requested(sampler, steps=7)))
@@ -203,6 +208,7 @@ def test_given_tokens_never_change(model, sampler):
         assert [state.pieces[position] for position in frozen] == [SENTENCE.split()[position] for position in frozen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", MASKED_SAMPLERS)
 def test_included_words_occur_and_forbidden_words_do_not(model, sampler):
     task = Task(12, length=12, include=("river", "city of paris", "kingdom"), forbid=("the", "queen", "white castle"))
@@ -211,6 +217,7 @@ def test_included_words_occur_and_forbidden_words_do_not(model, sampler):
         assert not any(has_word(text, word) for word in task.forbid), text
 
 
+@pytest.mark.slow
 def test_a_word_is_forbidden_in_every_tokenization():
     """At a high temperature, a barely trained model also generates `k` `##ing`, and `##a` as the first token."""
     forbidden = ("king", "river", "the", "art", "an", "a")
@@ -248,6 +255,7 @@ def test_rewriting_masks_forbidden_words_at_every_position():
         assert not any(has_word(text, "king") for text in texts(model, task))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", MASKED_SAMPLERS)
 def test_the_same_seed_gives_the_same_text(model, sampler):
     request = requested(sampler, steps=8)
@@ -257,6 +265,7 @@ def test_the_same_seed_gives_the_same_text(model, sampler):
     assert len(set(first)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", MASKED_SAMPLERS)
 def test_texts_do_not_depend_on_the_batch(model, sampler, monkeypatch):
     request = requested(sampler, steps=8)
@@ -273,6 +282,7 @@ def test_batches_shrink_with_length_and_vocabulary(model, monkeypatch):
     assert [model.engine.sequences_at_once(positions) for positions in (5, 20, 100)] == [12, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["exact", "ancestral", "remasking", "renoising"])
 def test_a_low_temperature_does_not_delay_unmasking(model, sampler):
     """The failure of the original release: the temperature also sharpened "stay masked"."""
@@ -286,6 +296,7 @@ def test_a_low_temperature_does_not_delay_unmasking(model, sampler):
         assert abs(sum(found) / len(found) - time) < 0.15, (time, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", MASKED_SAMPLERS)
 def test_blocks_generate_more_than_the_model_reads(model, sampler):
     generated = list(
@@ -371,6 +382,7 @@ def test_impossible_tasks_are_rejected(model, task, message):
         texts(model, Task(**task))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sampler"),
     [
@@ -452,6 +464,7 @@ def test_the_answer_depends_on_the_source():
     assert one != other
 
 
+@pytest.mark.slow
 def test_special_and_unknown_ids_are_never_generated():
     """Even if the network prefers [UNK], [MASK], [SEP] and an id that its tokenizer does not have."""
     model = load(plain_bert())

@@ -42,6 +42,7 @@ KINDS = {"spindle-paper": Likelihood.PSEUDO, "decoder": Likelihood.EXACT}
 """All others have a bound."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted({*EXPERIMENTS} - {"unrolled"}))
 def test_every_model_states_which_number_its_score_is(kind):
     [score] = model_of(kind).score([SENTENCE], precision=1.0, max_draws=64, tokens=True)
@@ -106,6 +107,7 @@ def test_a_model_without_a_likelihood_rejects_scoring():
         model_of("unrolled").score([SENTENCE])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["left-to-right", "confidence", "entropy"])
 @pytest.mark.parametrize("kind", ["linear", "layers"])
 def test_an_order_gives_an_exact_score(kind, order):
@@ -125,6 +127,7 @@ def test_left_to_right_is_the_order_of_a_decoder():
     assert own.nats == ordered.nats
 
 
+@pytest.mark.slow
 def test_learned_exponents_are_restored_and_matter():
     experiment = config_of("learned", steps=20)
     training = replace(experiment.training, validation_draws=64)  # or the untrained one may look better, and be kept
@@ -172,6 +175,7 @@ def test_units_are_tokens_words_and_bytes(model):
     assert (plain["kind"], plain["quantity"], plain["conditional_on"]) == ("bound", "continuous-time bound", "length")
 
 
+@pytest.mark.slow
 def test_word_order_changes_the_score(model):
     shuffled = "paris king the city old saw of today the ."
     for scorer, real, other in (
@@ -195,6 +199,7 @@ def test_scores_have_the_order_of_the_texts_and_do_not_depend_on_their_company(m
     assert model.score(sentences[::-1], tokens=True) == together[::-1]
 
 
+@pytest.mark.slow
 def test_threads_get_the_scores_that_they_get_one_after_another(model):
     sentences = toy_sentences(16, seed=7)
     expected = [model.score(sentence, precision=0.3) for sentence in sentences]
@@ -207,6 +212,7 @@ def test_a_score_is_reproducible(model):
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_every_text_is_as_precise_as_asked(model):
     for precision in (0.5, 0.1):
         for score in model.score(toy_sentences(6, seed=3), precision=precision):

@@ -43,6 +43,7 @@ def counted(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "spindle", "layers", "uniform", "decoder", "vectors", "unrolled"])
 def test_tasks_have_the_same_texts_alone_and_together(kind):
     model = trained() if kind == "linear" else model_of(kind)
@@ -54,6 +55,7 @@ def test_tasks_have_the_same_texts_alone_and_together(kind):
     assert generate_together(model.engine, [], request) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["confidence", "ancestral", "mask-predict", "remasking", "gibbs"])
 def test_every_sampler_shares_forward_passes(model, sampler):
     request = requested(sampler, steps=5)
@@ -90,6 +92,7 @@ def test_a_prompt_is_encoded_once(model, monkeypatch):
     assert calls == ["The old King"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["Die Straße in München ist schön 🍕 .", "The  KING\tsaw\nParis…", SENTENCE])
 def test_kept_text_is_copied(model, text):
     """Case, umlauts, emoji and white space of kept text, whatever else is generated."""
@@ -122,6 +125,7 @@ def test_generated_text_is_capitalised_unless_told_otherwise(model):
     assert raw.text == plain[0]  # what evaluation measures
 
 
+@pytest.mark.slow
 def test_eight_threads_get_what_one_gets():
     model = model_of("layers")
 
@@ -138,6 +142,7 @@ def test_eight_threads_get_what_one_gets():
         assert list(pool.map(work, range(8))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, GeneratorExit])
 def test_a_stopped_call_leaves_the_model_usable(model, monkeypatch, stop):
     def work() -> list[object]:

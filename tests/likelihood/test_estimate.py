@@ -27,7 +27,6 @@ from diffusionbert.likelihood.estimate import (
     estimate,
     length_nats,
     round_nats,
-    surprise,
 )
 from diffusionbert.likelihood.intervals import student_quantile
 from diffusionbert.likelihood.scores import (
@@ -90,6 +89,7 @@ def sentence_of(batch: Batch) -> Tensor:
 # ---- what is estimated ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strata", [1, 3, 4])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_sentence_gets_an_unbiased_estimate(name, strata):
@@ -137,6 +137,7 @@ def exact_moments(objective: DiscreteTime, strata: int) -> tuple[Tensor, Tensor]
     return of_slice[0].mean(dim=0), (of_slice[1] - of_slice[0] ** 2).sum(dim=0) / strata**2
 
 
+@pytest.mark.slow
 def test_variances_over_sentences_and_over_draws_are_told_apart():
     """Against the law of total variance, with every time and every state enumerated."""
     objective, num, strata, num_rounds = OBJECTIVES["grid, spindle"], 8000, 4, 2
@@ -156,6 +157,7 @@ def test_variances_over_sentences_and_over_draws_are_told_apart():
     assert over_sentences * size == pytest.approx(language, rel=0.06)  # and the corpus is like its language
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_interval_covers_the_language_in_95_of_100_runs(name):
     """100 runs with sentences and draws of their own, side by side; at 0.95, 88 to 100 are 3 deviations."""
@@ -189,6 +191,7 @@ def test_the_interval_of_a_given_sentence_covers_its_own_nats():
 # ---- when it stops --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_interval_that_ended_the_drawing_still_covers():
     """Skewed nats whose expectation is known; whether to go on is asked after each round."""
 
@@ -208,6 +211,7 @@ def test_an_interval_that_ended_the_drawing_still_covers():
     assert max(draws) < 20
 
 
+@pytest.mark.slow
 def test_drawing_stops_as_soon_as_the_interval_is_narrow_enough():
     method, batch = method_of(OBJECTIVES["grid, linear"]), corpus(1000, seed=3)
     loose, tight = (estimate(method, [batch], EstimationBudget(precision, strata=2)) for precision in (0.05, 0.025))
@@ -222,6 +226,7 @@ def test_drawing_stops_as_soon_as_the_interval_is_narrow_enough():
     assert torch.equal(again.scores.nats, tight.scores.nats)  # a precision cuts draws off and changes none
 
 
+@pytest.mark.slow
 def test_where_sentences_are_too_few_drawing_stops_and_says_so():
     method, batch = method_of(OBJECTIVES["any order"]), corpus(50, seed=0)
     found = estimate(method, [batch], EstimationBudget(0.001, max_draws=4000, strata=1))
@@ -304,6 +309,7 @@ def bert_method(objective: Objective | None = None) -> tuple[TrainingModule, Bat
     return TrainingModule(network, objective or DiscreteTime(process, uniform_grid(16))), batch
 
 
+@pytest.mark.slow
 def test_the_size_of_batches_changes_nothing():
     method, batch = bert_method()
     budget = EstimationBudget(None, max_draws=8, strata=4, seed=5)
@@ -357,9 +363,6 @@ def test_the_method_is_left_as_it_was():
     dropout[0].eval()
     was = [module.training for module in method.modules()]
     assert torch.equal(estimate(method, [batch], EstimationBudget(None, 4, 2)).scores.nats, expected)
-    per_position = surprise(method, batch, 2)
-    assert torch.equal(surprise(method, batch, 2), per_position)
-    assert not per_position.requires_grad
     with pytest.raises(ValueError, match="length model"):
         estimate(method, [batch], EstimationBudget(None, 4, 2), length_histogram=torch.ones(3))
     assert [module.training for module in method.modules()] == was
@@ -424,8 +427,7 @@ def test_exact_likelihoods_take_one_draw_and_their_interval_is_over_sentences():
     given = estimate(method_of(objective), [batch], given=True)
     assert given.half_width == 0
     assert given.limited_by is None
-    assert torch.equal(surprise(method_of(objective), batch, 16), surprise(method_of(objective), batch, 1))
-    assert objective.calls == 4
+    assert objective.calls == 2
 
 
 def test_pseudo_likelihoods_carry_their_kind():
@@ -439,9 +441,8 @@ def test_pseudo_likelihoods_carry_their_kind():
 
 def test_a_method_without_a_likelihood_is_refused():
     method = method_of(Costs(Likelihood.NONE, lambda x0, noise: torch.ones(len(x0.tokens))))
-    for ask in (lambda: estimate(method, [corpus(20, 0)]), lambda: surprise(method, corpus(20, 0))):
-        with pytest.raises(ValueError, match="this method has no likelihood"):
-            ask()
+    with pytest.raises(ValueError, match="this method has no likelihood"):
+        estimate(method, [corpus(20, 0)])
 
 
 def test_infinite_nats_are_counted_and_never_averaged_away():
@@ -490,38 +491,6 @@ def test_nats_that_are_no_numbers_are_a_failure():
 
 
 # ---- places, lengths, units -----------------------------------------------------------------------------------------
-
-
-def test_surprise_is_the_mean_over_places_of_what_is_estimated():
-    objective = OBJECTIVES["any order"]
-    method, batch = method_of(objective), LANGUAGE.batch()
-    positions = surprise(method, batch, draws=4, seed=3)
-    torch.testing.assert_close(positions.sum(dim=1), round_nats(method, batch, number=0, strata=4, seed=3))
-    repeated = LANGUAGE.batch(LANGUAGE.sentences.repeat(800, 1))
-    many = surprise(method, repeated, draws=4, seed=1).view(800, 9, 2).mean(dim=0)
-    torch.testing.assert_close(many.sum(dim=1), exact_nats(objective, NETWORK, batch).detach(), rtol=0.03, atol=0.02)
-    # Any order of two words: each place is written first, or last after the other.
-    with torch.no_grad():
-        masked = torch.full_like(batch.tokens, LANGUAGE.mask_id)
-        for position in range(2):
-            here = (torch.arange(2) == position).expand(9, 2)
-            alone = NETWORK(masked, batch.attend, torch.ones(9), here)
-            x_t = batch.tokens.clone()
-            x_t[:, position] = LANGUAGE.mask_id
-            after = NETWORK(x_t, batch.attend, torch.ones(9), here)
-            word = batch.tokens[:, position, None]
-            expected = -(alone.gather(1, word) + after.gather(1, word))[:, 0] / 2
-            torch.testing.assert_close(many[:, position], expected, rtol=0.05, atol=0.02)
-    with pytest.raises(ValueError, match="`draws` must be >= 1, got 0"):
-        surprise(method, batch, draws=0)
-
-
-def test_a_place_that_is_not_editable_surprises_nobody():
-    method, batch = bert_method()
-    positions = surprise(method, batch, draws=16)
-    assert positions.shape == batch.tokens.shape
-    assert float(positions[~batch.editable].abs().max()) == 0
-    assert bool((positions.sum(dim=1) > 0).all())
 
 
 def test_the_length_model_sums_to_one_and_adds_one():

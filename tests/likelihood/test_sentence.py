@@ -72,6 +72,7 @@ class Skewed(Objective):
         return Round(pad(parts[..., None], (0, x0.tokens.shape[1] - 1)), (20,) * len(parts))
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_after_stopping_by_their_width():
     sized = TrainingModule(nn.Linear(1, 1), Skewed())
     tokens = torch.zeros(600, 10, dtype=torch.long)
@@ -83,6 +84,7 @@ def test_intervals_cover_the_truth_after_stopping_by_their_width():
     assert len({one.num_draws for one in found}) >= 3  # sentences stop at different times
 
 
+@pytest.mark.slow
 def test_estimates_are_unbiased():
     indices = range(0, 128, 32)
     budget = [SentenceBudget(0.3, seed=seed) for seed in range(25)]
@@ -130,6 +132,7 @@ def test_other_objectives_draw_stratified_times():
     assert abs(found.nats - float(truth(range(9, 10)))) < 2 * found.uncertainty.half_width
 
 
+@pytest.mark.slow
 def test_paired_sentences_have_precise_differences():
     """For sentences that differ in a token, and equally many draws for all of them."""
     budget = SentenceBudget(0.15)

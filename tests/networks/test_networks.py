@@ -247,6 +247,7 @@ def language_model(model_type: str, auto: Any, settings: dict[str, Any]) -> PreT
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "auto", "settings"), LANGUAGE_MODELS)
 @torch.no_grad()
 def test_a_head_gives_the_models_own_logits(model_type: str, auto: Any, settings: dict[str, Any]):
@@ -260,6 +261,7 @@ def test_a_head_gives_the_models_own_logits(model_type: str, auto: Any, settings
     torch.testing.assert_close(head(model, some)[0], expected.flatten(0, 1)[3:11])
 
 
+@pytest.mark.slow
 def test_every_head_of_the_table_is_tested():
     tested = {type(language_model(*each)).__name__ for each in LANGUAGE_MODELS}
     assert tested == set(HEADS)
@@ -349,6 +351,7 @@ def saved(model: nn.Module, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_whole_model_opens_silently_and_unchanged(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
@@ -363,6 +366,7 @@ def test_a_whole_model_opens_silently_and_unchanged(
     assert torch.equal(bare_log_probs(opened, batch), bare_log_probs(backbone, batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_encoder_gets_a_new_head_with_a_warning(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
@@ -500,6 +504,7 @@ def test_opening_restores_the_logging_of_transformers(tmp_path: Path):
     assert transformers_logging.is_progress_bar_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_backbone_of_a_denoiser_is_an_ordinary_checkpoint(architecture: str, tmp_path: Path):
     denoiser = agnostic(architecture)

@@ -193,6 +193,7 @@ def test_a_table_of_no_steps_is_refused():
         LearnedTime(0, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("architecture", "reentrant"), [*((architecture, False) for architecture in CHECKPOINTABLE), ("bert", True)]
@@ -352,6 +353,7 @@ def compile_as_a_whole(architecture: str, way: str) -> None:
     assert counter.frame_count == 1, (architecture, way, counter.frame_count)
 
 
+@pytest.mark.slow
 def test_a_network_compiles_once_and_as_a_whole():
     """In a process of its own, because the compiler cannot trace the shape checks that tests put into all functions."""
     code = "import test_time_conditioning as test\nfor each in test.COMPILED: test.compile_as_a_whole(*each)"
@@ -377,6 +379,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["agnostic", *LAYERWISE])
 @torch.no_grad()
 def test_one_compiled_layer_serves_all(way: str, compiler: CompileCounter):
@@ -390,6 +393,7 @@ def test_one_compiled_layer_serves_all(way: str, compiler: CompileCounter):
     assert compiler.frame_count == 1
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_networks_of_one_architecture_do_not_mix(compiler: CompileCounter):
     """Compiled code is shared by all BERTs: what was compiled for one conditioning must not run for another."""

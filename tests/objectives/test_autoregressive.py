@@ -339,6 +339,7 @@ def test_the_losses_of_parts_add_up_to_that_of_the_batch():
         torch.testing.assert_close(part, together, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_learns_a_language_down_to_its_entropy_and_no_further():
     model = CausalModel(
         NewDecoder(2, 32, 2, 0.0).build(WORDS + 3, 8, END, causal=True), torch.arange(WORDS + 3) < WORDS
@@ -394,6 +395,7 @@ def agrees(written: Tensor, candidates: Tensor, probability: Tensor) -> bool:
     return bool(stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [[], [0], [1], [0, 1], [2]])
 def test_samples_follow_the_probabilities(frozen):
     model, editable = of_language(), torch.ones(LENGTH, dtype=torch.bool)

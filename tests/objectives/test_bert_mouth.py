@@ -133,6 +133,7 @@ def test_the_loss_is_that_of_the_training_objective():
     assert torch.equal(tested.objective.loss(tested.network, whole, Noise(3, 4)), expected)
 
 
+@pytest.mark.slow
 def test_it_learns_and_samples_a_language():
     tested, whole = method(), repeated_words(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
@@ -205,6 +206,7 @@ def history(states: list[State], row: int, length: int) -> list[tuple[list[int],
     return [(state.tokens[row, :length].tolist(), float(state.time[row]), int(state.calls[row])) for state in states]
 
 
+@pytest.mark.slow
 @parametrize_order
 @parametrize_iterations
 def test_a_batch_equals_its_sequences_one_by_one(order, iterations, bert, canvas):
@@ -216,6 +218,7 @@ def test_a_batch_equals_its_sequences_one_by_one(order, iterations, bert, canvas
         assert history(together, row, length) == history(list(sampler.sample(bert, alone, seed=3)), 0, length)
 
 
+@pytest.mark.slow
 @parametrize_order
 def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(order, bert, canvas):
     sampler = gibbs(12, order)
@@ -345,6 +348,7 @@ class OnlyConditionals(nn.Module):
         return network(tokens, attend, t, targets)
 
 
+@pytest.mark.slow
 @parametrize_order
 def test_sweeps_with_the_true_conditionals_converge_to_the_language(order):
     network = OnlyConditionals(POSITIVE)

@@ -129,6 +129,7 @@ def objectives() -> dict[str, Objective]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conditioning", ["agnostic", "prefix", "layer-wise, sinusoidal", "layer-wise, learned"])
 @pytest.mark.parametrize("name", objectives())
 def test_total_probability_is_at_most_one(name, conditioning):
@@ -156,6 +157,7 @@ def greatest_total(language: Language, objective: Objective, num_steps: int) -> 
     return total_probability(exact_nats(objective, table, language.batch()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [0, 8])
 @pytest.mark.parametrize("reweighted", [True, False])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -218,6 +220,7 @@ def test_the_bound_falls_towards_the_entropy_as_steps_grow(schedule):
     assert limit == pytest.approx(language.entropy, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [*ALIKE, Power(), *SPINDLES[:2]], ids=str)
 def test_continuous_time_is_the_limit_of_ever_finer_grids(schedule):
     """Also for a network that is wrong: the two are the same quantity, not merely both bounds."""
@@ -261,6 +264,7 @@ def test_a_time_agnostic_network_is_right_under_the_spindle_only_with_the_reweig
 # ---- the bound below the likelihood -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reweighted", [True, False])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("num_steps", [0, 5])
@@ -293,6 +297,7 @@ def test_the_exact_log_likelihood_is_never_below_the_bound_under_uniform_noise(s
 # ---- the estimators ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", objectives())
 def test_drawn_nats_average_to_the_exact_ones(name):
     """`nats` and `loss` draw times and noise; their mean must be the enumerated value."""
@@ -343,6 +348,7 @@ def test_the_hybrid_term_is_a_weighted_cross_entropy_of_the_loss_alone(process):
         assert torch.equal(hybrid.nats(network, x0, Noise(3)), plain.nats(network, x0, Noise(3)))
 
 
+@pytest.mark.slow
 def test_frozen_positions_have_no_cost_and_padding_changes_nothing():
     network, x0 = tiny_bert("prefix"), all_sentences()
     frozen = replace(x0, editable=torch.zeros_like(x0.editable))
@@ -419,6 +425,7 @@ def test_times_and_noise_are_drawn_from_different_numbers():
     assert exact == pytest.approx(-torch.tensor(0.7).double().log().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quantity", "is_right"), [(Quantity.STRICT, True), (Quantity.PAPER, False)])
 def test_only_the_strict_bound_trains_a_network_that_samples_the_language(quantity, is_right):
     """Weighted by r(x0), the cross-entropy is lowest at f ∝ r·posterior: the paper's quantity trains another f."""

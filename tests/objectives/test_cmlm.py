@@ -158,6 +158,7 @@ def test_the_loss_is_the_nats():
     assert torch.equal(tested.objective.loss(tested.network, whole, Noise(1, 2)), nats)
 
 
+@pytest.mark.slow
 def test_mask_predict_samples_a_learned_language():
     tested, whole = method(), repeated_words(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)

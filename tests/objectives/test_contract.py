@@ -180,6 +180,7 @@ def batch(rows: int = 12, length: int = 10) -> Batch:
     return Noise(8).stratify(Batch.of(tokens, editable))
 
 
+@pytest.mark.slow
 @every_method
 def test_noise_belongs_to_the_example_and_not_to_its_index_in_the_batch(name):
     """So that one process and eight draw the same noise."""
@@ -193,6 +194,7 @@ def test_noise_belongs_to_the_example_and_not_to_its_index_in_the_batch(name):
     assert torch.equal(other, losses) == (name == "decoder")  # which draws nothing
 
 
+@pytest.mark.slow
 @every_method
 def test_the_losses_of_parts_add_up_to_that_of_the_batch(name):
     """Losses are divided by the tokens of the global batch, so that gradients of its parts add up."""
@@ -208,6 +210,7 @@ def test_the_losses_of_parts_add_up_to_that_of_the_batch(name):
         torch.testing.assert_close(part, together, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "time"),
     [*((name, "agnostic") for name in METHODS), *((name, time) for name in TIMED for time in ("prefix", "layer-wise"))],
@@ -232,6 +235,7 @@ def test_every_objective_learns(name, time):
     assert 0 <= after < 0.6 * before
 
 
+@pytest.mark.slow
 @every_method
 def test_every_parameter_gets_a_gradient_even_without_editable_positions(name):
     """Distributed training waits for the gradients of all parameters on every process."""
@@ -245,6 +249,7 @@ def test_every_parameter_gets_a_gradient_even_without_editable_positions(name):
         assert all(bool(parameter.grad.isfinite().all()) for parameter in trained.values())
 
 
+@pytest.mark.slow
 @every_method
 def test_every_tensor_is_made_on_the_device_of_the_batch(name):
     """With another default device, a tensor made without a device would not fit."""
@@ -272,6 +277,7 @@ def last_of(targets: nn.Module, sampler: Drawing, canvas: Batch, seed: int) -> t
     return last_state(sampler.sample(targets, canvas, seed)).tokens
 
 
+@pytest.mark.slow
 @every_method
 def test_every_objective_samples_allowed_tokens_and_keeps_frozen_positions(name):
     (_, targets, sampler), canvas = parts(name), ragged()
@@ -284,6 +290,7 @@ def test_every_objective_samples_allowed_tokens_and_keeps_frozen_positions(name)
     assert bool((states[-1].calls[[0, 1, 2, 4]] > 0).all())
 
 
+@pytest.mark.slow
 @every_method
 def test_samples_of_a_batch_equal_those_of_its_sequences_and_are_reproducible(name):
     (_, targets, sampler), canvas = parts(name), ragged()
@@ -295,6 +302,7 @@ def test_samples_of_a_batch_equal_those_of_its_sequences_and_are_reproducible(na
         assert torch.equal(last_of(targets, sampler, alone, seed=3)[0], together[row, : alone.tokens.shape[1]])
 
 
+@pytest.mark.slow
 @every_method
 def test_the_tokens_at_editable_positions_of_a_canvas_do_not_matter(name):
     (_, targets, sampler), canvas = parts(name), ragged()
@@ -302,6 +310,7 @@ def test_the_tokens_at_editable_positions_of_a_canvas_do_not_matter(name):
     assert torch.equal(last_of(targets, sampler, other, seed=0), last_of(targets, sampler, canvas, seed=0))
 
 
+@pytest.mark.slow
 @every_method
 def test_frozen_and_padded_positions_have_no_cost(name):
     tested, whole = method(name), batch(5)
@@ -315,6 +324,7 @@ def test_frozen_and_padded_positions_have_no_cost(name):
     assert bool((nats.sum(dim=1)[[0, 1, 2, 4]] > 0).all())
 
 
+@pytest.mark.slow
 @every_method
 def test_saved_and_loaded_parameters_give_the_same_results(name):
     tested, fresh, whole = method(name), method(name), batch()
@@ -373,6 +383,7 @@ def test_kinds_of_likelihood():
     assert set(kinds.values()) == {Likelihood.BOUND, Likelihood.PSEUDO}
 
 
+@pytest.mark.slow
 @every_method
 def test_parameters_are_those_of_the_network_and_learned_exponents_alone(name):
     """No buffers of processes and grids may appear in a checkpoint."""

@@ -149,6 +149,7 @@ def averaged_nats(objective: GaussianDiffusion, network: nn.Module, language: La
     return torch.stack([nats.mean(dim=1), nats.std(dim=1) / draws**0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clamp", [*CLAMPED, None])
 @pytest.mark.parametrize("name", PROCESSES)
 def test_draws_of_the_bound_average_to_its_integral(name, clamp):
@@ -161,6 +162,7 @@ def test_draws_of_the_bound_average_to_its_integral(name, clamp):
         assert float((error / expected).max()) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clamp", [*CLAMPED, None])
 @pytest.mark.parametrize("name", PROCESSES)
 def test_the_bound_is_above_the_nll_of_the_chain(name, clamp):
@@ -176,6 +178,7 @@ def test_the_bound_is_above_the_nll_of_the_chain(name, clamp):
         assert bool((nats >= -likelihood.log() - 1e-9).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [0.0, 0.4])
 @pytest.mark.parametrize("name", PROCESSES)
 def test_total_probability_is_at_most_one_and_no_bound_lies_below_the_entropy(name, error):
@@ -186,6 +189,7 @@ def test_total_probability_is_at_most_one_and_no_bound_lies_below_the_entropy(na
         assert float((language.probabilities * nats).sum()) >= language.entropy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSES)
 def test_the_bound_is_nearly_tight_for_the_best_network_and_many_steps(name):
     """With many steps only the rounding is lost: 0.001 nats here."""
@@ -545,6 +549,7 @@ def test_autocast_leaves_the_table_in_full_precision():
     assert not torch.equal(guess, guess.bfloat16().float())  # the last projection was no half-precision one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "num_words"), [(16, 20), (64, 400)])
 def test_the_nearest_token_is_right_where_tokens_are_certain(width, num_words):
     """At the noisiest time that counts as certain, and not at a much noisier one."""
@@ -646,6 +651,7 @@ def test_the_losses_of_parts_add_up_to_that_of_the_batch():
         torch.testing.assert_close(part, together, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_learns_a_language_that_repeats_a_token():
     """4 sentences of 9 tokens: log 4 nats per sentence, where an untrained network has 9·log 42 = 34."""
     tested, whole = method(), batch(rows=32)

@@ -256,6 +256,7 @@ class Neighbours(nn.Module):
         return nn.functional.pad(logits.log_softmax(dim=-1), (0, 1), value=-torch.inf)
 
 
+@pytest.mark.slow
 def test_the_baseline_lowers_the_variance_of_long_sentences():
     """Both kinds use two draws. For two or three tokens the baseline itself is too noisy."""
     process, network = Absorbing(Power(), 5, LearnedExponents(torch.full((6,), 1.5))), Neighbours(5)
@@ -371,6 +372,7 @@ def exactly_trained(kind: Callable[[Language], nn.Module]) -> tuple[float, float
     return linear, free, process.information.detach()
 
 
+@pytest.mark.slow
 def test_a_weak_network_gains_by_an_order_of_generation_that_suits_it():
     """The noun determines its ending, but not the other way round; the spindle has the wrong order."""
     linear, free, exponents = exactly_trained(Reader)
@@ -384,6 +386,7 @@ def test_a_weak_network_gains_by_an_order_of_generation_that_suits_it():
     assert float(exponents[:3].min()) > 5 * float(exponents[3:5].max())
 
 
+@pytest.mark.slow
 def test_a_network_that_can_be_perfect_gains_nothing():
     """A time-agnostic network can be perfect with equal exponents, and with no others."""
     linear, free, exponents = exactly_trained(Table)
@@ -395,6 +398,7 @@ def test_a_network_that_can_be_perfect_gains_nothing():
     assert others > AGREEMENT.entropy + 0.002
 
 
+@pytest.mark.slow
 def test_training_with_drawn_losses_approaches_the_exact_optimum():
     process, network = learned(AGREEMENT), Reader(AGREEMENT)
     objective, steps = LearnedSchedule(process), 160
@@ -481,6 +485,7 @@ def test_noise_belongs_to_the_example_and_parts_add_up():
     assert not torch.allclose(tested.objective.loss(tested.network, whole, Noise(5, step=10)), losses)
 
 
+@pytest.mark.slow
 def test_it_learns_with_one_learning_rate_and_samples_tokens():
     tested, whole = method(), easy_batch(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3, weight_decay=0)

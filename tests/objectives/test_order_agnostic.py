@@ -86,6 +86,7 @@ def test_with_the_same_noise_it_masks_the_positions_of_the_order_agnostic_object
     torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_estimate_agrees_within_its_interval():
     """With `estimate` and real noise."""
     network, grid = Table(LANGUAGE, seed=4), uniform_grid(3)
@@ -158,6 +159,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_a_balanced_round_is_unbiased_at_every_position(monkeypatch, objective, edges):

@@ -210,6 +210,7 @@ def test_noise_belongs_to_the_example(unrolls):
     assert not torch.allclose(tested.objective.loss(tested.network, whole, Noise(5, 10)), losses)
 
 
+@pytest.mark.slow
 def test_it_learns_and_samples_a_language():
     tested, whole = method(), repeated_words(32)
     optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
@@ -291,6 +292,7 @@ def history(states: list[State], row: int, length: int) -> list[tuple[list[int],
     return [event for event, _ in itertools.groupby(events)]
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_a_batch_equals_its_sequences_one_by_one(sampler, bert, canvas):
     together = list(sampler.sample(bert, canvas, seed=3))
@@ -300,6 +302,7 @@ def test_a_batch_equals_its_sequences_one_by_one(sampler, bert, canvas):
         assert history(together, row, length) == history(list(sampler.sample(bert, alone, seed=3)), 0, length)
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(sampler, bert, canvas):
     first, again, other = (list(sampler.sample(bert, canvas, seed))[-1].tokens for seed in (0, 0, 1))
@@ -387,6 +390,7 @@ def test_sequences_that_cannot_change_any_more_stop_early(seed, cycles):
     assert torch.equal(states[-1].tokens, texts[-1])
 
 
+@pytest.mark.slow
 def test_a_share_of_positions_is_rounded_up_without_rounding_errors():
     """Seven tenths of ten positions are seven, although 0.7 · 10 is slightly more in floating point."""
     number = torch.arange(1, 200)

@@ -52,6 +52,7 @@ def request_(monkeypatch) -> Request:
     return Request(data=str(corpus()), other_test=str(corpus()))
 
 
+@pytest.mark.slow
 def test_a_job_with_other_settings_is_trained_with_them(request_, tmp_path):
     job = Job("faster", Row("d3pm-tad"), training=(("learning_rate", 0.5),), objective=(("num_steps", 5),))
     experiment.do(job, tmp_path, request_, workers=2)
@@ -62,6 +63,7 @@ def test_a_job_with_other_settings_is_trained_with_them(request_, tmp_path):
     assert report["generation"]["sampling"]["number"] == 2  # no samples for BLEU
 
 
+@pytest.mark.slow
 def test_a_larger_network_is_pretrained_first_and_has_the_vocabulary_of_the_others(request_, tmp_path):
     experiment.do(Job("seed0", Row("d3pm-tad")), tmp_path, request_, workers=1)
     masked = str(tmp_path / "seed0" / "pretrained" / "masked")
@@ -132,6 +134,7 @@ def test_tables_have_every_row_and_sampler_settings_have_their_own(some, tmp_pat
     assert [row.split(" | ")[0] for row in rows[2:5]] == ["| d3pm", "| decoder", "| diffusionbert"]
 
 
+@pytest.mark.slow
 def test_paired_differences_agree_with_the_reports(some, tmp_path):
     tables(some, tmp_path / "tables", ("diffusionbert:d3pm", "diffusionbert:decoder", "diffusionbert:not-run"))
     found = read_json(tmp_path / "tables" / "paired.json")

@@ -113,6 +113,7 @@ def other_date_and_settings(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 @every_drawing
 @pytest.mark.usefixtures("other_date_and_settings")
 def test_the_same_data_give_the_same_bytes(name, folder, tmp_path):
@@ -120,6 +121,7 @@ def test_the_same_data_give_the_same_bytes(name, folder, tmp_path):
     assert (tmp_path / "again.svg").read_bytes() == (folder / f"{name}.svg").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "head"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
 def test_the_suffix_decides_the_format_and_no_format_contains_the_date(suffix, head, tmp_path, request):
     survival_curves(WORDS[:2], tmp_path / "new folder" / f"one{suffix}")
@@ -130,6 +132,7 @@ def test_the_suffix_decides_the_format_and_no_format_contains_the_date(suffix, h
     assert one == (tmp_path / f"two{suffix}").read_bytes()
 
 
+@pytest.mark.slow
 def test_matplotlib_settings_are_unchanged(tmp_path):
     code = """
 import sys, pathlib
@@ -171,6 +174,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
 # ---- contents -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_drawing
 def test_axes_and_legend_are_text(name, folder):
     assert set(TEXTS[name]) <= set(texts(folder / f"{name}.svg"))

@@ -94,6 +94,7 @@ def canvas(bert) -> Batch:
     return mixed_canvas(bert.backbone)
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_states_go_from_the_prior_to_text_and_keep_what_is_frozen(make, bert, canvas):
     states = list(make(None).sample(bert, canvas, seed=0))
@@ -105,6 +106,7 @@ def test_states_go_from_the_prior_to_text_and_keep_what_is_frozen(make, bert, ca
         assert bool((tokenizer_allowed()[words] | (words == MASK)).all())
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_time_falls_to_0(make, bert, canvas):
     times = torch.stack([state.time for state in make(None).sample(bert, canvas, seed=0)])
@@ -114,6 +116,7 @@ def test_time_falls_to_0(make, bert, canvas):
     assert times[-1].tolist() == [0] * 5
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_calls_count_the_queries_per_sequence(make, bert, canvas):
     spy = Spy(bert)
@@ -130,6 +133,7 @@ def test_calls_count_the_queries_per_sequence(make, bert, canvas):
         assert len(alone.questions) == alone.num_sequences == int(last.calls) == int(state.calls[row])
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_every_query_has_targets_and_a_time_in_range(make, bert, canvas):
     spy = Spy(bert)
@@ -147,6 +151,7 @@ def history(states: list[State], row: int) -> list[tuple[list[int], float, int]]
     return [event for event, _ in itertools.groupby(events)]
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_a_batch_equals_its_sequences_one_by_one(make, bert, canvas):
     together = list(make(None).sample(bert, canvas, seed=3))
@@ -157,6 +162,7 @@ def test_a_batch_equals_its_sequences_one_by_one(make, bert, canvas):
         assert in_batch == history(list(make(None).sample(bert, alone, seed=3)), 0)
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(make, bert, canvas):
     sampler = make(None)
@@ -165,6 +171,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(make, b
     assert not bool((first == other).all(dim=1)[[1, 2, 4]].any())
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_the_tokens_at_editable_positions_do_not_matter(make, bert, canvas):
     other = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 30))
@@ -172,6 +179,7 @@ def test_the_tokens_at_editable_positions_do_not_matter(make, bert, canvas):
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_forbidden_tokens_are_never_generated(make, bert, canvas):
     forbidden = tuple(token for token in range(50) if token not in (7, 8))
@@ -179,6 +187,7 @@ def test_forbidden_tokens_are_never_generated(make, bert, canvas):
     assert set(last.tokens[canvas.editable].tolist()) <= {7, 8}
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_gradients_stay_as_the_caller_set_them(make, bert, canvas):
     states = make(None).sample(bert, canvas, seed=0)
@@ -193,6 +202,7 @@ def test_gradients_stay_as_the_caller_set_them(make, bert, canvas):
     assert not any(asked_with_gradients)
 
 
+@pytest.mark.slow
 @parametrize_samplers
 def test_yielded_states_do_not_change(make, bert, canvas):
     kept = [
@@ -516,6 +526,7 @@ def sampled(sampler: Drawing, network: nn.Module, language: Language, rows: int 
     return [frequencies(language, state.tokens) for state in sampler.sample(network, canvas, seed)]
 
 
+@pytest.mark.slow
 @parametrize_sigmas
 @parametrize_processes
 def test_remasking_follows_its_chain_at_every_time(process, eta, strategy, sigma):
@@ -526,6 +537,7 @@ def test_remasking_follows_its_chain_at_every_time(process, eta, strategy, sigma
     assert all(agrees(*pair) for pair in zip(counts, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", Strategy)
 @parametrize_processes
 def test_remasking_with_eta_0_is_ancestral_sampling(process, strategy):
@@ -559,6 +571,7 @@ def test_a_step_keeps_the_marginals_of_the_schedule(process, eta, strategy, sigm
         torch.testing.assert_close(after, marginals(LANGUAGE, forward_mass(process, LANGUAGE, s)))
 
 
+@pytest.mark.slow
 @parametrize_sigmas
 @pytest.mark.parametrize("index", range(3), ids=["linear", "cosine", "spindle"])
 def test_one_position_keeps_its_marginals_at_every_time(index, eta, strategy, sigma):
@@ -569,6 +582,7 @@ def test_one_position_keeps_its_marginals_at_every_time(index, eta, strategy, si
         assert agrees(count, forward_mass(process, language, t))
 
 
+@pytest.mark.slow
 @parametrize_processes
 def test_two_positions_keep_their_marginals_in_the_limit_of_many_steps(process):
     """Tokens drawn in one step are independent, so the error falls as steps are added."""
@@ -710,6 +724,7 @@ CANVASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [6, 7, 20, 59, 60, 100])
 @pytest.mark.parametrize(("canvas", "size"), CANVASES.values(), ids=CANVASES.keys())
 def test_a_window_shows_the_sequence_around_the_block_and_never_more(canvas, size, window):
@@ -739,6 +754,7 @@ def test_most_of_the_room_is_given_to_what_comes_before():
     assert [(run[0], run[-1]) for run in runs] == [(5, 17), (40, 52), (80, 92)]
 
 
+@pytest.mark.slow
 def test_a_window_generates_longer_sequences_than_the_network_reads(bert):
     batch = sentences(bert.backbone, (70, 40, 20))
     inner = drawing(Confidence(), LINEAR, steps=4)

@@ -91,6 +91,7 @@ def sentence_counts(sampler: Drawing, network: nn.Module, rows: int = 20000, see
 # ---- the distribution of texts ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
 def test_first_hitting_follows_the_exact_distribution(schedule, grid):
@@ -100,6 +101,7 @@ def test_first_hitting_follows_the_exact_distribution(schedule, grid):
     require_agreement(sentence_counts(drawing(FirstHitting(), process, grid=grid), network), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("schedule", [Linear(), CLAMPED, SENTENCE], ids=str)
 def test_skipping_follows_the_exact_distribution(schedule, grid):
@@ -110,6 +112,7 @@ def test_skipping_follows_the_exact_distribution(schedule, grid):
     require_agreement(sentence_counts(sampler, network), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warper", SHAPINGS.values(), ids=SHAPINGS)
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
 def test_warped_first_hitting_follows_the_exact_distribution(schedule, warper):
@@ -118,6 +121,7 @@ def test_warped_first_hitting_follows_the_exact_distribution(schedule, warper):
     require_agreement(sentence_counts(drawing(FirstHitting(), process, grid=grid, warper=warper), network), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [GRIDS["6 steps"], GRIDS["uneven to 0.8"]], ids=["6 steps", "uneven to 0.8"])
 @pytest.mark.parametrize("warper", SHAPINGS.values(), ids=SHAPINGS)
 @pytest.mark.parametrize("schedule", [Linear(), CLAMPED, SENTENCE], ids=str)
@@ -128,6 +132,7 @@ def test_warped_skipping_follows_the_exact_distribution(schedule, warper, grid):
     require_agreement(sentence_counts(sampler, network), exact_shaped(process, network, warper, grid))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warper", [None, SHAPINGS["top-k"]], ids=["unshaped", "top-k"])
 @pytest.mark.parametrize("schedule", [CLAMPED, SENTENCE], ids=str)
 def test_skipping_without_reweighting_follows_the_exact_distribution(schedule, warper):
@@ -162,6 +167,7 @@ TIMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [uniform_grid(8), GRIDS["uneven to 0.8"]], ids=["8 steps", "uneven to 0.8"])
 @pytest.mark.parametrize(("kind", "schedule", "warper"), TIMED, ids=str)
 def test_the_first_unmasking_has_the_right_time_position_and_token(kind, schedule, warper, grid):
@@ -303,6 +309,7 @@ def test_the_kinds_are_what_they_are_called():
     assert [jumps(KINDS[name](uniform_grid(2)).context) for name in list(KINDS)[1:]] == [True, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 64])
 @every_kind
 def test_a_sequence_takes_at_most_one_call_per_editable_position(make, rows):
@@ -363,6 +370,7 @@ def test_first_hitting_gives_each_sequence_its_own_time_and_queries_only_what_is
 # ---- states -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [1.0, 0.4])
 @every_kind
 def test_states_go_from_noise_to_text_and_keep_what_is_frozen(make, end):
@@ -390,6 +398,7 @@ def test_an_update_unmasks_something_in_each_unfinished_sequence(name):
         assert torch.equal(changed, (before.tokens == MASK).any(dim=1))
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_batch_equals_its_sequences_one_by_one(make):
     """In float64, so that rounding does not change a draw; sequences are cut to their length."""
@@ -405,6 +414,7 @@ def test_a_batch_equals_its_sequences_one_by_one(make):
             assert state.calls[row] == own.calls[0]
 
 
+@pytest.mark.slow
 @every_kind
 def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(make):
     sampler, network, canvas = make(uniform_grid(9)), tiny_bert(), canvas_of(8)
@@ -465,6 +475,7 @@ def test_sampling_records_no_gradients_and_needs_no_context_manager(make):
     assert not any(recorded)
 
 
+@pytest.mark.slow
 @every_kind
 def test_all_tensors_are_made_on_the_device_of_the_canvas(make):
     """Tensors without an explicit device would be on `meta`, and could not be combined with those of the canvas."""

@@ -32,6 +32,7 @@ def processes() -> list[Process]:
     return [*absorbing, Uniform(Linear(), LANGUAGE.allowed)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [uniform_grid(6), UNEVEN], ids=["6 steps", "uneven"])
 @pytest.mark.parametrize("process", processes(), ids=str)
 def test_ancestral_samples_follow_the_exact_distribution(process, grid):
@@ -45,6 +46,7 @@ def test_ancestral_samples_follow_the_exact_distribution(process, grid):
     assert stats.chisquare(counts.numpy(), (probabilities / probabilities.sum() * rows).numpy()).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_ancestral_samples_of_the_best_network_are_the_language():
     """With many steps and the Bayes denoiser, samples are distributed as the language itself."""
     process = Absorbing(Spindle(0.3), LANGUAGE.mask_id, LANGUAGE.information())
@@ -54,6 +56,7 @@ def test_ancestral_samples_of_the_best_network_are_the_language():
     assert stats.chisquare(counts.numpy(), (LANGUAGE.probabilities * 8000).numpy()).pvalue > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", processes(), ids=str)
 def test_a_batch_equals_its_sequences_one_by_one(process):
     network = Table(LANGUAGE, seed=2)

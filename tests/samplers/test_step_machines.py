@@ -151,6 +151,7 @@ def serve(network: Network, waiting: list[Request]) -> int:
     return calls
 
 
+@pytest.mark.slow
 @parametrize_networks
 def test_states_advanced_together_give_the_tokens_they_give_alone(make):
     network, waiting = make(), requests()
@@ -247,6 +248,7 @@ def attributes(value: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @parametrize_kinds
 def test_nothing_is_stored_on_sampler_or_network(made, network, canvas):
     before = attributes(made.sampler), attributes(network), copy.deepcopy(dict(network.state_dict()))
@@ -256,6 +258,7 @@ def test_nothing_is_stored_on_sampler_or_network(made, network, canvas):
         assert torch.equal(tensor, before[2][name])
 
 
+@pytest.mark.slow
 @parametrize_kinds
 def test_closing_midway_leaves_everything_usable(made, network, canvas):
     whole = list(made.sample(network, canvas, seed=3))
@@ -271,6 +274,7 @@ def test_closing_midway_leaves_everything_usable(made, network, canvas):
     assert [state.tokens.tolist() for state in again] == [state.tokens.tolist() for state in whole]
 
 
+@pytest.mark.slow
 @parametrize_kinds
 @torch.no_grad()
 def test_every_state_can_be_resumed_and_stays_as_it_is(made, network, canvas):
@@ -286,6 +290,7 @@ def test_every_state_can_be_resumed_and_stays_as_it_is(made, network, canvas):
     assert states[-1].done
 
 
+@pytest.mark.slow
 @parametrize_kinds
 def test_two_iterators_may_be_read_in_turn(made, network, canvas):
     first, second = (list(made.sample(network, canvas, seed)) for seed in (5, 6))

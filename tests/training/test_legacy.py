@@ -32,6 +32,7 @@ V0 = Path(__file__).parent.parent / "data_files" / "v0"
 SENTENCES = ["the cat sat on the mat .", "a mat sat ."]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "nats"),
     [("model", [29.621429279985477, 18.093799893547793]), ("run", [31.111673289123505, 18.018793549802567])],

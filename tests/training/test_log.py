@@ -87,6 +87,7 @@ def test_rows_after_the_checkpoint_are_removed(tmp_path):
     assert read_log(log) == EVENTS[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).parent.parent / "training_worker.py"
 
 

@@ -58,6 +58,7 @@ def log(output: Path) -> list[dict]:
     return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_transformers_opens_a_pretrained_model(masked_run):
     model, report = AutoModelForMaskedLM.from_pretrained(masked_run / "model", output_loading_info=True)
     assert not report["missing_keys"]
@@ -70,6 +71,7 @@ def test_transformers_opens_a_pretrained_model(masked_run):
     assert set(load_file(masked_run / "model" / "token_counts.safetensors")) == {"counts", "length_histogram"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -105,6 +107,7 @@ def test_training_starts_from_a_run_with_any_objective(masked_run, cache, tmp_pa
     assert (output / "model" / "beside.safetensors").exists() == any(option.startswith("--time=") for option in options)
 
 
+@pytest.mark.slow
 def test_training_starts_with_the_parameters_of_the_start(masked_run, cache, tmp_path):
     output = tmp_path / "run"
     start = ["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", f"--start={masked_run}", *SHORT]
@@ -121,6 +124,7 @@ def test_training_starts_with_the_parameters_of_the_start(masked_run, cache, tmp
     assert all(torch.allclose(tensor, kept[name], atol=1e-6) for name, tensor in weights.items())
 
 
+@pytest.mark.slow
 def test_training_starts_with_the_learned_exponents_of_the_start(masked_run, cache, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     common = ["train", "--data=pydoc", "--system=genmd4", f"--cache={cache}", *SHORT, "--batch-tokens=512"]
@@ -131,6 +135,7 @@ def test_training_starts_with_the_learned_exponents_of_the_start(masked_run, cac
     torch.testing.assert_close(after, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "file", "name"),
     [
@@ -156,6 +161,7 @@ def test_a_start_from_the_hub_equals_a_start_from_a_folder(
     assert json.loads((again / "run.json").read_text())["backbone"]["name_or_path"] == "me/mine"
 
 
+@pytest.mark.slow
 def test_a_killed_command_resumes_to_the_same_parameters(cache, tmp_path):
     """The command itself is killed at an arbitrary time and run again with --resume."""
     common = ["--data=pydoc", f"--cache={cache}", "--steps=30", "--validate-every=15", "--save-every=4", *SMALL]
@@ -187,6 +193,7 @@ def plain_decoder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "start"),
     [
@@ -230,6 +237,7 @@ def test_a_run_is_resumed_elsewhere_without_its_start(masked_run, cache, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_two_processes_train_a_vocabulary_once(tmp_path, monkeypatch):
     trained, all_here, data = [], Barrier(4), DataConfig(str(corpus()), vocabulary=512)
 
@@ -249,6 +257,7 @@ def test_two_processes_train_a_vocabulary_once(tmp_path, monkeypatch):
     assert len({each.vocabulary.fingerprint for each in found}) == 1
 
 
+@pytest.mark.slow
 def test_a_missing_text_is_named_when_resuming(capsys, cache, tmp_path, monkeypatch):
     shutil.copy(corpus(), tmp_path / "text.txt")
     monkeypatch.chdir(tmp_path)
@@ -259,6 +268,7 @@ def test_a_missing_text_is_named_when_resuming(capsys, cache, tmp_path, monkeypa
     assert said.endswith("restore it, or resume where it was started")
 
 
+@pytest.mark.slow
 def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
     """Processes that do not find each other would log everything twice."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
@@ -270,6 +280,7 @@ def test_two_processes_without_a_gpu_train_one_run(cache, tmp_path):
     assert [event["step"] for event in log(tmp_path / "run") if "loss" in event] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_completely_and_privately(masked_run, monkeypatch):
     sent: dict[str, object] = {}
     monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **options: sent.update(options) or f"hub/{name}")
@@ -284,12 +295,14 @@ def test_a_failed_push_reports_where_the_model_is(masked_run):
         push_model(masked_run / "model", "me/mine")
 
 
+@pytest.mark.slow
 def test_auto_measures_the_speed_and_predicts_the_duration(cache, tmp_path, capsys):
     main(["train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--auto", *QUICK, *SMALL])
     assert "tokens/s" in (said := capsys.readouterr().err)
     assert "will take about" in said
 
 
+@pytest.mark.slow
 def test_an_original_checkpoint_is_imported(masked_run, cache, tmp_path):
     """The release's `.th` files: weights under `model`, names as in transformers, pickled by torch.save."""
     donor = backbone_of("bert")
@@ -368,6 +381,7 @@ def wrong(capsys, *arguments: str) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -391,6 +405,7 @@ def test_invalid_options_give_one_line_and_exit_code_2(capsys, cache, tmp_path, 
     assert not (tmp_path / "run" / "model").exists()
 
 
+@pytest.mark.slow
 def test_a_network_that_is_too_short_is_refused_before_anything_is_written(capsys, cache, masked_run, tmp_path):
     output = tmp_path / "run"
     said = wrong(capsys, "train", "--data=pydoc", f"--output={output}", f"--cache={cache}", f"--start={masked_run}")
@@ -403,6 +418,7 @@ def test_an_existing_run_is_never_overwritten(capsys, cache, masked_run):
     assert "--resume" in said
 
 
+@pytest.mark.slow
 def test_a_run_directory_is_locked_while_it_is_trained(capsys, cache, masked_run, tmp_path):
     run = shutil.copytree(masked_run, tmp_path / "run")
     resume = ["pretrain", "--resume", f"--output={run}", f"--cache={cache}", "--steps=8"]

@@ -109,6 +109,7 @@ def straight(tmp_path_factory) -> Path:
 # ---- when it stops, and what it exports -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_run_ends_when_patience_is_exhausted(tmp_path):
     trainer = trainer_of(tmp_path, replace(QUICK, steps=100, validate_every=2, patience=2))
     scores(trainer, 5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 1.0)
@@ -130,6 +131,7 @@ def test_a_run_that_ended_early_trains_no_further_when_resumed(tmp_path):
     assert resumed(tmp_path, settings).train().step == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):
     """With EMA, its averages are exported: the model has the validation that the log shows."""
@@ -157,6 +159,7 @@ def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):
     assert fresh.validate().nats_per_token == pytest.approx(seen[4] + 10, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_validation_changes_neither_the_parameters_nor_later_steps(tmp_path, straight):
     trainer = trainer_of(tmp_path)
     before = weights_of(trainer.module)
@@ -167,6 +170,7 @@ def test_validation_changes_neither_the_parameters_nor_later_steps(tmp_path, str
     assert_same_end(tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_any_validation_is_better_than_nan(tmp_path):
     trainer = trainer_of(tmp_path)
     scores(trainer, math.nan, 3.0, 4.0)
@@ -182,6 +186,7 @@ def test_the_latest_and_the_best_checkpoints_are_kept(tmp_path):
     assert kept == ["step-00000002", "step-00000006", "step-00000008"]
 
 
+@pytest.mark.slow
 def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
     trainer_of(tmp_path, replace(QUICK, ema=0.9)).train()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -213,6 +218,7 @@ def stopped(trainer: Trainer, at: int) -> None:
     trainer._step = step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "expected"), [("no", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_measuring_uses_the_precision_ema_and_optimiser_of_training(monkeypatch, precision, expected):
     measured, made, seen, alive = training_module(0.1), [], [], weakref.WeakSet()
@@ -248,6 +254,7 @@ def scaled(trainer: Trainer) -> Trainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_the_loss_scale_is_resumed(tmp_path):
     scaled(trainer_of(tmp_path / "straight")).train()
     trainer = scaled(trainer_of(tmp_path / "stopped"))
@@ -263,6 +270,7 @@ def test_the_loss_scale_is_resumed(tmp_path):
     assert_same_end(tmp_path / "stopped", tmp_path / "straight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_a_run_is_resumed_in_another_precision(tmp_path, before):
     trainer = scaled(trainer_of(tmp_path)) if before else trainer_of(tmp_path)
@@ -273,6 +281,7 @@ def test_a_run_is_resumed_in_another_precision(tmp_path, before):
     assert again.train().step == QUICK.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_a_run_stopped_before_its_first_validation_exports_the_last_parameters(tmp_path, ema):
     settings = replace(QUICK, ema=ema)
@@ -329,6 +338,7 @@ def all_finite(path: Path) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_nan_loss_ends_the_run_and_leaves_a_good_checkpoint(tmp_path, straight):
     trainer = trainer_of(tmp_path)
     poisoned(trainer, at=5)
@@ -344,6 +354,7 @@ def test_a_nan_loss_ends_the_run_and_leaves_a_good_checkpoint(tmp_path, straight
     assert_same_end(tmp_path, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"log_every": 3}, {"log_every": 100}], ids=str)
 def test_nan_parameters_are_never_saved(tmp_path, changes):
     trainer = trainer_of(tmp_path, replace(QUICK, validate_every=100, **changes))
@@ -372,6 +383,7 @@ def test_an_infinite_gradient_is_detected_before_a_checkpoint_is_written(tmp_pat
     assert all_finite(checkpoint(tmp_path, "last"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "file"), [(4, "weights.safetensors"), (6, "optimiser.safetensors")])
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, straight, monkeypatch, at, file):
     trainer, saved = trainer_of(tmp_path), checkpoint_module.save_tensors
@@ -392,6 +404,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, straight, monkeypa
     assert_same_end(tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_during_export_leaves_the_old_model(tmp_path):
     trainer_of(tmp_path).train()
     model = load_file(tmp_path / "model" / "weights.safetensors")
@@ -408,6 +421,7 @@ def test_a_disk_that_is_full_during_export_leaves_the_old_model(tmp_path):
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
+@pytest.mark.slow
 def test_a_kill_between_writing_the_two_pointers_loses_neither(tmp_path, monkeypatch):
     settings = replace(QUICK, validate_every=2)
     trainer = trainer_of(tmp_path, settings)
@@ -445,6 +459,7 @@ def damage_format(path: Path) -> None:
 DAMAGES = {"optimiser": damage_optimiser, "state": damage_state, "format": damage_format, "missing": shutil.rmtree}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_run_with_a_damaged_checkpoint_resumes_from_the_newest_complete_one(tmp_path, caplog, kind):
     """It warns in one line, and its end is that of an undisturbed run."""
@@ -468,6 +483,7 @@ def test_a_run_with_a_damaged_checkpoint_resumes_from_the_newest_complete_one(tm
     assert_same_end(tmp_path / "damaged", tmp_path / "straight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pointer", ["{", "{}", "[]", '{"checkpoint": 3}', None])
 def test_a_damaged_pointer_resumes_the_newest_checkpoint(tmp_path, straight, pointer):
     interrupted(tmp_path, at=7)
@@ -481,6 +497,7 @@ def test_a_damaged_pointer_resumes_the_newest_checkpoint(tmp_path, straight, poi
     assert_same_end(tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_complete_checkpoint_is_refused_in_one_line(tmp_path):
     trainer_of(tmp_path).train()
     for path in (tmp_path / "checkpoints").iterdir():
@@ -492,6 +509,7 @@ def test_a_run_without_a_complete_checkpoint_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_missing_best_checkpoint_is_replaced_by_the_next_best(tmp_path):
     settings = replace(QUICK, validate_every=2)
     trainer = trainer_of(tmp_path, settings)
@@ -529,6 +547,7 @@ def interrupted(folder: Path, at: int, settings: TrainingConfig = QUICK) -> None
         trainer.train()
 
 
+@pytest.mark.slow
 def test_an_incomplete_line_of_the_log_is_removed(tmp_path, straight):
     interrupted(tmp_path, at=5)
     whole = (tmp_path / "log.jsonl").read_text()
@@ -542,6 +561,7 @@ def test_an_incomplete_line_of_the_log_is_removed(tmp_path, straight):
     assert_same_end(tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_a_run_without_its_log_is_resumed(tmp_path, straight):
     interrupted(tmp_path, at=5)
     (tmp_path / "log.jsonl").unlink()
@@ -551,6 +571,7 @@ def test_a_run_without_its_log_is_resumed(tmp_path, straight):
     assert rest == [event for event in timeless(log(straight)) if event["step"] > 4]
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(tmp_path, straight):
     trainer_of(tmp_path).train()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -560,6 +581,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, straight):
     assert_same_end(tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_resumed_for_more_steps(tmp_path):
     """With a schedule that does not depend on the last step, as if it had had more steps at once."""
     settings = replace(QUICK, decay="constant_with_warmup")
@@ -581,6 +603,7 @@ def test_resuming_with_ema_needs_a_checkpoint_with_ema(tmp_path):
         resumed(tmp_path, replace(QUICK, ema=0.9))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_lost_its_ema_is_not_resumed(tmp_path):
     interrupted(tmp_path, at=7, settings=replace(QUICK, ema=0.9))
     (checkpoint(tmp_path, "last") / "ema.safetensors").unlink()
@@ -614,6 +637,7 @@ def as_earlier_version(path: Path) -> None:
     (path / "ema.safetensors").rename(path / "averages.safetensors")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path):
     settings = replace(QUICK, ema=0.9)
     scaled(trainer_of(tmp_path / "straight", settings)).train()
@@ -670,6 +694,7 @@ def test_the_last_step_has_a_learning_rate_above_0(decay):
     assert learning_rate(TrainingConfig(steps=10, warmup=0, decay=decay))(9) > 0
 
 
+@pytest.mark.slow
 def test_the_logged_learning_rate_is_that_of_the_optimiser(tmp_path, straight):
     trainer = trainer_of(tmp_path)
     taken, used = trainer._step, []
@@ -689,6 +714,7 @@ def test_the_logged_learning_rate_is_that_of_the_optimiser(tmp_path, straight):
 # ---- accumulation -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_accumulation_reaches_the_same_parameters(tmp_path):
     ends = []
     for limit in (None, 40, 8):

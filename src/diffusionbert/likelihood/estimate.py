@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PerSequence, batch_sizes
+from diffusionbert.diffusion.shapes import Batch, Counts, PerSequence, batch_sizes
 from diffusionbert.likelihood.scores import Estimate, Interval, Length, Limit, Protocol, Rate, Scores, Unit
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import require_type
@@ -181,18 +181,6 @@ def round_nats(
 def draws_at_once(positions: int) -> int:
     """Draws per call of the network for a batch of so many positions: enough to keep the device busy."""
     return max(1, _POSITIONS_AT_ONCE // max(1, positions))
-
-
-@torch.no_grad()
-def surprise(
-    method: TrainingModule, batch: Batch, draws: int = 16, seed: int = 0, *, autocast: torch.dtype | None = None
-) -> PerPosition:
-    """The nats at each position, averaged over stratified draws."""
-    if draws < 1:
-        raise ValueError(f"`draws` must be >= 1, got {draws}; 16 or more give little noise")
-    draws = 1 if _require_likelihood(method) is Likelihood.EXACT else draws
-    with _evaluating(method):
-        return _mean_draw(method, method.nats, batch, range(draws), seed, autocast).to(batch.tokens.device)
 
 
 def length_nats(histogram: Tensor, lengths: Counts) -> PerSequence:
