@@ -320,6 +320,9 @@ class Model:
         num_alternatives: None = ...,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float | None = ...,
         capitalise: bool = ...,
         seed: int = ...,
     ) -> str: ...
@@ -332,6 +335,9 @@ class Model:
         num_alternatives: int,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float | None = ...,
         capitalise: bool = ...,
         seed: int = ...,
     ) -> list[Filling]: ...
@@ -344,6 +350,9 @@ class Model:
         num_alternatives: None = ...,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float | None = ...,
         capitalise: bool = ...,
         seed: int = ...,
     ) -> list[str]: ...
@@ -356,6 +365,9 @@ class Model:
         num_alternatives: int,
         max_blank_tokens: int = ...,
         forbid: Sequence[str] = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float | None = ...,
         capitalise: bool = ...,
         seed: int = ...,
     ) -> list[list[Filling]]: ...
@@ -367,6 +379,9 @@ class Model:
         num_alternatives: int | None = None,
         max_blank_tokens: int = 4,
         forbid: Sequence[str] = (),
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
         capitalise: bool = True,
         seed: int = 0,
     ) -> str | list[str] | list[Filling] | list[list[Filling]]:
@@ -380,6 +395,9 @@ class Model:
             num_alternatives: Returns so many ranked fillings per text instead of the best text.
             max_blank_tokens: The most tokens of a `[BLANK]`.
             forbid: Words that must not be generated.
+            temperature: Of the random part of the search.
+            top_k: Searches among the k most probable tokens of a position; 0 or None keeps all.
+            top_p: Searches among the most probable tokens that together reach this probability.
             capitalise: As in `generate`.
             seed: Of the random part of the search.
 
@@ -393,6 +411,9 @@ class Model:
             number,
             max_blank_tokens=max_blank_tokens,
             forbid=forbid,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
             seed=seed,
             capitalise=capitalise,
         )

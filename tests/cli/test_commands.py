@@ -37,7 +37,7 @@ from diffusionbert.cli.common import coloured, line_of, show_generation
 from diffusionbert.cli.evaluate import Evaluate
 from diffusionbert.cli.fill import Fill
 from diffusionbert.cli.generate import Generate
-from diffusionbert.cli.main import COMMANDS, main, parse_arguments
+from diffusionbert.cli.main import COMMANDS, in_flags, main, parse_arguments
 from diffusionbert.cli.rewrite import Rewrite
 from diffusionbert.cli.score import Score
 from diffusionbert.inference import score as inference_score
@@ -459,6 +459,30 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, command, message)
     assert message in line
     assert "--help" in line
     assert not re.search(r"[│╭╰─\x1b]", line)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    {
+        "genrate": "unknown command 'genrate' (did you mean generate?); see diffusionbert --help",
+        "generate --temprature 1": "unknown option --temprature (did you mean --temperature?)",
+        "train --output x --batch-token 3": "unknown option --batch-token (did you mean --batch-tokens?)",
+        "train": "--output PATH is required; see diffusionbert train --help",
+        "generate --steps many": "--steps must be a whole number, got 'many'",
+        "generate --temperature hot": "--temperature must be a number, got 'hot'",
+        "score a --format xml": "--format must be one of",
+        "fill --seed": "--seed needs a value",
+    }.items(),
+)
+def test_a_misspelt_word_gets_a_suggestion(wrong, command, message):
+    assert message in wrong(*shlex.split(command))
+
+
+def test_messages_speak_of_options():
+    message = "`top_k` must be >= 1, use `block=32`, not `nonsense` or `nonsense=1`"
+    assert (
+        in_flags(message, {"top_k", "block"}) == "--top-k must be >= 1, use --block 32, not `nonsense` or `nonsense=1`"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["fill", "--seed", "x", "a"], ["nonsense"], ["generate", "--seed"]], ids=str)

@@ -227,3 +227,26 @@ def test_texts_are_filled_alike_alone_and_together(model):
     for one, other in zip(itertools.chain(*together), itertools.chain(*alone), strict=True):
         assert replace(one, nats=0.0) == replace(other, nats=0.0)
         assert one.nats == pytest.approx(other.nats, abs=1e-6)  # the lengths of a batch change the rounding
+
+
+def test_the_search_is_restricted_to_the_most_probable_tokens(model):
+    text = "the [MASK] saw a [MASK] ."
+    assert len(fill(model.engine, text, 5)) == 5
+    [only] = fill(model.engine, text, 5, top_k=1)
+    assert only.text == fill(model.engine, text, 5, top_p=1e-9)[0].text
+    assert fill(model.engine, text, 5, top_k=0) == fill(model.engine, text, 5)
+    for wrong in ({"top_k": -1}, {"top_p": 2.0}, {"temperature": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            fill(model.engine, text, **wrong)
+
+
+def test_a_blank_of_one_token_costs_its_length_beside_what_a_mask_costs(model):
+    """Both are nats of the filling given the context; the length is given for one of them."""
+    [mask] = fill(model.engine, "the king saw [MASK] city .")
+    [blank] = fill(model.engine, "the king saw [BLANK] city .", max_blank_tokens=1)
+    assert (blank.text, blank.nats) == (mask.text, pytest.approx(mask.nats))
+    assert (mask.conditional_on, blank.conditional_on) == ("context, lengths", "context")
+    longer = fill(model.engine, "the king saw [BLANK] city .", 20, max_blank_tokens=2)
+    [same] = [one for one in longer if one.text == mask.text]
+    assert 0 < same.nats - mask.nats < 10
+    assert sum(math.exp(-one.nats) for one in longer) <= 1

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import Capitalise, ModelOptions, Words, option
+from diffusionbert.cli.common import Capitalise, ModelOptions, OptionalFloat, OptionalInt, Words, option
 from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 
@@ -26,6 +26,12 @@ class Fill:
     """The maximum number of tokens of a [BLANK]."""
     forbid: Words = ()
     """Words that must not be generated; the text around the blanks may contain them."""
+    temperature: float = 1.0
+    """The temperature of the random part of the search."""
+    top_k: OptionalInt = None
+    """Search among the k most probable tokens of a position. Default: all."""
+    top_p: OptionalFloat = None
+    """Search among the most probable tokens that together reach this probability. Default: all."""
     capitalise: Capitalise = True
     """Leave generated text in lower case. Default: capitalised where English does it for certain (the start of a
     sentence, "I"), if the model is uncased."""
@@ -40,6 +46,9 @@ class Fill:
             "num_alternatives": self.num_alternatives,
             "max_blank_tokens": self.max_blank_tokens,
             "forbid": self.forbid,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
             "seed": self.seed,
             "capitalise": self.capitalise,
         }

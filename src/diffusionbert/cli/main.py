@@ -163,7 +163,7 @@ def _message(printed: str, options: list[str]) -> str:
     is_rule = re.compile("─+|-{4,}").fullmatch
     if title == "Unrecognized options":
         unknown = next((word for word in options if word.startswith("-") and word in plain), None)
-        known = re.findall(r"^[│|]\s+(--[\w-]+)", plain, flags=re.MULTILINE)
+        known = re.findall(r"^[│|]?\s+(--[\w-]+)", plain.partition("Perhaps you meant")[2], flags=re.MULTILINE)
         if unknown is not None:
             return f"unknown option {unknown[:40]}{_suggestion(unknown, known)}"
     # The message stands between the title and the help of the option; without box characters, dashes part them.

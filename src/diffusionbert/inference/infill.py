@@ -47,6 +47,9 @@ def fill_together(
     *,
     max_blank_tokens: int = 4,
     forbid: Sequence[str] = (),
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
     seed: int = 0,
     capitalise: bool = False,
 ) -> list[list[Filling]]:
@@ -58,6 +61,9 @@ def fill_together(
         num_alternatives: The number of fillings per text; fewer are returned if fewer exist.
         max_blank_tokens: The most tokens of a `[BLANK]`.
         forbid: Words that must not be generated.
+        temperature: Of the random part of the search.
+        top_k: Searches among the k most probable tokens of a position; 0 or None keeps all.
+        top_p: Searches among the most probable tokens that together reach this probability.
         seed: Of the random part of the search.
         capitalise: Whether fillings are capitalised in `Filling.text` where English does it for certain, if the
             tokenizer is uncased.
@@ -66,6 +72,7 @@ def fill_together(
         raise ValueError(
             f"`max_blank_tokens` and `num_alternatives` must be >= 1, got {max_blank_tokens} and {num_alternatives}"
         )
+    warper = LogitsWarper(temperature, top_k or None, top_p, forbidden=engine.statistics.never_sampled)
     given = [_blanks(engine, text) for text in texts]
     groups = [_groups(engine, blanks, max_blank_tokens) for blanks in given]
     found = [[_Candidate()] for _ in given]
@@ -76,7 +83,7 @@ def fill_together(
             _canvases(engine, given[number], groups[number][window], candidate, max_blank_tokens)
             for number, candidate in started
         ]
-        fillings = _search(engine, canvases, num_alternatives, words_of(forbid), seed)
+        fillings = _search(engine, canvases, num_alternatives, words_of(forbid), warper, seed)
         for number in open_texts:
             found[number] = []
         for (number, candidate), ranked in zip(started, fillings, strict=True):
@@ -188,6 +195,7 @@ def _search(
     sequences: Sequence[Sequence[BlankCanvas]],
     num_alternatives: int,
     forbid: tuple[str, ...],
+    warper: LogitsWarper,
     seed: int,
 ) -> list[list[_Found]]:
     """The best fillings of each sequence, which is given once per length of its `[BLANK]`s."""
@@ -198,7 +206,7 @@ def _search(
         vocabulary.mask_id,
         num_alternatives,
         seed,
-        LogitsWarper(forbidden=engine.statistics.never_sampled),
+        warper,
         special=pad(vocabulary.special, (0, size - vocabulary.size)),
         continuation=pad(vocabulary.continuation, (0, size - vocabulary.size)).to(engine.device),
     )
