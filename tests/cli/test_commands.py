@@ -571,6 +571,42 @@ def test_wrong_use_is_refused_in_one_line(wrong, tiny, command):
     assert REFUSALS[command] in wrong(*shlex.split(command), *tiny)
 
 
+REMEDIES = {
+    "generate --length 23": ("ask for fewer", "generate --length 22"),
+    "generate --length 30 --seed 0": ("--block", "generate --length 30 --seed 0 --block 8"),
+    "generate 'the old king saw' --length 3": (
+        "raise it, or shorten the prompt",
+        "generate 'the old king saw' --length 5",
+    ),
+    "generate 'a [MASK] .'": ("use `fill`", "fill 'a [MASK] .'"),
+    "generate --top-k=-1": ("0 for all tokens", "generate --length 5 --top-k 0"),
+    "generate --temperature 0": ("use --top-k 1 for greedy", "generate --length 5 --top-k 1"),
+    "generate --sampler remasking:eat=0.5": ("did you mean 'eta'", "generate --length 5 --sampler remasking:eta=0.5"),
+    "rewrite 'the king .' --strength 1.5": ("0.4 masks 40 %", "rewrite 'the king .' --strength 0.4"),
+    "fill 'no blank here .'": ("use [MASK] for one token, [BLANK]", "fill 'no [BLANK] here .'"),
+    "fill 'a [MASK] .' --forbid ''": ("leave it out", "fill 'a [MASK] .'"),
+    "score 'the [BLANK] .'": ("use `fill`", "fill 'the [BLANK] .'"),
+    "score 'the king .' --order entropy --steps 8": ("at most one", "score 'the king .' --order entropy"),
+    f"score '{'king ' * 30}' --overlong error": ("split it", f"score '{'king ' * 15}' '{'king ' * 15}'"),
+    "score 'the king .' --device nonsense": ("use cpu", "score 'the king .' --device cpu"),
+    "choose 'the [BLANK] .' king": ("two or more", "choose 'the [BLANK] .' king queen"),
+    "genrate": ("did you mean generate?", "generate --length 5"),
+    "fill 'a [MASK] .' --num-alternative 2": (
+        "did you mean --num-alternatives?",
+        "fill 'a [MASK] .' --num-alternatives 2",
+    ),
+}
+"""What is refused, the remedy that the message names, and the remedy carried out."""
+
+
+@pytest.mark.parametrize("command", REMEDIES, ids=lambda command: command[:50])
+def test_the_remedy_of_a_message_works(wrong, tiny, capsys, command):
+    advice, remedy = REMEDIES[command]
+    assert advice in wrong(*shlex.split(command), *tiny)
+    main([*shlex.split(remedy), *tiny])
+    assert capsys.readouterr().out.strip()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -97,7 +97,7 @@ class LogitsWarper:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
             raise ValueError(
-                f"`temperature` must be finite and > 0, got {self.temperature}; use top_k=1 for greedy sampling"
+                f"`temperature` must be finite and > 0, got {self.temperature}; use `top_k=1` for greedy sampling"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"`top_k` must be >= 1, or None for all tokens, got {self.top_k}")
