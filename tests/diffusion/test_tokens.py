@@ -86,8 +86,8 @@ def test_top_k_keeps_exactly_k_of_equally_likely_tokens():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.0}, "`temperature` must be finite and > 0, got 0.0; use top_k=1"),
-        ({"temperature": float("inf")}, "`temperature` must be finite and > 0, got inf; use top_k=1"),
+        ({"temperature": 0.0}, "`temperature` must be finite and > 0, got 0.0; use `top_k=1`"),
+        ({"temperature": float("inf")}, "`temperature` must be finite and > 0, got inf; use `top_k=1`"),
         ({"top_k": 0}, "`top_k` must be >= 1, or None for all tokens, got 0"),
         ({"top_p": 0.0}, r"`top_p` must be in \(0, 1\], got 0.0; 1 keeps all tokens"),
         ({"top_p": 1.5}, r"`top_p` must be in \(0, 1\], got 1.5; 1 keeps all tokens"),

@@ -61,7 +61,7 @@ def answer(denoiser: Denoiser, batch: Batch, targets: Tensor | None = None) -> T
 def test_a_time_agnostic_denoiser_is_the_bare_model(architecture: str):
     denoiser = agnostic(architecture).double()
     batch = sentences(denoiser.backbone)
-    # Any places in any row may be asked about, [CLS] and padding too.
+    # Any positions of any sequence may be targets, [CLS] and padding too.
     targets = torch.rand(batch.tokens.shape) < 0.5
     expected = bare_log_probs(denoiser.backbone, batch)[targets]
     torch.testing.assert_close(answer(denoiser, batch, targets)[:, :NUM_TOKENIZER_IDS], expected, atol=1e-11, rtol=0)

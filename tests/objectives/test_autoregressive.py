@@ -41,17 +41,17 @@ from diffusionbert.objectives.autoregressive import Autoregressive
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.samplers.left_to_right import LeftToRight
 
-PLACES = 24
+POSITIONS = 24
 COMMON = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "max_position_embeddings": PLACES,
+    "max_position_embeddings": POSITIONS,
     "pad_token_id": 0,
 }
 DECODERS = {
-    "gpt2": lambda: NewDecoder(2, 32, 4, 0.0).build(VOCAB_SIZE, PLACES, 0, causal=True),
+    "gpt2": lambda: NewDecoder(2, 32, 4, 0.0).build(VOCAB_SIZE, POSITIONS, 0, causal=True),
     # Rotated positions, and two heads that share their keys.
     "llama": lambda: AutoModelForCausalLM.from_config(
         LlamaConfig(**COMMON, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=False)
@@ -204,12 +204,14 @@ def test_inputs_that_a_decoder_cannot_predict_are_refused():
         model(batch.tokens, batch.attend, batch.attend)
     with pytest.raises(ValueError, match=r"padding comes before text.*pad sequences at the end"):
         model(batch.tokens, batch.attend.flip(1), batch.editable)
-    long = sentences((PLACES + 1,))
-    with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {PLACES}: cut"):
+    long = sentences((POSITIONS + 1,))
+    with pytest.raises(
+        ValueError, match=f"sequences have 25 positions, but this network reads at most {POSITIONS}: cut"
+    ):
         model(long.tokens, long.attend, long.editable)
-    _, cache = model.read(long.tokens[:, :PLACES], None)
-    with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {PLACES}"):
-        model.read(long.tokens[:, PLACES:], cache)
+    _, cache = model.read(long.tokens[:, :POSITIONS], None)
+    with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {POSITIONS}"):
+        model.read(long.tokens[:, POSITIONS:], cache)
     with pytest.raises(ValueError, match="`tokens` must have at least one token per sequence, got none"):
         model.read(long.tokens[:, :0], None)
     with pytest.raises(ValueError, match="GPT2Model has no output head"):
@@ -217,7 +219,7 @@ def test_inputs_that_a_decoder_cannot_predict_are_refused():
 
 
 def test_a_new_decoder_has_the_size_of_a_bert_and_tied_embeddings():
-    decoder = NewDecoder(3, 32, 4, 0.1).build(VOCAB_SIZE, PLACES, 0, causal=True)
+    decoder = NewDecoder(3, 32, 4, 0.1).build(VOCAB_SIZE, POSITIONS, 0, causal=True)
     bert = BertModel(BertConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128))
     assert sum(map(torch.numel, decoder.transformer.h.parameters())) == sum(map(torch.numel, bert.encoder.parameters()))
     assert decoder.get_output_embeddings().weight is decoder.get_input_embeddings().weight
@@ -225,7 +227,7 @@ def test_a_new_decoder_has_the_size_of_a_bert_and_tied_embeddings():
     config = decoder.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, None, None)
     model = CausalModel(decoder, tokenizer_allowed())
-    assert model.max_length == PLACES
+    assert model.max_length == POSITIONS
     assert model.backbone is decoder
     assert len(model.allowed) == VOCAB_SIZE
     assert isinstance(model, CausalNetwork)

@@ -274,7 +274,7 @@ def test_random_positions_are_equally_likely_in_the_first_pass_and_in_each_sweep
     assert {tuple(sorted(order)) for order in chosen[:3].T.tolist()} == {(1, 2, 3)}
     orders = [tuple(order) for order in chosen[:3].T.tolist()]
     assert chi_square_p([orders.count(order) for order in itertools.permutations((1, 2, 3))], [1 / 6] * 6) > 1e-4
-    # What comes later is independent of what came before: pairs of places, in any two of the last three iterations.
+    # What comes later is independent of what came before: pairs of positions, in any two of the last three iterations.
     for first, second in ((2, 3), (2, 4), (3, 4)):
         pairs = list(zip(chosen[first].tolist(), chosen[second].tolist(), strict=True))
         counts = [pairs.count(pair) for pair in itertools.product((1, 2, 3), repeat=2)]

@@ -72,7 +72,7 @@ class OnALine(nn.Module):
 
     def forward(self, x_t: Tensor, attend: Tensor, t: Tensor) -> Tensor:
         alpha = signal(self.process, t)[:, None, None]
-        means = alpha.sqrt() * self.embed(self.language.sentences)[None, ..., 0]  # rows × sentences × places
+        means = alpha.sqrt() * self.embed(self.language.sentences)[None, ..., 0]  # sequences × sentences × positions
         distance = (x_t[:, None, :, 0] - means).square() / (2 * (1 - alpha))
         posterior = (self.language.probabilities.log() - distance.sum(dim=-1)).softmax(dim=1)
         mean = torch.einsum("bs,sl->bl", posterior, self.embed(self.language.sentences)[..., 0])

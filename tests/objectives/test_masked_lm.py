@@ -43,7 +43,7 @@ class Uniform:
     targets: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-        self.targets = {"tokens": tokens, "attend": attend, "t": t, "places": targets}
+        self.targets = {"tokens": tokens, "attend": attend, "t": t, "positions": targets}
         log_f = torch.full((int(targets.sum()), VOCABULARY), -math.log(NUM_WORDS), dtype=torch.float64)
         return log_f.masked_fill(~allowed(), -torch.inf)
 
@@ -53,7 +53,7 @@ class Uniform:
 def test_the_rate_is_the_share_of_editable_positions_that_are_selected(rate, verb):
     batch, network = sentences(), Uniform()
     getattr(MaskedLM(MASK, allowed(), rate), verb)(network, batch, Noise(0))
-    chosen = network.targets["places"]
+    chosen = network.targets["positions"]
     assert not bool((chosen & ~batch.editable).any())
     count = int(batch.num_tokens)
     error = math.sqrt(rate * (1 - rate) / count)
@@ -65,7 +65,7 @@ def test_the_rate_is_the_share_of_editable_positions_that_are_selected(rate, ver
 def test_of_the_selected_tokens_80_percent_are_masked_10_replaced_10_kept():
     batch, network = sentences(), Uniform()
     MaskedLM(MASK, allowed()).loss(network, batch, Noise(0))
-    seen, chosen = network.targets["tokens"], network.targets["places"]
+    seen, chosen = network.targets["tokens"], network.targets["positions"]
     assert torch.equal(seen[~chosen], batch.tokens[~chosen])
     before, after = batch.tokens[chosen], seen[chosen]
     assert len(before) > 9000
@@ -86,7 +86,7 @@ def test_of_the_selected_tokens_80_percent_are_masked_10_replaced_10_kept():
 def test_nats_mask_all_selected_positions():
     batch, network = sentences(), Uniform()
     MaskedLM(MASK, allowed()).nats(network, batch, Noise(0))
-    seen, chosen = network.targets["tokens"], network.targets["places"]
+    seen, chosen = network.targets["tokens"], network.targets["positions"]
     assert bool((seen[chosen] == MASK).all())
     assert torch.equal(seen[~chosen], batch.tokens[~chosen])
 
@@ -117,7 +117,7 @@ def test_only_selected_tokens_have_a_cost():
         return torch.arange(VOCABULARY).double().expand(int(targets.sum()), -1)
 
     values = objective.loss(skewed, batch, Noise(0))
-    chosen = network.targets["places"]
+    chosen = network.targets["positions"]
     expected = -(batch.tokens * chosen).sum(dim=1).double() / 0.15
     torch.testing.assert_close(values, expected)
 

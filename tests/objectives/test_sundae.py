@@ -72,7 +72,7 @@ def expected_loss(network: nn.Module, language: Language, share: float, unrolls:
     same = (language.sentences[:, None] == language.sentences[None]).double()
     state = (share / language.num_words + (1 - share) * same).prod(dim=2)  # clean × corrupted
     log_f = all_answers(network, language)
-    clean = language.sentences[None].expand(len(same), -1, -1)  # seen × clean × place
+    clean = language.sentences[None].expand(len(same), -1, -1)  # seen × clean × position
     cost = -log_f.transpose(1, 2).gather(1, clean).sum(dim=2)
     total = torch.zeros(len(same), dtype=torch.float64)
     for _ in range(unrolls):

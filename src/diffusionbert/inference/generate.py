@@ -255,7 +255,7 @@ def _batches(engine: Engine, parts: Iterable[tuple[int, _Part]]) -> Iterator[lis
 def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
     """Generates all sequences of some parts, and those again whose text contains a forbidden word after all.
 
-    Token sequences are forbidden, but a hot network may spell a word across punctuation: `& ##a` reads as `&a`.
+    Token sequences are forbidden, but at a high temperature a word may be spelled across punctuation (`& ##a`: `&a`).
     """
     found: list[dict[int, GeneratedText]] = [{} for _ in parts]
     for attempt in range(ATTEMPTS):

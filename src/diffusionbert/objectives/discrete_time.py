@@ -104,7 +104,7 @@ class DiscreteTimeConfig(ObjectiveConfig):
             return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(GRID, definition, self._order_agnostic_grid)))
         if self.quantity is Quantity.PAPER and self.schedule.by_token:
             return ScoringQuantities(
-                (own,), ("no bound: the model was trained by the paper's quantity, which is none",)
+                (own,), ("no bound: the model was trained by the paper's quantity, which is not one",)
             )
         return ScoringQuantities((own, *ContinuousTimeConfig(self.schedule).scoring_quantities(time).available))
 
