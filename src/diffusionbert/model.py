@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import Literal, final, overload
+from typing import Literal, TypedDict, final, overload
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import Unpack
 
 from diffusionbert.data.sources import Split
 from diffusionbert.evaluation import evaluate as evaluation
@@ -47,6 +48,30 @@ Length = int | tuple[int, int]
 """The tokens of a text, or a range from which they are drawn."""
 TOP_K = 30
 """The default of generating and rewriting, as in the paper; filling searches for the best and has none."""
+
+
+class FillOptions(TypedDict, total=False):
+    """Further arguments of `Model.fill`."""
+
+    max_blank_tokens: int
+    forbid: Sequence[str]
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    capitalise: bool
+    seed: int
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Further arguments of `Model.score`."""
+
+    precision: float
+    steps: int | str | None
+    order: str | None
+    paired: bool
+    tokens: bool
+    max_draws: int
+    seed: int
 
 
 @final
@@ -313,63 +338,17 @@ class Model:
     # ---- fill -------------------------------------------------------------------------------------------------------
 
     @overload
-    def fill(
-        self,
-        text: str,
-        *,
-        num_alternatives: None = ...,
-        max_blank_tokens: int = ...,
-        forbid: Sequence[str] = ...,
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float | None = ...,
-        capitalise: bool = ...,
-        seed: int = ...,
-    ) -> str: ...
+    def fill(self, text: str, *, num_alternatives: None = ..., **options: Unpack[FillOptions]) -> str: ...
+
+    @overload
+    def fill(self, text: str, *, num_alternatives: int, **options: Unpack[FillOptions]) -> list[Filling]: ...
+
+    @overload
+    def fill(self, text: list[str], *, num_alternatives: None = ..., **options: Unpack[FillOptions]) -> list[str]: ...
 
     @overload
     def fill(
-        self,
-        text: str,
-        *,
-        num_alternatives: int,
-        max_blank_tokens: int = ...,
-        forbid: Sequence[str] = ...,
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float | None = ...,
-        capitalise: bool = ...,
-        seed: int = ...,
-    ) -> list[Filling]: ...
-
-    @overload
-    def fill(
-        self,
-        text: list[str],
-        *,
-        num_alternatives: None = ...,
-        max_blank_tokens: int = ...,
-        forbid: Sequence[str] = ...,
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float | None = ...,
-        capitalise: bool = ...,
-        seed: int = ...,
-    ) -> list[str]: ...
-
-    @overload
-    def fill(
-        self,
-        text: list[str],
-        *,
-        num_alternatives: int,
-        max_blank_tokens: int = ...,
-        forbid: Sequence[str] = ...,
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float | None = ...,
-        capitalise: bool = ...,
-        seed: int = ...,
+        self, text: list[str], *, num_alternatives: int, **options: Unpack[FillOptions]
     ) -> list[list[Filling]]: ...
 
     def fill(
@@ -433,14 +412,8 @@ class Model:
         self,
         texts: str | Sequence[str],
         *,
-        precision: float = ...,
-        steps: int | str | None = ...,
-        order: str | None = ...,
-        paired: bool = ...,
         overlong: Literal["window", "error"] = ...,
-        tokens: bool = ...,
-        max_draws: int = ...,
-        seed: int = ...,
+        **options: Unpack[ScoreOptions],
     ) -> list[TextScore]: ...
 
     @overload
@@ -448,14 +421,8 @@ class Model:
         self,
         texts: str | Sequence[str],
         *,
-        precision: float = ...,
-        steps: int | str | None = ...,
-        order: str | None = ...,
-        paired: bool = ...,
         overlong: Literal["skip"],
-        tokens: bool = ...,
-        max_draws: int = ...,
-        seed: int = ...,
+        **options: Unpack[ScoreOptions],
     ) -> list[TextScore | None]: ...
 
     def score(
