@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
-import io
 import json
 import math
-import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
     from diffusionbert.model import Model
     from diffusionbert.samplers.config import SamplingRequest
 
-LONGEST_LINE = 100_000
-MOST_LINES = 1_000_000
 RED_NATS = 10.0
 """The nats from which a token is fully red."""
 
@@ -108,47 +102,6 @@ def require_device(name: str | None) -> None:
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------
-
-
-def lines_of(texts: tuple[str, ...], file: Path | None, what: str) -> list[str]:
-    """The texts given as arguments, or the lines of a file; `-` is standard input."""
-    if texts and file is not None:
-        raise ValueError(f"{what} are given both as arguments and by --file; give one of the two")
-    if file is None:
-        if not texts:
-            raise ValueError(f"no text given; give {what} in quotes, or --file NAME (- is standard input)")
-        return list(texts)
-    try:
-        with nullcontext(_standard_input()) if str(file) == "-" else file.open("rb") as stream:
-            lines = list(_lines(stream, str(file)))
-    except OSError as error:
-        raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); give a text file") from None
-    if not lines:
-        raise ValueError(f"{str(file)!r} is empty; give {what}, one per line")
-    return lines
-
-
-def _lines(stream: io.BufferedIOBase, name: str) -> Iterator[str]:
-    """The lines of a stream that are not blank; raises ValueError as soon as it has too many, or one too long."""
-    num_lines, most_bytes = 0, 4 * LONGEST_LINE
-    for number, line in enumerate(iter(lambda: stream.readline(most_bytes + 1), b""), start=1):
-        is_cut = len(line) > most_bytes
-        try:
-            read = [] if is_cut else line.removeprefix(codecs.BOM_UTF8).decode().split("\r")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"line {number} of {name!r} is not UTF-8 ({error.reason}); convert it") from None
-        texts = [text.strip() for text in read if text.strip()]
-        num_lines += len(texts)
-        if is_cut or num_lines > MOST_LINES or any(len(text) > LONGEST_LINE for text in texts):
-            raise ValueError(
-                f"{name!r} is too large at line {number}; at most {MOST_LINES} lines of {LONGEST_LINE} characters "
-                "can be read at once; split it"
-            )
-        yield from texts
-
-
-def _standard_input() -> io.BufferedIOBase:
-    return getattr(sys.stdin, "buffer", None) or io.BytesIO()  # it may be closed
 
 
 def printable(text: str) -> str:
