@@ -9,7 +9,8 @@ After R rounds
 Rounds are added until Student's interval of *this* sentence's perplexity per token is narrow enough. Looking often for
 a variance that is small by chance would end it too soon; so it looks after 2, 3, 5, 8, 12, … rounds, and not with few
 degrees of freedom. With the bundled model, 120 held-out sentences and many seeds, the interval covered the truth in
-95.8 ± 0.5 % of cases at the default precision and in 94.3 ± 1.1 % at 0.1; if few draws dominate, coverage is lower.
+95.8 ± 0.5 % of cases at the default precision and in 94.3 ± 1.1 % at 0.1 (`benchmarks/scores.py`); if few draws
+dominate, coverage is lower.
 
 A sentence's noise is keyed by seed, round and `Batch.example`. On a CPU one sentence's draws form their own batches, so
 that the result is the same to the last bit in any company; on a GPU sentences share batches, and it is the same up to
