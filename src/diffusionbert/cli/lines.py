@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from diffusionbert.cli.common import Flag, OptionalPath, finite, option, printable
-from diffusionbert.reporting import logger, reason_of
+from diffusionbert.data.files import bounded_lines
+from diffusionbert.reporting import logger, progress_line, reason_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -113,7 +114,10 @@ def run_lines(
     totals = totals or Totals()
     lines = _given(texts, options.file, what)
     answer = load()
-    with _open_output(options, columns, show, settings, totals) as output, _progress_bar(options) as advance:
+    with (
+        _open_output(options, columns, show, settings, totals) as output,
+        progress_line(None, visible=_is_bar_wanted(options)) as show_progress,
+    ):
         for chunk in _chunks(output.remaining(lines), at_once=options.file is None):
             for line, rows, error in _answered(chunk, answer, is_strict=options.file is None):
                 totals.add(lines=1.0, failed=float(error is not None))
@@ -121,7 +125,7 @@ def run_lines(
                     logger.error(f"line {line.number}: {error}")
                 output.write(line, rows, error)
             output.save(chunk)
-            advance(len(chunk))
+            show_progress(int(totals["lines"]), "lines")
         if not totals["lines"]:
             raise ValueError(f"{str(options.file)!r} is empty; give {what}, one per line")
         if summary is not None:
@@ -131,6 +135,11 @@ def run_lines(
                 logger.info(message)
     if totals["failed"]:
         raise RuntimeError(f"{totals['failed']:.0f} of {totals['lines']:.0f} lines failed; their results are empty")
+
+
+def _is_bar_wanted(options: TextOptions) -> bool:
+    """Whether lines are read, and the results do not go to the terminal themselves."""
+    return options.file is not None and (options.output is not None or not sys.stdout.isatty())
 
 
 def read_lines(file: Path, what: str) -> list[str]:
@@ -165,20 +174,17 @@ def _read(file: Path, what: str) -> Iterator[Line]:
 
 
 def _decoded(file: Path) -> Iterator[Line]:
-    most_bytes = 4 * LONGEST_LINE
     with nullcontext(_standard_input()) if str(file) == "-" else file.open("rb") as stream:
-        for number, line in enumerate(iter(lambda: stream.readline(most_bytes), b""), start=1):
-            is_cut = len(line) == most_bytes and not line.endswith(b"\n")
-            while is_cut and (rest := stream.readline(most_bytes)) and not rest.endswith(b"\n"):
-                pass
+        for number, line in enumerate(bounded_lines(stream, 4 * LONGEST_LINE), start=1):
             try:
-                text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\r\n")
+                text = (line or b"").removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().rstrip("\r\n")
             except UnicodeDecodeError as error:
                 yield Line(number, "", f"is not UTF-8 ({error.reason}); convert the file")
                 continue
-            is_long = is_cut or len(text) > LONGEST_LINE
-            reason = f"has more than {LONGEST_LINE} characters; split it" if is_long else None
-            yield Line(number, text[:40] if is_long else text, reason)
+            if line is None or len(text) > LONGEST_LINE:
+                yield Line(number, text[:40], f"has more than {LONGEST_LINE} characters; split it")
+            else:
+                yield Line(number, text)
 
 
 def _standard_input() -> io.BufferedIOBase:
@@ -264,21 +270,6 @@ def _open_output(
         stream.truncate(progress.num_bytes)
         yield _Output(stream, options.chosen_format, columns, show, progress)
     progress.file.unlink(missing_ok=True)
-
-
-@contextmanager
-def _progress_bar(options: TextOptions) -> Iterator[Callable[[int], None]]:
-    """Counts lines on standard error, if it is a terminal and the results go elsewhere."""
-    if options.file is None or not sys.stderr.isatty() or (options.output is None and sys.stdout.isatty()):
-        yield lambda number: None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), MofNCompleteColumn(), "lines", TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda number: progress.advance(task, number)
 
 
 class _Output:
