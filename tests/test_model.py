@@ -34,9 +34,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, P
 
 import diffusionbert
 from diffusionbert import reporting
-from diffusionbert.inference.score import estimate_nats
 from diffusionbert.inference.tasks import Filling, TokenProbability
-from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.model import Model, load
 from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.remasking import Remasking
@@ -477,11 +475,8 @@ def test_probabilities_are_those_of_the_network(model):
 
 
 def test_a_score_does_not_depend_on_the_order_of_the_texts(model):
-    budget = EstimationBudget(precision=None, max_draws=8, strata=4)
-
     def found(texts: list[str]) -> dict[str, float]:
-        estimate = estimate_nats(model.engine, texts, budget, keyed_by_content=True, given=True)
-        return dict(zip(texts, estimate.scores.nats.tolist(), strict=True))
+        return {score.text: score.nats for score in model.score(texts, precision=1.0)}
 
     expected = found(SENTENCES)
     for shift in range(1, len(SENTENCES)):

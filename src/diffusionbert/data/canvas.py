@@ -5,7 +5,6 @@ This module does not depend on networks or samplers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,17 +23,10 @@ from diffusionbert.diffusion.shapes import Batch
 @final
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences in memory, from which batches are made by index."""
+    """Sentences in memory, from which batches are made by index; a sentence's number is the key of its noise."""
 
     vocabulary: Vocabulary
     texts: tuple[str, ...]
-    keys: tuple[int, ...] | None = None
-    """Identify the texts, and so their noise; None numbers them."""
-
-    def keyed_by_content(self) -> Sentences:
-        """The same texts, whose noise depends on their own tokens and not on their number."""
-        hashes = (hashlib.blake2b(repr(tokens).encode(), digest_size=7).digest() for tokens in self.sequences)
-        return replace(self, keys=tuple(int.from_bytes(one, "big") for one in hashes))
 
     @cached_property
     def sequences(self) -> list[list[int]]:
@@ -50,11 +42,7 @@ class Sentences:
         """Makes a batch in which all tokens but special ones are editable."""
         picked = batch_of(self.vocabulary, [self.sequences[index] for index in indices])
         editable = picked.attend & ~self.vocabulary.special[picked.tokens]
-        return replace(
-            picked,
-            editable=editable,
-            example=torch.tensor([index if self.keys is None else self.keys[index] for index in indices]),
-        )
+        return replace(picked, editable=editable, example=torch.tensor(indices))
 
 
 def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batch:

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -229,16 +230,22 @@ class _Windows:
     windows: tuple[_Window, ...]
     share_key: bool
 
-    @property
+    @cached_property
     def lengths(self) -> NDArray[np.int64]:
         return np.array([len(window.tokens) for window in self.windows], dtype=np.int64)
+
+    @cached_property
+    def _keys(self) -> list[int]:
+        """Of the noise of each window; computed once, because every round of draws makes batches anew."""
+        keys = [_key(window) for window in (self.windows[:1] if self.share_key else self.windows)]
+        return keys * len(self.windows) if self.share_key else keys
 
     def batch(self, indices: Sequence[int]) -> Batch:
         batch = batch_of(self.vocabulary, [self.windows[index].tokens for index in indices])
         own = batch.attend & ~self.vocabulary.special[batch.tokens]
         given = torch.tensor([self.windows[index].num_given for index in indices])
-        keys = [_key(self.windows[0 if self.share_key else index]) for index in indices]
-        return replace(batch, editable=own & (own.cumsum(dim=1) > given[:, None]), example=torch.tensor(keys))
+        example = torch.tensor([self._keys[index] for index in indices])
+        return replace(batch, editable=own & (own.cumsum(dim=1) > given[:, None]), example=example)
 
 
 def _key(window: _Window) -> int:
@@ -343,30 +350,26 @@ def estimate_nats(
     budget: EstimationBudget,
     *,
     quantity: ScoringQuantity | None = None,
-    keyed_by_content: bool = False,
     given: bool = False,
     length_histogram: Tensor | None = None,
     protocol: Protocol = UNSPECIFIED_PROTOCOL,
     advance: Callable[[int], None] = lambda num_sentences: None,
 ) -> Estimate:
-    """Estimates the likelihood of texts.
+    """Estimates the likelihood of texts, whose noise is keyed by their numbers: models draw the same for one list.
 
     Args:
         engine: The model.
         texts: One or more texts.
         budget: The precision and the most draws.
         quantity: What to estimate; None is the model's own quantity.
-        keyed_by_content: Whether the noise of a text depends on its tokens; else on its number, so that two models draw
-            the same noise for the same list of texts.
         given: Whether the interval is about these very texts, or about the language that they are a sample of.
         length_histogram: Adds -log p(length) by this histogram.
         protocol: What is known of how the number came about.
         advance: Called with the number of texts done, once in each round.
     """
-    sentences = encode_texts(engine, texts)
     return estimate_sequences(
         engine,
-        sentences.keyed_by_content() if keyed_by_content else sentences,
+        encode_texts(engine, texts),
         budget,
         quantity=quantity,
         words=torch.tensor([count_words(text) for text in texts]),
