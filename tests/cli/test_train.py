@@ -220,7 +220,7 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
         (["--heads=3"], "divides the width"),
         (["--compile", "--no-compile"], "--compile and --no-compile exclude each other"),
         (["--dropout=1.5"], "--dropout must lie in [0, 1), got 1.5"),
-        (["--hybrid=-1"], "(--hybrid), must be 0 or more, got -1.0"),
+        (["--hybrid=-1"], "--hybrid, the weight of the auxiliary cross-entropy, must be 0 or more, got -1.0"),
         (["--diffusion-steps=0"], "must be 1 or more (--diffusion-steps), got 0"),
         (["--warmup=-1"], "--warmup of training must be 0 or more, got -1"),
         (["--ema=2"], "--ema of training must be between 0 and 1, such as 0.9999, got 2.0"),

@@ -30,7 +30,7 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, TokenInformation
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import LogitsWarper, draw
-from diffusionbert.inference.constraints import Constrained
+from diffusionbert.inference.constraints import Constrained, unwrapped
 from diffusionbert.networks.base import Network
 from diffusionbert.networks.causal import CausalModel
 from diffusionbert.networks.embedding import EmbeddingDenoiser
@@ -198,7 +198,7 @@ def test_a_query_leaves_out_sequences_without_targets():
 def test_constraints_apply_to_an_answer_as_around_a_network():
     network = Deterministic()
     rules = Constrained(Constrained(network, forbidden=[(7,), (8, 11)]), forbidden=[(30, 31)], included=[(20,)])
-    assert rules.innermost is network
+    assert unwrapped(rules)[0] is network
     canvas = canvas_of(9)
     query = Query.of(canvas, canvas.constant_times(0.5), canvas.editable)
     assert query is not None

@@ -81,7 +81,7 @@ class Plan:
                 f"`length` must be 1 to {engine.max_length} for this model, got {longest}; give less, or corpus"
             )
         if self.modelled_length and engine.length_histogram is None:
-            raise ValueError("this model has no length histogram; leave out modelled_length (--modelled-length)")
+            raise ValueError("this model has no length histogram; leave out `modelled_length`")
         require_supported(engine, self.task, self.sampling)
 
     @property

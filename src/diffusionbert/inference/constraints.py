@@ -109,12 +109,7 @@ class Constrained(nn.Module):
 
     def forward(self, tokens: Tokens, attend: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
         """log f'(v | x_t) at the target positions, over the tokens that break no rule."""
-        return self.constrain(tokens, targets, self.innermost(tokens, attend, t, targets))
-
-    @property
-    def innermost(self) -> Network:
-        """The network inside all constraints."""
-        return self.network.innermost if isinstance(self.network, Constrained) else self.network
+        return self.constrain(tokens, targets, unwrapped(self)[0](tokens, attend, t, targets))
 
     def constrain(self, tokens: Tokens, targets: PositionMask, log_probs: TargetLogProbs) -> TargetLogProbs:
         """Constrains a network's answer to a query, so that several requests can share one forward pass.
@@ -160,6 +155,15 @@ class Constrained(nn.Module):
             log_f[continues] = -torch.inf
             log_f[continues[:, None], self.continuation] = kept
         return log_f
+
+
+def unwrapped(network: Network) -> tuple[Network, list[Constrained]]:
+    """The innermost network and the constraints around it."""
+    constraints = []
+    while isinstance(network, Constrained):
+        constraints.append(network)
+        network = network.network
+    return network, constraints
 
 
 @torch.no_grad()

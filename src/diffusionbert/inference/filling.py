@@ -27,8 +27,8 @@ from torch.nn.functional import pad
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerSequence, PositionMask, TargetLogProbs, Tokens, TokenSet
 from diffusionbert.diffusion.tokens import LogitsWarper, draw
-from diffusionbert.inference.constraints import Constrained
-from diffusionbert.inference.filling_nats import BatchedNetwork, SearchBudget, unwrapped
+from diffusionbert.inference.constraints import Constrained, unwrapped
+from diffusionbert.inference.filling_nats import BatchedNetwork, SearchBudget
 from diffusionbert.networks.base import Network
 
 _REQUESTS_AT_ONCE = 16

@@ -41,7 +41,7 @@ from diffusionbert.diffusion.shapes import (
     sequence_index,
 )
 from diffusionbert.diffusion.tokens import log_prob_of
-from diffusionbert.inference.constraints import Constrained
+from diffusionbert.inference.constraints import unwrapped
 from diffusionbert.networks.base import Network
 
 
@@ -102,15 +102,6 @@ def filling_nats(
     """
     budget = budget or SearchBudget()
     return BatchedNetwork(unwrapped(network)[0], mask_id, special, budget.tokens_per_call).nats(x0, seed, budget)
-
-
-def unwrapped(network: Network) -> tuple[Network, list[Constrained]]:
-    """The innermost network and the constraints around it."""
-    constraints = []
-    while isinstance(network, Constrained):
-        constraints.append(network)
-        network = network.network
-    return network, constraints
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffusionbert.data.canvas import batch_of, drawn_lengths
 from diffusionbert.data.text import EditedText, require_no_blanks
 from diffusionbert.diffusion.shapes import Batch
-from diffusionbert.inference.constraints import Constrained, place_words
+from diffusionbert.inference.constraints import Constrained, place_words, unwrapped
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import GeneratedText, StreamState, Task, has_word
 from diffusionbert.networks.base import Network
@@ -165,7 +165,7 @@ class _Plan:
         if self.task.include or not self.engine.config.objective.generates_on_masks:
             return ""
         block = min(USUAL_BLOCK, self.engine.max_positions - 2)
-        return f", or use `block={block}` (--block {block})"
+        return f", or use `block={block}`"
 
     @cached_property
     def _network(self) -> Any:
@@ -207,17 +207,20 @@ class _Plan:
 
     def rendered(self, number: int, tokens: Tensor) -> tuple[str, int]:
         """The text of a sequence and its number of tokens."""
-        editable = self.canvas.editable[number]
-        added = 0 if self.task.rewrite is not None else int(editable.sum())
-        text = self.text.continued(added) if added else self.text
+        text, editable = self._canvas_text(number), self.canvas.editable[number]
         length = len(text.tokens)
         rendered = text.render(tokens[:length], editable[:length], capitalise=self.task.capitalise)
         return rendered, len(text.own)
 
+    def _canvas_text(self, number: int) -> EditedText:
+        """The given text, with the positions that a sequence has after a prompt."""
+        if self.task.rewrite is not None:
+            return self.text
+        return self.text.continued(int(self.canvas.editable[number].sum()))
+
     def stream_state(self, state: State) -> StreamState:
         tokens, vocabulary = state.tokens[0].cpu(), self.engine.vocabulary
-        added = 0 if self.task.rewrite is not None else int(self.canvas.editable.sum())
-        own = [int(tokens[position]) for position in (self.text.continued(added) if added else self.text).own]
+        own = [int(tokens[position]) for position in self._canvas_text(0).own]
         pieces = zip(own, vocabulary.spelled(own), strict=True)
         shown = tuple(None if token == vocabulary.mask_id else piece for token, piece in pieces)
         text, _ = self.rendered(0, tokens)
@@ -304,15 +307,11 @@ def _last_states(runs: Sequence[_Run], seeds: Sequence[int]) -> list[State]:
 def _shared_answers(runs: Sequence[_Run], queries: dict[int, Query]) -> Iterator[tuple[int, Tensor]]:
     """The network's answers to several queries by one forward pass, each under the constraints of its own run."""
     networks = {number: runs[number].network for number in queries}
-    [network] = {_innermost(one) for one in networks.values()}
+    [network] = {unwrapped(one)[0] for one in networks.values()}
     answer = concatenate_queries(list(queries.values())).run(network)
     for (number, query), part in zip(queries.items(), split_answer(answer, list(queries.values())), strict=True):
         own = networks[number]
         yield number, own.constrain(query.tokens, query.targets, part) if isinstance(own, Constrained) else part
-
-
-def _innermost(network: Any) -> Any:
-    return network.innermost if isinstance(network, Constrained) else network
 
 
 # ---- lengths --------------------------------------------------------------------------------------------------------

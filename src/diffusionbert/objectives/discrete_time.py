@@ -73,7 +73,7 @@ class DiscreteTimeConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         if not 0 <= self.hybrid < math.inf:
             raise ValueError(
-                f"`hybrid`, the weight of the auxiliary cross-entropy (--hybrid), must be 0 or more, got "
+                f"`hybrid`, the weight of the auxiliary cross-entropy, must be 0 or more, got "
                 f"{self.hybrid}; 0.01 is usual"
             )
         require_num_steps(self.num_steps)
