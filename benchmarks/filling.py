@@ -23,7 +23,6 @@ from diffusionbert.data.canvas import batch_of
 from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.inference.filling import Gap, TokenFilling, fill_gaps
 from diffusionbert.inference.filling_nats import SearchBudget, filling_nats
-from diffusionbert.likelihood.estimate import length_nats
 
 ENGINE = diffusionbert.load().engine
 VOCABULARY, MASK = ENGINE.vocabulary, ENGINE.vocabulary.mask_id
@@ -38,8 +37,7 @@ def gap(tokens: list[int]) -> Gap:
     batch = batch_of(VOCABULARY, [tokens])
     canvas = replace(batch, editable=batch.tokens == MASK)
     context = ~canvas.editable & ~VOCABULARY.special[canvas.tokens]
-    assert ENGINE.length_histogram is not None
-    return Gap(canvas, context, length_nats(ENGINE.length_histogram, (canvas.editable | context).sum(dim=1)))
+    return Gap(canvas, context, ENGINE.length_nats((canvas.editable | context).sum(dim=1)))
 
 
 def request(tokens: list[int], number: int) -> list[Gap]:

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from diffusionbert.data.canvas import batch_of
 from diffusionbert.data.text import BLANK, MASK
@@ -27,7 +26,6 @@ from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch, PositionMask
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import Choice, Option
-from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.likelihood.orders import Order, order_nats
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.reporting import require_type
@@ -115,15 +113,12 @@ def _fitted(engine: Engine, text: str, options: tuple[str, ...]) -> list[_Fitted
 
 def _encoded(vocabulary: Vocabulary, before: str, option: str, after: str) -> _Fitted:
     """Encodes a text; the tokens that overlap the option belong to it."""
-    whole, start = before + option + after, len(before)
-    encoding = vocabulary._plain.encode(whole)
-    inside = [low < start + len(option) and high > start for low, high in encoding.offsets]
-    is_own = [
-        own and not special for own, special in zip(inside, vocabulary.special[encoding.ids].tolist(), strict=True)
-    ]
-    if not any(is_own):
+    start, end = len(before), len(before) + len(option)
+    tokens, spans = vocabulary.encode_spans(before + option + after)
+    is_option = tuple(span is not None and span[0] < end and span[1] > start for span in spans)
+    if not any(is_option):
         raise ValueError(f"the option {option[:40]!r} has no tokens; give a word or a phrase")
-    return _Fitted(tuple(encoding.ids), tuple(is_own))
+    return _Fitted(tuple(tokens), is_option)
 
 
 @torch.no_grad()
@@ -140,17 +135,9 @@ def _weighed(
     batch, text = _batch(engine, contexts)
     around = replace(batch, editable=text & ~batch.editable)
     context_nats = order_nats(network, around, mask_id, Order.LEFT_TO_RIGHT, text).sum(dim=1).cpu()
-    total = context_nats + _text_length_nats(engine, text.sum(dim=1).cpu())
+    total = context_nats + engine.length_nats(text.sum(dim=1).cpu())
     by_context = dict(zip(contexts, total.tolist(), strict=True))
     return [(one, by_context[row.masked(mask_id)]) for one, row in zip(nats, rows, strict=True)]
-
-
-def _text_length_nats(engine: Engine, lengths: Tensor) -> Tensor:
-    """-log p(length of the text), as the training corpus has it; 0 where that is not known."""
-    histogram = engine.length_histogram
-    if histogram is None or int(lengths.max()) >= len(histogram):
-        return torch.zeros(len(lengths), dtype=torch.float64)
-    return length_nats(histogram, lengths)
 
 
 def _batch(engine: Engine, rows: Sequence[_Fitted]) -> tuple[Batch, PositionMask]:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, cast, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from diffusionbert.data.text import MASK
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
+from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeEmbedding
@@ -158,6 +159,13 @@ class Engine:
             causal=objective.is_causal,
         )
         return sampler.resolve(context), context
+
+    def length_nats(self, lengths: Tensor) -> Tensor:
+        """-log p(length) of texts, as the training corpus has it; 0 for all where one of them is not known."""
+        histogram = self.length_histogram
+        if histogram is None or int(lengths.max()) >= len(histogram):
+            return torch.zeros(len(lengths), dtype=torch.float64)
+        return length_nats(histogram, lengths)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.filling import Gap, fill_gaps
 from diffusionbert.inference.generate import constrained_network
 from diffusionbert.inference.tasks import Filling, Task, TokenProbability, words_of
-from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.reporting import require_type
 
 
@@ -95,13 +94,10 @@ def fill_together(
             found[number] = sorted(found[number], key=lambda candidate: candidate.nats)[:num_alternatives]
             if not found[number]:
                 raise ValueError(f"no filling of {texts[number][:40]!r} is possible; forbid fewer words")
-
-    def given_of(blanks: Blanks) -> str:
-        return "context" if BLANK in blanks.marks else "context, lengths"
-
+    conditions = ["context" if BLANK in blanks.marks else "context, lengths" for blanks in given]
     return [
-        [Filling(*blanks.filled(one.tokens, capitalise=capitalise), one.nats, given_of(blanks)) for one in ranked]
-        for blanks, ranked in zip(given, found, strict=True)
+        [Filling(*blanks.filled(one.tokens, capitalise=capitalise), one.nats, condition) for one in ranked]
+        for blanks, ranked, condition in zip(given, found, conditions, strict=True)
     ]
 
 
@@ -128,8 +124,10 @@ def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[
             network: Any = engine.network
             log_f = network(canvas.tokens, canvas.attend, t, canvas.editable)
         log_p = LogitsWarper(forbidden=engine.statistics.never_sampled)(log_f)
-        rules = _rules(engine, shown)
-        log_p = rules.forbid(canvas.tokens, canvas.editable, log_p) if isinstance(rules, Constrained) else log_p
+        rules: Constrained = constrained_network(
+            engine, Task(), word_starts=shown.word_starts, word_continuations=shown.word_continuations
+        )
+        log_p = rules.forbid(canvas.tokens, canvas.editable, log_p)
         best = log_p.topk(min(top_k, log_p.shape[-1]), dim=-1)
         found += [
             [
@@ -219,20 +217,9 @@ def _search(
     ]
 
 
-def _rules(engine: Engine, canvas: BlankCanvas, forbid: tuple[str, ...] = ()) -> Constrained:
-    """The network, with the rules for words around it."""
-    starts, continuations = canvas.word_starts, canvas.word_continuations
-    network: Constrained = constrained_network(
-        engine, Task(forbid=forbid), word_starts=starts, word_continuations=continuations
-    )
-    return network
-
-
 def _gap(engine: Engine, shown: BlankCanvas) -> Gap:
     canvas = shown.batch.to(engine.device)
     context = ~canvas.editable & ~engine.vocabulary.special.to(engine.device)[canvas.tokens]
-    length, histogram = (canvas.editable | context).sum(dim=1).cpu(), engine.length_histogram
-    is_known = histogram is not None and int(length) < len(histogram)
-    nats = length_nats(histogram, length) if histogram is not None and is_known else torch.zeros(1).double()
+    nats = engine.length_nats((canvas.editable | context).sum(dim=1).cpu())
     rules = (rule.to(engine.device) for rule in (shown.word_starts, shown.word_continuations))
     return Gap(canvas, context, nats.to(engine.device), *rules)
