@@ -75,7 +75,7 @@ def on_their_own(engine: Engine, case: Case) -> list[float]:
     masked = batch.tokens.masked_fill(batch.editable, engine.vocabulary.mask_id)
     network = engine.masked_network
     assert network is not None
-    log_f = network(masked, batch.attend, batch.fraction_of(batch.editable), batch.editable)
+    log_f = network(masked, batch.attention_mask, batch.fraction_of(batch.editable), batch.editable)
     nats = torch.zeros(len(rows), dtype=torch.float64, device=log_f.device)
     own = log_f.gather(1, batch.tokens[batch.editable][:, None])[:, 0].double()
     nats.index_add_(0, batch.editable.nonzero()[:, 0], own)

@@ -89,12 +89,12 @@ def sentences(backbone: PreTrainedModel, lengths: tuple[int, ...] = (9, 6, 4), s
     tokens[:, 0] = CLS
     tokens[position == length - 1] = SEP
     tokens[position >= length] = backbone.config.pad_token_id
-    return Batch.of(tokens, editable, attend=position < length)
+    return Batch.of(tokens, editable, attention_mask=position < length)
 
 
 def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
     """The model's own distribution over allowed tokens at all positions."""
-    logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
+    logits = backbone(input_ids=batch.tokens, attention_mask=batch.attention_mask.long()).logits
     return logits[..., :NUM_TOKENIZER_IDS].masked_fill(~tokenizer_allowed(), -torch.inf).log_softmax(-1)
 
 
@@ -137,12 +137,12 @@ def mixed_canvas(backbone: PreTrainedModel) -> Batch:
 def repeated_words(rows: int = 12) -> Batch:
     """Sentences that repeat one word, some of them shorter."""
     tokens = torch.randint(NUM_SPECIAL, 9, (rows, 1), generator=torch.Generator().manual_seed(1)).repeat(1, 10)
-    attend = torch.ones_like(tokens, dtype=torch.bool)
-    attend[::3, 7:] = False
-    tokens[:, 0], tokens[~attend] = CLS, 0
-    editable = attend.clone()
+    attention_mask = torch.ones_like(tokens, dtype=torch.bool)
+    attention_mask[::3, 7:] = False
+    tokens[:, 0], tokens[~attention_mask] = CLS, 0
+    editable = attention_mask.clone()
     editable[:, 0] = False
-    return Noise(8).stratify(Batch.of(tokens, editable, attend))
+    return Noise(8).stratify(Batch.of(tokens, editable, attention_mask))
 
 
 class Spy(nn.Module):
@@ -153,10 +153,10 @@ class Spy(nn.Module):
         self.network = network
         self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         assert not torch.is_grad_enabled()
-        self.questions.append((tokens, attend, t, targets))
-        return self.network(tokens, attend, t, targets)
+        self.questions.append((tokens, attention_mask, t, targets))
+        return self.network(tokens, attention_mask, t, targets)
 
     @property
     def num_sequences(self) -> int:

@@ -76,7 +76,7 @@ class Table(nn.Module):
         shape = (num_steps + 1, len(language.states), language.length, language.num_words)
         self.logits = nn.Parameter(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         powers = self.base ** torch.arange(tokens.shape[1] - 1, -1, -1)
         log_f = self.logits[(t * self.num_steps).round().long(), (tokens * powers).sum(dim=1)].log_softmax(-1)
         log_f = nn.functional.pad(log_f, (0, 1), value=-torch.inf)
@@ -93,7 +93,7 @@ class Bayes(nn.Module):
         super().__init__()
         self.language, self.process = language, process
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         language = self.language
         size, sentences = len(tokens), len(language.sentences)
         x0 = language.batch(language.sentences.repeat(size, 1))
@@ -248,7 +248,7 @@ def exact_log_likelihood(process: Process, network: nn.Module, language: Languag
     for s, t in reversed(list(itertools.pairwise(grid))):
         rows = len(states)
         targets = process.targets(batch)
-        log_f = network(states, batch.attend, t.expand(rows), targets)
+        log_f = network(states, batch.attention_mask, t.expand(rows), targets)
         log_p = process.reverse(batch, log_f, s.expand(rows), t.expand(rows))
         # Positions that are not targets keep their tokens.
         steps = nn.functional.one_hot(states, language.vocabulary).double()

@@ -44,10 +44,10 @@ class MadeUpSequences:
         longest = int(self.lengths[indices].max())
         position = np.arange(longest)
         tokens = self.words[indices, :longest]
-        attend = position < self.lengths[indices][:, None]
-        seen = torch.from_numpy(attend)
-        batch = Batch.of(torch.from_numpy(np.where(attend, tokens, 0)), editable=seen, attend=seen)
-        return Batch(batch.tokens, batch.attend, batch.editable, torch.as_tensor(indices), batch.strata)
+        attention_mask = position < self.lengths[indices][:, None]
+        seen = torch.from_numpy(attention_mask)
+        batch = Batch.of(torch.from_numpy(np.where(attention_mask, tokens, 0)), editable=seen, attention_mask=seen)
+        return Batch(batch.tokens, batch.attention_mask, batch.editable, torch.as_tensor(indices), batch.strata)
 
 
 def training_module(dropout: float) -> TrainingModule:

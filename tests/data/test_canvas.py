@@ -19,15 +19,15 @@ def words() -> Vocabulary:
 
 def is_framed(vocabulary: Vocabulary, canvas: Batch) -> bool:
     """Whether each sequence begins and ends with a special token, and only positions between them are editable."""
-    last = canvas.attend.sum(dim=1) - 1
+    last = canvas.attention_mask.sum(dim=1) - 1
     sequence = torch.arange(len(last))
     ends = torch.stack([canvas.tokens[:, 0], canvas.tokens[sequence, last]])
     return bool(
         vocabulary.special[ends].all()
         and not canvas.editable[:, 0].any()
         and not canvas.editable[sequence, last].any()
-        and (canvas.tokens[~canvas.attend] == vocabulary.pad_id).all()
-        and not (canvas.editable & ~canvas.attend).any()
+        and (canvas.tokens[~canvas.attention_mask] == vocabulary.pad_id).all()
+        and not (canvas.editable & ~canvas.attention_mask).any()
     )
 
 

@@ -237,7 +237,7 @@ def test_batches_are_padded_and_only_text_is_editable(tmp_path, vocabulary):
     for number, tokens in enumerate(sequences):
         padding = batch.tokens.shape[1] - len(tokens)
         assert batch.tokens[number].tolist() == tokens + [vocabulary.pad_id] * padding
-        assert batch.attend[number].tolist() == [True] * len(tokens) + [False] * padding
+        assert batch.attention_mask[number].tolist() == [True] * len(tokens) + [False] * padding
         assert batch.editable[number].tolist() == [False] + [True] * (len(tokens) - 2) + [False] * (padding + 1)
     assert batch.example.tolist() == indices
     assert batch.strata.tolist() == [[0.0, 1.0]] * 3
@@ -258,7 +258,7 @@ def test_the_source_of_a_pair_is_not_editable(tmp_path, vocabulary):
     batch = encoded.batch([0, 1])
     for number, target in enumerate(targets):
         assert batch.tokens[number][batch.editable[number]].tolist() == target
-        last = int(batch.attend[number].sum()) - 1
+        last = int(batch.attention_mask[number].sum()) - 1
         assert batch.editable[number].nonzero()[:, 0].tolist() == list(range(last - len(target), last))
     assert int(encoded.counts.sum()) == sum(map(len, targets))
 

@@ -114,7 +114,7 @@ def test_divergence_equals_the_dense_kl(process):
     x0, x_t = torch.stack([case[0] for case in cases]), LANGUAGE.batch(torch.stack([case[1] for case in cases]))
     s, t = (torch.tensor([case[i] for case in cases], dtype=torch.float64) for i in (2, 3))
     targets = process.targets(x_t)
-    log_f = network(x_t.tokens, x_t.attend, t, targets)
+    log_f = network(x_t.tokens, x_t.attention_mask, t, targets)
     divergence = process.divergence(x0, x_t, log_f, s, t)
     log_p = process.reverse(x_t, log_f, s, t)
     q = torch.cat([posterior(process, *case)[targets[i]] for i, case in enumerate(cases)])
@@ -136,7 +136,7 @@ def test_the_reverse_step_is_the_mixture_of_posteriors(process):
     targets = process.targets(x_t)
     for s, t in ((0.0, 0.25), (0.25, 0.5), (0.5, 1.0), (0.0, 1.0)):
         at = [torch.full((rows,), time, dtype=torch.float64) for time in (s, t)]
-        log_f = network(x_t.tokens, x_t.attend, at[1], targets)
+        log_f = network(x_t.tokens, x_t.attention_mask, at[1], targets)
         log_p = process.reverse(x_t, log_f, *at)
         torch.testing.assert_close(log_p.exp().sum(dim=-1), torch.ones(len(log_p), dtype=torch.float64))
         if isinstance(process.schedule, Spindle) and process.schedule.mean is Mean.SENTENCE:
@@ -224,7 +224,7 @@ def test_a_token_independent_schedule_gives_r_times_cross_entropy(process):
     targets = process.targets(masked)
     for s, t in ((0.0, 0.1), (0.3, 0.35), (0.9, 1.0)):
         at = [torch.full((len(x0),), time, dtype=torch.float64) for time in (s, t)]
-        log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attend, at[1], targets)
+        log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attention_mask, at[1], targets)
         own = log_f.gather(-1, x0[targets][:, None])[:, 0]
         expected = -process.unmask_probability(x0, masked, *at) * own
         torch.testing.assert_close(process.divergence(x0, masked, log_f, *at), expected, atol=1e-13, rtol=1e-10)
@@ -240,7 +240,7 @@ def test_the_rate_is_the_divergence_of_a_short_step(schedule):
     for time in (0.3, 0.55, 0.8, 0.95):
         t = torch.full((len(x0),), time, dtype=torch.float64)
         maskable = (process.survival(LANGUAGE.batch(), t) < 1)[targets]
-        log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attend, t, targets)
+        log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attention_mask, t, targets)
         rate = process.rate(x0, masked, log_f, t)
         short = process.divergence(x0, masked, log_f, t - width, t) / width
         torch.testing.assert_close(rate[maskable], short[maskable], atol=1e-4, rtol=1e-4)
@@ -257,7 +257,7 @@ def test_gradients_are_finite_in_the_first_and_last_step_and_where_the_clamp_act
                 continue  # only the first and the last step
             state = LANGUAGE.batch(x_t[None])
             at = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
-            log_f = network(state.tokens, state.attend, at[1], process.targets(state))
+            log_f = network(state.tokens, state.attention_mask, at[1], process.targets(state))
             loss = process.divergence(x0[None], state, log_f, *at).sum()
             network.zero_grad()
             loss.backward()
@@ -276,7 +276,7 @@ def test_a_step_in_which_no_token_can_be_unmasked_has_a_finite_gradient(strength
     for x0, x_t, s, t in reachable(process):
         state = LANGUAGE.batch(x_t[None])
         at = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
-        log_f = network(state.tokens, state.attend, at[1], process.targets(state))
+        log_f = network(state.tokens, state.attention_mask, at[1], process.targets(state))
         hiding, unmask_probability = process._of_vocabulary(state, log_f, *at)
         if (hiding * unmask_probability)[:, LANGUAGE.allowed].max() == 0:
             num_idle += 1
@@ -299,7 +299,7 @@ def test_float32_networks_give_the_same_divergence_as_float64_ones():
     grid = uniform_grid(2048)
     for index in (300, 1000, 2000):
         s, t = (grid[i].expand(len(LANGUAGE.sentences)) for i in (index, index + 1))
-        log_f = network(masked.tokens, masked.attend, t, process.targets(masked))
+        log_f = network(masked.tokens, masked.attention_mask, t, process.targets(masked))
         double = process.divergence(LANGUAGE.sentences, masked, log_f, s, t)
         single = process.divergence(LANGUAGE.sentences, masked, log_f.float(), s, t)
         torch.testing.assert_close(single, double, rtol=1e-5, atol=1e-9)
@@ -339,7 +339,7 @@ def test_special_tokens_and_padding_do_not_count_in_the_sentence_mean(before, af
         tokens = torch.cat([torch.tensor([before]).long(), words, torch.tensor([after]).long()], dim=1)
         editable = torch.zeros_like(tokens, dtype=torch.bool)
         editable[:, inner] = True
-        return Batch.of(tokens, editable, attend=tokens != 6)
+        return Batch.of(tokens, editable, attention_mask=tokens != 6)
 
     def alone(words: torch.Tensor) -> Batch:
         return Batch.of(words, torch.ones_like(words, dtype=torch.bool))
@@ -382,7 +382,7 @@ def test_the_warper_acts_on_tokens_and_not_on_staying_masked():
     process = absorbing(Linear())
     masked = process.prior(LANGUAGE.batch(), Noise(0))
     s, t = torch.full((9,), 0.7, dtype=torch.float64), torch.full((9,), 0.8, dtype=torch.float64)
-    log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attend, t, process.targets(masked))
+    log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attention_mask, t, process.targets(masked))
     for shape in (None, lambda log_p: (log_p * 10).log_softmax(dim=-1)):
         log_p = process.reverse(masked, log_f, s, t, shape)
         torch.testing.assert_close(log_p[:, LANGUAGE.mask_id].exp(), torch.full((18,), 7 / 8, dtype=torch.float64))
@@ -392,7 +392,7 @@ def test_the_warper_acts_on_uniform_noise():
     process = Uniform(Linear(), LANGUAGE.allowed)
     x_t = LANGUAGE.batch()
     s, t = torch.zeros(9, dtype=torch.float64), torch.full((9,), 0.5, dtype=torch.float64)
-    log_f = Table(LANGUAGE, seed=1)(x_t.tokens, x_t.attend, t, process.targets(x_t))
+    log_f = Table(LANGUAGE, seed=1)(x_t.tokens, x_t.attention_mask, t, process.targets(x_t))
     greedy = process.reverse(x_t, log_f, s, t, LogitsWarper(top_k=1))
     assert bool(((greedy.exp() > 0).sum(dim=-1) == 1).all())
     torch.testing.assert_close(greedy.argmax(dim=-1), log_f.argmax(dim=-1))
@@ -413,7 +413,7 @@ def test_log_clean_is_the_reweighted_network_output(schedule):
     masked = process.prior(LANGUAGE.batch(), Noise(0))
     targets = process.targets(masked)
     t = torch.full((9,), 0.7, dtype=torch.float64)
-    log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attend, t, targets)
+    log_f = Table(LANGUAGE, seed=1)(masked.tokens, masked.attention_mask, t, targets)
     center = process.guessed_center(masked, log_f)[sequence_index(targets)]
     information = LANGUAGE.information().values / center[:, None] if schedule.by_token else torch.ones(18, 4).double()
     weight = log_f.exp() * (1 - schedule.survival(t[:1, None], information))

@@ -531,7 +531,7 @@ def test_the_bound_uses_the_requested_number_of_steps(engine, evaluation_set):
     batch = Sentences(engine.vocabulary, evaluation_set.scored).batch(range(6))
     masked = batch.tokens.masked_fill(batch.editable, engine.vocabulary.mask_id)
     with torch.no_grad():
-        log_f = engine.network(masked, batch.attend, torch.ones(6).double(), batch.editable)
+        log_f = engine.network(masked, batch.attention_mask, torch.ones(6).double(), batch.editable)
     nats = per_position(-log_prob_of(log_f, batch.tokens[batch.editable]), batch.editable).sum(dim=1)
     assert torch.allclose(found[1, GRID].scores.nats, nats.double(), rtol=1e-4)
     assert float(found[1, GRID].scores.draw_variance.max()) < 1e-6

@@ -36,7 +36,7 @@ class Constant(nn.Module):
         super().__init__()
         self.log_f = log_f
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         return self.log_f[: tokens.shape[1]].expand(len(tokens), -1, -1)[targets]
 
 
@@ -164,7 +164,7 @@ def blank_rows(lengths: list[int]) -> Batch:
     tokens = torch.where(editable, MASK, 0)
     tokens[:, 0] = CLS
     tokens[position == count + 1] = SEP
-    return Batch.of(tokens, editable, attend=position <= count + 1)
+    return Batch.of(tokens, editable, attention_mask=position <= count + 1)
 
 
 def last_tokens(sampler: Drawing, network: Network, canvas: Batch, seed: int = 0) -> Tensor:
@@ -240,10 +240,12 @@ def test_a_constrained_batch_gives_the_same_result_as_its_sequences_one_by_one(b
 def test_a_network_without_rules_is_unchanged(bert):
     canvas = blank_rows([5, 3])
     t = torch.ones(2, dtype=torch.float64)
-    free = Constrained(bert)(canvas.tokens, canvas.attend, t, canvas.editable)
-    torch.testing.assert_close(free, bert(canvas.tokens, canvas.attend, t, canvas.editable))
+    free = Constrained(bert)(canvas.tokens, canvas.attention_mask, t, canvas.editable)
+    torch.testing.assert_close(free, bert(canvas.tokens, canvas.attention_mask, t, canvas.editable))
     unmet = Constrained(bert, forbidden=[(7,) * 20], included=[(8,) * 20], continuation=CONTINUATION)
-    torch.testing.assert_close(unmet(canvas.tokens, canvas.attend, t, canvas.editable), free)  # longer than the batch
+    torch.testing.assert_close(
+        unmet(canvas.tokens, canvas.attention_mask, t, canvas.editable), free
+    )  # longer than the batch
     assert isinstance(unmet, Network)
     assert list(unmet.state_dict()) == [f"network.{name}" for name in bert.state_dict()]
 
@@ -391,7 +393,7 @@ def test_the_network_is_called_again_before_the_second_word_is_placed():
     """A network that gives 1 a high probability only right after an unmasked 0: the second word follows the first."""
 
     class Follows(nn.Module):
-        def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
             assert bool((t == 1).all())
             after_zero = nn.functional.pad(tokens[:, :-1] == 0, (1, 0))
             p = torch.where(after_zero[..., None], torch.tensor([0.01, 0.98, 0.01]), torch.tensor([0.5, 0.0, 0.5]))

@@ -153,7 +153,7 @@ class Recorder(nn.Module):
         self.times: set[float] = set()
         self.rows = 0
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         self.times |= {round(time, 6) for time in t.tolist()}
         self.rows += len(tokens)
         log_f = torch.full((10,), -math.log(7), dtype=torch.float64)
@@ -165,8 +165,8 @@ def test_the_time_is_the_masked_fraction_of_tokens():
     """Special tokens and padding do not count; a `[MASK]` that is not editable counts as masked."""
     tokens = torch.tensor([[8, 1, 2, 9, 3, 8, 7, 7]])  # 7 is padding, 8 special, 9 the mask
     special = torch.arange(10) >= 7
-    attend, editable = tokens != 7, torch.tensor([[0, 1, 1, 0, 0, 0, 0, 0]]).bool()
-    x0 = Batch.of(tokens, editable, attend)
+    attention_mask, editable = tokens != 7, torch.tensor([[0, 1, 1, 0, 0, 0, 0, 0]]).bool()
+    x0 = Batch.of(tokens, editable, attention_mask)
     for known, num_tokens in ((special, 4), (None, 6)):
         network = Recorder()
         filling_nats(network, x0, 9, special=known)
@@ -224,7 +224,7 @@ MISLEADING = Language(3, 2, [0.02, 0.28, 0.26, 0.42, 0.005, 0.005, 0.0, 0.005, 0
 def test_the_best_filling_is_the_joint_one_where_marginals_mislead():
     canvas = MISLEADING.batch(torch.full((1, 2), MISLEADING.mask_id))
     network = bayes(MISLEADING)
-    log_f = network(canvas.tokens, canvas.attend, torch.ones(1), canvas.editable)
+    log_f = network(canvas.tokens, canvas.attention_mask, torch.ones(1), canvas.editable)
     assert log_f.argmax(dim=1).tolist() == [0, 0]  # of joint probability 0.02
     (found,) = fill(network, canvas, MISLEADING.mask_id, 9, seed=0)
     assert [tuple(filling.tokens.tolist()) for filling in found[:4]] == [(1, 0), (0, 1), (0, 2), (0, 0)]
@@ -245,7 +245,7 @@ def greedy_filling(network: nn.Module, canvas: Batch, mask_id: int) -> Tensor:
             targets = torch.zeros_like(canvas.editable)
             targets[row] = masked
             t = (tokens == mask_id).double().mean(dim=1)
-            log_f = network(tokens, canvas.attend, t, targets)
+            log_f = network(tokens, canvas.attention_mask, t, targets)
             best = int(log_f.max(dim=1).values.argmax())
             tokens[row, masked.nonzero()[best, 0]] = log_f[best].argmax()
     return tokens
@@ -428,8 +428,8 @@ def test_random_draws_depend_on_seed_and_temperature(bert):
         texts(0, temperature=0.001)
         == texts(1, temperature=0.001)
         == [
-            ["".join(map(str, row[attend].tolist()))]
-            for row, attend in zip(greedy_filling(bert, canvas, MASK), canvas.attend, strict=True)
+            ["".join(map(str, row[attention_mask].tolist()))]
+            for row, attention_mask in zip(greedy_filling(bert, canvas, MASK), canvas.attention_mask, strict=True)
         ]
     )
 
@@ -473,11 +473,13 @@ LANGUAGES = {length: Language.random(3, length, seed=length) for length in SHARE
 class ByLength(nn.Module):
     """The exact network of each length, chosen by the number of positions without padding."""
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         answers = []
-        for row, length in enumerate(attend.sum(dim=1).tolist()):
+        for row, length in enumerate(attention_mask.sum(dim=1).tolist()):
             part = slice(row, row + 1), slice(0, length)
-            answers.append(bayes(LANGUAGES[length])(tokens[part], attend[part], t[row : row + 1], targets[part]))
+            answers.append(
+                bayes(LANGUAGES[length])(tokens[part], attention_mask[part], t[row : row + 1], targets[part])
+            )
         return torch.cat(answers)
 
 
@@ -535,7 +537,7 @@ class ContextOnly(nn.Module):
         self.num_words = num_words
         self.logits = 2 * torch.randn(500, num_words, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         unmasked_sum = (tokens * (tokens != self.num_words)).sum(dim=1)
         log_f = nn.functional.pad(self.logits[unmasked_sum].log_softmax(-1), (0, 1), value=-torch.inf)
         return log_f[:, None].expand(-1, tokens.shape[1], -1)[targets]
@@ -589,10 +591,10 @@ class Counter(nn.Module):
         super().__init__()
         self.network, self.calls, self.sequences = network, 0, 0
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         self.calls += 1
         self.sequences += len(tokens)
-        return self.network(tokens, attend, t, targets)
+        return self.network(tokens, attention_mask, t, targets)
 
 
 def requests_of(bert: Denoiser) -> list[list[Gap]]:

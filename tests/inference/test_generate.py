@@ -137,9 +137,9 @@ class Recording(nn.Module):
         self.network, self.times = network, []
         self.allowed, self.max_length = network.allowed, network.max_length
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         self.times += t.tolist()
-        return self.network(tokens, attend, t, targets)
+        return self.network(tokens, attention_mask, t, targets)
 
 
 @pytest.mark.slow

@@ -293,7 +293,7 @@ class Held:
 
     @property
     def lengths(self) -> np.ndarray:
-        return self.whole.attend.sum(dim=1).numpy()
+        return self.whole.attention_mask.sum(dim=1).numpy()
 
     def batch(self, indices: Sequence[int]) -> Batch:
         self.targets.append(list(indices))

@@ -25,9 +25,9 @@ class Counting(nn.Module):
         super().__init__()
         self.network, self.sizes = network, []
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         self.sizes.append(len(tokens))
-        return self.network(tokens, attend, t, targets)
+        return self.network(tokens, attention_mask, t, targets)
 
 
 @every_order
@@ -87,14 +87,14 @@ def test_padding_and_company_do_not_matter(order):
     class Own(nn.Module):
         """Depends on the attended tokens alone."""
 
-        def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-            context = (tokens * attend * torch.arange(1, tokens.shape[1] + 1)).sum(dim=1, keepdim=True)
+        def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+            context = (tokens * attention_mask * torch.arange(1, tokens.shape[1] + 1)).sum(dim=1, keepdim=True)
             logits = torch.sin(context + torch.arange(tokens.shape[1]))[..., None] * torch.arange(9.0)
             return logits.double().log_softmax(dim=-1)[targets]
 
     tokens = torch.tensor([[1, 2, 3, 4, 5], [4, 4, 0, 0, 0], [7, 1, 2, 0, 0]])
-    attend = torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
-    batch = Batch.of(tokens, attend, attend)
+    attention_mask = torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
+    batch = Batch.of(tokens, attention_mask, attention_mask)
     together = order_nats(Own(), batch, 9, order)
     for index in range(3):
         [alone] = order_nats(Own(), batch.select(torch.tensor([index])), 9, order)

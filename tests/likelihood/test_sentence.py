@@ -32,7 +32,7 @@ class Given:
 
     @property
     def lengths(self) -> np.ndarray:
-        return self.whole.attend.sum(dim=1).numpy()
+        return self.whole.attention_mask.sum(dim=1).numpy()
 
     def batch(self, indices: list[int]) -> Batch:
         return self.whole.select(torch.tensor(indices))

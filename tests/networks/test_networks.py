@@ -54,7 +54,7 @@ def agnostic(architecture: str) -> Denoiser:
 
 def answer(denoiser: Denoiser, batch: Batch, targets: Tensor | None = None) -> Tensor:
     t = torch.full((len(batch.tokens),), 0.5, dtype=torch.float64)
-    return denoiser(batch.tokens, batch.attend, t, batch.editable if targets is None else targets)
+    return denoiser(batch.tokens, batch.attention_mask, t, batch.editable if targets is None else targets)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -151,7 +151,7 @@ def test_sequences_longer_than_the_limit_are_refused(architecture: str, prefix: 
     with pytest.raises(ValueError, match=expected):
         answer(denoiser, longer)
     with pytest.raises(ValueError, match=expected):
-        denoiser.hidden_states(longer.tokens, longer.attend)
+        denoiser.hidden_states(longer.tokens, longer.attention_mask)
 
 
 @pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"modernbert", "deberta-v2"}))
@@ -254,7 +254,7 @@ def test_a_head_gives_the_models_own_logits(model_type: str, auto: Any, settings
     model = language_model(model_type, auto, settings)
     head, batch = head_of(model), sentences(backbone_of("bert"))
     assert head is not None
-    inputs = {"input_ids": batch.tokens, "attention_mask": batch.attend.long()}
+    inputs = {"input_ids": batch.tokens, "attention_mask": batch.attention_mask.long()}
     expected, hidden = model(**inputs).logits, model.base_model(**inputs).last_hidden_state
     assert torch.equal(head(model, hidden), expected)
     some = hidden.flatten(0, 1)[3:11][None]
@@ -319,8 +319,8 @@ def test_an_architecture_that_is_not_in_the_table_runs_as_a_whole():
 def test_hidden_states_are_those_of_the_base_model(architecture: str):
     denoiser = agnostic(architecture)
     batch = sentences(denoiser.backbone)
-    expected = denoiser.backbone.base_model(batch.tokens, attention_mask=batch.attend.long()).last_hidden_state
-    assert torch.equal(denoiser.hidden_states(batch.tokens, batch.attend), expected)
+    expected = denoiser.backbone.base_model(batch.tokens, attention_mask=batch.attention_mask.long()).last_hidden_state
+    assert torch.equal(denoiser.hidden_states(batch.tokens, batch.attention_mask), expected)
 
 
 @pytest.mark.parametrize("conditioning", ["prefix", "layerwise"])
@@ -334,11 +334,11 @@ def test_hidden_states_are_those_that_the_head_gets(conditioning: str):
     backbone.cls.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
     batch, t = sentences(backbone), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     for time in (t, torch.zeros_like(t)):
-        denoiser(batch.tokens, batch.attend, time, batch.attend)
-    hidden = denoiser.hidden_states(batch.tokens, batch.attend, t)
+        denoiser(batch.tokens, batch.attention_mask, time, batch.attention_mask)
+    hidden = denoiser.hidden_states(batch.tokens, batch.attention_mask, t)
     assert hidden.shape == (3, 9, 32)
-    assert torch.equal(hidden[batch.attend], seen[0])
-    assert torch.equal(denoiser.hidden_states(batch.tokens, batch.attend)[batch.attend], seen[1])
+    assert torch.equal(hidden[batch.attention_mask], seen[0])
+    assert torch.equal(denoiser.hidden_states(batch.tokens, batch.attention_mask)[batch.attention_mask], seen[1])
     assert not torch.equal(seen[0], seen[1])
 
 

@@ -77,7 +77,7 @@ def stirred(denoiser: Denoiser) -> Denoiser:
 
 
 def answer(denoiser: Denoiser, batch: Batch, t: Tensor) -> Tensor:
-    return denoiser(batch.tokens, batch.attend, t, batch.editable)
+    return denoiser(batch.tokens, batch.attention_mask, t, batch.editable)
 
 
 def loss(denoiser: Denoiser, batch: Batch, t: Tensor) -> Tensor:
@@ -131,7 +131,9 @@ def test_a_prefix_equal_to_a_token_embedding_acts_as_that_token(architecture: st
     def with_column(rows: Tensor, value: int) -> Tensor:
         return torch.cat([rows[:, :1], torch.full_like(rows[:, :1], value), rows[:, 1:]], dim=1)
 
-    longer = Batch.of(with_column(batch.tokens, word), with_column(batch.editable, 0), with_column(batch.attend, 1))
+    longer = Batch.of(
+        with_column(batch.tokens, word), with_column(batch.editable, 0), with_column(batch.attention_mask, 1)
+    )
     expected = bare_log_probs(denoiser.backbone, longer)[longer.editable]
     actual = answer(denoiser, batch, torch.full((3,), step / NUM_STEPS, dtype=torch.float64))
     torch.testing.assert_close(actual[:, :NUM_TOKENIZER_IDS], expected, atol=1e-5, rtol=0)
@@ -251,7 +253,7 @@ def test_layerwise_time_equals_vectors_added_by_hand(architecture: str):
 def test_a_prepared_backbone_is_an_ordinary_model(architecture: str, tmp_path: Path):
     bare, prepared = backbone_of(architecture), stirred(denoiser_of(architecture, LAYERWISE[0])).backbone
     batch = sentences(bare)
-    options = {"output_hidden_states": True, "output_attentions": True, "attention_mask": batch.attend.long()}
+    options = {"output_hidden_states": True, "output_attentions": True, "attention_mask": batch.attention_mask.long()}
     for model in (bare, prepared):
         model.set_attn_implementation("eager")  # the one that can return attentions
     expected, actual = bare(batch.tokens, **options), prepared(batch.tokens, **options)
@@ -303,7 +305,7 @@ def test_layers_without_a_time_vector_are_an_error():
     batch, t = sentences(backbone_of("bert")), times(0.1, 0.5, 0.9)
     backbone = backbone_of("bert")
     with pytest.raises(ValueError, match=r"layers of BertForMaskedLM took 0 of 2 time vectors, .*: make a network"):
-        LayerwiseTime(backbone, SinusoidalTime(16))(backbone, batch.tokens, batch.attend, t)
+        LayerwiseTime(backbone, SinusoidalTime(16))(backbone, batch.tokens, batch.attention_mask, t)
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
     fourier = FNetForMaskedLM(FNetConfig(**sizes, max_position_embeddings=24))  # has no attentions to return
     with pytest.raises(ValueError, match=r"took 0 of 2 time vectors, .*, or use PrefixTime or TimeAgnostic"):
@@ -399,7 +401,7 @@ def test_compiled_networks_of_one_architecture_do_not_mix(compiler: CompileCount
     """Compiled code is shared by all BERTs: what was compiled for one conditioning must not run for another."""
     backbone = torch.compile(backbone_of("bert"), backend="eager")
     batch, t = sentences(backbone), times(0.1, 0.5, 0.9)
-    backbone(input_ids=batch.tokens, attention_mask=batch.attend.long(), return_dict=True)
+    backbone(input_ids=batch.tokens, attention_mask=batch.attention_mask.long(), return_dict=True)
     for way in ("agnostic", "layerwise-sinusoidal"):
         denoiser = stirred(denoiser_of("bert", way))
         compiled = torch.compile(denoiser, backend="eager")

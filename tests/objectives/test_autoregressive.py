@@ -95,12 +95,12 @@ def sentences(lengths: tuple[int, ...] = (9, 6, 4), seed: int = 0) -> Batch:
     tokens[:, 0] = CLS
     tokens[position == length - 1] = SEP
     tokens[position >= length] = 0
-    return Batch.of(tokens, (position > 0) & (position < length - 1), attend=position < length)
+    return Batch.of(tokens, (position > 0) & (position < length - 1), attention_mask=position < length)
 
 
 def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
     """The bare model's distribution of the token after each position, with a mask over padding."""
-    logits = backbone(input_ids=batch.tokens, attention_mask=batch.attend.long()).logits
+    logits = backbone(input_ids=batch.tokens, attention_mask=batch.attention_mask.long()).logits
     padded = nn.functional.pad(tokenizer_allowed(), (0, VOCAB_SIZE - NUM_TOKENIZER_IDS))
     return logits.masked_fill(~padded, -torch.inf).log_softmax(-1)
 
@@ -111,11 +111,11 @@ def bare_log_probs(backbone: PreTrainedModel, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("kind", DECODERS)
 def test_predictions_are_those_of_the_bare_model_at_the_position_before(kind):
     model, batch = model_of(kind).double(), sentences()
-    targets = batch.attend & (torch.rand(batch.tokens.shape) < 0.6)
+    targets = batch.attention_mask & (torch.rand(batch.tokens.shape) < 0.6)
     targets[:, 0] = False
     assert 5 < int(targets.sum()) < 15
     expected = bare_log_probs(model.backbone, batch)[:, :-1][targets[:, 1:]]
-    torch.testing.assert_close(model(batch.tokens, batch.attend, targets), expected, atol=1e-11, rtol=0)
+    torch.testing.assert_close(model(batch.tokens, batch.attention_mask, targets), expected, atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +129,7 @@ def test_attention_is_causal_without_a_mask(kind, monkeypatch):
         return real(*inputs, attn_mask=attn_mask, is_causal=is_causal, **options)
 
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy)
-    model(batch.tokens, batch.attend, batch.editable)
+    model(batch.tokens, batch.attention_mask, batch.editable)
     assert seen == [(None, True)] * 2
     seen.clear()
     cache = None
@@ -143,7 +143,7 @@ def test_the_head_runs_at_target_positions_only(kind):
     model, batch, sizes = model_of(kind), sentences(), []
     head = model.backbone.get_output_embeddings()
     head.register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape[:-1])))
-    model(batch.tokens, batch.attend, batch.editable)
+    model(batch.tokens, batch.attention_mask, batch.editable)
     model.read(batch.tokens[:, :4], None)
     assert sizes == [(1, 7 + 4 + 2), (1, 3)]
     assert model.backbone.get_output_embeddings() is head
@@ -152,7 +152,7 @@ def test_the_head_runs_at_target_positions_only(kind):
 def test_scoring_keeps_no_keys_and_values():
     model, batch, kept = model_of(), sentences(), []
     model.backbone.base_model.register_forward_hook(lambda module, inputs, output: kept.append(output.past_key_values))
-    model(batch.tokens, batch.attend, batch.editable)
+    model(batch.tokens, batch.attention_mask, batch.editable)
     model.read(batch.tokens, None)
     assert [cache is None for cache in kept] == [True, False]
 
@@ -160,7 +160,7 @@ def test_scoring_keeps_no_keys_and_values():
 def test_the_output_is_a_distribution_over_allowed_tokens_in_float32_or_better():
     model, batch = model_of(), sentences()
     for dtype, expected in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64,) * 2):
-        log_p = model.to(dtype)(batch.tokens, batch.attend, batch.editable)
+        log_p = model.to(dtype)(batch.tokens, batch.attention_mask, batch.editable)
         assert log_p.dtype == expected
         torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(13, dtype=expected))
         assert log_p[0].isfinite().nonzero().flatten().tolist() == list(range(NUM_SPECIAL, NUM_TOKENIZER_IDS))
@@ -173,7 +173,7 @@ def test_reading_in_parts_equals_reading_at_once(kind):
     batch = sentences((9, 9, 9, 9))
     targets = torch.ones_like(batch.editable)
     targets[:, 0] = False
-    at_once = model(batch.tokens, batch.attend, targets).view(4, 8, VOCAB_SIZE)
+    at_once = model(batch.tokens, batch.attention_mask, targets).view(4, 8, VOCAB_SIZE)
     cache, rows = None, torch.arange(4)
     for start, end in ((0, 1), (1, 2), (2, 5), (5, 6), (6, 8)):
         before = cache
@@ -191,7 +191,7 @@ def test_reading_in_parts_equals_reading_at_once(kind):
 def test_threads_share_a_decoder(kind):
     model = model_of(kind)
     questions = [sentences((9, 6, 4)), sentences((5, 12), seed=1)]
-    calls = [partial(model, batch.tokens, batch.attend, batch.editable) for batch in questions]
+    calls = [partial(model, batch.tokens, batch.attention_mask, batch.editable) for batch in questions]
     calls += [partial(lambda tokens: model.read(tokens, None)[0], batch.tokens[:, :4]) for batch in questions]
     expected = [call() for call in calls]
     for actual, alone in zip(overlapping(model.backbone.get_input_embeddings(), calls), expected, strict=True):
@@ -201,14 +201,14 @@ def test_threads_share_a_decoder(kind):
 def test_inputs_that_a_decoder_cannot_predict_are_refused():
     model, batch = model_of(), sentences()
     with pytest.raises(ValueError, match=r"first position of a sequence is a target.*begin sequences with a token"):
-        model(batch.tokens, batch.attend, batch.attend)
+        model(batch.tokens, batch.attention_mask, batch.attention_mask)
     with pytest.raises(ValueError, match=r"padding comes before text.*pad sequences at the end"):
-        model(batch.tokens, batch.attend.flip(1), batch.editable)
+        model(batch.tokens, batch.attention_mask.flip(1), batch.editable)
     long = sentences((POSITIONS + 1,))
     with pytest.raises(
         ValueError, match=f"sequences have 25 positions, but this network reads at most {POSITIONS}: cut"
     ):
-        model(long.tokens, long.attend, long.editable)
+        model(long.tokens, long.attention_mask, long.editable)
     _, cache = model.read(long.tokens[:, :POSITIONS], None)
     with pytest.raises(ValueError, match=f"sequences have 25 positions, but this network reads at most {POSITIONS}"):
         model.read(long.tokens[:, POSITIONS:], cache)
@@ -236,10 +236,10 @@ def test_a_new_decoder_has_the_size_of_a_bert_and_tied_embeddings():
 @pytest.mark.parametrize("kind", KINDS)
 def test_embeddings_for_new_ids_leave_the_others_unchanged(kind):
     backbone, batch = decoder_of(kind), sentences()
-    expected = CausalModel(backbone, tokenizer_allowed())(batch.tokens, batch.attend, batch.editable)
+    expected = CausalModel(backbone, tokenizer_allowed())(batch.tokens, batch.attention_mask, batch.editable)
     assert extend_vocabulary(backbone, VOCAB_SIZE - 1).config.vocab_size == VOCAB_SIZE
     model = CausalModel(extend_vocabulary(backbone, VOCAB_SIZE + 2), tokenizer_allowed())
-    found = model(batch.tokens, batch.attend, batch.editable)
+    found = model(batch.tokens, batch.attention_mask, batch.editable)
     assert found.shape[1] == VOCAB_SIZE + 2
     torch.testing.assert_close(found[:, :VOCAB_SIZE], expected)
     assert bool(found[:, VOCAB_SIZE:].isneginf().all())
@@ -253,7 +253,7 @@ def test_its_folder_is_an_ordinary_checkpoint(tmp_path):
 
 
 def parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    return batch.tokens, batch.attend, batch.editable
+    return batch.tokens, batch.attention_mask, batch.editable
 
 
 # The likelihood
@@ -477,7 +477,7 @@ class Watched:
     def __init__(self, model: CausalModel):
         self.model, self.sizes = model, []
 
-    def __call__(self, tokens: Tensor, attend: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, attention_mask: Tensor, targets: Tensor) -> Tensor:
         raise AssertionError("writing needs no pass over whole rows")
 
     def read(self, tokens: Tensor, cache: KeyValues | None) -> tuple[Tensor, KeyValues]:
@@ -500,7 +500,7 @@ def test_greedy_decoding_takes_the_most_probable_token_each_time():
     """With top_k = 1, whatever the tokens of the canvas are."""
     model, canvas = model_of(), canvas_of()
     *_, last = left_to_right(warper=LogitsWarper(top_k=1)).sample(model, canvas, seed=0)
-    log_p = model(last.tokens, canvas.attend, canvas.editable)
+    log_p = model(last.tokens, canvas.attention_mask, canvas.editable)
     assert torch.equal(log_p.argmax(dim=1), last.tokens[canvas.editable])
     scrambled = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, 11))
     *_, again = left_to_right(warper=LogitsWarper(top_k=1)).sample(model, scrambled, seed=9)
@@ -510,4 +510,4 @@ def test_greedy_decoding_takes_the_most_probable_token_each_time():
 def test_a_sequence_that_is_editable_from_the_first_position_is_refused():
     batch = sentences()
     with pytest.raises(ValueError, match=r"first position of a sequence is editable.*let sequences begin with a token"):
-        list(left_to_right().sample(model_of(), replace(batch, editable=batch.attend), seed=0))
+        list(left_to_right().sample(model_of(), replace(batch, editable=batch.attention_mask), seed=0))

@@ -70,7 +70,7 @@ def conditionals(network: nn.Module, language: Language) -> Tensor:
         targets[:, position] = True
         tokens = batch.tokens.masked_fill(targets, language.mask_id)
         t = torch.full((len(tokens),), 1 / language.length, dtype=torch.float64)
-        log_f = network(tokens, batch.attend, t, targets)
+        log_f = network(tokens, batch.attention_mask, t, targets)
         costs.append(-log_f.gather(1, batch.tokens[:, position : position + 1]).squeeze(1))
     return torch.stack(costs, dim=1)
 
@@ -91,7 +91,7 @@ def test_a_draw_queries_one_editable_position_and_weights_it_by_their_number():
     batch.editable[0, 2] = False
     seen = {}
 
-    def network(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def network(tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         seen.update(tokens=tokens, t=t, targets=targets)
         return torch.zeros(int(targets.sum()), NUM_TOKENIZER_IDS).log_softmax(dim=-1)
 
@@ -342,10 +342,10 @@ class OnlyConditionals(nn.Module):
         self.mask_id, self.true = language.mask_id, Bayes(language, Absorbing(Linear(), language.mask_id))
         self.blank = Table(language, scale=0.0)
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         assert len(t.unique()) == 1
         network = self.true if bool(((tokens == self.mask_id).sum(dim=1) == 1).all()) else self.blank
-        return network(tokens, attend, t, targets)
+        return network(tokens, attention_mask, t, targets)
 
 
 @pytest.mark.slow

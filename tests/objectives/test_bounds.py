@@ -341,7 +341,7 @@ def test_the_hybrid_term_is_a_weighted_cross_entropy_of_the_loss_alone(process):
         index = (Noise(3).stratified_uniform(x0) * 8).long()
         x_t = process.corrupt(x0, uniform_grid(8)[index + 1], Noise(3))
         targets = process.targets(x_t)
-        log_f = network(x_t.tokens, x_t.attend, uniform_grid(8)[index + 1], targets)
+        log_f = network(x_t.tokens, x_t.attention_mask, uniform_grid(8)[index + 1], targets)
         cross_entropy = torch.zeros(x0.tokens.shape, dtype=torch.float64)
         cross_entropy[targets] = -log_f.gather(-1, x0.tokens[targets][:, None])[:, 0]
         torch.testing.assert_close(added, 8 * 0.01 * cross_entropy.sum(dim=1))
@@ -354,7 +354,7 @@ def test_frozen_positions_have_no_cost_and_padding_changes_nothing():
     frozen = replace(x0, editable=torch.zeros_like(x0.editable))
     padded = Batch(
         nn.functional.pad(x0.tokens, (0, 2), value=PAD),
-        nn.functional.pad(x0.attend, (0, 2), value=False),
+        nn.functional.pad(x0.attention_mask, (0, 2), value=False),
         nn.functional.pad(x0.editable, (0, 2), value=False),
         x0.example,
         x0.strata,

@@ -66,7 +66,7 @@ def costs_by_number(network: nn.Module, language: Language) -> Tensor:
             targets = torch.zeros_like(batch.editable)
             targets[:, list(positions)] = True
             t = torch.full((len(cost),), number / language.length, dtype=torch.float64)
-            log_f = network(batch.tokens.masked_fill(targets, language.mask_id), batch.attend, t, targets)
+            log_f = network(batch.tokens.masked_fill(targets, language.mask_id), batch.attention_mask, t, targets)
             cost -= log_f.gather(1, batch.tokens[targets][:, None]).view(len(cost), number).mean(dim=1) / len(sets)
         by_number.append(cost)
     return torch.stack(by_number, dim=1)
@@ -84,9 +84,9 @@ def test_the_loss_differs_from_the_bound_by_the_weight_alone():
     network, batch = Table(THREE, scale=2.0), THREE.batch(THREE.sentences.repeat(20, 1))
     seen = []
 
-    def counting(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def counting(tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         seen.append((tokens, targets, t))
-        return network(tokens, attend, t, targets)
+        return network(tokens, attention_mask, t, targets)
 
     bound = OrderAgnostic(THREE.mask_id).nats(counting, batch, Noise(4))
     nats = CMLM(THREE.mask_id).nats(counting, batch, Noise(4))
@@ -105,7 +105,7 @@ def test_masked_tokens_have_equal_weights_and_a_uniform_network_costs_log_v_per_
     assert length.tolist() == [6, 4, 1, 0]
     told = []
 
-    def uniform(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def uniform(tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         assert not bool((targets & ~batch.editable).any())
         assert torch.equal(tokens, batch.tokens.masked_fill(targets, MASK))
         torch.testing.assert_close(t * length, targets.sum(dim=1).double())

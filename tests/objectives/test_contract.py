@@ -266,11 +266,17 @@ def ragged(rows: int = 5) -> Batch:
     """Sequences of different lengths; in one a token is frozen, and one has no editable positions."""
     whole = batch(rows)
     length, position = torch.tensor([10, 6, 8, 3, 9])[:rows, None], torch.arange(10)
-    attend, editable = position < length, whole.editable & (position < length)
+    attention_mask, editable = position < length, whole.editable & (position < length)
     editable[0, 4] = False
     editable[3] = False
-    tokens = torch.where(attend, torch.where(editable, MASK, whole.tokens), 0)
-    return replace(whole, tokens=tokens, attend=attend, editable=editable, example=torch.tensor([17, 5, 2**40, 3, 8]))
+    tokens = torch.where(attention_mask, torch.where(editable, MASK, whole.tokens), 0)
+    return replace(
+        whole,
+        tokens=tokens,
+        attention_mask=attention_mask,
+        editable=editable,
+        example=torch.tensor([17, 5, 2**40, 3, 8]),
+    )
 
 
 def last_of(targets: nn.Module, sampler: Drawing, canvas: Batch, seed: int) -> torch.Tensor:
@@ -315,7 +321,7 @@ def test_the_tokens_at_editable_positions_of_a_canvas_do_not_matter(name):
 def test_frozen_and_padded_positions_have_no_cost(name):
     tested, whole = method(name), batch(5)
     canvas = ragged()
-    part = replace(canvas, tokens=torch.where(canvas.attend, whole.tokens, 0))
+    part = replace(canvas, tokens=torch.where(canvas.attention_mask, whole.tokens, 0))
     if name == "sundae":
         assert float(tested.loss(part, Noise(1)).detach()[3]) == 0
         return
@@ -352,7 +358,7 @@ def test_training_uses_the_loss_and_not_the_nats():
 def test_the_order_agnostic_objective_conditions_on_the_masked_share():
     told = {}
 
-    def network(tokens, attend, t, targets):
+    def network(tokens, attention_mask, t, targets):
         told["time"], told["share"] = t, targets.sum(dim=1) / (tokens.shape[1] - 1)
         return torch.zeros(int(targets.sum()), VOCAB_SIZE).log_softmax(dim=-1)
 

@@ -70,7 +70,7 @@ class OnALine(nn.Module):
         found = self(x_t[..., None], torch.ones_like(x_t, dtype=torch.bool), t.expand(len(x_t)))[..., 0]
         return torch.where(found > 0, self.table[1], self.table[0]) if float(t) <= clamp else found
 
-    def forward(self, x_t: Tensor, attend: Tensor, t: Tensor) -> Tensor:
+    def forward(self, x_t: Tensor, attention_mask: Tensor, t: Tensor) -> Tensor:
         alpha = signal(self.process, t)[:, None, None]
         means = alpha.sqrt() * self.embed(self.language.sentences)[None, ..., 0]  # sequences × sentences × positions
         distance = (x_t[:, None, :, 0] - means).square() / (2 * (1 - alpha))
@@ -245,7 +245,7 @@ def test_frozen_tokens_are_given_and_have_no_cost():
     objective, network = GaussianDiffusion(process, uniform_grid(40) ** 2, clamped=0.0), OnALine(SKEWED, process)
 
     class Given(OnALine):
-        def forward(self, x_t: Tensor, attend: Tensor, t: Tensor) -> Tensor:
+        def forward(self, x_t: Tensor, attention_mask: Tensor, t: Tensor) -> Tensor:
             assert bool((x_t[:, 1] == self.table[1]).all())  # not a bit of noise
             alpha = signal(self.process, t)[:, None]
             joint = self.language.probabilities.view(2, 2)[:, 1].log()
@@ -275,7 +275,7 @@ def test_the_loss_is_the_squared_error_of_a_step_and_the_cost_of_rounding():
     epsilon = noise.normal(x0.example, Purpose.GAUSS, 2, 1)
     alpha = 0.95 * (1 - t)[:, None, None]
     x_t, start = alpha.sqrt() * clean + (1 - alpha).sqrt() * epsilon, 0.95**0.5 * clean + 0.05**0.5 * epsilon
-    squares = (network(x_t, x0.attend, t) - clean).square().sum(dim=(1, 2))
+    squares = (network(x_t, x0.attention_mask, t) - clean).square().sum(dim=(1, 2))
     rounding = -network.log_words(start, x0.editable).gather(1, x0.tokens.view(-1, 1)).view(4, 2).sum(dim=1)
     torch.testing.assert_close(objective.loss(network, x0, noise), squares + rounding)
 
@@ -375,7 +375,7 @@ class Watched:
     def embed(self, tokens):
         return self.network.embed(tokens)
 
-    def __call__(self, x_t, attend, t):
+    def __call__(self, x_t, attention_mask, t):
         self.targets.append(x_t)
         return torch.full_like(x_t, self.guess)
 
@@ -472,11 +472,11 @@ def test_padding_and_other_sequences_do_not_matter(architecture):
     assert isinstance(network, VectorNetwork)
     assert len(network.allowed) == network.backbone.config.vocab_size
     t = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    guess = network(network.embed(x0.tokens), x0.attend, t)
+    guess = network(network.embed(x0.tokens), x0.attention_mask, t)
     assert guess.shape == (3, 9, 16)
     for row in range(3):
         alone = x0.select(torch.tensor([row]))
-        found = network(network.embed(alone.tokens), alone.attend, t[row : row + 1])
+        found = network(network.embed(alone.tokens), alone.attention_mask, t[row : row + 1])
         torch.testing.assert_close(guess[row, : found.shape[1]], found[0], atol=1e-4, rtol=1e-4)
 
 
@@ -490,11 +490,11 @@ def test_a_table_as_wide_as_the_embeddings_of_the_backbone_starts_from_them(arch
     network.down = nn.Linear(32, network.width, bias=False)
     nn.init.eye_(network.down.weight)  # shows the first axes of what leaves the encoder
     x0 = sentences(backbone)
-    bare = backbone.base_model(input_ids=x0.tokens, attention_mask=x0.attend.long()).last_hidden_state
+    bare = backbone.base_model(input_ids=x0.tokens, attention_mask=x0.attention_mask.long()).last_hidden_state
     bare = bare[..., : network.width]
     t = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    found = network(network.embed(x0.tokens), x0.attend, t)
-    torch.testing.assert_close(found[x0.attend], bare[x0.attend], atol=2e-4, rtol=1e-3)
+    found = network(network.embed(x0.tokens), x0.attention_mask, t)
+    torch.testing.assert_close(found[x0.attention_mask], bare[x0.attention_mask], atol=2e-4, rtol=1e-3)
     torch.testing.assert_close(network.up(network.embed(x0.tokens)), words(x0.tokens))
     assert [float(value) for value in torch.std_mean(network.table.detach())] == pytest.approx([1, 0], abs=1e-3)
 
@@ -503,7 +503,9 @@ def test_the_network_is_time_conditioned():
     network, x0 = denoiser(), batch(rows=2)
     nn.init.normal_(network.time.mix[-1].weight)
     with torch.no_grad():
-        early, late = (network(network.embed(x0.tokens), x0.attend, torch.full((2,), t).double()) for t in (0.2, 0.8))
+        early, late = (
+            network(network.embed(x0.tokens), x0.attention_mask, torch.full((2,), t).double()) for t in (0.2, 0.8)
+        )
     assert float((early - late).abs().max()) > 0.01
 
 
@@ -545,7 +547,7 @@ def test_autocast_leaves_the_table_in_full_precision():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(network.log_words(x, x0.editable), words)
             assert torch.equal(network.nearest(x, x0.editable), nearest)
-            guess = network(x, x0.attend, torch.zeros(12))
+            guess = network(x, x0.attention_mask, torch.zeros(12))
     assert not torch.equal(guess, guess.bfloat16().float())  # the last projection was no half-precision one
 
 
@@ -618,7 +620,7 @@ def test_the_loss_averages_squares_over_the_width():
     t = (noise.stratified_uniform(x0) * 16).floor() / 16 + 1 / 16
     with torch.no_grad():
         clean = network.embed(x0.tokens)
-        guess = network(process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attend, t)
+        guess = network(process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attention_mask, t)
         squares = ((guess - clean).square().mean(dim=-1) * x0.editable).sum(dim=1)
         rounding = tested.objective.rounding_nats(network, x0, clean, noise).sum(dim=1)
         torch.testing.assert_close(tested.objective.loss(network, x0, noise), squares.double() + rounding)

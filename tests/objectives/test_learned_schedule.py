@@ -60,7 +60,7 @@ def exact_bound(process: Absorbing, network: nn.Module, language: Language) -> T
     """The bound of each sentence, with gradients for the exponents through the rate and through the noise."""
     x0, (x_t,), t, weight = every_noise(process, language, 1)
     targets = process.targets(x_t)
-    rate = process.rate(x0, x_t, network(x_t.tokens, x_t.attend, t, targets), t)
+    rate = process.rate(x0, x_t, network(x_t.tokens, x_t.attention_mask, t, targets), t)
     nats = weight * per_position(rate, targets).sum(dim=1)
     powers = language.num_words ** torch.arange(language.length - 1, -1, -1)
     return torch.zeros(len(language.sentences), dtype=torch.float64).index_add(0, x0 @ powers, nats)
@@ -106,7 +106,7 @@ def test_learned_exponents_act_as_fixed_ones_of_the_same_values():
     process, network = learned(RANDOM, [0.8, 1.7, 6.0, 1.0]), Table(RANDOM, seed=1)
     fixed = Absorbing(Power(), RANDOM.mask_id, TokenInformation(process.information.detach(), 1.0))
     x0, (x_t,), t, _ = every_noise(process, RANDOM, 1)
-    log_f = network(x_t.tokens, x_t.attend, t, process.targets(x_t))
+    log_f = network(x_t.tokens, x_t.attention_mask, t, process.targets(x_t))
     for other in (fixed, process.fixed()):
         assert not other.survival(x_t, t).requires_grad
         assert torch.equal(process.survival(x_t, t), other.survival(x_t, t))
@@ -131,7 +131,7 @@ def test_gradients_are_finite_at_both_ends_and_for_tokens_that_cannot_be_masked_
     if verb == "loss":
         loss = LearnedSchedule(process).paired_nats(network, tokens, x_t, x_t, t)
     else:
-        log_f = network(x_t.tokens, x_t.attend, t, masked)
+        log_f = network(x_t.tokens, x_t.attention_mask, t, masked)
         times = (t,) if verb == "rate" else (torch.zeros_like(t), t)
         loss = getattr(process, verb)(tokens, x_t, log_f, *times)
     assert bool(torch.isfinite(loss).all())
@@ -200,7 +200,8 @@ def test_without_the_score_term_the_gradient_of_the_exponents_is_wrong():
     process, network = learned(SKEWED, [0.8, 2.0, 1.0]), Table(SKEWED, seed=2)
     x0, (x_t,), t, weight = every_noise(process, SKEWED, 1)
     targets = process.targets(x_t)
-    rate = per_position(process.rate(x0, x_t, network(x_t.tokens, x_t.attend, t, targets), t), targets).sum(dim=1)
+    log_f = network(x_t.tokens, x_t.attention_mask, t, targets)
+    rate = per_position(process.rate(x0, x_t, log_f, t), targets).sum(dim=1)
     pathwise = (SKEWED.probabilities[x0 @ torch.tensor([2, 1])] * weight.detach() * rate).sum()
     right = gradients(expected(SKEWED, exact_bound(process, network, SKEWED)), process, network)
     wrong = gradients(pathwise, process, network)
@@ -213,7 +214,7 @@ def test_the_score_must_be_that_of_the_sequence_and_not_of_the_position():
     process, network = learned(SKEWED, [0.8, 2.0, 1.0]), Table(SKEWED, seed=2)
     x0, (x_t,), t, weight = every_noise(process, SKEWED, 1)
     targets = process.targets(x_t)
-    rate = per_position(process.rate(x0, x_t, network(x_t.tokens, x_t.attend, t, targets), t), targets)
+    rate = per_position(process.rate(x0, x_t, network(x_t.tokens, x_t.attention_mask, t, targets), t), targets)
     alpha = process.survival(replace(x_t, tokens=x0), t)
     log_q = torch.where(targets, 1 - alpha, alpha).log()
     probability = SKEWED.probabilities[x0 @ torch.tensor([2, 1])] * weight.detach()
@@ -251,7 +252,7 @@ class Neighbours(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.randn(num_words + 1, num_words, dtype=torch.float64))
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         logits = (self.logits[tokens.roll(1, dims=1)] + self.logits[tokens.roll(-1, dims=1)])[targets]
         return nn.functional.pad(logits.log_softmax(dim=-1), (0, 1), value=-torch.inf)
 
@@ -343,7 +344,7 @@ class Reader(nn.Module):
         shape = (language.length, language.vocabulary, language.num_words)
         self.logits = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         left = nn.functional.pad(tokens, (1, 0), value=self.mask_id)[:, :-1]
         log_f = self.logits[torch.arange(tokens.shape[1]), left].log_softmax(dim=-1)
         return nn.functional.pad(log_f, (0, 1), value=-torch.inf)[targets]

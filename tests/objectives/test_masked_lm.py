@@ -25,15 +25,15 @@ def allowed() -> Tensor:
 def sentences(rows: int = 2000, length: int = 50) -> Batch:
     """`[CLS] prompt tokens … [SEP]`, a third of the sequences padded."""
     tokens = torch.randint(SPECIAL, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
-    attend = torch.ones_like(tokens, dtype=torch.bool)
-    attend[::3, length // 2 :] = False
+    attention_mask = torch.ones_like(tokens, dtype=torch.bool)
+    attention_mask[::3, length // 2 :] = False
     tokens[:, 0] = CLS
     tokens[:, -1] = SEP
-    tokens[~attend] = 0
-    editable = attend.clone()
+    tokens[~attention_mask] = 0
+    editable = attention_mask.clone()
     editable[:, :4] = False
     editable[:, -1] = False
-    return Batch.of(tokens, editable, attend)
+    return Batch.of(tokens, editable, attention_mask)
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Uniform:
 
     targets: dict[str, Tensor] = field(default_factory=dict)
 
-    def __call__(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-        self.targets = {"tokens": tokens, "attend": attend, "t": t, "positions": targets}
+    def __call__(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        self.targets = {"tokens": tokens, "attention_mask": attention_mask, "t": t, "positions": targets}
         log_f = torch.full((int(targets.sum()), VOCABULARY), -math.log(NUM_WORDS), dtype=torch.float64)
         return log_f.masked_fill(~allowed(), -torch.inf)
 
@@ -59,7 +59,7 @@ def test_the_rate_is_the_share_of_editable_positions_that_are_selected(rate, ver
     error = math.sqrt(rate * (1 - rate) / count)
     assert float(chosen.sum()) / count == pytest.approx(rate, abs=4 * error)
     assert torch.equal(network.targets["t"], torch.full((len(batch.tokens),), rate, dtype=torch.float64))
-    assert torch.equal(network.targets["attend"], batch.attend)
+    assert torch.equal(network.targets["attention_mask"], batch.attention_mask)
 
 
 def test_of_the_selected_tokens_80_percent_are_masked_10_replaced_10_kept():
@@ -112,8 +112,8 @@ def test_only_selected_tokens_have_a_cost():
     batch, network = sentences(rows=50), Uniform()
     objective = MaskedLM(MASK, allowed())
 
-    def skewed(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-        network(tokens, attend, t, targets)
+    def skewed(tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        network(tokens, attention_mask, t, targets)
         return torch.arange(VOCABULARY).double().expand(int(targets.sum()), -1)
 
     values = objective.loss(skewed, batch, Noise(0))

@@ -118,7 +118,7 @@ def test_sequences_of_different_lengths_have_their_own_distributions():
     editable = torch.cat([editable, torch.zeros(1, 8, dtype=torch.bool)])  # and a row with nothing to write
     targets = []
 
-    def network(tokens: Tensor, attend: Tensor, t: Tensor, masked: Tensor) -> Tensor:
+    def network(tokens: Tensor, attention_mask: Tensor, t: Tensor, masked: Tensor) -> Tensor:
         targets.append(masked.sum(dim=1))
         return torch.zeros(int(masked.sum()), 3).double().log_softmax(dim=-1)
 
@@ -173,7 +173,9 @@ def test_a_balanced_round_is_unbiased_at_every_position(monkeypatch, objective, 
         if not any(mask):
             continue
         masked = torch.tensor(mask).expand_as(x0.tokens)
-        log_f = network(x0.tokens.masked_fill(masked, LONGER.mask_id), x0.attend, x0.fraction_of(masked), masked)
+        log_f = network(
+            x0.tokens.masked_fill(masked, LONGER.mask_id), x0.attention_mask, x0.fraction_of(masked), masked
+        )
         k = sum(mask)
         expected += law[k - 1] * n / k / math.comb(n, k) * nats_of(log_f, x0.tokens, masked)
     nodes = torch.linspace(0, 1, 2001, dtype=torch.float64)[:-1] + 1 / 4000  # of the levels, within each stratum
@@ -202,7 +204,7 @@ def _share(cumulative: Tensor, level: int, low: float, high: float) -> float:
 def test_a_round_masks_every_position_in_every_stratum(length):
     asked = []
 
-    def network(tokens: Tensor, attend: Tensor, t: Tensor, masked: Tensor) -> Tensor:
+    def network(tokens: Tensor, attention_mask: Tensor, t: Tensor, masked: Tensor) -> Tensor:
         asked.append(masked)
         return torch.zeros(int(masked.sum()), 3).double().log_softmax(dim=-1)
 

@@ -64,7 +64,7 @@ def transition(network: nn.Module, language: Language, positions: tuple[int, ...
 def all_answers(network: nn.Module, language: Language) -> Tensor:
     batch = language.batch()
     t = torch.ones(len(batch.tokens), dtype=torch.float64)
-    return network(batch.tokens, batch.attend, t, batch.editable).view(*batch.tokens.shape, -1)
+    return network(batch.tokens, batch.attention_mask, t, batch.editable).view(*batch.tokens.shape, -1)
 
 
 def expected_loss(network: nn.Module, language: Language, share: float, unrolls: int) -> Tensor:
@@ -103,8 +103,8 @@ class Seen(nn.Module):
         super().__init__()
         self.questions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-        self.questions.append((tokens, attend, t, targets))
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        self.questions.append((tokens, attention_mask, t, targets))
         log_f = torch.zeros(int(targets.sum()), NUM_TOKENIZER_IDS, dtype=torch.float64)
         return log_f.masked_fill(~tokenizer_allowed(), -torch.inf).log_softmax(dim=-1)
 
@@ -112,21 +112,21 @@ class Seen(nn.Module):
 def texts(rows: int = 2000) -> Batch:
     """`[CLS] prompt tokens …`, a third of the sequences padded."""
     tokens = torch.randint(NUM_SPECIAL, NUM_TOKENIZER_IDS, (rows, 20), generator=torch.Generator().manual_seed(1))
-    attend = torch.ones_like(tokens, dtype=torch.bool)
-    attend[::3, 12:] = False
-    tokens[:, 0], tokens[~attend] = CLS, 0
-    editable = attend.clone()
+    attention_mask = torch.ones_like(tokens, dtype=torch.bool)
+    attention_mask[::3, 12:] = False
+    tokens[:, 0], tokens[~attention_mask] = CLS, 0
+    editable = attention_mask.clone()
     editable[:, :3] = False
-    return Batch.of(tokens, editable, attend)
+    return Batch.of(tokens, editable, attention_mask)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.7])
 def test_a_share_of_tokens_is_replaced_by_uniform_ones(share):
     batch, network = at_share(texts(), share), Seen()
     Sundae(tokenizer_allowed()).loss(network, batch, Noise(0))
-    tokens, attend, t, targets = network.questions[0]
+    tokens, attention_mask, t, targets = network.questions[0]
     assert torch.equal(targets, batch.editable)
-    assert torch.equal(attend, batch.attend)
+    assert torch.equal(attention_mask, batch.attention_mask)
     assert bool((t == 1).all())
     assert torch.equal(tokens[~batch.editable], batch.tokens[~batch.editable])
     changed = (tokens != batch.tokens)[batch.editable]
@@ -365,7 +365,7 @@ def likeliest_texts(network: nn.Module, canvas: Batch, start: Tensor, steps: int
     tokens, texts = start, [start]
     for _ in range(steps):
         t = torch.ones(len(tokens), dtype=torch.float64)
-        log_f = network(tokens, canvas.attend, t, canvas.editable)
+        log_f = network(tokens, canvas.attention_mask, t, canvas.editable)
         tokens = tokens.masked_scatter(canvas.editable, log_f.argmax(dim=-1))
         texts.append(tokens)
     return texts

@@ -138,10 +138,10 @@ def test_calls_count_the_queries_per_sequence(make, bert, canvas):
 def test_every_query_has_targets_and_a_time_in_range(make, bert, canvas):
     spy = Spy(bert)
     list(make(None).sample(spy, canvas, seed=0))
-    for tokens, attend, t, targets in spy.questions:
+    for tokens, attention_mask, t, targets in spy.questions:
         assert bool(targets.any(dim=1).all())
         assert bool((tokens[targets] == MASK).all())
-        assert not bool((targets & ~attend).any())
+        assert not bool((targets & ~attention_mask).any())
         assert bool(((t > 0) & (t <= 1)).all())
 
 
@@ -251,7 +251,7 @@ class Certain(nn.Module):
         self.certainties = certainties
         self.times: list[float] = []
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         certainty = torch.tensor(self.certainties[min(len(self.times), len(self.certainties) - 1)]).double()
         self.times.append(float(t[0]))
         p = ((1 - certainty) / (NUM_TOKENIZER_IDS - NUM_SPECIAL - 1))[:, None] * tokenizer_allowed()
@@ -269,7 +269,7 @@ class Fixed(nn.Module):
         for position, distribution in enumerate(distributions):
             self.p[position, list(distribution)] = torch.tensor(list(distribution.values()), dtype=torch.float64)
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         return self.p.log().expand(len(tokens), *self.p.shape)[targets]
 
 
@@ -483,7 +483,7 @@ def transition(process: Absorbing, network: nn.Module, language: Language, s: fl
     again = sigma(alpha_s, alpha_t)
     batch = language.batch(states)
     everywhere = torch.ones_like(batch.editable)
-    p = network(states, batch.attend, times[1].expand(len(states)), everywhere).detach().exp() * (1 - alpha_t)
+    p = network(states, batch.attention_mask, times[1].expand(len(states)), everywhere).detach().exp() * (1 - alpha_t)
     p = (p / p.sum(dim=-1, keepdim=True)).view(*states.shape, vocabulary)
     fraction = (alpha_s - (1 - again) * alpha_t) / (1 - alpha_t).clamp(min=1e-300)
     written = p * fraction
@@ -652,7 +652,7 @@ def test_renoising_works_for_uniform_noise():
     language = Language(3, 1, word[:3])
 
     class BestUnderUniform(nn.Module):
-        def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
             same = nn.functional.one_hot(tokens[targets], 4).double()
             return (word * ((1 - t)[:, None] * same + t[:, None] / 3)).log().log_softmax(dim=-1)
 
@@ -684,7 +684,7 @@ def test_blocks_share_the_time_between_them(bert):
 class Words(nn.Module):
     """Gives all of tokens 100 to 199 the same probability."""
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         return (
             torch.full((int(targets.sum()), 200), -torch.inf).index_fill(1, torch.arange(100, 200), 0.0).log_softmax(1)
         )
@@ -733,9 +733,9 @@ def test_a_window_shows_the_sequence_around_the_block_and_never_more(canvas, siz
     assert not bool((states[-1].tokens == MASK).any())
     assert bool((states[-1].tokens[canvas.editable] >= 100).all())
     assert torch.equal(states[-1].tokens[~canvas.editable], canvas.tokens[~canvas.editable])
-    for tokens, attend, _, targets in spy.questions:
+    for tokens, attention_mask, _, targets in spy.questions:
         assert tokens.shape == (1, min(window, 60))
-        assert bool(attend.all())
+        assert bool(attention_mask.all())
         assert int(targets.sum()) <= size
         assert tokens[0, [0, -1]].tolist() == [CLS, SEP]
         assert int((tokens[0] == MASK).nonzero().min()) == int(targets[0].nonzero().min())  # all before it is unmasked
@@ -765,9 +765,9 @@ def test_a_window_generates_longer_sequences_than_the_network_reads(bert):
     *_, last = sampler.sample(spy, batch, seed=0)
     assert bool(tokenizer_allowed()[last.tokens[batch.editable]].all())
     assert last.calls.tolist() == [36, 20, 10]  # 9, 5 and 3 blocks; the last of each has 4, 6 and 2 positions
-    for tokens, attend, *_ in spy.questions:
+    for tokens, attention_mask, *_ in spy.questions:
         assert tokens.shape[1] <= 24
-        ends = tokens.gather(1, attend.sum(dim=1, keepdim=True) - 1)
+        ends = tokens.gather(1, attention_mask.sum(dim=1, keepdim=True) - 1)
         assert set(ends.flatten().tolist()) == {SEP}
         assert set(tokens[:, 0].tolist()) == {CLS}
     for row in range(3):
@@ -790,7 +790,7 @@ def test_blocks_at_the_same_positions_of_the_window_draw_different_tokens():
 def test_sequences_without_special_tokens_are_generated_to_their_ends():
     tokens = torch.full((2, 30), MASK)
     editable = torch.arange(30) < torch.tensor([30, 11])[:, None]
-    canvas = Batch.of(tokens, editable, attend=editable)
+    canvas = Batch.of(tokens, editable, attention_mask=editable)
     spy = Spy(Words())
     *_, last = drawing(Blocks(5, Ancestral()), LINEAR, steps=2, max_length=8).sample(spy, canvas, seed=0)
     assert bool((last.tokens[editable] >= 100).all())

@@ -63,7 +63,7 @@ def exact_shaped(process: Absorbing, network: nn.Module, warper: LogitsWarper | 
     targets = process.targets(batch)
     for s, t in reversed(list(itertools.pairwise(grid))):
         rows = len(states)
-        log_f = network(states, batch.attend, t.expand(rows), targets)
+        log_f = network(states, batch.attention_mask, t.expand(rows), targets)
         steps = nn.functional.one_hot(states, LANGUAGE.vocabulary).double()
         steps[targets] = process.reverse(batch, log_f, s.expand(rows), t.expand(rows), warper).exp()
         mass = mass @ torch.stack([steps[:, position, states[:, position]] for position in range(3)]).prod(dim=0)
@@ -259,13 +259,13 @@ class Watched(nn.Module):
         super().__init__()
         self.network, self.rows, self.times, self.positions = network, [], [], []
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         assert bool(targets.any(dim=1).all())  # no sequence without a target
         assert bool((tokens[targets] == MASK).all())
         self.rows.append(len(tokens))
         self.times += t.tolist()
         self.positions += targets.sum(dim=1).tolist()
-        return self.network(tokens, attend, t, targets)
+        return self.network(tokens, attention_mask, t, targets)
 
 
 def tiny_bert(time_aware: bool = False) -> Denoiser:
@@ -282,7 +282,7 @@ def canvas_of(rows: int, length: int = 9) -> Batch:
     editable = (position > 0) & (position < lengths - 1)
     editable[4::5] = False
     editable[2::3, 2] = False
-    return Batch.of(tokens, editable, attend=position < lengths)
+    return Batch.of(tokens, editable, attention_mask=position < lengths)
 
 
 INFORMATION = TokenInformation.from_counts(
@@ -483,7 +483,7 @@ def test_all_tensors_are_made_on_the_device_of_the_canvas(make):
         ~nn.functional.pad(tokenizer_allowed(), (0, VOCAB_SIZE - NUM_TOKENIZER_IDS)), -torch.inf
     )
 
-    def network(tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+    def network(tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
         return table[tokens.sum(dim=1) % VOCAB_SIZE].log_softmax(dim=-1)[sequence_index(targets)]
 
     canvas, sampler = canvas_of(6), make(uniform_grid(20))

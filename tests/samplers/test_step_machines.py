@@ -69,15 +69,15 @@ def canvas_of(length: int, rows: int = 2, name: int = 0) -> Batch:
     tokens[:, 0], tokens[:, 3] = CLS, 20
     tokens[position == end], tokens[position > end] = SEP, 0
     editable = (position > 0) & (position < end) & (position != 3)
-    batch = Batch.of(tokens, editable, attend=position <= end)
+    batch = Batch.of(tokens, editable, attention_mask=position <= end)
     return replace(batch, example=torch.arange(rows) + name)
 
 
 class Deterministic(nn.Module):
     """A network whose answer depends on tokens, time and position, and not on padding."""
 
-    def forward(self, tokens: Tensor, attend: Tensor, t: Tensor, targets: Tensor) -> Tensor:
-        key = (tokens * attend * (1 + torch.arange(tokens.shape[1]))).sum(dim=1)
+    def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+        key = (tokens * attention_mask * (1 + torch.arange(tokens.shape[1]))).sum(dim=1)
         sequence, position = targets.nonzero().unbind(dim=1)
         token = torch.arange(VOCAB_SIZE)
         phase = 0.7 * key[sequence] + 3 * t[sequence] + 1.3 * position
@@ -174,9 +174,9 @@ def test_queries_of_one_sampler_are_padded_and_answers_split():
     assert short is not None
     assert long is not None
     joined = concatenate_queries([short, long])
-    assert joined.tokens.shape == joined.attend.shape == joined.targets.shape == (5, 9)
+    assert joined.tokens.shape == joined.attention_mask.shape == joined.targets.shape == (5, 9)
     assert joined.t.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
-    assert not bool(joined.attend[:2, 6:].any() | joined.targets[:2, 6:].any())
+    assert not bool(joined.attention_mask[:2, 6:].any() | joined.targets[:2, 6:].any())
     parts = split_answer(joined.run(Deterministic()), [short, long])
     for query, part in zip((short, long), parts, strict=True):
         torch.testing.assert_close(part, query.run(Deterministic()), rtol=0, atol=0)

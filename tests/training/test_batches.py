@@ -103,7 +103,7 @@ def test_every_sequence_is_in_one_part_and_other_parts_have_no_targets():
         else:
             assert int(part.num_tokens) == 0
             assert len(part.tokens) == 1
-            assert bool(part.attend.any())
+            assert bool(part.attention_mask.any())
     assert sorted(found) == list(range(10, 15))
     assert tokens == int(batch.num_tokens)
 

@@ -41,18 +41,18 @@ class Sentences:
     def batch(self, indices: Sequence[int]) -> Batch:
         """Makes a batch in which all tokens but special ones are editable."""
         picked = batch_of(self.vocabulary, [self.sequences[index] for index in indices])
-        editable = picked.attend & ~self.vocabulary.special[picked.tokens]
+        editable = picked.attention_mask & ~self.vocabulary.special[picked.tokens]
         return replace(picked, editable=editable, example=torch.tensor(indices))
 
 
 def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batch:
     """Pads sequences on the right to one batch without editable positions."""
     tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), vocabulary.pad_id)
-    attend = torch.zeros_like(tokens, dtype=torch.bool)
+    attention_mask = torch.zeros_like(tokens, dtype=torch.bool)
     for index, sequence in enumerate(sequences):
         tokens[index, : len(sequence)] = torch.tensor(sequence)
-        attend[index, : len(sequence)] = True
-    return Batch.of(tokens, torch.zeros_like(attend), attend)
+        attention_mask[index, : len(sequence)] = True
+    return Batch.of(tokens, torch.zeros_like(attention_mask), attention_mask)
 
 
 def drawn_lengths(histogram: Tensor, num_sequences: int, seed: int, shortest: int = 1) -> list[int]:

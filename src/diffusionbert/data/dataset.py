@@ -70,14 +70,14 @@ class Encoded:
         chosen = np.asarray(indices, dtype=np.int64)
         starts, ends = self.offsets[chosen, None], self.offsets[chosen + 1, None]
         flat = starts + np.arange((ends - starts).max())
-        attend = torch.from_numpy(flat < ends)
+        attention_mask = torch.from_numpy(flat < ends)
         flat = np.minimum(flat, len(self.tokens) - 1)
-        tokens = torch.from_numpy(self.tokens[flat].astype(np.int64)).masked_fill(~attend, self.pad_id)
-        special = self.special[tokens] & attend
+        tokens = torch.from_numpy(self.tokens[flat].astype(np.int64)).masked_fill(~attention_mask, self.pad_id)
+        special = self.special[tokens] & attention_mask
         num_following = special.flip(1).cumsum(1).flip(1)  # special tokens from here on
-        editable = attend & ~special & (num_following == 1)
+        editable = attention_mask & ~special & (num_following == 1)
         strata = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(len(chosen), 2)
-        return Batch(tokens, attend, editable, torch.from_numpy(chosen), strata)
+        return Batch(tokens, attention_mask, editable, torch.from_numpy(chosen), strata)
 
 
 def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, cache: Path, *, max_length: int = 128) -> Encoded:

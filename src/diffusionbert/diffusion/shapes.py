@@ -61,21 +61,21 @@ class Batch:
     """
 
     tokens: Tokens
-    attend: PositionMask  # the attention mask: all positions but padding, which is at the end of a sequence
+    attention_mask: PositionMask  # all positions but padding, which is at the end of a sequence
     editable: PositionMask
     example: Keys  # the key of each sequence's random numbers, which do not depend on its index in the batch
     strata: Strata  # the stratum (low, high) from which a sequence draws its time, modulo 1; see `Noise.stratify`
 
     @classmethod
-    def of(cls, tokens: Tokens, editable: PositionMask, attend: PositionMask | None = None) -> Batch:
+    def of(cls, tokens: Tokens, editable: PositionMask, attention_mask: PositionMask | None = None) -> Batch:
         """Makes a batch of examples 0, 1, …, each drawing its time from all of (0, 1).
 
         Two such batches draw the same noise; set other `example` keys where that matters.
         """
         size, device = tokens.shape[0], tokens.device
-        attend = torch.ones_like(editable) if attend is None else attend
+        attention_mask = torch.ones_like(editable) if attention_mask is None else attention_mask
         strata = torch.tensor([0.0, 1.0], dtype=torch.float64, device=device).expand(size, 2)
-        return cls(tokens, attend, editable, torch.arange(size, device=device), strata)
+        return cls(tokens, attention_mask, editable, torch.arange(size, device=device), strata)
 
     @property
     def num_tokens(self) -> Tensor:
@@ -92,9 +92,11 @@ class Batch:
 
     def select(self, index: Tensor) -> Batch:
         """Selects sequences and removes the padding that all of them share."""
-        length = int(self.attend[index].any(dim=0).nonzero().max()) + 1 if len(index) else 0
-        tokens, attend, editable = (values[index, :length] for values in (self.tokens, self.attend, self.editable))
-        return Batch(tokens, attend, editable, self.example[index], self.strata[index])
+        length = int(self.attention_mask[index].any(dim=0).nonzero().max()) + 1 if len(index) else 0
+        tokens, attention_mask, editable = (
+            values[index, :length] for values in (self.tokens, self.attention_mask, self.editable)
+        )
+        return Batch(tokens, attention_mask, editable, self.example[index], self.strata[index])
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(_moved(getattr(self, field.name), torch.device(device)) for field in fields(self)))

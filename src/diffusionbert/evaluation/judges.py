@@ -159,14 +159,14 @@ class Judge:
         device = self.model.device
         lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
         positions = torch.arange(int(lengths.max()), device=device)
-        attend = positions < lengths[:, None]
-        tokens = torch.zeros(attend.shape, dtype=torch.long, device=device)
-        tokens[attend] = torch.tensor([token for sequence in sequences for token in sequence], device=device)
-        output = self.model(tokens, attention_mask=attend.long(), output_hidden_states=True, use_cache=False)
+        attention_mask = positions < lengths[:, None]
+        tokens = torch.zeros(attention_mask.shape, dtype=torch.long, device=device)
+        tokens[attention_mask] = torch.tensor([token for sequence in sequences for token in sequence], device=device)
+        output = self.model(tokens, attention_mask=attention_mask.long(), output_hidden_states=True, use_cache=False)
         logits: Tensor = output.logits[:, :-1].float()
         nats = functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
         last = output.hidden_states[-1][torch.arange(len(sequences), device=device), lengths - 1]
-        sums: Numbers = (nats.double() * attend[:, 1:]).sum(dim=1).cpu().numpy()
+        sums: Numbers = (nats.double() * attention_mask[:, 1:]).sum(dim=1).cpu().numpy()
         return sums, last.float().cpu().numpy()
 
 

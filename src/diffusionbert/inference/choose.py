@@ -143,10 +143,10 @@ def _weighed(
 def _batch(engine: Engine, rows: Sequence[_Fitted]) -> tuple[Batch, PositionMask]:
     """The rows, whose options are editable, and the positions of their text."""
     batch = batch_of(engine.vocabulary, [row.tokens for row in rows])
-    editable = torch.zeros_like(batch.attend)
+    editable = torch.zeros_like(batch.attention_mask)
     for index, row in enumerate(rows):
         editable[index, : len(row.is_option)] = torch.tensor(row.is_option)
-    text = editable | (batch.attend & ~engine.vocabulary.special[batch.tokens])
+    text = editable | (batch.attention_mask & ~engine.vocabulary.special[batch.tokens])
     return replace(batch, editable=editable).to(engine.device), text.to(engine.device)
 
 

@@ -107,9 +107,9 @@ class Constrained(nn.Module):
                     "drop one of the two"
                 )
 
-    def forward(self, tokens: Tokens, attend: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
+    def forward(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
         """log f'(v | x_t) at the target positions, over the tokens that break no rule."""
-        return self.constrain(tokens, targets, unwrapped(self)[0](tokens, attend, t, targets))
+        return self.constrain(tokens, targets, unwrapped(self)[0](tokens, attention_mask, t, targets))
 
     def constrain(self, tokens: Tokens, targets: PositionMask, log_probs: TargetLogProbs) -> TargetLogProbs:
         """Constrains a network's answer to a query, so that several requests can share one forward pass.
@@ -286,7 +286,7 @@ def _windows(columns: Sequence[Tensor]) -> Tensor:
 def _scores(network: Network, canvas: Batch, word: Word) -> PerPosition:
     """Σ_j log f(w_j at position i + j) for each start i; meaningless where a position is not editable."""
     t = torch.ones(len(canvas.tokens), dtype=torch.float64, device=canvas.tokens.device)
-    log_f = network(canvas.tokens, canvas.attend, t, canvas.editable)
+    log_f = network(canvas.tokens, canvas.attention_mask, t, canvas.editable)
     return _windows([per_position(log_f[:, token].double(), canvas.editable) for token in word]).sum(dim=-1)
 
 

@@ -165,7 +165,7 @@ class _Gaps:
             torch.tensor([number for number, request in enumerate(requests) for _ in request], device=tokens.device),
             Batch(
                 tokens,
-                padded([gap.canvas.attend for gap in gaps]),
+                padded([gap.canvas.attention_mask for gap in gaps]),
                 editable,
                 torch.cat([gap.canvas.example for gap in gaps]),
                 torch.cat([gap.canvas.strata for gap in gaps]),
@@ -224,7 +224,7 @@ class _Search:
         x0 = replace(x0, tokens=found.tokens[:, : x0.tokens.shape[1]])
         nats = length_nats[found.gap] + self.network.nats(x0, self.seed, self.budget)
         results: list[list[TokenFilling]] = [[] for _ in range(int(request.max()) + 1)]
-        lengths, number = canvas.attend.sum(dim=1).tolist(), request.tolist()
+        lengths, number = canvas.attention_mask.sum(dim=1).tolist(), request.tolist()
         for index in nats.argsort(stable=True).tolist():
             gap = int(found.gap[index])
             tokens = found.tokens[index, : lengths[gap]]
@@ -303,9 +303,9 @@ class _Search:
             Positions [states, number], and log f [states, number, V].
         """
         masked = self.gaps.canvas.editable[states.gap] & (states.tokens == self.network.mask_id)
-        attend = self.gaps.canvas.attend[states.gap]
+        attention_mask = self.gaps.canvas.attention_mask[states.gap]
         order, parts = [], []
-        for rows, log_f in self.network(states.tokens, attend, masked):
+        for rows, log_f in self.network(states.tokens, attention_mask, masked):
             row, position = masked[rows].nonzero().unbind(dim=1)
             allowed = self.allowed(log_f, states.gap[rows][row], position)
             confidence = allowed.new_full(masked[rows].shape, -torch.inf)

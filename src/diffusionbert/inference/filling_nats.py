@@ -114,13 +114,13 @@ class BatchedNetwork:
     tokens_per_call: int
 
     def __call__(
-        self, tokens: Tokens, attend: PositionMask, targets: PositionMask
+        self, tokens: Tokens, attention_mask: PositionMask, targets: PositionMask
     ) -> Iterator[tuple[Tensor, TargetLogProbs]]:
         """For each batch, the indices of its sequences and the answer; sequences of similar length share a batch."""
-        lengths, order = attend.sum(dim=1).sort(stable=True)
+        lengths, order = attention_mask.sum(dim=1).sort(stable=True)
         for rows in torch.split(order, batch_sizes(lengths.tolist(), self.tokens_per_call)):
-            length = int(attend[rows].sum(dim=1).max())
-            part, seen = tokens[rows, :length], attend[rows, :length]
+            length = int(attention_mask[rows].sum(dim=1).max())
+            part, seen = tokens[rows, :length], attention_mask[rows, :length]
             masked = (part == self.mask_id) & seen
             counted = seen if self.special is None else seen & (masked | ~self.special.to(part.device)[part])
             t = masked.sum(dim=1).double() / counted.sum(dim=1).clamp(min=1)
@@ -138,16 +138,20 @@ class BatchedNetwork:
             return nats
         sequence, masked, weight = (torch.cat(parts) for parts in zip(*queries, strict=True))
         x_t, targets = x0.tokens[sequence].masked_fill(masked, self.mask_id), weight > 0
-        log_f = self.log_prob_at(x0.tokens[sequence], x_t, x0.attend[sequence], targets)
+        log_f = self.log_prob_at(x0.tokens[sequence], x_t, x0.attention_mask[sequence], targets)
         return nats.index_add_(0, sequence[sequence_index(targets)], -log_f * weight[targets])
 
-    def log_prob_at(self, x0: Tokens, x_t: Tokens, attend: PositionMask, targets: PositionMask) -> Tensor:
+    def log_prob_at(self, x0: Tokens, x_t: Tokens, attention_mask: PositionMask, targets: PositionMask) -> Tensor:
         """log f(x0 | x_t) at the target positions; equal queries, which fillings often share, are made once."""
         length = targets.shape[1]
-        unique, query = torch.unique(torch.cat([x_t, attend, targets], dim=1), dim=0, return_inverse=True)
-        x_t, attend, asked = unique[:, :length], unique[:, length : 2 * length].bool(), unique[:, 2 * length :].bool()
+        unique, query = torch.unique(torch.cat([x_t, attention_mask, targets], dim=1), dim=0, return_inverse=True)
+        x_t, attention_mask, asked = (
+            unique[:, :length],
+            unique[:, length : 2 * length].bool(),
+            unique[:, 2 * length :].bool(),
+        )
         log_f = torch.zeros(targets.shape, dtype=torch.float64, device=x0.device)
-        for rows, answers in self(x_t, attend, asked):
+        for rows, answers in self(x_t, attention_mask, asked):
             row_of = torch.full((len(unique),), -1, device=x0.device)
             row_of[rows] = torch.arange(len(rows), device=x0.device)
             number = (asked[rows].flatten().cumsum(0) - 1).view(len(rows), -1)  # index of a position in `answers`

@@ -150,7 +150,7 @@ class _Plan:
         _require_length(min(lengths), given, self.task.prompt)
         sequences = {length: self.text.continued(length - given).tokens for length in set(lengths)}
         canvas = batch_of(self.engine.vocabulary, [sequences[length] for length in lengths])
-        return replace(canvas, editable=canvas.attend & (canvas.tokens == self.engine.vocabulary.mask_id))
+        return replace(canvas, editable=canvas.attention_mask & (canvas.tokens == self.engine.vocabulary.mask_id))
 
     def _require_space(self, positions: int) -> None:
         """Raises ValueError if sequences of so many positions cannot be generated, before they take memory."""

@@ -122,7 +122,7 @@ def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[
         with torch.no_grad():
             t = canvas.fraction_of(canvas.editable)
             network: Any = engine.network
-            log_f = network(canvas.tokens, canvas.attend, t, canvas.editable)
+            log_f = network(canvas.tokens, canvas.attention_mask, t, canvas.editable)
         log_p = LogitsWarper(forbidden=engine.statistics.never_sampled)(log_f)
         rules: Constrained = constrained_network(
             engine, Task(), word_starts=shown.word_starts, word_continuations=shown.word_continuations

@@ -242,7 +242,7 @@ class _Windows:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         batch = batch_of(self.vocabulary, [self.windows[index].tokens for index in indices])
-        own = batch.attend & ~self.vocabulary.special[batch.tokens]
+        own = batch.attention_mask & ~self.vocabulary.special[batch.tokens]
         given = torch.tensor([self.windows[index].num_given for index in indices])
         example = torch.tensor([self._keys[index] for index in indices])
         return replace(batch, editable=own & (own.cumsum(dim=1) > given[:, None]), example=example)
@@ -436,6 +436,6 @@ def embed(engine: Engine, texts: Sequence[str]) -> Tensor:
     for start in range(0, len(order), at_once):
         batch = sentences.batch(order[start : start + at_once].tolist()).to(engine.device)
         own = batch.editable[..., None]
-        states = network.hidden_states(batch.tokens, batch.attend).double()
+        states = network.hidden_states(batch.tokens, batch.attention_mask).double()
         parts.append((states * own).sum(dim=1) / own.sum(dim=1))
     return torch.cat(parts)[torch.from_numpy(order).argsort()].float()

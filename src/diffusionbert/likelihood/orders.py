@@ -77,7 +77,7 @@ def _left_to_right(network: Network, x0: Batch, num_counted: Counts, mask_id: in
         row, position = states.unbind(dim=1)
         masked, targets = x0.editable[row] & (where >= position[:, None]), where == position[:, None]
         share = masked.sum(dim=1).double() / num_counted[row]
-        log_f = network(x0.tokens[row].masked_fill(masked, mask_id), x0.attend[row], share, targets)
+        log_f = network(x0.tokens[row].masked_fill(masked, mask_id), x0.attention_mask[row], share, targets)
         nats[row, position] = -log_prob_of(log_f, x0.tokens[row, position])
     return nats
 
@@ -93,7 +93,7 @@ def _adaptive(network: Network, x0: Batch, num_counted: Tensor, rows: Tensor, ma
         targets = masked[active, : some.tokens.shape[1]]
         tokens = some.tokens.masked_fill(targets, mask_id)
         share = targets.sum(dim=1).double() / num_counted[rows[active]]
-        log_f = network(tokens, some.attend, share, targets)
+        log_f = network(tokens, some.attention_mask, share, targets)
         best = per_position(_preference(log_f, order), targets).masked_fill(~targets, -torch.inf).argmax(dim=1)
         chosen = torch.arange(targets.shape[1], device=rows.device) == best[:, None]
         nats[active, best] = nats_of(log_f, some.tokens, targets)[chosen]

@@ -24,7 +24,7 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 class Network(Protocol):
     """A network over tokens, as objectives and samplers call it."""
 
-    def __call__(self, tokens: Tokens, attend: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
+    def __call__(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
         """Returns log f(v | x_t) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
 

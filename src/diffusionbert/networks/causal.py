@@ -45,7 +45,7 @@ class KeyValues:
 class CausalNetwork(Protocol):
     """A network that predicts tokens from left to right."""
 
-    def __call__(self, tokens: Tokens, attend: PositionMask, targets: PositionMask) -> TargetLogProbs:
+    def __call__(self, tokens: Tokens, attention_mask: PositionMask, targets: PositionMask) -> TargetLogProbs:
         """Returns log p(v | x_<i) at the N target positions i: a distribution over allowed tokens, −∞ at all others."""
 
     def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[TargetLogProbs, KeyValues]:
@@ -72,9 +72,9 @@ class CausalModel(nn.Module):
         # Models without position embeddings, such as BLOOM, have no limit.
         return int(getattr(self.backbone.config, "max_position_embeddings", sys.maxsize))
 
-    def forward(self, tokens: Tokens, attend: PositionMask, targets: PositionMask) -> TargetLogProbs:
+    def forward(self, tokens: Tokens, attention_mask: PositionMask, targets: PositionMask) -> TargetLogProbs:
         require_length(tokens.shape[1], self.max_length)
-        _require_causal(attend, targets)
+        _require_causal(attention_mask, targets)
         positions = functional.pad(targets[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
         return self.log_probs(tokens, positions, use_cache=False)
 
@@ -97,9 +97,9 @@ class CausalModel(nn.Module):
         return log_probs_at(positions, self.backbone, self._head, lambda model: model(**inputs), self.allowed)
 
 
-def _require_causal(attend: PositionMask, targets: PositionMask) -> None:
+def _require_causal(attention_mask: PositionMask, targets: PositionMask) -> None:
     """Refuses inputs for which a decoder without an attention mask would be wrong."""
-    gaps = attend[:, 1:] & ~attend[:, :-1]
+    gaps = attention_mask[:, 1:] & ~attention_mask[:, :-1]
     first_is_target, has_gaps = torch.stack([targets[:, 0].any(), gaps.any()]).tolist()  # one synchronisation, not two
     if first_is_target:
         raise ValueError(

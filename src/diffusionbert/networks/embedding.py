@@ -39,7 +39,7 @@ class VectorNetwork(Protocol):
     def embed(self, tokens: Tokens) -> Vectors:
         """Returns E(w): the clean vector of each token."""
 
-    def __call__(self, x_t: Vectors, attend: PositionMask, t: Times) -> Vectors:
+    def __call__(self, x_t: Vectors, attention_mask: PositionMask, t: Times) -> Vectors:
         """Returns x̂0: the predicted clean vectors."""
 
     def log_words(self, x: Vectors, targets: PositionMask) -> TargetLogProbs:
@@ -110,12 +110,14 @@ class EmbeddingDenoiser(nn.Module):
     def embed(self, tokens: Tokens) -> Vectors:
         return _full(nn.functional.embedding(tokens, self.table))
 
-    def forward(self, x_t: Vectors, attend: PositionMask, t: Times) -> Vectors:
+    def forward(self, x_t: Vectors, attention_mask: PositionMask, t: Times) -> Vectors:
         require_length(x_t.shape[1], self.max_length)
         inputs = self.up(x_t.to(self.table.dtype)) + self.time(t)[:, None]
         with attention_kernels():
             # Numbers, not booleans: DeBERTa's convolution subtracts the mask from one.
-            output = self.backbone.base_model(inputs_embeds=inputs, attention_mask=attend.long(), return_dict=True)
+            output = self.backbone.base_model(
+                inputs_embeds=inputs, attention_mask=attention_mask.long(), return_dict=True
+            )
         with torch.autocast(x_t.device.type, enabled=False):
             guess: Tensor = self.down(output.last_hidden_state.to(self.table.dtype))
         return _full(guess)

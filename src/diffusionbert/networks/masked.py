@@ -44,18 +44,18 @@ class Denoiser(nn.Module):
     def max_length(self) -> int:
         return self._num_positions - self.conditioning.num_prefix_positions
 
-    def forward(self, tokens: Tokens, attend: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
+    def forward(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
         require_length(tokens.shape[1], self.max_length)
         prefix = targets.new_zeros(len(targets), self.conditioning.num_prefix_positions)
         positions = after_first(targets, prefix).flatten().nonzero().squeeze(1)
-        call = partial(self.conditioning, tokens=tokens, attend=attend, t=t)
+        call = partial(self.conditioning, tokens=tokens, attention_mask=attention_mask, t=t)
         return log_probs_at(positions, self.backbone, self._head, call, self.allowed)
 
-    def hidden_states(self, tokens: Tokens, attend: PositionMask, t: Times | None = None) -> Vectors:
+    def hidden_states(self, tokens: Tokens, attention_mask: PositionMask, t: Times | None = None) -> Vectors:
         """Returns the hidden states of the last layer at every position; t defaults to 0, the time of clean text."""
         require_length(tokens.shape[1], self.max_length)
         if t is None:
             t = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
         with attention_kernels():
-            hidden: Tensor = self.conditioning(self.backbone.base_model, tokens, attend, t).last_hidden_state
+            hidden: Tensor = self.conditioning(self.backbone.base_model, tokens, attention_mask, t).last_hidden_state
         return without_prefix(hidden, self.conditioning.num_prefix_positions)

@@ -69,5 +69,5 @@ class Autoregressive(Objective[CausalNetwork]):
 
     def nats(self, network: CausalNetwork, x0: Batch, noise: Noise) -> PerPosition:
         """-log p of each editable token given those before it; the noise is not used."""
-        log_p = network(x0.tokens, x0.attend, x0.editable)
+        log_p = network(x0.tokens, x0.attention_mask, x0.editable)
         return nats_of(log_p, x0.tokens, x0.editable)

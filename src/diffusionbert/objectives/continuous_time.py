@@ -157,7 +157,7 @@ class LearnedSchedule(Objective[Network]):
 def rate_nats(process: Absorbing, network: Network, x0: Tokens, x_t: Batch, t: Times) -> PerPosition:
     """The integrand of the bound at time t for a given x_t."""
     targets = process.targets(x_t)
-    log_f = network(x_t.tokens, x_t.attend, t, targets)
+    log_f = network(x_t.tokens, x_t.attention_mask, t, targets)
     return per_position(process.rate(x0, x_t, log_f, t), targets)
 
 

@@ -163,7 +163,7 @@ class DiscreteTime(GridObjective[Network]):
     ) -> PerPosition:
         """The term of step (s, t) for a given x_t."""
         targets = self.process.targets(x_t)
-        log_f = network(x_t.tokens, x_t.attend, t, targets)
+        log_f = network(x_t.tokens, x_t.attention_mask, t, targets)
         if self.quantity is Quantity.STRICT:
             nats = self.process.divergence(x0, x_t, log_f, s, t)
         else:

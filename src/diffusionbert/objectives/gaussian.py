@@ -115,7 +115,7 @@ class GaussianDiffusion(GridObjective[VectorNetwork]):
         clean = network.embed(x0.tokens)
         num_steps = len(self.grid) - 1
         t = self.grid[1 + (noise.stratified_uniform(x0) * num_steps).long()]
-        guess = network(self.process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attend, t)
+        guess = network(self.process.corrupt(clean, x0.editable, x0.example, t, noise), x0.attention_mask, t)
         left = self.process.signal(torch.ones_like(t))[:, None] * clean.double().square().mean(dim=-1)
         squares = (clean - guess).double().square().mean(dim=-1) + left
         return (torch.where(x0.editable, squares, 0.0) + self.rounding_nats(network, x0, clean, noise)).sum(dim=1)
@@ -133,7 +133,7 @@ class GaussianDiffusion(GridObjective[VectorNetwork]):
     ) -> PerPosition:
         """The divergence of step (s, t) at one drawn x_t."""
         x_t = self.process.corrupt(clean, x0.editable, x0.example, t, noise)
-        guess = network(x_t, x0.attend, t)
+        guess = network(x_t, x0.attention_mask, t)
         if self.clamped is None:
             is_certain = x0.editable & self.process.tells_words(t, clean.shape[-1], network.allowed.sum())[:, None]
             likely = network.likely(self.process.unscaled(x_t, t), self.process.signal_to_noise(t), is_certain)

@@ -94,7 +94,7 @@ class MaskedLM(Objective[Network]):
         other = (noise.per_position(x0, Purpose.REPLACE) * len(self.allowed_ids)).long()
         masked = x0.tokens.masked_fill(selected & (outcome < 0.8), self.mask_id)
         replaced = torch.where(selected & (outcome >= 0.9), self.allowed_ids[other], masked)
-        log_f = network(replaced, x0.attend, x0.constant_times(self.rate), selected)
+        log_f = network(replaced, x0.attention_mask, x0.constant_times(self.rate), selected)
         return (nats_of(log_f, x0.tokens, selected) / self.rate).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:

@@ -90,7 +90,7 @@ class OrderAgnostic(Objective[Network]):
 def masked_nats(network: Network, x0: Batch, masked: PositionMask, mask_id: int, t: Times | None = None) -> PerPosition:
     """-log f(x0 | unmasked) at the masked positions; t is their share of the editable ones, unless given."""
     t = x0.fraction_of(masked) if t is None else t
-    log_f = network(x0.tokens.masked_fill(masked, mask_id), x0.attend, t, masked)
+    log_f = network(x0.tokens.masked_fill(masked, mask_id), x0.attention_mask, t, masked)
     return nats_of(log_f, x0.tokens, masked)
 
 
@@ -234,7 +234,7 @@ def _balanced_round(
     nats = []
     for rows, targets in zip(torch.split(row, at_once), torch.split(masked, at_once), strict=True):
         tokens, share = x0.tokens[rows], targets.sum(dim=1).double() / x0.editable[rows].sum(dim=1)
-        log_f = network(tokens.masked_fill(targets, mask_id), x0.attend[rows], share, targets)
+        log_f = network(tokens.masked_fill(targets, mask_id), x0.attention_mask[rows], share, targets)
         nats.append(nats_of(log_f, tokens, targets))
     parts = torch.zeros(len(plans), len(_EDGES) - 1, x0.tokens.shape[1], dtype=torch.float64, device=device)
     for index, (plan, drawn) in enumerate(zip(plans, torch.split(torch.cat(nats), list(sizes)), strict=True)):

@@ -90,7 +90,7 @@ class Sundae(Objective[Network]):
 
 def _corrected(network: Network, x0: Batch, x: Batch) -> tuple[Tensor, Tensor]:
     """The cross-entropy of the clean text per sequence when x is given, and the network's log-probabilities."""
-    log_f = network(x.tokens, x.attend, x.constant_times(1.0), x0.editable)
+    log_f = network(x.tokens, x.attention_mask, x.constant_times(1.0), x0.editable)
     return nats_of(log_f, x0.tokens, x0.editable).sum(dim=1), log_f
 
 

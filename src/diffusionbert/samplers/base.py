@@ -90,7 +90,7 @@ class Query:
     """Asks a network on tokens for log f(v | x_t) at the N target positions; the answer is [N, V]."""
 
     tokens: Tokens
-    attend: PositionMask
+    attention_mask: PositionMask
     t: Times
     targets: PositionMask
 
@@ -104,10 +104,10 @@ class Query:
         if not len(sequences):
             return None
         sent = x_t.select(sequences)
-        return cls(sent.tokens, sent.attend, t[sequences], targets[sequences, : sent.tokens.shape[1]])
+        return cls(sent.tokens, sent.attention_mask, t[sequences], targets[sequences, : sent.tokens.shape[1]])
 
     def run(self, network: Network) -> TargetLogProbs:
-        return network(self.tokens, self.attend, self.t, self.targets)
+        return network(self.tokens, self.attention_mask, self.t, self.targets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +115,11 @@ class VectorQuery:
     """Asks a network on word vectors for x̂0; the answer is [B, L, D]."""
 
     vectors: Vectors
-    attend: PositionMask
+    attention_mask: PositionMask
     t: Times
 
     def run(self, network: VectorNetwork) -> Vectors:
-        return network(self.vectors, self.attend, self.t)
+        return network(self.vectors, self.attention_mask, self.t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def concatenate_queries(queries: Sequence[Query]) -> Query:
         return torch.cat([pad(part, (0, length - part.shape[1])) for part in parts])
 
     t = torch.cat([query.t for query in queries])
-    return Query(padded("tokens"), padded("attend"), t, padded("targets"))
+    return Query(padded("tokens"), padded("attention_mask"), t, padded("targets"))
 
 
 def split_answer(answer: TargetLogProbs, queries: Sequence[Query]) -> list[Tensor]:

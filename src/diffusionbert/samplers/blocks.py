@@ -130,7 +130,7 @@ def _before(block: Tensor) -> Tensor:
 
 def _window(x: Batch, max_length: int | None) -> Tensor:
     """The positions of each sequence that the network is shown, from left to right; all if the sequence fits."""
-    width, length = x.tokens.shape[1], x.attend.sum(dim=1)
+    width, length = x.tokens.shape[1], x.attention_mask.sum(dim=1)
     window = width if max_length is None else max_length
     room = window - 2
     position = torch.arange(width, device=length.device).expand_as(x.tokens)
@@ -146,5 +146,7 @@ def _window(x: Batch, max_length: int | None) -> Tensor:
 
 def _view(x: Batch, sequences: TargetIndices, positions: Tensor) -> Batch:
     """Some sequences, and of each some positions."""
-    tokens, attend, editable = (values[sequences].gather(1, positions) for values in (x.tokens, x.attend, x.editable))
-    return Batch(tokens, attend, editable, x.example[sequences], x.strata[sequences])
+    tokens, attention_mask, editable = (
+        values[sequences].gather(1, positions) for values in (x.tokens, x.attention_mask, x.editable)
+    )
+    return Batch(tokens, attention_mask, editable, x.example[sequences], x.strata[sequences])

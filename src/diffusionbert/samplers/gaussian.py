@@ -87,7 +87,7 @@ class GaussianAncestral(Sampler):
         if not len(state.sequences):
             return None
         t = state.part.constant_times(float(state.context.grid[state.num_left]))
-        return VectorQuery(state.vectors, state.part.attend, t)
+        return VectorQuery(state.vectors, state.part.attention_mask, t)
 
     def update(self, state: GaussianState, answer: Vectors | None) -> GaussianState:
         context, index = state.context, state.num_left - 1
