@@ -1,7 +1,7 @@
 """A noise schedule of your own: trained, exported, loaded again, sampled, evaluated and compared.
 
-A schedule is a frozen dataclass with `survival` and `decay`, registered by name. The name also works on the command
-line: `diffusionbert train --plugin custom_schedule --schedule quadratic:bend=0.5 …`.
+A schedule is a frozen dataclass with `survival` and `masking_density`, registered by name. The name also works on the
+command line: `diffusionbert train --plugin custom_schedule --schedule quadratic:bend=0.5 …`.
 
     python examples/custom_schedule.py --steps 40
 """
@@ -30,7 +30,7 @@ class Quadratic(NoiseSchedule):
     def survival(self, t: Values, relative_information: Values) -> Values:
         return (1 - t) * (1 + self.bend * t) + torch.zeros_like(relative_information)
 
-    def decay(self, t: Values, relative_information: Values) -> Values:
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
         return 1 - self.bend + 2 * self.bend * t + torch.zeros_like(relative_information)
 
 

@@ -41,7 +41,7 @@ class Tilted(NoiseSchedule):
     def survival(self, t: Values, relative_information: Values) -> Values:
         return (1 - self.floor) * (1 - t**relative_information) + self.floor * (1 - t)
 
-    def decay(self, t: Values, relative_information: Values) -> Values:
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
         return (1 - self.floor) * relative_information * t ** (relative_information - 1) + self.floor
 
 

@@ -117,8 +117,8 @@ def register(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[ClassT], 
         ...     by_token = False
         ...     def survival(self, t, relative_information):
         ...         return Linear().survival(t, relative_information)
-        ...     def decay(self, t, relative_information):
-        ...         return Linear().decay(t, relative_information)
+        ...     def masking_density(self, t, relative_information):
+        ...         return Linear().masking_density(t, relative_information)
         >>> NoiseSchedule.registry.get("identity-example") is Identity
         True
     """

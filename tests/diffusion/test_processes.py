@@ -497,7 +497,7 @@ class HalfWay(NoiseSchedule):
     def survival(self, t, relative_information):
         return 1 - t / 2
 
-    def decay(self, t, relative_information):
+    def masking_density(self, t, relative_information):
         return torch.full_like(t, 0.5)
 
 

@@ -70,7 +70,7 @@ def test_the_printed_spindle_leaves_the_unit_interval():
 @given(counts, smoothings, floors)
 def test_strength_zero_is_linear(frequencies, smoothing, floor):
     relative = relative_information(frequencies, smoothing)
-    for verb in ("survival", "decay"):
+    for verb in ("survival", "masking_density"):
         spindle = getattr(Spindle(0.0, floor=floor), verb)(TIMES[1:-1], relative)
         linear = getattr(Linear(), verb)(TIMES[1:-1], relative)
         torch.testing.assert_close(spindle, linear, atol=1e-12, rtol=0)
@@ -90,13 +90,13 @@ def test_information_is_lost_uniformly_by_the_printed_sentence_mean(frequencies,
 
 @settings(deadline=None)
 @given(schedules, counts, smoothings)
-def test_decay_is_the_slope_of_survival(schedule, frequencies, smoothing):
+def test_masking_density_is_the_slope_of_survival(schedule, frequencies, smoothing):
     relative = relative_information(frequencies, smoothing)
     middle = TIMES[:-1] + 0.5 / 400
     width = 1e-6
     below, above = schedule.survival(middle - width, relative), schedule.survival(middle + width, relative)
     slope = (below - above) / (2 * width)
-    decay = schedule.decay(middle, relative)
+    density = schedule.masking_density(middle, relative)
     # A difference across the kink where the clamp begins or ends is the slope of neither side.
     one_sided = [
         (schedule.survival(middle + a * width, relative) - schedule.survival(middle + b * width, relative)) / width
@@ -104,8 +104,8 @@ def test_decay_is_the_slope_of_survival(schedule, frequencies, smoothing):
     ]
     smooth = (one_sided[0] - one_sided[1]).abs() < 1e-3 * (1 + slope.abs())
     assert float(smooth.double().mean()) > 0.95
-    torch.testing.assert_close(decay[smooth], slope[smooth], atol=1e-4, rtol=1e-3)
-    assert bool((decay >= 0).all())
+    torch.testing.assert_close(density[smooth], slope[smooth], atol=1e-4, rtol=1e-3)
+    assert bool((density >= 0).all())
 
 
 def test_information_is_the_negative_logarithm_of_smoothed_frequency():

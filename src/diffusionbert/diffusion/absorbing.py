@@ -182,16 +182,16 @@ class Absorbing(Process):
         ᾱ'(x0) of the reverse process.
         """
         self.require_finite_rate()
-        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is masked, but an infinite decay has no gradient
+        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is masked, but an infinite density has no gradient
         targets = self.targets(x_t)
         sequences, x0_tokens = sequence_index(targets), x0[targets]
         clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, log_f)
-        own_decay = self._decay(t, self._information_of(x0), self._center(clean))[targets]
-        w = own_decay / (1 - self.survival(clean, t)[targets])
-        decay = self._decay(t, self.information, center)
+        own_density = self._masking_density(t, self._information_of(x0), self._center(clean))[targets]
+        w = own_density / (1 - self.survival(clean, t)[targets])
+        density = self._masking_density(t, self.information, center)
         log_total = self._log_sum(log_f, 1 - self._survival(t, self.information, center), sequences)
-        log_flow = self._log_sum(log_f, decay, sequences)
-        log_x0 = log_prob_of(log_f, x0_tokens) + self._pick(decay, sequences, x0_tokens).log() - log_total
+        log_flow = self._log_sum(log_f, density, sequences)
+        log_x0 = log_prob_of(log_f, x0_tokens) + self._pick(density, sequences, x0_tokens).log() - log_total
         return torch.where(w > 0, w * (w.log() - log_x0 - 1), 0.0) + (log_flow - log_total).exp()
 
     def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
@@ -271,8 +271,8 @@ class Absorbing(Process):
     def _survival(self, t: Times, information: Tensor, center: PerSequence) -> Tensor:
         return self.schedule.survival(t[:, None], information / center[:, None])
 
-    def _decay(self, t: Times, information: Tensor, center: PerSequence) -> Tensor:
-        return self.schedule.decay(t[:, None], information / center[:, None])
+    def _masking_density(self, t: Times, information: Tensor, center: PerSequence) -> Tensor:
+        return self.schedule.masking_density(t[:, None], information / center[:, None])
 
     def _information_of(self, tokens: Tensor) -> Tensor:
         return self.information[tokens] if self.schedule.by_token else self.information.expand(tokens.shape)

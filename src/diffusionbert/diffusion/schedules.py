@@ -64,8 +64,8 @@ class Mean(Enum):
 class NoiseSchedule(ABC):
     """ᾱ_t as a function of time and relative information; arguments broadcast against each other.
 
-    A schedule of your own is a registered frozen dataclass with `survival` and `decay`. If tokens survive differently,
-    set `by_token = True` in its body; the properties below have defaults that suit most schedules.
+    A schedule of your own is a registered frozen dataclass with `survival` and `masking_density`. If tokens survive
+    differently, set `by_token = True` in its body; the properties below have defaults that suit most schedules.
     """
 
     registry: ClassVar[Registry[NoiseSchedule]] = Registry(
@@ -77,8 +77,8 @@ class NoiseSchedule(ABC):
         """ᾱ_t(v)."""
 
     @abstractmethod
-    def decay(self, t: Values, relative_information: Values) -> Values:
-        """-dᾱ_t(v)/dt for 0 < t < 1, never negative."""
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
+        """-dᾱ_t(v)/dt for 0 < t < 1, never negative: the density of the time at which a token is masked."""
 
     by_token = False
     """Whether two tokens may survive differently."""
@@ -107,7 +107,7 @@ class Linear(NoiseSchedule):
     def survival(self, t: Values, relative_information: Values) -> Values:
         return (1 - t) + torch.zeros_like(relative_information)
 
-    def decay(self, t: Values, relative_information: Values) -> Values:
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
         return torch.ones_like(t) + torch.zeros_like(relative_information)
 
 
@@ -120,7 +120,7 @@ class Cosine(NoiseSchedule):
         # cos²(πt/2) as 1 - sin², because only that is exactly 0 at t = 1.
         return 1 - torch.sin(math.pi / 2 * t).square() + torch.zeros_like(relative_information)
 
-    def decay(self, t: Values, relative_information: Values) -> Values:
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
         return math.pi / 2 * _sine(t) + torch.zeros_like(relative_information)
 
 
@@ -135,7 +135,7 @@ class Sqrt(NoiseSchedule):
     def survival(self, t: Values, relative_information: Values) -> Values:
         return (1 - t.sqrt()) + torch.zeros_like(relative_information)
 
-    def decay(self, t: Values, relative_information: Values) -> Values:
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
         return 0.5 / t.sqrt() + torch.zeros_like(relative_information)
 
 
@@ -153,7 +153,7 @@ class Power(NoiseSchedule):
     def survival(self, t: Values, relative_information: Values) -> Values:
         return 1 - t**relative_information
 
-    def decay(self, t: Values, relative_information: Values) -> Values:
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
         return relative_information * t ** (relative_information - 1)
 
 
@@ -199,7 +199,7 @@ class Spindle(NoiseSchedule):
         spindle = self.unclamped(t, relative_information).clamp(0, 1)
         return (1 - self.floor) * spindle + self.floor * (1 - t)
 
-    def decay(self, t: Values, relative_information: Values) -> Values:
+    def masking_density(self, t: Values, relative_information: Values) -> Values:
         """The slope of the printed curve where it lies inside (0, 1), else that of the floor alone."""
         curve = self.unclamped(t, relative_information)
         slope = 1 + self.strength * math.pi * torch.cos(math.pi * t) * _informativeness(relative_information)
