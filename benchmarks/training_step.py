@@ -63,7 +63,7 @@ def build(size: str, schedule: NoiseSchedule, time_conditioning: str) -> Trainin
 
 def measure(module: TrainingModule, batch: Batch, device: torch.device, steps: int) -> tuple[float, float]:
     """Tokens per second and peak memory in GiB."""
-    optimiser = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for step in range(steps + 3):
@@ -73,9 +73,9 @@ def measure(module: TrainingModule, batch: Batch, device: torch.device, steps: i
             started = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = module(batch, Noise(0, step), batch.num_tokens)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     if not bool(torch.isfinite(loss)):
         raise RuntimeError(f"the loss became {float(loss)}")
     elapsed = time.perf_counter() - started  # isfinite has waited for the device

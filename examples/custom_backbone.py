@@ -29,7 +29,7 @@ class MixerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
 
 class MixerForMaskedLM(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Mixes neighbouring tokens by a convolution: no attention."""
+    """Mixes neighboring tokens by a convolution: no attention."""
 
     config_class = MixerConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 import diffusionbert
-from diffusionbert.cli.common import coloured, show_generation
+from diffusionbert.cli.common import colored, show_generation
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     title("A sentence and its words shuffled, scored")
     texts = ["the capital of france is paris .", "paris the is france capital of ."]
     for score in model.score(texts, tokens=True):
-        console.print(coloured(score.tokens or ()))
+        console.print(colored(score.tokens or ()))
         low, high = score.ci95
         console.print(f"    {score.nats:.1f} nats [{low:.1f}, {high:.1f}], {score.quantity}", markup=False)
 

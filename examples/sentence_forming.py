@@ -1,6 +1,6 @@
 """Draw a sentence forming: one line per state, from all positions masked to the finished text.
 
-A column is a position. A grey bar is a masked position; a token is coloured in the first line that shows it.
+A column is a position. A gray bar is a masked position; a token is colored in the first line that shows it.
 
     python examples/sentence_forming.py docs/forming.svg
 """

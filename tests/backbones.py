@@ -32,7 +32,7 @@ from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTi
 VOCAB_SIZE, NUM_TOKENIZER_IDS, NUM_SPECIAL = 50, 47, 5
 CLS, SEP, MASK = 2, 3, 4
 
-# Weights far larger than a real initialisation: what should change the answer changes it visibly.
+# Weights far larger than a real initialization: what should change the answer changes it visibly.
 COMMON = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,

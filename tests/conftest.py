@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _fixed_initialisation() -> None:
+def _fixed_initialization() -> None:
     torch.manual_seed(0)
 
 

@@ -35,7 +35,7 @@ class Square(Warp):
     side: int
 
 
-class Colour(Enum):
+class Color(Enum):
     RED = "red"
 
 
@@ -43,7 +43,7 @@ class Colour(Enum):
 class Drawing:
     title: str
     shape: Warp
-    colour: Colour = Colour.RED
+    color: Color = Color.RED
     sizes: tuple[int, ...] = ()
     span: tuple[float, float] = (0.0, 1.0)
     note: str | None = None
@@ -70,7 +70,7 @@ def test_values_survive_a_round_trip() -> None:
         ({"sizes": [1, "x"]}, r"d\.sizes\[1\] must be a whole number, got 'x'"),
         ({"sizes": [True]}, r"d\.sizes\[0\] must be a whole number, got True"),
         ({"span": [1]}, r"d\.span must be a list of 2 values"),
-        ({"colour": "blue"}, r"d\.colour must be one of 'red', got 'blue'"),
+        ({"color": "blue"}, r"d\.color must be one of 'red', got 'blue'"),
         ({"mode": "c"}, r"d\.mode must be 'a' or 'b', got 'c'"),
         ({"shape": {"name": "circel"}}, r"d\.shape: unknown shape 'circel'; did you mean 'circle'\?"),
         ({"shape": {"name": "hexagon", "module": "other.shapes"}}, r"--plugin other\.shapes"),

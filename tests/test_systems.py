@@ -193,16 +193,16 @@ def trained(name: str) -> tuple[TrainingModule, float]:
     method, toy = built(name), toy_of(name)
     before, _ = figure(method.eval(), toy, of="loss", rounds=2)
     steps = 150 if isinstance(SYSTEMS[name].objective, GaussianConfig) else 120
-    optimiser = torch.optim.AdamW(method.parameters(), lr=1e-2)
-    decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
+    optimizer = torch.optim.AdamW(method.parameters(), lr=1e-2)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
     method.train()
     for step in range(steps):
         x0 = Noise(step).stratify(toy.drawn(64, step))
         loss = method(x0, Noise(1, step), x0.num_tokens)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(method.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         decay.step()
     return method.eval(), before
 

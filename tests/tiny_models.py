@@ -150,7 +150,7 @@ def bundled() -> Model:
 
 
 def trained() -> Model:
-    """A linear model that has learnt the toy English."""
+    """A linear model that has learned the toy English."""
     return model_of("linear", steps=150)
 
 

@@ -116,7 +116,7 @@ def main() -> None:
         written = checkpoint.save_tensors
 
         def save(tensors, path):
-            if trainer.state.step >= options.kill_at and path.name == "optimiser.safetensors":
+            if trainer.state.step >= options.kill_at and path.name == "optimizer.safetensors":
                 path.write_bytes(b"half a file")
                 os.kill(os.getpid(), signal.SIGKILL)
             written(tensors, path)

@@ -19,7 +19,7 @@ from diffusionbert.data.sources import Split
 from diffusionbert.evaluation import evaluate as evaluation
 from diffusionbert.evaluation.dataset import open_evaluation_set
 from diffusionbert.evaluation.evaluate import PAPER_LENGTH, Plan
-from diffusionbert.evaluation.judges import featuriser, load_judge, require_mauve
+from diffusionbert.evaluation.judges import featurizer, load_judge, require_mauve
 from diffusionbert.evaluation.metrics import most_agreed
 from diffusionbert.evaluation.result import EvaluationResult, require_free
 from diffusionbert.inference import choose, generate, infill, score
@@ -58,7 +58,7 @@ class FillOptions(TypedDict, total=False):
     temperature: float
     top_k: int | None
     top_p: float | None
-    capitalise: bool
+    capitalize: bool
     seed: int
 
 
@@ -176,7 +176,7 @@ class Model:
         forbid: Sequence[str] = (),
         source: str | None = None,
         num_candidates: int = 1,
-        capitalise: bool = True,
+        capitalize: bool = True,
         seed: int | None = None,
     ) -> list[str]:
         """Generates texts.
@@ -198,7 +198,7 @@ class Model:
             source: The text to answer, for models trained on pairs.
             num_candidates: With a source, generates so many answers for each that is returned and returns the one that
                 agrees most with the others (minimum Bayes risk).
-            capitalise: Capitalises generated text where English does it for certain (the start of a sentence, "I"), if
+            capitalize: Capitalizes generated text where English does it for certain (the start of a sentence, "I"), if
                 the tokenizer is uncased; given text stays as it is.
             seed: The same seed gives the same texts; None draws a fresh one.
 
@@ -223,7 +223,7 @@ class Model:
                 words_of(forbid),
                 seed=fresh_seed() if seed is None else seed,
                 max_new_tokens=max_new_tokens,
-                capitalise=capitalise,
+                capitalize=capitalize,
             )
             for one in ([""] if prompt is None else _texts("prompt", prompt))
         ]
@@ -254,7 +254,7 @@ class Model:
         include: Sequence[str] = (),
         forbid: Sequence[str] = (),
         source: str | None = None,
-        capitalise: bool = True,
+        capitalize: bool = True,
         seed: int | None = None,
     ) -> Iterator[StreamState]:
         """Yields every state of one text, from noise to text; arguments as in `generate`.
@@ -277,7 +277,7 @@ class Model:
             forbid=words_of(forbid),
             seed=fresh_seed() if seed is None else seed,
             max_new_tokens=max_new_tokens,
-            capitalise=capitalise,
+            capitalize=capitalize,
         )
         return generate.stream(self.engine, task, sampling_request(sampler, steps, temperature, top_k, top_p, block))
 
@@ -293,7 +293,7 @@ class Model:
         top_k: int | None = TOP_K,
         top_p: float | None = None,
         forbid: Sequence[str] = (),
-        capitalise: bool = True,
+        capitalize: bool = True,
         seed: int | None = None,
     ) -> str | list[str]:
         """Masks a share of a text's tokens, whole words drawn at random, and generates them again.
@@ -311,7 +311,7 @@ class Model:
             top_k: As in `generate`.
             top_p: As in `generate`.
             forbid: Words that are replaced wherever they occur, and not generated.
-            capitalise: As in `generate`.
+            capitalize: As in `generate`.
             seed: As in `generate`.
 
         Returns:
@@ -327,7 +327,7 @@ class Model:
                 strength=strength,
                 forbid=words_of(forbid),
                 seed=fresh_seed() if seed is None else seed,
-                capitalise=capitalise,
+                capitalize=capitalize,
             )
             for one in _texts("text", text)
         ]
@@ -361,7 +361,7 @@ class Model:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        capitalise: bool = True,
+        capitalize: bool = True,
         seed: int = 0,
     ) -> str | list[str] | list[Filling] | list[list[Filling]]:
         """Fills all blanks of a text jointly: `[MASK]` is one token, `[BLANK]` any number of them.
@@ -377,7 +377,7 @@ class Model:
             temperature: Of the random part of the search.
             top_k: Searches among the k most probable tokens of a position; 0 or None keeps all.
             top_p: Searches among the most probable tokens that together reach this probability.
-            capitalise: As in `generate`.
+            capitalize: As in `generate`.
             seed: Of the random part of the search.
 
         Returns:
@@ -394,7 +394,7 @@ class Model:
             top_k=top_k,
             top_p=top_p,
             seed=seed,
-            capitalise=capitalise,
+            capitalize=capitalize,
         )
         if num_alternatives is None:
             best = [fillings[0].text for fillings in found]
@@ -493,7 +493,7 @@ class Model:
         order: str = "left-to-right",
         prior: str = "uniform",
     ) -> Choice | list[Choice]:
-        """Weighs options for a blank, or for how a text goes on: their probabilities, normalised over the options.
+        """Weighs options for a blank, or for how a text goes on: their probabilities, normalized over the options.
 
         Args:
             text: A text with one `[BLANK]`, or without one, to be continued; or a list of texts.
@@ -582,7 +582,7 @@ def evaluate(
     split: str | None = None,
     field: str | None = None,
     cased: bool = False,
-    detokenise: bool = False,
+    detokenize: bool = False,
     sentences: int | None = None,
     samples: int = 1000,
     length: Length | str | None = None,
@@ -597,7 +597,7 @@ def evaluate(
     judge: str | None = None,
     mauve: bool = False,
     conventions: bool = False,
-    modelled_length: bool = False,
+    modeled_length: bool = False,
     seed: int = 0,
     output: str | Path | None = None,
     overwrite: bool = False,
@@ -612,7 +612,7 @@ def evaluate(
         split: A split of it: validation, test or all; None is the test split, what training held out, or all of it.
         field: The field of JSON lines that holds the text.
         cased: Keeps upper case, also if the model was trained on lower case.
-        detokenise: Undoes tokenised text such as LM1B's, also if training did not.
+        detokenize: Undoes tokenized text such as LM1B's, also if training did not.
         sentences: Scores so many sentences, always the same ones; None scores all.
         samples: Samples for BLEU and everything else; as many again are generated for self-BLEU.
         length: Tokens of a sample, a range, or "corpus"; None is 64, as in the paper, or the model's maximum.
@@ -627,7 +627,7 @@ def evaluate(
         judge: A causal language model for generative perplexity.
         mauve: Compares samples with real sentences by MAUVE.
         conventions: Reports the likelihood in every convention of the LM1B literature.
-        modelled_length: Adds -log p(length) to the nats of each sentence.
+        modeled_length: Adds -log p(length) to the nats of each sentence.
         seed: Of draws and samples.
         output: Writes the result to this directory.
         overwrite: Replaces a result that is there already.
@@ -646,7 +646,7 @@ def evaluate(
     chosen = None if length == "corpus" else PAPER_LENGTH if length is None else length
     if isinstance(chosen, str):
         raise ValueError(f'`length` must be a number, a range such as (10, 30), "corpus" or None, got {length!r}')
-    plan = Plan(request, samples, chosen, budget, modelled_length, conventions, seed)
+    plan = Plan(request, samples, chosen, budget, modeled_length, conventions, seed)
     if output is not None:
         require_writable(Path(output))
         if not overwrite:
@@ -663,11 +663,11 @@ def evaluate(
         split=None if split is None else Split(split),
         field=field,
         cased=cased,
-        detokenise=detokenise,
+        detokenize=detokenize,
         sentences=sentences,
     )
     reader = load_judge(judge, engine.device) if judge else None
-    features = featuriser(reader, engine.device) if mauve else None
+    features = featurizer(reader, engine.device) if mauve else None
     result = evaluation.evaluate(engine, evaluation_set, plan, reader, features, progress)
     if output is not None:
         result.save(Path(output))

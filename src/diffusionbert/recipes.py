@@ -120,7 +120,7 @@ FINE_TUNING_RATE = 1e-4
 
 
 def pretraining(name: str, data: str, *, decoder: bool = False) -> RunConfig:
-    """The masked language modelling from which a preset's diffusion starts, or the training of a decoder."""
+    """The masked language modeling from which a preset's diffusion starts, or the training of a decoder."""
     config = pretraining_of(_named(PRESETS, name, "preset")(data), decoder=decoder)
     if name not in _PRETRAINING_STEPS:
         return config
@@ -131,7 +131,7 @@ def pretraining(name: str, data: str, *, decoder: bool = False) -> RunConfig:
 
 
 def pretraining_of(config: RunConfig, *, decoder: bool = False) -> RunConfig:
-    """The same network and data, trained by masked language modelling, or a decoder of the same size."""
+    """The same network and data, trained by masked language modeling, or a decoder of the same size."""
     training, vocabulary = config.training, config.data.vocabulary
     if training.learning_rate < 1e-4:  # the paper's is for a network that is trained already
         training = replace(training, learning_rate=1e-4, steps=1_000_000, decay="linear", batching=TokenBudget(131_072))

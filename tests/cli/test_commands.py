@@ -33,7 +33,7 @@ from tiny_models import (
 import diffusionbert
 from diffusionbert import model as model_module
 from diffusionbert.cli.choose import Choose
-from diffusionbert.cli.common import coloured, line_of, show_generation
+from diffusionbert.cli.common import colored, line_of, show_generation
 from diffusionbert.cli.evaluate import Evaluate
 from diffusionbert.cli.fill import Fill
 from diffusionbert.cli.generate import Generate
@@ -138,7 +138,7 @@ def test_watching_without_a_terminal_prints_states(run, tiny):
     assert lines[0].split() == ["t", "=", "1.00"] + ["▁▁▁"] * 6
     masked = [line.count("▁▁▁") for line in lines]
     assert masked == [6, 5, 4, 3, 2, 1, 0]
-    [text] = trained().generate(length=6, seed=2, capitalise=False)
+    [text] = trained().generate(length=6, seed=2, capitalize=False)
     assert lines[-1].removeprefix("t = 0.00").split() == text.replace(".", " .").split()
 
 
@@ -474,7 +474,7 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, command, message)
         "fill --seed": "--seed needs a value",
     }.items(),
 )
-def test_a_misspelt_word_gets_a_suggestion(wrong, command, message):
+def test_a_misspelled_word_gets_a_suggestion(wrong, command, message):
     assert message in wrong(*shlex.split(command))
 
 
@@ -750,10 +750,10 @@ def test_without_a_terminal_only_as_many_states_as_wanted():
 
 
 def test_tokens_of_many_nats_are_red_and_others_green():
-    line = coloured([("the", 0.1), ("king", 12.0), ("##dom", 5.0)])
+    line = colored([("the", 0.1), ("king", 12.0), ("##dom", 5.0)])
     assert line.plain == "the(0.1) king(12.0)dom(5.0)"
-    colours = {line.plain[span.start : span.end].strip(): str(span.style) for span in line.spans}
-    red, green = ([int(part) for part in re.findall(r"\d+", colours[word])] for word in ("king", "the"))
+    colors = {line.plain[span.start : span.end].strip(): str(span.style) for span in line.spans}
+    red, green = ([int(part) for part in re.findall(r"\d+", colors[word])] for word in ("king", "the"))
     assert red[0] > red[1]
     assert green[1] > green[0]
 

@@ -118,7 +118,7 @@ def test_filling_keeps_the_text_around_the_blanks(parts, kind, separator, gap):
     widths = blanks.widths(gap)
     assert int(canvas.batch.editable.sum()) == sum(widths)
     tokens = [vocabulary.own(["x"])[0][-1:] * width for width in widths]
-    text, fillings = blanks.filled(tokens, capitalise=True)
+    text, fillings = blanks.filled(tokens, capitalize=True)
     assert len(fillings) == len(blanks.marks)
     at = 0
     for part in blanks.parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffusionbert.data.capitals import capitalised
+from diffusionbert.data.capitals import capitalized
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,17 @@ from diffusionbert.data.capitals import capitalised
         ("  a", "  A"),
     ],
 )
-def test_sentences_and_i_are_capitalised(text, expected):
-    assert capitalised(text, [(0, len(text))]) == expected
+def test_sentences_and_i_are_capitalized(text, expected):
+    assert capitalized(text, [(0, len(text))]) == expected
 
 
 def test_given_text_is_not_changed():
     text = "once i saw. then i left"
-    assert capitalised(text, []) == text
-    assert capitalised(text, [(12, len(text))]) == "once i saw. Then I left"
-    assert capitalised(text, [(13, len(text))]) == "once i saw. then I left"
+    assert capitalized(text, []) == text
+    assert capitalized(text, [(12, len(text))]) == "once i saw. Then I left"
+    assert capitalized(text, [(13, len(text))]) == "once i saw. then I left"
 
 
 def test_a_long_word_costs_no_quadratic_time():
     text = "a" * 200_000 + "." * 1000
-    assert capitalised(text, [(0, len(text))])[:2] == "Aa"
+    assert capitalized(text, [(0, len(text))])[:2] == "Aa"

@@ -18,7 +18,7 @@ import zstandard
 
 from diffusionbert.data import corpus as corpus_module
 from diffusionbert.data import files as reading
-from diffusionbert.data.corpus import AS_IT_IS, Cleaning, Corpus, Report, detokenise, parse_corpus, parse_source
+from diffusionbert.data.corpus import AS_IT_IS, Cleaning, Corpus, Report, detokenize, parse_corpus, parse_source
 from diffusionbert.data.files import Pair, bounded_lines
 from diffusionbert.data.sources import Split
 from diffusionbert.storage.schema import from_json, to_json
@@ -374,14 +374,14 @@ def test_pydoc_contains_prose_only():
         parse_corpus("pydoc", Split.TEST)
 
 
-def test_cleaning_lower_cases_and_detokenises(tmp_path):
+def test_cleaning_lower_cases_and_detokenizes(tmp_path):
     spec = write(tmp_path / "a.txt", "He said it 's Fine .\n")
     assert read_all(spec, cleaning=Cleaning(lower=True))[0] == ["he said it 's fine ."]
-    assert read_all(spec, cleaning=Cleaning(detokenise=True))[0] == ["He said it's Fine."]
+    assert read_all(spec, cleaning=Cleaning(detokenize=True))[0] == ["He said it's Fine."]
 
 
 @pytest.mark.parametrize(
-    ("tokenised", "natural"),
+    ("tokenized", "natural"),
     [
         ("But now , it 's clear they won 't talk .", "But now, it's clear they won't talk."),
         (
@@ -403,9 +403,9 @@ def test_cleaning_lower_cases_and_detokenises(tmp_path):
         ("It's already \"fine\" (really), isn't it?", "It's already \"fine\" (really), isn't it?"),
     ],
 )
-def test_detokenising_restores_natural_text_and_keeps_it(tokenised, natural):
-    assert detokenise(tokenised) == natural
-    assert detokenise(natural) == natural
+def test_detokenizing_restores_natural_text_and_keeps_it(tokenized, natural):
+    assert detokenize(tokenized) == natural
+    assert detokenize(natural) == natural
 
 
 def test_different_corpora_have_different_fingerprints(tmp_path):

@@ -39,7 +39,7 @@ def word_token(vocabulary: Vocabulary) -> int:
 
 def rewritten(text: EditedText, editable: list[bool], token: int) -> str:
     tokens = [token if free else old for old, free in zip(text.tokens, editable, strict=True)]
-    return text.render(tokens, editable, capitalise=False)
+    return text.render(tokens, editable, capitalize=False)
 
 
 def is_subsequence(parts: list[str], text: str) -> bool:
@@ -66,11 +66,11 @@ def test_a_prompt_is_kept_byte_for_byte(prompt, kind):
     editable = tokens == vocabulary.mask_id
     assert int(editable.sum()) == 3
     tokens[editable] = word_token(vocabulary)
-    rendered = text.render(tokens, editable, capitalise=True)
+    rendered = text.render(tokens, editable, capitalize=True)
     assert rendered.startswith(prompt)
     assert len(rendered) > len(prompt)
     assert "[UNK]" not in rendered[len(prompt) :]
-    shown = text.render(text.tokens, editable, capitalise=False)
+    shown = text.render(text.tokens, editable, capitalize=False)
     assert shown == prompt + ("" if not prompt or prompt[-1].isspace() else " ") + "[MASK] [MASK] [MASK]"
 
 
@@ -90,7 +90,7 @@ def test_a_source_is_no_part_of_the_text():
     [pair] = vocabulary.encode_pairs([Pair("A Queen", "The")])
     assert list(text.tokens) == [*pair[:-1], vocabulary.mask_id, vocabulary.mask_id, pair[-1]]
     assert len(text.own) == 3
-    assert text.render(text.tokens, [False] * len(text.tokens), capitalise=True) == "The"
+    assert text.render(text.tokens, [False] * len(text.tokens), capitalize=True) == "The"
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)
@@ -111,7 +111,7 @@ def test_blanks_in_a_prompt_are_rejected(kind):
 def test_what_is_not_rewritten_is_kept_byte_for_byte(string, kind, seed, strength):
     vocabulary = VOCABULARIES[kind]()
     text = EditedText.of(vocabulary, string)
-    assert text.render(text.tokens, [False] * len(text.tokens), capitalise=True) == string
+    assert text.render(text.tokens, [False] * len(text.tokens), capitalize=True) == string
     if not text.words:
         with pytest.raises(ValueError, match=r"^nothing to rewrite in "):
             text.rewriting(strength, 1, seed)
@@ -129,7 +129,7 @@ def test_what_is_not_rewritten_is_kept_byte_for_byte(string, kind, seed, strengt
     assert not any(string[index].isspace() and string[index - 1 : index] in kept for index in covered)
     assert all(token != vocabulary.unk_id for token, free in zip(text.tokens, editable, strict=True) if free)
     # The same tokens again are the same string, in its own case.
-    assert text.render(text.tokens, editable, capitalise=False) == string
+    assert text.render(text.tokens, editable, capitalize=False) == string
     assert "[UNK]" not in rendered or "[UNK]" in string
 
 
@@ -232,11 +232,11 @@ def test_white_space_at_the_borders_is_the_users_or_else_the_decoders(string, re
         assert rewritten(text, inside, next(pieces)) == expected
 
 
-def test_only_the_generated_part_is_capitalised_and_only_if_the_tokenizer_lowers():
+def test_only_the_generated_part_is_capitalized_and_only_if_the_tokenizer_lowers():
     for vocabulary, expected in ((wordpiece(), "king saw. He"), (byte_pairs(), "king saw. he")):
         text = EditedText.of(vocabulary, "king saw.").continued(len(vocabulary.pieces("he")))
         editable = [token == vocabulary.mask_id for token in text.tokens]
         pieces = iter(vocabulary.pieces("he"))
         tokens = [next(pieces) if free else token for token, free in zip(text.tokens, editable, strict=True)]
-        assert text.render(tokens, editable, capitalise=True) == expected
-        assert text.render(tokens, editable, capitalise=False) == "king saw. he"
+        assert text.render(tokens, editable, capitalize=True) == expected
+        assert text.render(tokens, editable, capitalize=False) == "king saw. he"

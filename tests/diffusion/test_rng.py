@@ -35,8 +35,8 @@ def test_numbers_are_uniform_and_uncorrelated():
     assert float(numbers.min()) > 0
     assert float(numbers.max()) < 1
     assert stats.kstest(numbers.flatten().numpy(), "uniform").pvalue > 0.01
-    neighbours = torch.stack([numbers[:-1].flatten(), numbers[1:].flatten(), numbers[:-1].roll(1, dims=1).flatten()])
-    correlations = torch.corrcoef(neighbours) - torch.eye(3, dtype=torch.float64)
+    neighbors = torch.stack([numbers[:-1].flatten(), numbers[1:].flatten(), numbers[:-1].roll(1, dims=1).flatten()])
+    correlations = torch.corrcoef(neighbors) - torch.eye(3, dtype=torch.float64)
     assert float(correlations.abs().max()) < 0.03  # 1/√9980 = 0.01
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from diffusionbert.cli.compare import Compare
 from diffusionbert.evaluation.compare import compare, independent_difference
-from diffusionbert.evaluation.judges import Judged, Judgement, Mauve
+from diffusionbert.evaluation.judges import Judged, Judgment, Mauve
 from diffusionbert.evaluation.metrics import PerSample
 from diffusionbert.evaluation.result import EvaluationResult, Speed, TextMetrics, Weights
 from diffusionbert.evaluation.tables import (
@@ -395,7 +395,7 @@ def test_different_vocabularies_are_compared_per_word_or_byte(systems):
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        ({"length": Length.MODELLED}, "length is given for some"),
+        ({"length": Length.MODELED}, "length is given for some"),
         ({"special_tokens": True}, "special tokens are counted for some"),
         ({"packed": True}, "some use packed text"),
         ({"source_given": True}, "some are conditional on a source"),
@@ -451,7 +451,7 @@ def test_common_settings_are_stated_once(systems):
 
 def test_judges_are_shown_with_entropy_and_not_ranked(systems):
     judged = Judged(30.0, (28.0, 33.0), 3.4, 500, 0, 0)
-    judged = {"judge": Judgement("judge_a", "each text alone", judged, replace(judged, perplexity=20.0))}
+    judged = {"judge": Judgment("judge_a", "each text alone", judged, replace(judged, perplexity=20.0))}
     folders = [
         systems.add("one", mauve=Mauve(0.8, 0.8, "gpt2", 4, 40, 40), **judged),
         systems.add("two", mauve=Mauve(0.9, 0.9, "gpt2", 4, 40, 40), **judged),

@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from diffusionbert.cli.main import main
 from diffusionbert.data.canvas import Sentences
-from diffusionbert.data.corpus import AS_IT_IS, Cleaning, detokenise, parse_corpus
+from diffusionbert.data.corpus import AS_IT_IS, Cleaning, detokenize, parse_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
 from diffusionbert.diffusion.shapes import per_position
@@ -226,7 +226,7 @@ def test_bleu_is_computed_from_the_samples_in_the_file(evaluated, run, engine):
     assert first == [made.text for made in generate(engine, Task(4, 12, seed=0), requested(top_k=30))]
 
 
-def test_samples_and_references_are_normalised_alike(engine, tmp_path):
+def test_samples_and_references_are_normalized_alike(engine, tmp_path):
     """In lower case, after the tokenizer, and each set with its own."""
     lines = ["It 's the value of the object , not changed .", "An object is a value of the other object ."]
     corpus = read_evaluation_set(corpus_of(tmp_path / "a.txt", lines), "a", engine.vocabulary, 46)
@@ -395,7 +395,7 @@ def test_texts_are_cleaned_as_in_training_by_default(run, tmp_path, capsys):
     lower = [line.lower() for line in lines]
     assert read() == sha256_of(lower)
     assert read("--cased") == sha256_of(lines)
-    assert read("--detokenise") == sha256_of([detokenise(line).lower() for line in lines])
+    assert read("--detokenize") == sha256_of([detokenize(line).lower() for line in lines])
     assert read("--split=all", "--sentences=2") in {sha256_of(lower[:2]), sha256_of(lower[1:]), sha256_of(lower[::2])}
 
 
@@ -474,16 +474,16 @@ def test_other_likelihoods_get_no_more_draws_than_the_models_own(engine, evaluat
 
 
 @pytest.mark.slow
-def test_modelled_lengths_are_added_except_in_conventions(engine, evaluation_set):
+def test_modeled_lengths_are_added_except_in_conventions(engine, evaluation_set):
     given = evaluate(engine, evaluation_set, quick(conventions=True))
-    paid = evaluate(engine, evaluation_set, quick(conventions=True, modelled_length=True))
+    paid = evaluate(engine, evaluation_set, quick(conventions=True, modeled_length=True))
     assert engine.length_histogram is not None
     for name in ("continuous", "grid"):
         own, more = given.scores[name], paid.scores[name]
         price = length_nats(engine.length_histogram, own.tokens)
         assert torch.allclose(more.nats, own.nats + price)
         assert given.likelihoods[name].protocol.length is Length.GIVEN
-        assert paid.likelihoods[name].protocol.length is Length.MODELLED
+        assert paid.likelihoods[name].protocol.length is Length.MODELED
     assert given.conventions is not None
     assert paid.conventions is not None
     for row, again in zip(given.conventions, paid.conventions, strict=True):
@@ -712,7 +712,7 @@ def test_training_text_is_noted(engine, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_copy_of_the_training_text_is_recognised(run, tmp_path, capsys, monkeypatch):
+def test_a_copy_of_the_training_text_is_recognized(run, tmp_path, capsys, monkeypatch):
     lines = "".join(f"the value {number} is not changed in the class .\n" for number in range(400))
     Path(tmp_path / "own.txt").write_text(lines)
     with lzma.open(tmp_path / "copy.txt.xz", "wt") as copy:

@@ -17,7 +17,7 @@ from diffusionbert.evaluation.judges import (
     Judge,
     Reading,
     compute_mauve,
-    featuriser,
+    featurizer,
     load_judge,
     require_mauve,
 )
@@ -176,18 +176,18 @@ def test_a_missing_judge_gives_a_one_line_error(tmp_path, capfd, make, name, mes
 def test_features_come_from_gpt2_or_else_from_the_judge():
     """No Hub here, so gpt2-large is not to be had."""
     own, other = judge_of(), judge_of(llama())
-    assert featuriser(own, CPU) is own
-    assert featuriser(other, CPU) is other
+    assert featurizer(own, CPU) is own
+    assert featurizer(other, CPU) is other
     with pytest.raises(ValueError, match=r"--judge.*gpt2-large"):
-        featuriser(None, CPU)
+        featurizer(None, CPU)
 
 
 def test_features_of_gpt2_are_preferred(monkeypatch):
     published = judge_of()
     monkeypatch.setattr(judges, "load_judge", lambda name, device: published)
     own, other = judge_of(), judge_of(llama())
-    assert featuriser(own, CPU) is own  # of the family, and open already
-    assert featuriser(other, CPU) is featuriser(None, CPU) is published
+    assert featurizer(own, CPU) is own  # of the family, and open already
+    assert featurizer(other, CPU) is featurizer(None, CPU) is published
 
 
 def test_mauve_gets_real_text_as_p_and_samples_as_q(monkeypatch):

@@ -27,7 +27,7 @@ from diffusionbert.evaluation.metrics import (
 NLTK_SMOOTHING = {Smoothing.NONE: None, Smoothing.EPSILON: SmoothingFunction().method1}
 EXACT = {"rel": 1e-9, "abs": 0}  # relative, since unsmoothed zeros of 1e-77 and below must agree
 
-# Few words, so that n-grams repeat and lengths tie; the two é differ in Unicode normalisation and are different words.
+# Few words, so that n-grams repeat and lengths tie; the two é differ in Unicode normalization and are different words.
 WORDS = ["a", "b", "é", "e\u0301", "東京"]
 SENTENCE = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 SENTENCES = st.lists(SENTENCE, min_size=1, max_size=6)

@@ -59,7 +59,7 @@ def test_an_option_of_several_tokens_is_scored_jointly(order):
     assert found.nats == pytest.approx(nats, abs=1e-4)
 
 
-def test_priors_over_lengths_are_normalised_and_stated():
+def test_priors_over_lengths_are_normalized_and_stated():
     model = trained()
     text, options = "the old king saw [BLANK] today .", ["paris", "the city of paris", "the sea"]
     uniform, context = (model.choose(text, options, prior=prior) for prior in ("uniform", "context"))

@@ -186,14 +186,14 @@ def test_the_probability_of_a_token_is_that_of_its_filling(model):
 
 
 @pytest.mark.slow
-def test_fillings_are_capitalised_only_where_english_does_it_for_certain():
+def test_fillings_are_capitalized_only_where_english_does_it_for_certain():
     text = "[MASK] is the capital of france , and [MASK] is a city ."
     [plain] = fill(bundled().engine, text)
-    [capital] = fill(bundled().engine, text, capitalise=True)
+    [capital] = fill(bundled().engine, text, capitalize=True)
     assert capital.text[0] == plain.text[0].upper()
     assert capital.text[1:] == plain.text[1:]
     assert bundled().fill(text) == capital.text
-    assert bundled().fill(text, capitalise=False) == plain.text
+    assert bundled().fill(text, capitalize=False) == plain.text
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_a_text_longer_than_the_model_is_filled_in_windows(model, text):
         assert "[" not in each.text
         assert re.fullmatch(r".+?".join(map(re.escape, parts)), each.text, re.DOTALL)
     assert [fill(model.engine, text, 1, max_blank_tokens=2)[0].text] == model.fill(
-        [text], max_blank_tokens=2, capitalise=False
+        [text], max_blank_tokens=2, capitalize=False
     )
     assert len(model.probabilities(text)) == len(parts) - 1
 

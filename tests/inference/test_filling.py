@@ -317,7 +317,7 @@ def test_confidence_ignores_forbidden_tokens():
 
 
 def test_no_filling_contains_a_forbidden_word_if_two_positions_are_filled_at_once():
-    """The last two of four blanks; they may be neighbours."""
+    """The last two of four blanks; they may be neighbors."""
     canvas, counter = LANGUAGE.batch(torch.full((1, 4), 3)), Counter(bayes(LANGUAGE))
     network = Constrained(counter, forbidden=[(0, 1), (1, 2, 0)])
     (found,) = fill(network, canvas, 3, 100, 0, budget=replace(EVERYTHING, steps=1))

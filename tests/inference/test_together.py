@@ -20,7 +20,7 @@ TASKS = [
     Task(2, length=9, prompt="The King", seed=1),
     Task(3, length=(4, 12), include=("river",), forbid=("the",), seed=2),
     Task(3, rewrite=SENTENCE, strength=0.4, forbid=("paris",), seed=3),
-    Task(2, rewrite="nobody praised the artists, i say .", strength=0.6, seed=4, capitalise=True),
+    Task(2, rewrite="nobody praised the artists, i say .", strength=0.6, seed=4, capitalize=True),
     Task(1, seed=5),
 ]
 
@@ -115,8 +115,8 @@ def test_unknown_characters_are_kept_and_said(model, caplog):
     assert "kept as it is, because the vocabulary does not know it: '🍕', '我'" in caplog.text
 
 
-def test_generated_text_is_capitalised_unless_told_otherwise(model):
-    usual, plain = (model.generate(length=9, num_return_sequences=4, seed=0, capitalise=flag) for flag in (True, False))
+def test_generated_text_is_capitalized_unless_told_otherwise(model):
+    usual, plain = (model.generate(length=9, num_return_sequences=4, seed=0, capitalize=flag) for flag in (True, False))
     assert plain == [text.lower() for text in usual] != usual
     assert all(text[0].isupper() for text in usual if text[0].isalpha())
     [*_, last] = model.stream(length=9, seed=0)

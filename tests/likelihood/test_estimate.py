@@ -503,18 +503,18 @@ def test_the_length_model_sums_to_one_and_adds_one():
             length_nats(histogram, torch.tensor([2, wrong]))
 
 
-def test_a_modelled_length_is_paid_once_by_each_sentence():
+def test_a_modeled_length_is_paid_once_by_each_sentence():
     method, batch = bert_method()
     histogram = torch.arange(30)
-    given, modelled = (
+    given, modeled = (
         estimate(method, [batch], EstimationBudget(None, 4, 2), length_histogram=lengths)
         for lengths in (None, histogram)
     )
     paid = length_nats(histogram, given.scores.tokens)
-    torch.testing.assert_close(modelled.scores.nats, given.scores.nats + paid)
-    torch.testing.assert_close(modelled.scores.draw_variance, given.scores.draw_variance)
-    assert (given.protocol.length, modelled.protocol.length) == (Length.GIVEN, Length.MODELLED)
-    assert to_json(modelled.summary())["protocol"]["length"] == "modelled"
+    torch.testing.assert_close(modeled.scores.nats, given.scores.nats + paid)
+    torch.testing.assert_close(modeled.scores.draw_variance, given.scores.draw_variance)
+    assert (given.protocol.length, modeled.protocol.length) == (Length.GIVEN, Length.MODELED)
+    assert to_json(modeled.summary())["protocol"]["length"] == "modelled"
 
 
 def scores(nats: list[float], tokens: list[int], kind: Likelihood = Likelihood.BOUND, **units: list[int]) -> Scores:

@@ -145,7 +145,7 @@ def test_a_true_difference_has_a_small_p_value_and_an_interval_of_its_sign():
         assert math.copysign(1, found.low) == math.copysign(1, found.high) == math.copysign(1, shift)
 
 
-def test_each_system_is_normalised_by_its_own_counts():
+def test_each_system_is_normalized_by_its_own_counts():
     (nats, _), (tokens, _) = two_systems(np.random.default_rng(0), 0.0)
     found = paired_difference((nats, nats), (tokens, tokens / 2))
     assert found.low < found.value < found.high < 0

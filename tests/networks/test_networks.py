@@ -378,7 +378,7 @@ def test_an_encoder_gets_a_new_head_with_a_warning(
     assert capfd.readouterr().err == ""
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert "it gets a randomly initialised one, to be trained: " in record.getMessage()
+    assert "it gets a randomly initialized one, to be trained: " in record.getMessage()
     named = record.getMessage().split(": ")[1].split(", ")
     in_encoder = f"{opened.base_model_prefix}."
     assert named

@@ -157,7 +157,7 @@ def test_only_the_prefixes_in_use_get_gradients(architecture: str):
     assert learning.nonzero().flatten().tolist() == [0, 3, NUM_STEPS]
 
 
-def test_prefixes_are_initialised_like_token_embeddings():
+def test_prefixes_are_initialized_like_token_embeddings():
     backbone = backbone_of("bert")
     drawn, words = PrefixTime(backbone, 200).embedding.table.weight, backbone.get_input_embeddings().weight
     torch.testing.assert_close(drawn.std(), words.std(), atol=0, rtol=0.1)
@@ -172,7 +172,7 @@ def test_every_step_of_the_grid_has_its_own_embedding():
         assert learned(t).flatten().tolist() == list(range(num_steps + 1))
 
 
-def test_sinusoidal_time_distinguishes_neighbouring_steps():
+def test_sinusoidal_time_distinguishes_neighboring_steps():
     torch.manual_seed(0)
     features = SinusoidalTime(32)(torch.arange(1001, dtype=torch.float64) / 1000)
     assert (features[1:] - features[:-1]).norm(dim=1).min() > 1e-3
@@ -460,7 +460,7 @@ def test_time_features_get_gradients(architecture: str, way: str):
 @torch.no_grad()
 @pytest.mark.parametrize(("architecture", "way"), TIMED)
 def test_padding_changes_nothing_under_any_time(architecture: str, way: str):
-    """Time is added to padding, too: it must stay unseen, or a row's answer would depend on its neighbours."""
+    """Time is added to padding, too: it must stay unseen, or a row's answer would depend on its neighbors."""
     denoiser = stirred(denoiser_of(architecture, way))
     batch, t = sentences(denoiser.backbone, (12, 6, 4)), times(0.1, 0.5, 0.9)
     together = answer(denoiser, batch, t).split(batch.editable.sum(dim=1).tolist())

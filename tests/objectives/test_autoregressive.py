@@ -74,7 +74,7 @@ DECODERS |= {name: partial(AutoModelForCausalLM.from_config, config) for name, c
 
 
 def decoder_of(kind: str) -> PreTrainedModel:
-    """Parameters far larger than a real initialisation, so that every input changes the output measurably."""
+    """Parameters far larger than a real initialization, so that every input changes the output measurably."""
     backbone = DECODERS[kind]().eval()
     for parameter in backbone.parameters():
         if parameter.dim() > 1:
@@ -347,17 +347,17 @@ def test_it_learns_a_language_down_to_its_entropy_and_no_further():
         NewDecoder(2, 32, 2, 0.0).build(WORDS + 3, 8, END, causal=True), torch.arange(WORDS + 3) < WORDS
     )
     objective, batch = Autoregressive(), framed(LANGUAGE.sentences)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0)
 
     def figure() -> Tensor:
         return (LANGUAGE.probabilities * objective.loss(model, batch, Noise(0))).sum()
 
     for _ in range(100):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = figure()
         assert float(loss.detach()) >= LANGUAGE.entropy
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert LANGUAGE.entropy <= float(figure().detach()) < LANGUAGE.entropy + 0.02
     assert LANGUAGE.entropy + 0.5 < LENGTH * math.log(WORDS)
 

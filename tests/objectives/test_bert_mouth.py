@@ -136,12 +136,12 @@ def test_the_loss_is_that_of_the_training_objective():
 @pytest.mark.slow
 def test_it_learns_and_samples_a_language():
     tested, whole = method(), repeated_words(32)
-    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3)
     for step in range(60):
         loss = tested(whole, Noise(0, step), whole.num_tokens)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     with torch.no_grad():
         nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
     assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)

@@ -60,15 +60,15 @@ def total_probability(nats: Tensor) -> float:
 def best(language: Language, objective: Objective, num_steps: int = 0) -> tuple[Table, float]:
     """The best network, time-agnostic unless `num_steps` is given, and its expected nats."""
     table = Table(language, num_steps, scale=0.1)
-    optimiser = torch.optim.LBFGS(table.parameters(), max_iter=60, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(table.parameters(), max_iter=60, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (language.probabilities * exact_nats(objective, table, language.batch())).sum()
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     return table, expectation(language, exact_nats(objective, table, language.batch()))
 
 
@@ -145,15 +145,15 @@ def test_total_probability_is_at_most_one(name, conditioning):
 def greatest_total(language: Language, objective: Objective, num_steps: int) -> float:
     """The greatest Σ exp(-nats) that any network can reach, time-aware if `num_steps` is not 0."""
     table = Table(language, num_steps, scale=0.1)
-    optimiser = torch.optim.LBFGS(table.parameters(), max_iter=40, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(table.parameters(), max_iter=40, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (-exact_nats(objective, table, language.batch())).logsumexp(dim=0).neg()
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     return total_probability(exact_nats(objective, table, language.batch()))
 
 

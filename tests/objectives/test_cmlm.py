@@ -161,12 +161,12 @@ def test_the_loss_is_the_nats():
 @pytest.mark.slow
 def test_mask_predict_samples_a_learned_language():
     tested, whole = method(), repeated_words(32)
-    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3)
     for step in range(60):
         loss = tested(whole, Noise(0, step), whole.num_tokens)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     with torch.no_grad():
         nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
     assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)

@@ -218,7 +218,7 @@ def test_the_losses_of_parts_add_up_to_that_of_the_batch(name):
 def test_every_objective_learns(name, time):
     """In 25 steps the loss of an easy language falls well below that of the untrained network."""
     tested, whole = method(name, time), batch(rows=32)
-    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3)
 
     def validation() -> float:
         with torch.no_grad():
@@ -228,9 +228,9 @@ def test_every_objective_learns(name, time):
     before = validation()
     for step in range(25):
         loss = tested(whole, Noise(0, step), whole.num_tokens)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     after = validation()
     assert 0 <= after < 0.6 * before
 

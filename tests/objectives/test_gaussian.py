@@ -657,7 +657,7 @@ def test_the_losses_of_parts_add_up_to_that_of_the_batch():
 def test_it_learns_a_language_that_repeats_a_token():
     """4 sentences of 9 tokens: log 4 nats per sentence, where an untrained network has 9·log 42 = 34."""
     tested, whole = method(), batch(rows=32)
-    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3, weight_decay=0.0)
 
     def figure() -> float:
         with torch.no_grad():
@@ -666,9 +666,9 @@ def test_it_learns_a_language_that_repeats_a_token():
     before = figure()
     for step in range(100):
         loss = tested(Noise(0, step).stratify(whole), Noise(0, step), whole.num_tokens)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert before > 30
     assert math.log(4) < figure() < 8
     *_, last = on_vectors(tested.network, "sqrt", 16, 0.3).sample(tested.network, masked(whole), seed=0)

@@ -245,8 +245,8 @@ def test_drawn_gradients_average_to_the_exact_ones():
         assert bool(((sample.mean(dim=0) - truth).abs() <= 5 * error + 1e-9).all())
 
 
-class Neighbours(nn.Module):
-    """Random logits as sums over both neighbours, for sentences too long to enumerate."""
+class Neighbors(nn.Module):
+    """Random logits as sums over both neighbors, for sentences too long to enumerate."""
 
     def __init__(self, num_words: int):
         super().__init__()
@@ -260,7 +260,7 @@ class Neighbours(nn.Module):
 @pytest.mark.slow
 def test_the_baseline_lowers_the_variance_of_long_sentences():
     """Both kinds use two draws. For two or three tokens the baseline itself is too noisy."""
-    process, network = Absorbing(Power(), 5, LearnedExponents(torch.full((6,), 1.5))), Neighbours(5)
+    process, network = Absorbing(Power(), 5, LearnedExponents(torch.full((6,), 1.5))), Neighbors(5)
     found: dict[bool, list[Tensor]] = {True: [], False: []}
     for step in range(50):
         tokens = torch.randint(5, (1, 48))
@@ -351,16 +351,16 @@ class Reader(nn.Module):
 
 
 def lowest(nats: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> float:
-    """The expected nats after minimisation by LBFGS."""
-    optimiser = torch.optim.LBFGS(parameters, max_iter=40, line_search_fn="strong_wolfe")
+    """The expected nats after minimization by LBFGS."""
+    optimizer = torch.optim.LBFGS(parameters, max_iter=40, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = expected(AGREEMENT, nats())
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     return float(expected(AGREEMENT, nats()).detach())
 
 
@@ -404,15 +404,15 @@ def test_training_with_drawn_losses_approaches_the_exact_optimum():
     process, network = learned(AGREEMENT), Reader(AGREEMENT)
     objective, steps = LearnedSchedule(process), 160
     rates = (0.2, 0.02)
-    optimiser = torch.optim.Adam([{"params": network.parameters()}, {"params": process.parameters()}])
+    optimizer = torch.optim.Adam([{"params": network.parameters()}, {"params": process.parameters()}])
     for step in range(steps):
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * (1 - step / steps)
         drawn = torch.multinomial(AGREEMENT.probabilities, 128, replacement=True)
         x0 = Noise(0, step).stratify(AGREEMENT.batch(AGREEMENT.sentences[drawn]))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         objective.loss(network, x0, Noise(0, step)).mean().backward()
-        optimiser.step()
+        optimizer.step()
     reached = float(expected(AGREEMENT, exact_bound(process, network, AGREEMENT)).detach())
     assert AGREEMENT.entropy < reached < 1.18  # linear 1.280, optimum 1.058
 
@@ -489,7 +489,7 @@ def test_noise_belongs_to_the_example_and_parts_add_up():
 @pytest.mark.slow
 def test_it_learns_with_one_learning_rate_and_samples_tokens():
     tested, whole = method(), easy_batch(32)
-    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3, weight_decay=0)
+    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3, weight_decay=0)
 
     def nats() -> float:
         with torch.no_grad():
@@ -497,9 +497,9 @@ def test_it_learns_with_one_learning_rate_and_samples_tokens():
 
     before, exponents = nats(), tested.objective.process.information.detach().clone()
     for step in range(25):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         tested(whole, Noise(0, step), whole.num_tokens).backward()
-        optimiser.step()
+        optimizer.step()
     assert nats() < 0.6 * before
     moved = (tested.objective.process.information.detach() / exponents).log().abs()
     assert 0.01 < float(moved[NUM_SPECIAL:9].max()) < 1

@@ -1,4 +1,4 @@
-"""Masked language modelling: which positions are selected, what becomes of their tokens, and the scale of the loss."""
+"""Masked language modeling: which positions are selected, what becomes of their tokens, and the scale of the loss."""
 
 from __future__ import annotations
 

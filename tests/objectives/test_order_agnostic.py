@@ -165,7 +165,7 @@ OBJECTIVES = {
 def test_a_balanced_round_is_unbiased_at_every_position(monkeypatch, objective, edges):
     """All orders, and all levels of each stratum with their probabilities, against all masks."""
     monkeypatch.setattr(order_agnostic, "_EDGES", edges)
-    monkeypatch.setattr(order_agnostic, "_NEIGHBOUR", 3.0)
+    monkeypatch.setattr(order_agnostic, "_NEIGHBOR", 3.0)
     network, x0, n = Table(LONGER, seed=4), LONGER.batch(), LONGER.length
     law = objective.distribution(n) if objective is OBJECTIVES["grid"] else torch.full((n,), 1 / n).double()
     expected = torch.zeros(x0.tokens.shape, dtype=torch.float64)

@@ -213,12 +213,12 @@ def test_noise_belongs_to_the_example(unrolls):
 @pytest.mark.slow
 def test_it_learns_and_samples_a_language():
     tested, whole = method(), repeated_words(32)
-    optimiser = torch.optim.AdamW(tested.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3)
     for step in range(40):
         loss = tested(whole, Noise(0, step), whole.num_tokens)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert float(loss.detach()) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
     *_, last = refinement(6, warper=LogitsWarper(0.5)).sample(tested.network, whole, seed=0)
     known = (last.tokens >= NUM_SPECIAL) & (last.tokens < 9)

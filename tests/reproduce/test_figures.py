@@ -194,11 +194,11 @@ def test_kinds_have_separate_panels_over_the_same_steps(drawn):
     assert [axes.get_xlabel() for axes in both.axes] == ["", "training steps"]
 
 
-def test_a_system_has_one_colour_and_its_variants_other_dashes(drawn):
+def test_a_system_has_one_color_and_its_variants_other_dashes(drawn):
     names = "other", "D3PM, LTE", "D3PM, TAD", "DiffusionBERT"
     [axes] = drawn(lambda path: convergence([curve(name) for name in names], path)).axes
-    colours = [line.get_color() for line in axes.lines]
-    assert colours == [PALETTE[2], PALETTE[1], PALETTE[1], PALETTE[0]]
+    colors = [line.get_color() for line in axes.lines]
+    assert colors == [PALETTE[2], PALETTE[1], PALETTE[1], PALETTE[0]]
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 4
 
 

@@ -208,7 +208,7 @@ def test_wrong_settings_write_no_files(tmp_path):
 
 
 def test_settings_of_a_call_that_failed_before_training_are_replaced(tmp_path, capsys):
-    """After a misspelt file name, the corrected call may use the same folder."""
+    """After a misspelled file name, the corrected call may use the same folder."""
     output, cache = tmp_path / "new", folder() / "cache"
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "figure4", "--data=nofile.txt", f"--output={output}", f"--cache={cache}"])

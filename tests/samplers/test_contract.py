@@ -450,7 +450,7 @@ def agrees(counts: Tensor, mass: Tensor) -> bool:
 @pytest.mark.parametrize("criterion", [Criterion.MARGIN, Criterion.ENTROPY])
 @parametrize_processes
 def test_one_position_per_round_in_order_of_confidence_is_exact(criterion, process):
-    """The order depends on unmasked tokens alone, so this is a factorisation, under every schedule."""
+    """The order depends on unmasked tokens alone, so this is a factorization, under every schedule."""
     conditionals = Bayes(LANGUAGE, Absorbing(Linear(), LANGUAGE.mask_id))
     canvas = LANGUAGE.batch(torch.full((20000, 2), LANGUAGE.mask_id))
     *_, last = drawing(Confidence(criterion), process, steps=2).sample(conditionals, canvas, seed=2)

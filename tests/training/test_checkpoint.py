@@ -21,7 +21,7 @@ from diffusionbert.storage.files import (
     save_tensors,
     write_json,
 )
-from diffusionbert.training.checkpoint import optimiser_state, set_optimiser_state, set_weights, weights_of
+from diffusionbert.training.checkpoint import optimizer_state, set_optimizer_state, set_weights, weights_of
 from diffusionbert.training.run_folder import RunFolder
 
 
@@ -319,7 +319,7 @@ def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path):
         save_tensors({"weight": torch.zeros(3)}, tmp_path / "no such folder" / "weights.safetensors")
 
 
-# ---- weights and optimisers -------------------------------------------------------------------------------------
+# ---- weights and optimizers -------------------------------------------------------------------------------------
 
 
 def stirred(module: nn.Module, seed: int) -> nn.Module:
@@ -380,52 +380,52 @@ def test_parameters_of_another_network_are_refused(change, counts, first):
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(module).items())
 
 
-def steps(module: nn.Module, optimiser: torch.optim.Optimizer, numbers: range) -> None:
+def steps(module: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
     for number in numbers:
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
         module(x).square().sum().backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def learner() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
-    module.append(nn.Linear(4, 2).requires_grad_(False))  # never touched by the optimiser
+    module.append(nn.Linear(4, 2).requires_grad_(False))  # never touched by the optimizer
     return module, torch.optim.AdamW(module.parameters(), lr=0.1)
 
 
-def test_a_restored_optimiser_continues_exactly(tmp_path):
-    module, optimiser = learner()
-    steps(module, optimiser, range(5))
+def test_a_restored_optimizer_continues_exactly(tmp_path):
+    module, optimizer = learner()
+    steps(module, optimizer, range(5))
     save_tensors(weights_of(module), tmp_path / "weights.safetensors")
-    save_tensors(optimiser_state(optimiser, module), tmp_path / "optimiser.safetensors")
-    stored = load_tensors(tmp_path / "optimiser.safetensors")
+    save_tensors(optimizer_state(optimizer, module), tmp_path / "optimizer.safetensors")
+    stored = load_tensors(tmp_path / "optimizer.safetensors")
     assert {name.rpartition("/")[2] for name in stored} == {"step", "exp_avg", "exp_avg_sq"}
     resumed, restored = learner()
     steps(resumed, restored, range(90, 92))  # it may have any past
     set_weights(resumed, load_tensors(tmp_path / "weights.safetensors"))
-    set_optimiser_state(restored, resumed, stored)
-    again = optimiser_state(restored, resumed)
+    set_optimizer_state(restored, resumed, stored)
+    again = optimizer_state(restored, resumed)
     assert again.keys() == stored.keys()
     for name, tensor in stored.items():
         assert again[name].dtype == tensor.dtype
         assert torch.equal(again[name], tensor)
-    steps(module, optimiser, range(5, 10))
+    steps(module, optimizer, range(5, 10))
     steps(resumed, restored, range(5, 10))
     for mine, theirs in zip(resumed.parameters(), module.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_an_unused_optimiser_is_restored(tmp_path):
+def test_an_unused_optimizer_is_restored(tmp_path):
     """As that of a checkpoint before the first step, whose file has no tensors."""
-    module, optimiser = learner()
-    save_tensors(optimiser_state(optimiser, module), tmp_path / "optimiser.safetensors")
-    stored = load_tensors(tmp_path / "optimiser.safetensors")
+    module, optimizer = learner()
+    save_tensors(optimizer_state(optimizer, module), tmp_path / "optimizer.safetensors")
+    stored = load_tensors(tmp_path / "optimizer.safetensors")
     assert stored == {}
     resumed, restored = learner()
-    set_optimiser_state(restored, resumed, stored)
-    steps(module, optimiser, range(2))
+    set_optimizer_state(restored, resumed, stored)
+    steps(module, optimizer, range(2))
     steps(resumed, restored, range(2))
     for mine, theirs in zip(resumed.parameters(), module.parameters(), strict=True):
         assert torch.equal(mine, theirs)

@@ -83,6 +83,12 @@ def test_an_old_batch_size_in_sequences_is_converted():
     assert (training.batching, training.ema) == (FixedSequences(24), 0.9)
 
 
+def test_the_earlier_spelling_of_detokenize_is_read():
+    stored = stored_config(V0 / "run").to_json()
+    data = {name: value for name, value in stored["data"].items() if name != "detokenize"} | {"detokenise": True}
+    assert RunConfig.from_json(stored | {"data": data}).data.detokenize
+
+
 def test_an_unknown_kind_is_named():
     with pytest.raises(ValueError, match=r"^run\.json\.data: unknown kind 'Nonsense'$"):
         RunConfig.from_json({"kind": "Experiment", "data": {"kind": "Nonsense"}}, "run.json")

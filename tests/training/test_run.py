@@ -177,7 +177,7 @@ def test_a_killed_command_resumes_to_the_same_parameters(cache, tmp_path):
     process.wait()
     assert not (killed / "model").exists()
     main(["train", f"--output={killed}", "--resume"])
-    for name in ("weights", "optimiser"):
+    for name in ("weights", "optimizer"):
         first, second = (
             load_file(run / "checkpoints" / "step-00000030" / f"{name}.safetensors") for run in (straight, killed)
         )
@@ -227,7 +227,7 @@ def test_a_run_is_resumed_elsewhere_without_its_start(masked_run, cache, tmp_pat
     shutil.rmtree(tmp_path / "start")
     monkeypatch.chdir(elsewhere)
     main([*begun, f"--output={tmp_path / 'killed'}", *QUICK, "--resume"])
-    for file in ("checkpoints/step-00000006/weights", "checkpoints/step-00000006/optimiser", "model/model"):
+    for file in ("checkpoints/step-00000006/weights", "checkpoints/step-00000006/optimizer", "model/model"):
         first, second = (load_file(tmp_path / run / f"{file}.safetensors") for run in ("straight", "killed"))
         assert first.keys() == second.keys()
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())

@@ -29,7 +29,7 @@ from diffusionbert.training.batches import FixedSequences, TokenBudget
 from diffusionbert.training.checkpoint import Checkpoint, TrainState, weights_of
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.log import ValidationResult
-from diffusionbert.training.optim import EMA, learning_rate, measure, new_optimiser
+from diffusionbert.training.optim import EMA, learning_rate, measure, new_optimizer
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
 
@@ -220,11 +220,11 @@ def stopped(trainer: Trainer, at: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "expected"), [("no", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_measuring_uses_the_precision_ema_and_optimiser_of_training(monkeypatch, precision, expected):
+def test_measuring_uses_the_precision_ema_and_optimizer_of_training(monkeypatch, precision, expected):
     measured, made, seen, alive = training_module(0.1), [], [], weakref.WeakSet()
 
     def new(*arguments):
-        made.append(new_optimiser(*arguments))
+        made.append(new_optimizer(*arguments))
         return made[-1]
 
     def look(*_):
@@ -237,7 +237,7 @@ def test_measuring_uses_the_precision_ema_and_optimiser_of_training(monkeypatch,
         return ema
 
     monkeypatch.setattr(optim, "EMA", averaged)
-    monkeypatch.setattr(optim, "new_optimiser", new)
+    monkeypatch.setattr(optim, "new_optimizer", new)
     measured.register_forward_pre_hook(look)
     before = weights_of(measured)
     settings = replace(QUICK, precision=precision, ema=0.9)
@@ -250,7 +250,7 @@ def test_measuring_uses_the_precision_ema_and_optimiser_of_training(monkeypatch,
 def scaled(trainer: Trainer) -> Trainer:
     """Adds a loss scale that grows soon, as half precision has one on a GPU."""
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
-    trainer.stepper = trainer.accelerator.prepare_optimizer(trainer.optimiser)
+    trainer.stepper = trainer.accelerator.prepare_optimizer(trainer.optimizer)
     return trainer
 
 
@@ -384,7 +384,7 @@ def test_an_infinite_gradient_is_detected_before_a_checkpoint_is_written(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "file"), [(4, "weights.safetensors"), (6, "optimiser.safetensors")])
+@pytest.mark.parametrize(("at", "file"), [(4, "weights.safetensors"), (6, "optimizer.safetensors")])
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, straight, monkeypatch, at, file):
     trainer, saved = trainer_of(tmp_path), checkpoint_module.save_tensors
 
@@ -443,8 +443,8 @@ def test_a_kill_between_writing_the_two_pointers_loses_neither(tmp_path, monkeyp
     assert checkpoint(tmp_path, "best").name == "step-00000004"
 
 
-def damage_optimiser(path: Path) -> None:
-    (path / "optimiser.safetensors").write_bytes(b"half a file")
+def damage_optimizer(path: Path) -> None:
+    (path / "optimizer.safetensors").write_bytes(b"half a file")
 
 
 def damage_state(path: Path) -> None:
@@ -456,7 +456,7 @@ def damage_format(path: Path) -> None:
     (path / "state.json").write_text(json.dumps(plain | {"format": 99}))
 
 
-DAMAGES = {"optimiser": damage_optimiser, "state": damage_state, "format": damage_format, "missing": shutil.rmtree}
+DAMAGES = {"optimizer": damage_optimizer, "state": damage_state, "format": damage_format, "missing": shutil.rmtree}
 
 
 @pytest.mark.slow
@@ -501,9 +501,9 @@ def test_a_damaged_pointer_resumes_the_newest_checkpoint(tmp_path, straight, poi
 def test_a_run_without_a_complete_checkpoint_is_refused_in_one_line(tmp_path):
     trainer_of(tmp_path).train()
     for path in (tmp_path / "checkpoints").iterdir():
-        damage_optimiser(path)
+        damage_optimizer(path)
     with pytest.raises(
-        ValueError, match=r"no checkpoint of .* is complete: .*step-00000008/optimiser.safetensors"
+        ValueError, match=r"no checkpoint of .* is complete: .*step-00000008/optimizer.safetensors"
     ) as caught:
         resumed(tmp_path)
     assert "\n" not in str(caught.value)
@@ -695,13 +695,13 @@ def test_the_last_step_has_a_learning_rate_above_0(decay):
 
 
 @pytest.mark.slow
-def test_the_logged_learning_rate_is_that_of_the_optimiser(tmp_path, straight):
+def test_the_logged_learning_rate_is_that_of_the_optimizer(tmp_path, straight):
     trainer = trainer_of(tmp_path)
     taken, used = trainer._step, []
 
     def step(indices):
         result = taken(indices)
-        used.append({group["lr"] for group in trainer.optimiser.param_groups})
+        used.append({group["lr"] for group in trainer.optimizer.param_groups})
         return result
 
     trainer._step = step

@@ -13,7 +13,7 @@ from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 @dataclass(frozen=True)
 class Choose:
-    """Choose among options for a [BLANK], or for how a text goes on: exact probabilities, normalised over the options.
+    """Choose among options for a [BLANK], or for how a text goes on: exact probabilities, normalized over the options.
 
     Example: diffusionbert choose "the capital of france is [BLANK] ." paris "new york" berlin
     """

@@ -38,8 +38,8 @@ OptionalInt = Annotated[int | None, option("INT")]
 OptionalFloat = Annotated[float | None, option("FLOAT")]
 OptionalPath = Annotated[Path | None, option("PATH")]
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
-Capitalise = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
-"""On unless --no-capitalise is given."""
+Capitalize = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+"""On unless --no-capitalize is given."""
 Words = Annotated[tuple[str, ...], option("[WORD ...]")]
 
 
@@ -153,7 +153,7 @@ def line_of(state: StreamState) -> Text:
     return Text.assemble((f"t = {state.time:4.2f} ", "dim"), *parts)
 
 
-def coloured(tokens: Sequence[tuple[str, float]]) -> Text:
+def colored(tokens: Sequence[tuple[str, float]]) -> Text:
     """Tokens on a scale from green (few nats) to red (many), each with its nats."""
     from rich.text import Text
 

@@ -79,7 +79,7 @@ class Doctor(SamplerOptions, WithModel):
         if self.data is None:
             return []
         trained = model.config.data
-        cleaning = Cleaning(lower=trained.lower, detokenise=trained.detokenise)
+        cleaning = Cleaning(lower=trained.lower, detokenize=trained.detokenize)
         corpus = parse_corpus(self.data, fields=[self.field] if self.field else [], cleaning=cleaning)
         return list(islice(corpus, CORPUS_SENTENCES))
 

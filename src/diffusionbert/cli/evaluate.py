@@ -42,8 +42,8 @@ class Evaluate(SamplerOptions, WithModel):
     """The field of JSON lines that holds the text."""
     cased: Flag = False
     """Keep upper case, even if the model was trained on lower case."""
-    detokenise: Flag = False
-    """Undo the tokenisation of text such as LM1B's, even if the model's training did not."""
+    detokenize: Flag = False
+    """Undo the tokenization of text such as LM1B's, even if the model's training did not."""
     sentences: OptionalInt = None
     """The number of sentences to score, always the same ones. BLEU uses all in any case. Default: all."""
     samples: int = 1000
@@ -63,7 +63,7 @@ class Evaluate(SamplerOptions, WithModel):
     """Compare samples with real sentences by MAUVE, on features of GPT-2 or, if that is not available, the judge."""
     conventions: Flag = False
     """Report the likelihood in every convention of the LM1B literature."""
-    modelled_length: Flag = False
+    modeled_length: Flag = False
     """Add -log p(length) to the nats of each sentence."""
     seed: int = 0
     """The seed of draws and samples."""
@@ -89,7 +89,7 @@ class Evaluate(SamplerOptions, WithModel):
                 split=self.split,
                 field=self.field,
                 cased=self.cased,
-                detokenise=self.detokenise,
+                detokenize=self.detokenize,
                 sentences=self.sentences,
                 samples=self.samples,
                 length=length,
@@ -104,7 +104,7 @@ class Evaluate(SamplerOptions, WithModel):
                 judge=self.judge,
                 mauve=self.mauve,
                 conventions=self.conventions,
-                modelled_length=self.modelled_length,
+                modeled_length=self.modeled_length,
                 seed=self.seed,
                 output=output,
                 overwrite=self.overwrite,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import Capitalise, ModelOptions, OptionalFloat, OptionalInt, Words, option
+from diffusionbert.cli.common import Capitalize, ModelOptions, OptionalFloat, OptionalInt, Words, option
 from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 
@@ -32,8 +32,8 @@ class Fill:
     """Search among the k most probable tokens of a position. Default: all."""
     top_p: OptionalFloat = None
     """Search among the most probable tokens that together reach this probability. Default: all."""
-    capitalise: Capitalise = True
-    """Leave generated text in lower case. Default: capitalised where English does it for certain (the start of a
+    capitalize: Capitalize = True
+    """Leave generated text in lower case. Default: capitalized where English does it for certain (the start of a
     sentence, "I"), if the model is uncased."""
     seed: int = 0
     """The seed of the random part of the search."""
@@ -50,7 +50,7 @@ class Fill:
             "top_k": self.top_k,
             "top_p": self.top_p,
             "seed": self.seed,
-            "capitalise": self.capitalise,
+            "capitalize": self.capitalize,
         }
         run_lines(
             self.input_output,

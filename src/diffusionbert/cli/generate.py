@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from diffusionbert.cli.common import (
-    Capitalise,
+    Capitalize,
     Flag,
     ModelOptions,
     OptionalInt,
@@ -55,8 +55,8 @@ class Generate:
     num_candidates: int = 1
     """With a source: generate this many candidates per text and print the one that agrees most with the others
     (minimum Bayes risk)."""
-    capitalise: Capitalise = True
-    """Leave generated text in lower case. Default: capitalised where English does it for certain (the start of a
+    capitalize: Capitalize = True
+    """Leave generated text in lower case. Default: capitalized where English does it for certain (the start of a
     sentence, "I"), if the model is uncased."""
     watch: Flag = False
     """Show every state of one text while it is generated; on a terminal in place."""
@@ -125,7 +125,7 @@ class Generate:
             forbid=self.forbid,
             seed=fresh_seed() if self.seed is None else self.seed,
             max_new_tokens=self.max_new_tokens,
-            capitalise=self.capitalise,
+            capitalize=self.capitalize,
         )
 
     def _given(self, engine: Engine, task: Task, text: str) -> Task:

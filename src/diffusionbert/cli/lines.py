@@ -39,7 +39,7 @@ Row = dict[str, Any]
 Answer = Callable[[list[str]], Sequence[Iterable[Row]]]
 """Gives the results of each of some texts."""
 Show = Callable[[Row], "str | Text"]
-"""A result as text; coloured text keeps its colours on a terminal."""
+"""A result as text; colored text keeps its colors on a terminal."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _summary(name: str) -> str:
 
 def _message(printed: str, options: list[str]) -> str:
     """What tyro's box says about these options, in one line."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)  # colours of a terminal
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)  # colors of a terminal
     title, *lines = [line.strip("│|╭╮╰╯─ -" if index == 0 else "│| ") for index, line in enumerate(plain.splitlines())]
     is_rule = re.compile("─+|-{4,}").fullmatch
     if title == "Unrecognized options":

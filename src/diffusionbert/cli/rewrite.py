@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import Capitalise, ModelOptions, OptionalInt, SamplerOptions, Words, option
+from diffusionbert.cli.common import Capitalize, ModelOptions, OptionalInt, SamplerOptions, Words, option
 from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 
@@ -26,8 +26,8 @@ class Rewrite:
     """The number of rewritten texts per text."""
     forbid: Words = ()
     """Words to replace wherever they occur; they are not generated."""
-    capitalise: Capitalise = True
-    """Leave generated text in lower case. Default: capitalised where English does it for certain (the start of a
+    capitalize: Capitalize = True
+    """Leave generated text in lower case. Default: capitalized where English does it for certain (the start of a
     sentence, "I"), if the model is uncased."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
@@ -50,7 +50,7 @@ class Rewrite:
                 "strength": self.strength,
                 "number": self.num_return_sequences,
                 "forbid": self.forbid,
-                "capitalise": self.capitalise,
+                "capitalize": self.capitalize,
                 "seed": self.seed,
             },
         )
@@ -70,7 +70,7 @@ class Rewrite:
                 strength=self.strength,
                 forbid=self.forbid,
                 seed=seed,
-                capitalise=self.capitalise,
+                capitalize=self.capitalize,
             )
 
         def answer(texts: list[str]) -> list[list[Row]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffusionbert.cli.common import Flag, ModelOptions, OptionalText, coloured, option, printable
+from diffusionbert.cli.common import Flag, ModelOptions, OptionalText, colored, option, printable
 from diffusionbert.cli.lines import Answer, Row, TextOptions, Totals, run_lines
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ def _shown(row: Row, *, is_line: bool) -> str | Text:
     if is_line:
         text = row["text"] if tokens is None else " ".join(f"{token}({nats:.2f})" for token, nats in tokens)
         return f"{row['nats']:8.2f} [{low:.2f}, {high:.2f}]  {row['perplexity_per_token']:8.4g}  {text}"
-    text = (
-        Text(printable(row["text"])) if tokens is None else coloured([(printable(one), nats) for one, nats in tokens])
-    )
+    text = Text(printable(row["text"])) if tokens is None else colored([(printable(one), nats) for one, nats in tokens])
     details = (
         f"\n    {row['nats']:.1f} nats [{low:.1f}, {high:.1f}], "
         f"perplexity {row['perplexity_per_token']:.4g} per token, {row['perplexity_per_word']:.4g} per word, "

@@ -33,8 +33,8 @@ class DataOptions:
     """The maximum number of tokens of a sequence; longer ones are skipped and counted."""
     cased: Flag = False
     """Keep upper case instead of lower-casing the text."""
-    detokenise: Flag = False
-    """Undo the tokenisation of text such as LM1B's: "it 's" becomes "it's"."""
+    detokenize: Flag = False
+    """Undo the tokenization of text such as LM1B's: "it 's" becomes "it's"."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TrainingOptions:
     patience: OptionalInt = None
     """Stop after this many validations without improvement."""
     seed: OptionalInt = None
-    """The seed of initialisation, batches and noise."""
+    """The seed of initialization, batches and noise."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import final
 import torch
 
 from diffusionbert.data.canvas import batch_of
-from diffusionbert.data.capitals import capitalised
+from diffusionbert.data.capitals import capitalized
 from diffusionbert.data.text import BLANK, MASK, blank_marks
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch, PositionMask
@@ -147,7 +147,7 @@ class Blanks:
                 masks[:, 0, position - start + len(frame) - 1] = torch.tensor(rule)
         return BlankCanvas(batch, masks[0] & batch.editable, masks[1] & batch.editable)
 
-    def filled(self, tokens: Sequence[Sequence[int]], *, capitalise: bool = False) -> tuple[str, tuple[str, ...]]:
+    def filled(self, tokens: Sequence[Sequence[int]], *, capitalize: bool = False) -> tuple[str, tuple[str, ...]]:
         """The text with its blanks replaced by these tokens, and the text of each blank by itself."""
         text, generated = self.parts[0], []
         run: list[int] = []
@@ -157,8 +157,8 @@ class Blanks:
                 filling = self._decoded(run)
                 generated.append((len(text), len(text) + len(filling)))
                 text, run = text + filling + after, []
-        if capitalise and self.vocabulary.lowers:
-            text = capitalised(text, generated)
+        if capitalize and self.vocabulary.lowers:
+            text = capitalized(text, generated)
         return text, tuple(map(self._decoded, tokens))
 
     def _decoded(self, tokens: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """Capital letters where English has them for certain: the first letter of a sentence, and the word "I".
 
 For text that an uncased model generated. A full stop may also end an abbreviation ("u.s. officials"): after one that
-may, nothing is capitalised. Names stay lower-case, because no rule is certain about them.
+may, nothing is capitalized. Names stay lower-case, because no rule is certain about them.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ _START = re.compile(r"""(?P<stop>^\s*|[.!?]+["'”’)\]]*\s+)["'“‘(\[]*(?P<
 _LAST_WORD = re.compile(r"[\w.]*$")
 
 
-def capitalised(text: str, generated: Sequence[tuple[int, int]]) -> str:
-    """Capitalises the generated parts of a text; the others stay as they are.
+def capitalized(text: str, generated: Sequence[tuple[int, int]]) -> str:
+    """Capitalizes the generated parts of a text; the others stay as they are.
 
     Args:
         text: The whole text, which tells where sentences start.
         generated: The start and the end of each generated part, in characters.
 
     Example:
-        >>> capitalised("he saw what i saw . then i left", [(0, 31)])
+        >>> capitalized("he saw what i saw . then i left", [(0, 31)])
         'He saw what I saw . Then I left'
     """
     letters = list(text)

@@ -64,11 +64,11 @@ class Cleaning:
     """Settings for cleaning texts; runs of whitespace always become single spaces."""
 
     lower: bool = False
-    detokenise: bool = False
+    detokenize: bool = False
     """Remove the spaces that One Billion Words and the Penn Treebank have around punctuation."""
 
     def check(self, text: str) -> str | Flaw:
-        """Normalises whitespace; returns the flaw if the text cannot be used."""
+        """Normalizes whitespace; returns the flaw if the text cannot be used."""
         text = " ".join(text.split())
         if not text:
             return Flaw.EMPTY
@@ -81,8 +81,8 @@ class Cleaning:
         return text
 
     def restyle(self, text: str) -> str:
-        """Detokenises and lower-cases, as the settings say."""
-        text = detokenise(text) if self.detokenise else text
+        """Detokenizes and lower-cases, as the settings say."""
+        text = detokenize(text) if self.detokenize else text
         return text.lower() if self.lower else text
 
 
@@ -242,7 +242,7 @@ def _common_format(paths: list[Path]) -> str:
     return formats[0]
 
 
-# ---- detokenisation -------------------------------------------------------------------------------------------------
+# ---- detokenization -------------------------------------------------------------------------------------------------
 
 _BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _WORD_RULES = [
@@ -260,10 +260,10 @@ _PUNCTUATION_RULES = [
 ]
 
 
-def detokenise(text: str) -> str:
+def detokenize(text: str) -> str:
     """Removes the spaces around punctuation, except where the side is ambiguous (a lone `'`, ` - `).
 
-    >>> detokenise("it 's fine , thanks .")
+    >>> detokenize("it 's fine , thanks .")
     "it's fine, thanks."
     """
     for name, bracket in _BRACKETS.items():

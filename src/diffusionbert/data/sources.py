@@ -67,7 +67,7 @@ class Source(ABC):
 
     @abstractmethod
     def contents(self) -> frozenset[str] | None:
-        """Hashes by which copies of its training and validation text are recognised; None if it has no files."""
+        """Hashes by which copies of its training and validation text are recognized; None if it has no files."""
 
     @abstractmethod
     def part(self, split: Split) -> Part:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.data.canvas import batch_of
-from diffusionbert.data.capitals import capitalised
+from diffusionbert.data.capitals import capitalized
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PositionMask
@@ -181,13 +181,13 @@ class EditedText:
 
     # ---- rendering --------------------------------------------------------------------------------------------------
 
-    def render(self, tokens: Sequence[int] | Tensor, editable: Sequence[bool] | Tensor, *, capitalise: bool) -> str:
+    def render(self, tokens: Sequence[int] | Tensor, editable: Sequence[bool] | Tensor, *, capitalize: bool) -> str:
         """The string with its editable positions generated.
 
         Args:
             tokens: The generated sequence; masked positions are shown as `[MASK]`.
             editable: Which positions were generated.
-            capitalise: Whether the generated parts are capitalised where English does it for certain.
+            capitalize: Whether the generated parts are capitalized where English does it for certain.
         """
         ids = [int(token) for token in tokens]
         text, at, generated = "", 0, []
@@ -202,7 +202,7 @@ class EditedText:
             generated.append((len(text), len(text) + len(middle)))
             text, at = text + middle, end
         text += self.text[at:]
-        return capitalised(text, generated) if capitalise and self.vocabulary.lowers else text
+        return capitalized(text, generated) if capitalize and self.vocabulary.lowers else text
 
     def _changed(self, tokens: Sequence[int], editable: Sequence[bool]) -> Sequence[bool]:
         """The generated positions, without words that were generated as they were: these keep their case, too."""
@@ -216,13 +216,13 @@ class EditedText:
                     changed[position] = False
         return changed
 
-    def _is_tight(self, neighbour: int, replaced: int, generated: str) -> bool:
+    def _is_tight(self, neighbor: int, replaced: int, generated: str) -> bool:
         """Whether no white space is generated between a kept character and a generated one.
 
         There is none at the ends of the text and beside the user's own, nor where a letter replaces a letter, or
-        punctuation other punctuation, that touched its neighbour: `U.S.`, `(king)`.
+        punctuation other punctuation, that touched its neighbor: `U.S.`, `(king)`.
         """
-        if not 0 <= neighbour < len(self.text) or self.text[neighbour].isspace():
+        if not 0 <= neighbor < len(self.text) or self.text[neighbor].isspace():
             return True
         return 0 <= replaced < len(self.text) and _is_letter(self.text[replaced]) == _is_letter(generated)
 

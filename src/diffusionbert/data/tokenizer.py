@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from diffusionbert.data.corpus import detokenise, substituted
+from diffusionbert.data.corpus import detokenize, substituted
 from diffusionbert.data.files import Pair
 from diffusionbert.diffusion.shapes import TokenSet
 from diffusionbert.storage.hub import TOKENIZER, fetch, not_found
@@ -253,7 +253,7 @@ class Vocabulary:
         """The text of a sequence, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
         text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist())).removeprefix("##")
-        return detokenise(substituted(text, _INNER_RULES)) if self._splits_punctuation else text
+        return detokenize(substituted(text, _INNER_RULES)) if self._splits_punctuation else text
 
     def spelled(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token, with `##` before those that continue a word, in every kind of vocabulary."""

@@ -309,7 +309,7 @@ def _unmask_probability(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
 
 
 def _reweighted(log_f: TargetLogProbs, weights: Tensor, sequences: TargetIndices, warp: Warp | None) -> TargetLogProbs:
-    """log p(v | x_t, t): f(v) times the weights of its sequence, normalised and warped."""
+    """log p(v | x_t, t): f(v) times the weights of its sequence, normalized and warped."""
     log_p0 = (log_f + weights.log().to(log_f.dtype)[sequences]).log_softmax(dim=-1)
     return log_p0 if warp is None else warp(log_p0)
 

@@ -95,12 +95,12 @@ class Uniform(Process):
         sequences, current, clean = sequence_index(targets), x_t.tokens[targets], x0[targets]
         alpha_s, alpha_t, step = self._alphas(s, t, sequences)
         unchanged = current == clean
-        normaliser = torch.where(unchanged, *self._mixed(alpha_t))
+        normalizer = torch.where(unchanged, *self._mixed(alpha_t))
         step_same, step_other = self._mixed(step)
         from_clean, from_other = self._mixed(alpha_s)
-        at_clean = torch.where(unchanged, step_same, step_other) * from_clean / normaliser
-        at_current = torch.where(unchanged, 0.0, step_same * from_other / normaliser)
-        elsewhere = step_other * from_other / normaliser
+        at_clean = torch.where(unchanged, step_same, step_other) * from_clean / normalizer
+        at_current = torch.where(unchanged, 0.0, step_same * from_other / normalizer)
+        elsewhere = step_other * from_other / normalizer
         num_elsewhere = self.num_allowed - torch.where(unchanged, 1, 2)
         log_at_clean, log_at_current = log_prob_of(log_p, clean), log_prob_of(log_p, current)
         log_elsewhere = log_p.masked_fill(~self.allowed, 0.0).sum(dim=-1).double() - log_at_clean

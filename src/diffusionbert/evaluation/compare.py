@@ -234,7 +234,7 @@ class _Columns:
         protocols = [summary.protocol for summary in summaries]
         for values, reason in (
             ({each.definition.time for each in protocols}, "the numbers of time steps differ"),
-            ({each.length for each in protocols}, "length is given for some and modelled for others"),
+            ({each.length for each in protocols}, "length is given for some and modeled for others"),
             ({each.source_given for each in protocols}, "some are conditional on a source"),
             ({each.special_tokens for each in protocols}, "special tokens are counted for some"),
             ({each.packed for each in protocols}, "some use packed text"),
@@ -289,9 +289,9 @@ class _Columns:
             [one and one.entropy_per_text for one in own],
             [one and one.entropy_per_text for one in real],
         )
-        judgements = [one and one.judge for one in found]
-        for name in sorted({one.name for one in judgements if one is not None}):
-            judged = [one if one is not None and one.name == name else None for one in judgements]
+        judgments = [one and one.judge for one in found]
+        for name in sorted({one.name for one in judgments if one is not None}):
+            judged = [one if one is not None and one.name == name else None for one in judgments]
             # Dull text has a low perplexity, so it is shown with its entropy and not ranked.
             self._add_figures(
                 Column(f"judge.{name}", f"perplexity under {name}", neither, 1),
@@ -454,7 +454,7 @@ def _settings(result: EvaluationResult) -> dict[str, str]:
     shown = {"text": f"{data.corpus}, split {data.split.value}, sha256 {data.corpus_sha256[:12]}"}
     if own is not None:
         shown |= {
-            "length": "given" if own.protocol.length is Length.GIVEN else "modelled",
+            "length": "given" if own.protocol.length is Length.GIVEN else "modeled",
             "special tokens": "counted" if own.protocol.special_tokens else "not counted",
             "sequences": "packed text" if own.protocol.packed else "single sentences",
             "arithmetic": own.protocol.arithmetic,

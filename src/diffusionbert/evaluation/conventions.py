@@ -106,7 +106,7 @@ def conventions(
         "per word",
         "DiffusionBERT (He et al. 2022) and its baselines",
         f"{_SINGLE} / Σ whitespace-separated words",
-        "comparable across vocabularies if words are split alike: LM1B's tokenised text has more of them than plain "
+        "comparable across vocabularies if words are split alike: LM1B's tokenized text has more of them than plain "
         "text; the published spindle figures are not bounds",
     )
     per_token = Meaning("per token", "single sentences", f"{_SINGLE} / Σ tokens without special ones", vocabulary)

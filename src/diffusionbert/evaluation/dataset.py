@@ -92,7 +92,7 @@ def open_evaluation_set(
     split: Split | None = None,
     field: str | None = None,
     cased: bool = False,
-    detokenise: bool = False,
+    detokenize: bool = False,
     sentences: int | None = None,
 ) -> EvaluationSet:
     """Reads an evaluation set as a model reads text.
@@ -103,11 +103,11 @@ def open_evaluation_set(
         split: A split of it; None is the test split, what training held out, or all of it.
         field: The field of JSON lines that holds the text.
         cased: Keeps upper case, also if the model was trained on lower case.
-        detokenise: Undoes tokenised text, also if training did not.
+        detokenize: Undoes tokenized text, also if training did not.
         sentences: Scores so many sentences, always the same ones; None scores all.
     """
     trained = Trained(engine.config.data, engine.training_text)
-    cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenise or detokenise)
+    cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenize or detokenize)
     fields = [field] if field else []
     split = default_split(data, trained, fields) if split is None else split
     corpus = parse_corpus(data, split, fields=fields, cleaning=cleaning)

@@ -17,7 +17,7 @@ import torch
 
 from diffusionbert.evaluation.conventions import PACKED_LENGTH, Convention, PackedSequences, conventions
 from diffusionbert.evaluation.dataset import EvaluationSet
-from diffusionbert.evaluation.judges import Judge, Judgement, Mauve, compute_mauve
+from diffusionbert.evaluation.judges import Judge, Judgment, Mauve, compute_mauve
 from diffusionbert.evaluation.metrics import Bleu, PerSample, self_bleu4
 from diffusionbert.evaluation.result import (
     EvaluationResult,
@@ -54,7 +54,7 @@ class Plan:
     length: int | tuple[int, int] | None = PAPER_LENGTH
     """Tokens of a sample, or a range; None draws lengths from the training corpus."""
     budget: EstimationBudget = EstimationBudget()
-    modelled_length: bool = False
+    modeled_length: bool = False
     """Whether -log p(length) is added to the nats."""
     conventions: bool = False
     seed: int = 0
@@ -80,8 +80,8 @@ class Plan:
             raise ValueError(
                 f"`length` must be 1 to {engine.max_length} for this model, got {longest}; give less, or corpus"
             )
-        if self.modelled_length and engine.length_histogram is None:
-            raise ValueError("this model has no length histogram; leave out `modelled_length`")
+        if self.modeled_length and engine.length_histogram is None:
+            raise ValueError("this model has no length histogram; leave out `modeled_length`")
         require_supported(engine, self.task, self.sampling)
 
     @property
@@ -95,7 +95,7 @@ def evaluate(
     evaluation_set: EvaluationSet,
     plan: Plan,
     judge: Judge | None = None,
-    featuriser: Judge | None = None,
+    featurizer: Judge | None = None,
     progress: Progress = no_progress,
 ) -> EvaluationResult:
     """Evaluates a model.
@@ -105,7 +105,7 @@ def evaluate(
         evaluation_set: The text.
         plan: What to measure.
         judge: A causal language model for generative perplexity.
-        featuriser: The model whose features MAUVE compares; None for no MAUVE.
+        featurizer: The model whose features MAUVE compares; None for no MAUVE.
         progress: Progress callback.
 
     Returns:
@@ -120,7 +120,7 @@ def evaluate(
     first, second = texts[: plan.samples], texts[plan.samples :]
     real = evaluation_set.some(plan.samples)
     real_texts = [evaluation_set.decoded[number] for number in real]
-    judgement, mauve = _judged(first, real_texts, judge, featuriser, plan.seed, progress)
+    judgment, mauve = _judged(first, real_texts, judge, featurizer, plan.seed, progress)
     shown = None
     if plan.conventions:
         shown = _conventions(engine, evaluation_set, plan, quantities, likelihoods, protocol, progress)
@@ -145,7 +145,7 @@ def evaluate(
         evaluation_set.record,
         plan.seed,
         {name: estimate.summary() for name, estimate in likelihoods.items()},
-        Generation(sampling, own, others, speed, judgement, mauve),
+        Generation(sampling, own, others, speed, judgment, mauve),
         shown,
         (*evaluation_set.notes, *quantities.notes, *_cautions(evaluation_set, plan, own, others, mauve)),
         {name: estimate.scores for name, estimate in likelihoods.items()},
@@ -177,7 +177,7 @@ def _likelihoods(
             evaluation_set.scored,
             budget,
             quantity=quantity,
-            length_histogram=engine.length_histogram if plan.modelled_length else None,
+            length_histogram=engine.length_histogram if plan.modeled_length else None,
             protocol=protocol,
             advance=_counter(progress, f"likelihood, {quantity.name}", total),
         )
@@ -303,23 +303,23 @@ def _judged(
     samples: Sequence[str],
     real: Sequence[str],
     judge: Judge | None,
-    featuriser: Judge | None,
+    featurizer: Judge | None,
     seed: int,
     progress: Progress,
-) -> tuple[Judgement | None, Mauve | None]:
+) -> tuple[Judgment | None, Mauve | None]:
     readings = {}
-    for reader in (judge, featuriser):
+    for reader in (judge, featurizer):
         if reader is not None and reader.name not in readings:
             advance = _counter(progress, f"judge {reader.name}", len(samples) + len(real))
             readings[reader.name] = reader.read(samples, advance), reader.read(real, advance)
-    judgement = mauve = None
+    judgment = mauve = None
     if judge is not None:
         own, other = readings[judge.name]
-        judgement = Judgement(judge.name, judge.convention, own.judged(seed), other.judged(seed))
-    if featuriser is not None:
-        own, other = readings[featuriser.name]
-        mauve = compute_mauve(own.features, other.features, featuriser.name, seed)
-    return judgement, mauve
+        judgment = Judgment(judge.name, judge.convention, own.judged(seed), other.judged(seed))
+    if featurizer is not None:
+        own, other = readings[featurizer.name]
+        mauve = compute_mauve(own.features, other.features, featurizer.name, seed)
+    return judgment, mauve
 
 
 def _cautions(

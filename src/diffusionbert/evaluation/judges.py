@@ -55,7 +55,7 @@ class Reading:
     num_truncated: int
 
     def judged(self, seed: int = 0) -> Judged:
-        """Summarises all texts; empty ones are left out."""
+        """Summarizes all texts; empty ones are left out."""
         total = float(self.tokens.sum())
         if not total:
             raise ValueError(f"all {len(self.tokens)} texts are empty to the judge; give other ones")
@@ -91,7 +91,7 @@ class Judged:
 
 @final
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """One judge's figures for samples and for real sentences."""
 
     name: str
@@ -221,7 +221,7 @@ class Mauve:
     num_real: int
 
 
-def featuriser(judge: Judge | None, device: torch.device) -> Judge:
+def featurizer(judge: Judge | None, device: torch.device) -> Judge:
     """GPT-2 large, with which MAUVE was published, where available; else the judge."""
     if judge is not None and judge.is_gpt2:
         return judge

@@ -6,7 +6,7 @@ c is the length of the hypothesis and r the reference length closest to it (the 
 fraction of the hypothesis's n-grams that occur in the references, each counted at most as often as in a single
 reference. Quality is the mean over samples against *all* test sentences; self-BLEU compares each sample with all
 others. The paper mentions no smoothing and its released code uses none, so none is the default. Words are separated by
-whitespace; lower-casing and detokenising are left to the caller. This module does not depend on models or tokenizers.
+whitespace; lower-casing and detokenizing are left to the caller. This module does not depend on models or tokenizers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def self_bleu4(samples: Sequence[str], smoothing: Smoothing = Smoothing.NONE) ->
     # For the sample with the largest count of an n-gram, the maximum over the others is the second largest count. For
     # the rest it is the largest, but their own counts do not exceed the second largest, so one limit serves all.
     matches = [own.clipped(own.second_largest()) for own in counts]
-    # In the sorted lengths, the closest other length is a neighbour.
+    # In the sorted lengths, the closest other length is a neighbor.
     order = np.argsort(text.lengths)
     ranked = text.lengths[order]
     below, above = np.append(ranked[1], ranked[:-1]), np.append(ranked[1:], ranked[-2])

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from diffusionbert.evaluation.conventions import Convention
 from diffusionbert.evaluation.dataset import EvaluationSetRecord
-from diffusionbert.evaluation.judges import Judgement, Mauve
+from diffusionbert.evaluation.judges import Judgment, Mauve
 from diffusionbert.evaluation.metrics import ORDER, PerSample, distinct_n, repetition, token_entropy
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate, Scores
@@ -143,7 +143,7 @@ class Generation:
     real: TextMetrics
     """The same figures of real sentences."""
     speed: Speed
-    judge: Judgement | None = None
+    judge: Judgment | None = None
     mauve: Mauve | None = None
 
 

@@ -9,7 +9,7 @@ distribution over fillings of that length, and the first a stated prior over the
     context    p(length of the text) · p(context | length), the context's own likelihood with that many masks in between
                (by Bayes' rule, as for blanks of unknown length)
 
-Options are normalised among themselves. Each mask on its own, Σ -log f(token | all of the option masked), is no
+Options are normalized among themselves. Each mask on its own, Σ -log f(token | all of the option masked), is no
 distribution over options of several tokens: it forgets that tokens depend on each other.
 """
 
@@ -72,7 +72,7 @@ def choose(
             own, weighed = weighed[: len(rows)], weighed[len(rows) :]
             choices.append(own)
     return [
-        Choice(text, _normalised(some, rows, found), order.value, prior)
+        Choice(text, _normalized(some, rows, found), order.value, prior)
         for text, some, rows, found in zip(texts, options, fitted, choices, strict=True)
     ]
 
@@ -150,10 +150,10 @@ def _batch(engine: Engine, rows: Sequence[_Fitted]) -> tuple[Batch, PositionMask
     return replace(batch, editable=editable).to(engine.device), text.to(engine.device)
 
 
-def _normalised(
+def _normalized(
     options: Sequence[str], rows: Sequence[_Fitted], found: Sequence[tuple[float, float]]
 ) -> tuple[Option, ...]:
-    """The options with their probabilities; the prior over lengths is normalised over the lengths that occur."""
+    """The options with their probabilities; the prior over lengths is normalized over the lengths that occur."""
     nats, length = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
     by_length = {row.num_tokens: float(value) for row, value in zip(rows, length, strict=True)}
     length = length + torch.tensor(list(by_length.values()), dtype=torch.float64).neg().logsumexp(dim=0)

@@ -132,7 +132,7 @@ class Constrained(nn.Module):
         return log_f - log_total
 
     def forbid(self, tokens: Tokens, targets: PositionMask, log_f: TargetLogProbs) -> TargetLogProbs:
-        """Sets log f to −∞ for tokens that could break a rule if all targets were generated at once; not normalised."""
+        """Sets log f to −∞ for tokens that could break a rule if all targets were generated at once; not normalized."""
         if self._tokens and max(self._tokens) >= log_f.shape[-1]:
             raise ValueError(
                 f"token ids in rules must be < {log_f.shape[-1]}, the network's vocabulary size, got "
@@ -254,7 +254,7 @@ class _Room:
         )
 
     def fits(self, word: Word, row: Row, start: int, before: Row) -> bool:
-        """Whether the positions are free, no continuation token follows, and no rule is broken with the neighbours."""
+        """Whether the positions are free, no continuation token follows, and no rule is broken with the neighbors."""
         end = start + len(word)
         if row[start:end] != (None,) * len(word) or (end < len(row) and row[end] in self.continuation):
             return False

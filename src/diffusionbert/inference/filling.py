@@ -3,7 +3,7 @@
 Blanks of unknown length are filled in several lengths. Nats given the length cannot compare lengths: their sum prefers
 short fillings, because every token costs something; their mean per token prefers long ones, because later tokens of a
 phrase are easy to predict. How likely a length is, the context says: with three masks in "New [ ] [ ] [ ] is a city",
-the surrounding tokens are less likely than with one. By Bayes' rule, normalised over the candidate lengths,
+the surrounding tokens are less likely than with one. By Bayes' rule, normalized over the candidate lengths,
 
     nats(length, x | context) = -log p(length | context) + nats(x | context, length)
     p(length | context) ∝ p(length) · p(context | length)
@@ -44,7 +44,7 @@ class Gap:
     context: PositionMask
     """The unmasked tokens of the sentence, without special tokens: the same for every length."""
     length_nats: PerSequence
-    """-log p(length of the sequence); 0 if lengths are not modelled."""
+    """-log p(length of the sequence); 0 if lengths are not modeled."""
     word_starts: PositionMask | None = None
     """Editable positions at which no continuation token is allowed."""
     word_continuations: PositionMask | None = None
@@ -60,7 +60,7 @@ class TokenFilling:
     nats: float
     """The NELBO of the filling and of its length, given the context; lower is better.
 
-    -log p(length, filling | context) as in the module docstring, where p(length | context) is normalised over
+    -log p(length, filling | context) as in the module docstring, where p(length | context) is normalized over
     the candidate lengths. If a request has a single length, this is -log p(filling | context, length).
     """
     length_nats: float = 0.0
@@ -297,7 +297,7 @@ class _Search:
     def most_confident(self, states: _States, number: int) -> tuple[Tensor, Tensor]:
         """The masked positions at which some allowed token has the highest probability, and log f there.
 
-        The second of two is not a neighbour of the first where that can be avoided: neighbours depend on each other.
+        The second of two is not a neighbor of the first where that can be avoided: neighbors depend on each other.
 
         Returns:
             Positions [states, number], and log f [states, number, V].

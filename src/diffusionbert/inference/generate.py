@@ -209,7 +209,7 @@ class _Plan:
         """The text of a sequence and its number of tokens."""
         text, editable = self._canvas_text(number), self.canvas.editable[number]
         length = len(text.tokens)
-        rendered = text.render(tokens[:length], editable[:length], capitalise=self.task.capitalise)
+        rendered = text.render(tokens[:length], editable[:length], capitalize=self.task.capitalize)
         return rendered, len(text.own)
 
     def _canvas_text(self, number: int) -> EditedText:

@@ -50,7 +50,7 @@ def fill_together(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    capitalise: bool = False,
+    capitalize: bool = False,
 ) -> list[list[Filling]]:
     """The best joint fillings of each text that were found, best first.
 
@@ -64,7 +64,7 @@ def fill_together(
         top_k: Searches among the k most probable tokens of a position; 0 or None keeps all.
         top_p: Searches among the most probable tokens that together reach this probability.
         seed: Of the random part of the search.
-        capitalise: Whether fillings are capitalised in `Filling.text` where English does it for certain, if the
+        capitalize: Whether fillings are capitalized in `Filling.text` where English does it for certain, if the
             tokenizer is uncased.
     """
     if max_blank_tokens < 1 or num_alternatives < 1:
@@ -96,7 +96,7 @@ def fill_together(
                 raise ValueError(f"no filling of {texts[number][:40]!r} is possible; forbid fewer words")
     conditions = ["context" if BLANK in blanks.marks else "context, lengths" for blanks in given]
     return [
-        [Filling(*blanks.filled(one.tokens, capitalise=capitalise), one.nats, condition) for one in ranked]
+        [Filling(*blanks.filled(one.tokens, capitalize=capitalize), one.nats, condition) for one in ranked]
         for blanks, ranked, condition in zip(given, found, conditions, strict=True)
     ]
 

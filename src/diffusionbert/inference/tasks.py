@@ -55,8 +55,8 @@ class Task:
     seed: int = 0
     max_new_tokens: int | None = None
     """Tokens after the prompt, in place of `length`."""
-    capitalise: bool = False
-    """Whether generated text is capitalised where English does it for certain, if the tokenizer is uncased."""
+    capitalize: bool = False
+    """Whether generated text is capitalized where English does it for certain, if the tokenizer is uncased."""
 
     def __post_init__(self) -> None:
         self._require_kinds()
@@ -138,11 +138,11 @@ class Option:
 
     option: str
     probability: float
-    """p(option | text around it), normalised over the options."""
+    """p(option | text around it), normalized over the options."""
     nats: float
     """-log p(tokens of the option | text around it, their number), exact in the order of the choice."""
     length_nats: float
-    """-log p(their number | text around it), by the prior over lengths, normalised over the options' lengths."""
+    """-log p(their number | text around it), by the prior over lengths, normalized over the options' lengths."""
     num_tokens: int
 
 

@@ -144,7 +144,7 @@ def estimate(
                 break
     complete = replace(
         protocol,
-        length=Length.GIVEN if length_histogram is None else Length.MODELLED,
+        length=Length.GIVEN if length_histogram is None else Length.MODELED,
         interval=Interval.DRAWS if given else Interval.SENTENCES_AND_DRAWS,
         num_draws=strata * len(rounds),
         strata=strata,
@@ -200,7 +200,7 @@ def length_nats(histogram: Tensor, lengths: Counts) -> PerSequence:
 
 
 def count_words(text: str) -> int:
-    """Counts whitespace-separated words; in a tokenised corpus such as LM1B, punctuation marks are words."""
+    """Counts whitespace-separated words; in a tokenized corpus such as LM1B, punctuation marks are words."""
     return len(text.split())
 
 

@@ -353,7 +353,7 @@ class Length(Enum):
     """Whether the nats of a sentence include -log p(length)."""
 
     GIVEN = "given"
-    MODELLED = "modelled"
+    MODELED = "modelled"  # spelled as in files on disk
 
 
 class Interval(Enum):

@@ -100,7 +100,7 @@ class CausalModel(nn.Module):
 def _require_causal(attention_mask: PositionMask, targets: PositionMask) -> None:
     """Refuses inputs for which a decoder without an attention mask would be wrong."""
     gaps = attention_mask[:, 1:] & ~attention_mask[:, :-1]
-    first_is_target, has_gaps = torch.stack([targets[:, 0].any(), gaps.any()]).tolist()  # one synchronisation, not two
+    first_is_target, has_gaps = torch.stack([targets[:, 0].any(), gaps.any()]).tolist()  # one synchronization, not two
     if first_is_target:
         raise ValueError(
             "the first position of a sequence is a target, but a decoder predicts from the positions before it: "

@@ -67,8 +67,8 @@ class EmbeddingDenoiser(nn.Module):
 
     The encoder is that of any `*ForMaskedLM`, with its own positions, norms and layers; t is added to its input. The
     head and the token embeddings of the backbone are not used, and frozen. A table of the same width as these
-    embeddings is initialised from them, scaled to unit variance, and the projection into the encoder undoes the
-    scaling, so that a pretrained encoder starts with its usual inputs. Any other table is initialised randomly.
+    embeddings is initialized from them, scaled to unit variance, and the projection into the encoder undoes the
+    scaling, so that a pretrained encoder starts with its usual inputs. Any other table is initialized randomly.
 
     Everything that involves the table is computed in float32 or better, also under autocast: half precision would hide
     the small noise of nearly clean vectors.
@@ -123,12 +123,12 @@ class EmbeddingDenoiser(nn.Module):
         return _full(guess)
 
     def log_words(self, x: Vectors, targets: PositionMask) -> TargetLogProbs:
-        """Normalises x·E(w) + b_w over the allowed tokens."""
+        """Normalizes x·E(w) + b_w over the allowed tokens."""
         return distribution(self._products(x[targets], self.bias), self.allowed)
 
     @torch.no_grad()
     def nearest(self, x: Vectors, targets: PositionMask, forbidden: tuple[int, ...] = ()) -> TargetTokens:
-        """Maximises x·E(w) - ‖E(w)‖²/2, which minimises the distance."""
+        """Maximizes x·E(w) - ‖E(w)‖²/2, which minimizes the distance."""
         allowed = self.allowed.clone()
         allowed[list(forbidden)] = False
         if not bool(allowed.any()):

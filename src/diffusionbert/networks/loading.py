@@ -208,7 +208,7 @@ _CAUSAL = _Kind("causal language model", transformers.AutoModelForCausalLM, _DEC
 def load_masked_lm(name_or_folder: str | Path) -> PreTrainedModel:
     """Opens a masked language model in float32, from a folder or by its name on the Hub.
 
-    An encoder without a head gets a randomly initialised one, with a warning; an encoder with missing weights is
+    An encoder without a head gets a randomly initialized one, with a warning; an encoder with missing weights is
     refused. Only safetensors are read, because a pickle can run code.
     """
     return _load(_MASKED, name_or_folder)
@@ -245,7 +245,7 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
 
 
 def new_lm(folder: Path) -> PreTrainedModel:
-    """Makes the language model that a folder's config.json describes, randomly initialised."""
+    """Makes the language model that a folder's config.json describes, randomly initialized."""
     kind = _CAUSAL if is_causal(folder) else _MASKED
     return _new(kind.auto, _config(kind, folder, folder))
 
@@ -282,7 +282,7 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
             f"have another shape, {random[0]} first; use a complete checkpoint whose config.json fits its weights"
         )
     if missing:
-        message = "%s has no %s head; it gets a randomly initialised one, to be trained: %s"
+        message = "%s has no %s head; it gets a randomly initialized one, to be trained: %s"
         logger.warning(message, name_or_folder, kind.name.replace(" ", "-"), ", ".join(missing))
     return model
 

@@ -76,7 +76,7 @@ class TimeAgnostic(TimeConditioning):
 class PrefixTime(TimeConditioning):
     """Inserts one trained vector between `[CLS]` and the text (PTE).
 
-    The vectors are initialised with the scale of the backbone's own embeddings.
+    The vectors are initialized with the scale of the backbone's own embeddings.
     """
 
     num_prefix_positions = 1

@@ -3,7 +3,7 @@
     nats(x0) = Σ_{editable i} -log p(x0_i | x0_1 … x0_{i-1})
 
 All terms come from one pass of a decoder, so this is -log p(x0) itself: no noise, no bound, no draws. The length is
-given, as for all objectives here: distributions are normalised over allowed tokens, which do not include an end of
+given, as for all objectives here: distributions are normalized over allowed tokens, which do not include an end of
 text, so the probabilities of all sequences of one length sum to 1. Positions that are not editable, such as a prompt,
 are read and cost nothing. GPT-2's training differs: it joins documents by `<|endoftext|>`, and the end is predicted.
 """

@@ -112,7 +112,7 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
         """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
 
     def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
-        """What training minimises: one draw of the loss per sequence, summed over its tokens; by default the nats."""
+        """What training minimizes: one draw of the loss per sequence, summed over its tokens; by default the nats."""
         return self.nats(network, x0, noise).sum(dim=1)
 
     def draw_round(self, network: NetworkT, x0: Batch, noise: Noise) -> Round:

@@ -1,5 +1,5 @@
 """Sahoo et al. 2024, "Simple and effective masked diffusion language models" (MDLM), eq. 10, and
-Shi et al. 2024, "Simplified and generalized masked diffusion" (MD4), generalised to token-dependent schedules.
+Shi et al. 2024, "Simplified and generalized masked diffusion" (MD4), generalized to token-dependent schedules.
 
     nats(x0) = ∫₀¹ E_q(x_t | x0) [ R(x_t) ] dt,    R the sum of `Absorbing.rate` over the masked positions
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: BERT's pretraining, BERT-Mouth and CMLM.
+"""Masked language modeling: BERT's pretraining, BERT-Mouth and CMLM.
 
 Devlin et al. 2019, "BERT", the ordinary pretraining that DiffusionBERT starts from (`MaskedLM`):
 
@@ -15,7 +15,7 @@ This is not a distribution over sequences, as Cho notes himself ("BERT has a mou
 MRF", 28 May 2019): it may lie below the entropy, and Σ exp(-nats) over all sequences may exceed 1. The figure of the
 same network that is comparable with other models is the order-agnostic bound.
 
-Ghazvininejad et al. 2019, "Mask-Predict", section 2.2: conditional masked language modelling (`CMLM`):
+Ghazvininejad et al. 2019, "Mask-Predict", section 2.2: conditional masked language modeling (`CMLM`):
 
     k ~ uniform on 1 … n,  k of the n positions masked, all sets equally likely
     loss(x0) = 2n/(n + 1) · Σ_{masked i} -log f(x0_i | unmasked)
@@ -109,7 +109,7 @@ class MaskedLM(Objective[Network]):
 @register("bert-mouth")
 @dataclass(frozen=True)
 class BertMouthConfig(ObjectiveConfig):
-    """BERT-Mouth: masked language modelling, sampled by Gibbs sampling."""
+    """BERT-Mouth: masked language modeling, sampled by Gibbs sampling."""
 
     rate: float = 0.15
     """The share of positions that are masked in training."""

@@ -160,14 +160,14 @@ class OrderAgnosticGrid(Objective[Network]):
 #
 # is unbiased for the stratum's share of the bound, since each block with i in it is a uniform set with i in it. Which
 # tokens are masked does not matter then, only which are seen. Most of what that changes is due to the number c_i ∈ {0,
-# 1, 2} of i's unmasked neighbours, a control variate whose mean is known exactly: 2·(n - k)/(n - 1), averaged over the
+# 1, 2} of i's unmasked neighbors, a control variate whose mean is known exactly: 2·(n - k)/(n - 1), averaged over the
 # stratum. It also follows the level. Strata are wide at low levels, where rounds are dear (n/k sequences) and vary
 # little. The edges and β were chosen by the variance per computed sequence with the bundled model on news.
 
 _EDGES = (0.0, 0.28, 0.42, 0.54, 0.65, 0.76, 0.88, 1.0)
 """Of the strata; texts of fewer tokens than strata have one stratum per level."""
-_NEIGHBOUR = 1.3
-"""β: nats that an unmasked neighbour saves. Any number leaves the estimate unbiased."""
+_NEIGHBOR = 1.3
+"""β: nats that an unmasked neighbor saves. Any number leaves the estimate unbiased."""
 _POSITIONS_AT_ONCE = {"cpu": 4096, "cuda": 32_768}
 """In one call of the network, by device."""
 
@@ -205,9 +205,9 @@ def _plan(x0: Batch, index: int, noise: Noise, distribution: Callable[[int], Ten
     first = torch.cat([torch.arange(count) for count in blocks]) * level[stratum]
     masked = (rank[stratum] - first[:, None]) % n < level[stratum, None]
     weight = width[:, None] / _summed(masked.double(), stratum)
-    expected = (n - mean_level[stratum, None]) / max(1, n - 1) * _neighbours(torch.ones(1, n))
-    seen = _neighbours((~masked).double()) - expected
-    return _Plan(masked, stratum, weight, _NEIGHBOUR * weight * _summed(masked * seen, stratum))
+    expected = (n - mean_level[stratum, None]) / max(1, n - 1) * _neighbors(torch.ones(1, n))
+    seen = _neighbors((~masked).double()) - expected
+    return _Plan(masked, stratum, weight, _NEIGHBOR * weight * _summed(masked * seen, stratum))
 
 
 def _summed(values: Tensor, stratum: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def _summed(values: Tensor, stratum: Tensor) -> Tensor:
     return values.new_zeros(int(stratum[-1]) + 1, values.shape[1]).index_add(0, stratum, values)
 
 
-def _neighbours(values: Tensor) -> Tensor:
+def _neighbors(values: Tensor) -> Tensor:
     """The sum of the values left and right of each position."""
     return pad(values, (1, 0))[:, :-1] + pad(values, (0, 1))[:, 1:]
 

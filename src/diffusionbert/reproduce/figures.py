@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 KINDS = {"exact": "NLL, nats per token", "bound": "NELBO, nats per token", "pseudo": "pseudo-NLL, nats per token"}
 """The axis label of each kind of likelihood."""
 PALETTE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D5D5D"
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is too pale on white."""
+"""Okabe and Ito's colors, which color-blind readers can tell apart, without yellow, which is too pale on white."""
 FAMILIAR = "DiffusionBERT", "D3PM", "Transformer decoder", "GPT", "BERT-Mouth", "Diffusion-LM"
-"""Systems that have the same colour in every figure."""
+"""Systems that have the same color in every figure."""
 DASHES: tuple[Any, ...] = "-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.5, 1.5))
 MARKERS = "osD^"
 METADATA: dict[str, Any] = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -98,12 +98,12 @@ def convergence(curves: Sequence[Curve], path: Path) -> None:
     kinds = [kind for kind in KINDS if any(curve.kind == kind for curve in curves)]
     with _figure(path, height=0.6 + (3.4 if len(kinds) == 1 else 2.5 * len(kinds)) + 0.2 * len(curves)) as figure:
         panels = dict(zip(kinds, figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0], strict=True))
-        for curve, (colour, dashes, marker) in zip(curves, _looks([curve.label for curve in curves]), strict=True):
+        for curve, (color, dashes, marker) in zip(curves, _looks([curve.label for curve in curves]), strict=True):
             axes, alone = panels[curve.kind], marker if len(curve.xs) == 1 else ""
-            axes.plot(curve.xs, curve.ys, color=colour, linestyle=dashes, marker=alone, label=_shown(curve.label))
+            axes.plot(curve.xs, curve.ys, color=color, linestyle=dashes, marker=alone, label=_shown(curve.label))
             if curve.errors:
                 ends = [(y - 1.96 * error, y + 1.96 * error) for y, error in zip(curve.ys, curve.errors, strict=True)]
-                axes.fill_between(curve.xs, *zip(*ends, strict=True), color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(curve.xs, *zip(*ends, strict=True), color=color, alpha=0.15, linewidth=0)
         for kind, axes in panels.items():
             axes.set_ylabel(KINDS[kind])
         axes.set_xlabel("training steps")
@@ -117,8 +117,8 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
     """
     with _figure(path, height=4.6) as figure:
         axes = figure.subplots()
-        for one, (colour, dashes, marker) in zip(series, _looks([one.name for one in series]), strict=True):
-            _draw_tradeoff(axes, one, color=colour, linestyle=dashes, marker=marker)
+        for one, (color, dashes, marker) in zip(series, _looks([one.name for one in series]), strict=True):
+            _draw_tradeoff(axes, one, color=color, linestyle=dashes, marker=marker)
         _draw_tradeoff(axes, real, color="black", linestyle="", marker="*", markersize=11)
         axes.margins(0.08)
         axes.set(xlabel="self-BLEU-4 (lower: more diverse)", ylabel="BLEU-4 (higher: closer to real text)")
@@ -191,16 +191,16 @@ def _figure(path: Path, height: float) -> Iterator[Figure]:
 
 
 def _looks(labels: Sequence[str]) -> list[tuple[str, Any, str]]:
-    """Colour, dashes and marker of each line: one colour per system, dashes and markers for its variants.
+    """Color, dashes and marker of each line: one color per system, dashes and markers for its variants.
 
     A label begins with its system, up to the first comma. Equal labels look alike.
     """
     systems = {label: label.partition(",")[0] for label in labels}
     fixed = dict(zip(FAMILIAR, PALETTE, strict=False))
-    spare = cycle(colour for name, colour in zip_longest(FAMILIAR, PALETTE) if name not in systems.values())
-    colours = {name: fixed.get(name) or next(spare) for name in dict.fromkeys(systems.values())}
+    spare = cycle(color for name, color in zip_longest(FAMILIAR, PALETTE) if name not in systems.values())
+    colors = {name: fixed.get(name) or next(spare) for name in dict.fromkeys(systems.values())}
     looks: dict[str, tuple[str, Any, str]] = {}
     for label, name in systems.items():
-        variant = sum(look[0] == colours[name] for look in looks.values())
-        looks[label] = colours[name], DASHES[variant % len(DASHES)], MARKERS[variant % len(MARKERS)]
+        variant = sum(look[0] == colors[name] for look in looks.values())
+        looks[label] = colors[name], DASHES[variant % len(DASHES)], MARKERS[variant % len(MARKERS)]
     return [looks[label] for label in labels]

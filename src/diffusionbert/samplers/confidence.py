@@ -7,7 +7,7 @@ sequences need fewer rounds. Tokens come from f and not from f·(1 - ᾱ_t), sin
 what is masked: the schedule plays no part.
 
 With one position per round and a criterion that does not depend on the drawn token (margin, entropy), this is an
-autoregressive factorisation in an order that depends on the tokens so far: exact if f is. Several positions per round,
+autoregressive factorization in an order that depends on the tokens so far: exact if f is. Several positions per round,
 a threshold or the probability of the drawn token make it a heuristic.
 """
 

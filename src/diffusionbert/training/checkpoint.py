@@ -2,12 +2,12 @@
 
     step-00001000/
       weights.safetensors    the parameters
-      optimiser.safetensors  the state of the optimiser
+      optimizer.safetensors  the state of the optimizer
       ema.safetensors        the EMA of the parameters, if there is one
       state.json             format, training state, number of EMA updates, loss scale
 
 With sharded parameters all processes gather, and one of them writes. Does not depend on the training loop. Checkpoints
-of earlier versions, with averages.safetensors and standing.json, are still read.
+of earlier versions, with optimiser.safetensors, averages.safetensors and standing.json, are still read.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class Checkpoint:
 
     header: CheckpointHeader
     weights: dict[str, Tensor]
-    optimiser: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
     ema: dict[str, Tensor] | None
 
     @classmethod
     def of(
-        cls, module: nn.Module, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None, state: TrainState
+        cls, module: nn.Module, optimizer: Optimizer, ema: EMA | None, scaler: GradScaler | None, state: TrainState
     ) -> Checkpoint:
         """Gathers the present state; raises FloatingPointError if a parameter is infinite or NaN."""
         weights = weights_of(module)
@@ -96,13 +96,13 @@ class Checkpoint:
         scale = scaler.state_dict() if scaler and scaler.is_enabled() else None
         scale = scale and {name.removeprefix("_"): value for name, value in scale.items()}
         header = CheckpointHeader(state, ema.num_updates if ema else 0, scale)
-        return cls(header, weights, optimiser_state(optimiser, module), averages)
+        return cls(header, weights, optimizer_state(optimizer, module), averages)
 
     def write(self, path: Path) -> None:
         """Writes the folder completely or not at all."""
         with atomic_folder(path) as folder:
             save_tensors(self.weights, folder / "weights.safetensors")
-            save_tensors(self.optimiser, folder / "optimiser.safetensors")
+            save_tensors(self.optimizer, folder / "optimizer.safetensors")
             if self.ema is not None:
                 save_tensors(self.ema, folder / "ema.safetensors")
             write_json(folder / "state.json", to_json(self.header))
@@ -116,16 +116,16 @@ class Checkpoint:
         return cls(
             header,
             load_tensors(path / "weights.safetensors"),
-            load_tensors(path / "optimiser.safetensors"),
+            load_tensors(_optimizer_file(path)),
             load_tensors(ema) if header.num_ema_updates > 0 or ema.exists() else None,
         )
 
-    def restore(self, module: nn.Module, optimiser: Optimizer, ema: EMA | None, scaler: GradScaler | None) -> None:
-        """Sets parameters, optimiser, EMA and loss scale to those of the checkpoint."""
+    def restore(self, module: nn.Module, optimizer: Optimizer, ema: EMA | None, scaler: GradScaler | None) -> None:
+        """Sets parameters, optimizer, EMA and loss scale to those of the checkpoint."""
         if ema and self.ema is None:
             raise ValueError("the run was trained without EMA, which must start at the first step; leave out --ema")
         set_weights(module, self.weights)
-        set_optimiser_state(optimiser, module, self.optimiser)
+        set_optimizer_state(optimizer, module, self.optimizer)
         if ema and self.ema is not None:
             ema.restore(self.ema, self.header.num_ema_updates)
         if scaler and (scale := self.header.loss_scale):
@@ -149,6 +149,11 @@ def weights_to_export(checkpoint: Path) -> dict[str, Tensor]:
     """The EMA of a checkpoint, if it has one; else its parameters."""
     ema = _ema_file(checkpoint)
     return load_tensors(ema if ema.exists() else checkpoint / "weights.safetensors")
+
+
+def _optimizer_file(checkpoint: Path) -> Path:
+    earlier = checkpoint / "optimiser.safetensors"
+    return earlier if earlier.exists() else checkpoint / "optimizer.safetensors"
 
 
 def _ema_file(checkpoint: Path) -> Path:
@@ -200,25 +205,25 @@ def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
             parameter.copy_(distributed_like(weights[name], parameter))
 
 
-def optimiser_state(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the optimiser, named parameter/kind."""
+def optimizer_state(optimizer: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the optimizer, named parameter/kind."""
     return {
         f"{name}/{kind}": full_copy(torch.as_tensor(value))
         for name, parameter in _parameters(module).items()
-        for kind, value in optimiser.state[parameter].items()
+        for kind, value in optimizer.state[parameter].items()
     }
 
 
-def set_optimiser_state(optimiser: Optimizer, module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Sets the tensors of the optimiser."""
+def set_optimizer_state(optimizer: Optimizer, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Sets the tensors of the optimizer."""
     parameters = _parameters(module)
-    # Counters are single numbers: on the parameter's device if the optimiser is fused, else on the CPU.
-    is_fused = optimiser.defaults.get("fused") or optimiser.defaults.get("capturable")
+    # Counters are single numbers: on the parameter's device if the optimizer is fused, else on the CPU.
+    is_fused = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
     for key, value in state.items():
         name, _, kind = key.rpartition("/")
         if (parameter := parameters.get(name)) is not None:
             counter = value.to(parameter.device) if is_fused else value
-            optimiser.state[parameter][kind] = distributed_like(value, parameter) if value.shape else counter
+            optimizer.state[parameter][kind] = distributed_like(value, parameter) if value.shape else counter
 
 
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -39,7 +39,7 @@ class DataConfig:
     vocabulary: str | int = 8000
     """A tokenizer's folder or name, or the size of a WordPiece to be trained on the corpus."""
     lower: bool = True
-    detokenise: bool = False
+    detokenize: bool = False
     field: str | None = None
     """The field of JSON lines or of a dataset that holds the text."""
     target_field: str | None = None
@@ -54,7 +54,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Optimisation, validation and checkpoints."""
+    """Optimization, validation and checkpoints."""
 
     steps: int = 1000
     batching: TokenBudget | FixedSequences = TokenBudget(4096)
@@ -84,7 +84,7 @@ class TrainingConfig:
     trackers: tuple[str, ...] = ()
     """Trackers of Accelerate: tensorboard, wandb, trackio."""
     sharded: bool = False
-    """Shard parameters, gradients and optimiser over processes (torch's fully_shard) instead of copying them."""
+    """Shard parameters, gradients and optimizer over processes (torch's fully_shard) instead of copying them."""
 
     def __post_init__(self) -> None:
         least = {"warmup": 0, "weight_decay": 0, "seed": 0, "validation_sentences": 2}
@@ -156,7 +156,7 @@ class RunConfig:
         found = plain.get("format") if isinstance(plain, dict) else plain
         if not isinstance(plain, dict) or found != FORMAT:
             raise ValueError(f"{where} must be a run's configuration of format {FORMAT}, got format {found!r:.40}")
-        return from_json({name: value for name, value in plain.items() if name != "format"}, cls, where)
+        return from_json(_respelled({name: value for name, value in plain.items() if name != "format"}), cls, where)
 
 
 # ---- earlier versions -----------------------------------------------------------------------------------------------
@@ -185,6 +185,7 @@ _PLAIN = {"Experiment", "Data", "Training", "TokenBudget", "FixedRows"}
 """Kinds that have no name."""
 _FIELDS = {
     ("Experiment", "network"): "backbone",
+    ("Data", "detokenise"): "detokenize",
     ("Training", "averaging"): "ema",
     ("Pretrained", "name"): "name_or_path",
     ("FixedRows", "rows"): "sequences",
@@ -203,3 +204,11 @@ def upgraded(plain: Any, where: str) -> Any:
     name = {"name": _NAMES[kind]} if kind in _NAMES else {}
     rest = {key: value for key, value in plain.items() if key != "kind"}
     return name | {_FIELDS.get((kind, key), key): upgraded(value, f"{where}.{key}") for key, value in rest.items()}
+
+
+def _respelled(plain: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of format 1 whose data may still have the field `detokenise`."""
+    data = plain.get("data")
+    if not isinstance(data, dict) or "detokenise" not in data:
+        return plain
+    return plain | {"data": {"detokenize" if name == "detokenise" else name: value for name, value in data.items()}}

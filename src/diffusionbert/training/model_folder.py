@@ -128,7 +128,7 @@ def training_source(data: DataConfig) -> Source:
 
 
 def _text_hashes(data: DataConfig) -> tuple[str, ...] | None:
-    """The hashes by which the training text, or a copy, is recognised; None if it has no files."""
+    """The hashes by which the training text, or a copy, is recognized; None if it has no files."""
     try:
         contents = training_source(data).contents()
     except (OSError, ValueError):  # the text was removed in the meantime, but the model is good
@@ -162,7 +162,7 @@ def find_start(name: str) -> Path:
 
 
 def is_diffusion_model(folder: Path) -> bool:
-    """Whether a folder holds a model that this package trained by an objective other than masked-language modelling."""
+    """Whether a folder holds a model that this package trained by an objective other than masked-language modeling."""
     file = folder / "diffusionbert.json"
     return file.exists() and not _description(file)[0].objective.is_pretraining
 

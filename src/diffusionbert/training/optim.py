@@ -1,4 +1,4 @@
-"""What a step needs beside its loss: optimiser, learning rate, precision, EMA, DDP or FSDP, and micro-batch sizes."""
+"""What a step needs beside its loss: optimizer, learning rate, precision, EMA, DDP or FSDP, and micro-batch sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.training.config import TrainingConfig
 
 
-def new_optimiser(module: nn.Module, settings: TrainingConfig, device: torch.device) -> Optimizer:
+def new_optimizer(module: nn.Module, settings: TrainingConfig, device: torch.device) -> Optimizer:
     """AdamW, in one kernel where there is one; biases and norms are not decayed."""
     groups = [
         {
@@ -171,12 +171,12 @@ def measure(
 ) -> Measurement:
     """Doubles the micro-batch until it does not fit, is no longer faster, or is `share`, all that a process gets."""
     module = module.to(device).train()
-    optimiser = new_optimiser(module, replace(settings, weight_decay=0.0), device)  # which keeps parameters as they are
+    optimizer = new_optimizer(module, replace(settings, weight_decay=0.0), device)  # which keeps parameters as they are
     ema = EMA(module, settings.ema) if settings.ema else None  # it takes memory, too
     best: Measurement | None = None
     for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
         try:
-            speed = _speed(module, optimiser, sequences, micro_tokens, low_precision(settings), device)
+            speed = _speed(module, optimizer, sequences, micro_tokens, low_precision(settings), device)
         except torch.OutOfMemoryError:
             break
         if best is not None and speed < 1.05 * best.tokens_per_second:
@@ -192,7 +192,7 @@ def measure(
 
 def _speed(
     module: TrainingModule,
-    optimiser: Optimizer,
+    optimizer: Optimizer,
     sequences: SequenceDataset,
     micro_tokens: int,
     low: torch.dtype | None,
@@ -211,7 +211,7 @@ def _speed(
             module(batch, Noise(0, step), batch.num_tokens).backward()
         module.zero_grad(set_to_none=False)  # gradients stay allocated, as they will be in training
         if step == 0:
-            optimiser.step()  # and so does its state
+            optimizer.step()  # and so does its state
     _wait(device)
     return 2 * batch.tokens.numel() / (time.perf_counter() - started)
 

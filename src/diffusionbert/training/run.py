@@ -75,12 +75,12 @@ class PreparedData:
 
 def open_corpus(data: DataConfig, split: Split) -> Corpus:
     """One split of a corpus."""
-    cleaning = Cleaning(lower=data.lower, detokenise=data.detokenise)
+    cleaning = Cleaning(lower=data.lower, detokenize=data.detokenize)
     return parse_corpus(data.corpus, split, validation=data.validation, fields=data.fields, cleaning=cleaning)
 
 
 def prepare(data: DataConfig, cache: Path, vocabulary: Vocabulary | None = None) -> PreparedData:
-    """Reads, tokenises and encodes a corpus, or opens it from the cache.
+    """Reads, tokenizes and encodes a corpus, or opens it from the cache.
 
     Args:
         data: The corpus.
@@ -218,7 +218,7 @@ def train(
                 run.log.unlink(missing_ok=True)  # from a run that was killed before its first checkpoint
                 _write_start(run.start, module, prepared)
         state = trainer.train()
-    # Closes trackers and synchronises processes, whose threads would otherwise abort the interpreter's shutdown.
+    # Closes trackers and synchronizes processes, whose threads would otherwise abort the interpreter's shutdown.
     accelerator.end_training()
     return TrainingRun(output, state, trainer.is_stopped, accelerator.is_main_process)
 

@@ -4,7 +4,7 @@
       run.json                   the configuration
       start/                     what resuming needs: tokenizer, configuration of the backbone, fingerprints of the data
       log.jsonl                  one event per line (`training.log`)
-      checkpoints/step-00000200/ parameters, optimiser, EMA, state (`training.checkpoint`)
+      checkpoints/step-00000200/ parameters, optimizer, EMA, state (`training.checkpoint`)
       last.json  best.json       the names of the last and of the best checkpoint
       model/                     the best parameters as a Hugging Face folder (`training.model_folder`)
 

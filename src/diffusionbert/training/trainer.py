@@ -2,7 +2,7 @@
 
 A step trains on one *global* batch, which is split over processes and micro-batches. Noise is keyed by example and
 step, and losses are divided by the tokens of the global batch, so that the split changes the speed alone. A step
-depends on the settings, its number, the position in the batch plan, the parameters and the optimiser; torch's
+depends on the settings, its number, the position in the batch plan, the parameters and the optimizer; torch's
 generator, from which dropout draws, is seeded in every step. A checkpoint holds all of these: resuming is exact.
 
 Does not depend on the objective; sequences come from anything with `lengths` and `batch`.
@@ -51,7 +51,7 @@ from diffusionbert.training.optim import (
     gradient_sync,
     learning_rate,
     low_precision,
-    new_optimiser,
+    new_optimizer,
 )
 from diffusionbert.training.run_folder import RunFolder
 
@@ -63,7 +63,7 @@ class Trainer:
         module: The network with its objective.
         sequences: What to train on.
         validation: The sequences to validate on.
-        settings: Optimisation, validation and checkpoints.
+        settings: Optimization, validation and checkpoints.
         run: The run directory.
         export: Writes parameters as a model folder; called on the main process alone.
         accelerator: The devices and processes.
@@ -90,12 +90,12 @@ class Trainer:
             for block in blocks_of(self.module):  # one compilation serves all layers; shapes change with each batch
                 block.compile(dynamic=True)
         self.wrapped = distributed(self.module, accelerator, sharded=settings.sharded)
-        self.optimiser = new_optimiser(self.module, settings, accelerator.device)
-        self.stepper = accelerator.prepare_optimizer(self.optimiser)
+        self.optimizer = new_optimizer(self.module, settings, accelerator.device)
+        self.stepper = accelerator.prepare_optimizer(self.optimizer)
         self.learning_rate = learning_rate(settings)
         self.ema = EMA(self.module, settings.ema) if settings.ema else None
         self.state = TrainState()
-        self.is_signalled = self.is_stopping = False
+        self.is_signaled = self.is_stopping = False
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -159,9 +159,9 @@ class Trainer:
     def _agree_to_stop(self) -> None:
         """Stops all processes at the same step, though a signal may reach one alone; several agree when they log."""
         if self.accelerator.num_processes == 1:
-            self.is_stopping = self.is_signalled
+            self.is_stopping = self.is_signaled
         elif self.state.step % self.settings.log_every == 0:
-            votes = torch.tensor(float(self.is_signalled), device=self.accelerator.device)
+            votes = torch.tensor(float(self.is_signaled), device=self.accelerator.device)
             self.is_stopping = float(self.accelerator.reduce(votes, reduction="sum")) > 0
 
     def _step(self, indices: Indices) -> tuple[Tensor, Tensor, int]:
@@ -174,7 +174,7 @@ class Trainer:
         batches = micro_batches(global_batch, num_processes, process, settings.micro_tokens)
         # The seed of dropout.
         torch.manual_seed(((settings.seed * 1_000_003 + self.state.step) * 65_536 + process) % 2**63)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.state.step)
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for index, batch in enumerate(batches):
@@ -196,7 +196,7 @@ class Trainer:
         """Lets SIGINT and SIGTERM stop the run with a checkpoint; a second signal ends the process at once."""
 
         def stop(number: int, _: Any) -> None:
-            self.is_signalled = True
+            self.is_signaled = True
             signal.signal(number, before[signal.Signals(number)])
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -263,7 +263,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint; earlier ones are removed only when it is complete."""
-        checkpoint = Checkpoint.of(self.module, self.optimiser, self.ema, self.accelerator.scaler, self.state)
+        checkpoint = Checkpoint.of(self.module, self.optimizer, self.ema, self.accelerator.scaler, self.state)
         path = self.run.checkpoint(self.state.step)
         if self.accelerator.is_main_process:
             checkpoint.write(path)
@@ -276,7 +276,7 @@ class Trainer:
     def resume(self) -> None:
         """Restores the last checkpoint or, if that is damaged, the newest complete one."""
         path, checkpoint, damage = newest_complete(self.run)
-        checkpoint.restore(self.module, self.optimiser, self.ema, self.accelerator.scaler)
+        checkpoint.restore(self.module, self.optimizer, self.ema, self.accelerator.scaler)
         state = checkpoint.header.state
         best = self.run.checkpoint(state.best_step)
         # Without its checkpoint the best validation is useless: the restored parameters are validated anew.
