@@ -99,7 +99,7 @@ def figures(probabilities: np.ndarray, rng: np.random.Generator) -> list[str]:
 
 
 def _calibration(confidence: np.ndarray, correct: np.ndarray) -> float:
-    """Σ over bins of their share times |mean confidence - accuracy|."""
+    """Σ over bins of their fraction times |mean confidence - accuracy|."""
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = np.bincount(bins, weights=confidence - correct, minlength=BINS)
     return float(np.abs(gaps).sum() / len(confidence))

@@ -2,7 +2,7 @@
 
 python benchmarks/scores.py news.test.txt --sentences 200 --seeds 45        # a minute on a GPU, an hour on a CPU
 
-Prints Spearman's correlation of nats per token between two seeds, what the network computed, and the share of 95 %
+Prints Spearman's correlation of nats per token between two seeds, what the network computed, and the fraction of 95 %
 intervals that contain the mean over all seeds, which stands for the truth.
 """
 

@@ -188,7 +188,7 @@ class Model:
                 training corpus has them. Give at most one of `length` and `max_new_tokens`.
             max_new_tokens: Tokens after the prompt.
             steps: Steps of the time grid; more cost more only where the network must be called more often.
-            sampler: A sampler, or its name with knobs such as "remasking:eta=0.1"; None is the model's default.
+            sampler: A sampler, or its name with settings such as "remasking:eta=0.1"; None is the model's default.
             temperature: Divides the log-probabilities of tokens.
             top_k: Samples among the k most probable tokens; 0 or None keeps all.
             top_p: Samples among the most probable tokens that together reach this probability.
@@ -296,14 +296,14 @@ class Model:
         capitalize: bool = True,
         seed: int | None = None,
     ) -> str | list[str]:
-        """Masks a share of a text's tokens, whole words drawn at random, and generates them again.
+        """Masks a fraction of a text's tokens, whole words drawn at random, and generates them again.
 
         All other characters stay as they are, white space included. Characters that the vocabulary does not know, such
         as emoji, are never masked.
 
         Args:
             text: A text or a list of texts.
-            strength: The share of tokens that is masked at most, in (0, 1]; at least one word is.
+            strength: The fraction of tokens that is masked at most, in (0, 1]; at least one word is.
             num_return_sequences: The number of rewritings per text; None is one.
             steps: As in `generate`, like all further arguments.
             sampler: As in `generate`.
@@ -622,7 +622,7 @@ def evaluate(
         top_k: As in `Model.generate`.
         top_p: As in `Model.generate`.
         block: As in `Model.generate`.
-        precision: Draws until the half width of the 95 % interval of the perplexity is this share of it.
+        precision: Draws until the half width of the 95 % interval of the perplexity is this fraction of it.
         max_draws: The most draws per sentence.
         judge: A causal language model for generative perplexity.
         mauve: Compares samples with real sentences by MAUVE.

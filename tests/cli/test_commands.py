@@ -124,7 +124,7 @@ def test_lengths_are_a_number_a_range_or_the_corpus(objects, tiny, given, allowe
     assert len(drawn) >= min(3, len(allowed))
 
 
-def test_knobs_of_the_distribution(run, tiny):
+def test_settings_of_the_distribution(run, tiny):
     common = ["generate", "-n", "4", "--length", "9", "--seed", "0", *tiny]
     usual = run(*common)
     assert run(*common, "--top-k", "30") == usual
@@ -507,7 +507,7 @@ REFUSALS = {
     "generate --sampler nonsense": "unknown sampler 'nonsense'; known: ancestral",
     "generate --sampler refinement": "for a model trained by SUNDAE",
     "generate --sampler left-to-right": "for a model that is a decoder",
-    "generate --sampler ancestral:threshold=0.5": "'ancestral' has no knob 'threshold'; it has none",
+    "generate --sampler ancestral:threshold=0.5": "'ancestral' has no setting 'threshold'; it has none",
     "generate --sampler confidence:threshold=5": "threshold must be between 0.0 and 1.0",
     "generate --sampler remasking:eat=0.5": "did you mean 'eta'",
     "generate --sampler remasking:eta=5": "eta must be between 0 and 1, got 5.0",

@@ -41,9 +41,9 @@ def read(corpus: Corpus) -> tuple[list[str | Pair], Report]:
     return [record.content for record in corpus.records(report)], report
 
 
-def split_of(spec: str, split: Split, share: float, cleaning: Cleaning = AS_IT_IS) -> Corpus:
-    """One split of a source of which this share is held out."""
-    return Corpus(replace(parse_source(spec), validation_share=share), split, cleaning)
+def split_of(spec: str, split: Split, fraction: float, cleaning: Cleaning = AS_IT_IS) -> Corpus:
+    """One split of a source of which this fraction is held out."""
+    return Corpus(replace(parse_source(spec), validation_fraction=fraction), split, cleaning)
 
 
 def read_all(spec: str, **options: object) -> tuple[list[str | Pair], Report]:

@@ -134,7 +134,7 @@ def test_what_is_not_rewritten_is_kept_byte_for_byte(string, kind, seed, strengt
 
 
 @pytest.mark.parametrize(("strength", "num_masked"), [(0.01, 1), (0.3, 3), (0.4, 4), (0.5, 5), (1.0, 10)])
-def test_rewriting_masks_the_given_share_of_the_tokens(strength, num_masked):
+def test_rewriting_masks_the_given_fraction_of_the_tokens(strength, num_masked):
     text = EditedText.of(wordpiece(), SENTENCE)
     canvas = text.rewriting(strength, 4, seed=0)
     assert canvas.editable.sum(dim=1).tolist() == [num_masked] * 4
@@ -149,8 +149,8 @@ def test_sequences_mask_different_words_determined_by_the_seed():
     assert not torch.equal(first, other)
     assert len({tuple(editable) for editable in first.tolist()}) > 1
     assert torch.equal(first[:3], text.rewriting(0.4, 3, seed=0).editable)
-    share = text.rewriting(0.4, 2000, seed=0).editable.double().mean(dim=0)[1:-1]
-    assert float((share - 0.4).abs().max()) < 0.05
+    fraction = text.rewriting(0.4, 2000, seed=0).editable.double().mean(dim=0)[1:-1]
+    assert float((fraction - 0.4).abs().max()) < 0.05
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)

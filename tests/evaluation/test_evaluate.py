@@ -220,7 +220,7 @@ def test_bleu_is_computed_from_the_samples_in_the_file(evaluated, run, engine):
     assert evaluated.bleu4.values.tolist() == quality.values.tolist()
     assert evaluated.self_bleu4.values.tolist() == others.values.tolist()
     assert own.distinct[1] == distinct_n(first, 2)
-    assert own.repeated_4grams == repetition(first).share.mean
+    assert own.repeated_4grams == repetition(first).fraction.mean
     assert own.entropy_pooled == token_entropy(first).pooled
     assert own.entropy_per_text == token_entropy(first).within.mean
     assert first == [made.text for made in generate(engine, Task(4, 12, seed=0), requested(top_k=30))]

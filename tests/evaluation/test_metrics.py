@@ -165,10 +165,10 @@ def test_distinct_n_pools_all_samples():
 
 def test_repetition_is_counted_within_a_sample():
     found = repetition(["a b a b a b", "a b c d", "a b", "", "x x x y y z"], n=2)
-    assert found.share.values == pytest.approx([3 / 5, 0, 0, 0, 1 / 5])  # n-grams of other samples do not count
+    assert found.fraction.values == pytest.approx([3 / 5, 0, 0, 0, 1 / 5])  # n-grams of other samples do not count
     assert found.longest_run.values.tolist() == [1, 1, 1, 0, 3]
-    assert repetition(["the . the . the . the ."]).share.mean == pytest.approx(3 / 5)  # n = 4
-    assert repetition(["a b c d", "a b c d"]).share.mean == 0
+    assert repetition(["the . the . the . the ."]).fraction.mean == pytest.approx(3 / 5)  # n = 4
+    assert repetition(["a b c d", "a b c d"]).fraction.mean == 0
 
 
 def test_entropies_computed_by_hand():

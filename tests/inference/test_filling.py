@@ -466,8 +466,8 @@ def test_dead_ends_are_dropped():
 
 # Blanks of unknown length
 
-SHARES = {2: 0.2, 3: 0.45, 4: 0.35}
-LANGUAGES = {length: Language.random(3, length, seed=length) for length in SHARES}
+FRACTIONS = {2: 0.2, 3: 0.45, 4: 0.35}
+LANGUAGES = {length: Language.random(3, length, seed=length) for length in FRACTIONS}
 
 
 class ByLength(nn.Module):
@@ -488,8 +488,8 @@ def gap(context: Tensor, length: int) -> Gap:
     masked = torch.full((len(context), length), 3)
     tokens = torch.cat([context[:, :1], masked, context[:, 1:]], dim=1)
     canvas = Batch.of(tokens, tokens == 3)
-    share = SHARES.get(tokens.shape[1], 1.0)
-    return Gap(canvas, ~canvas.editable, torch.full((len(tokens),), -math.log(share), dtype=torch.float64))
+    fraction = FRACTIONS.get(tokens.shape[1], 1.0)
+    return Gap(canvas, ~canvas.editable, torch.full((len(tokens),), -math.log(fraction), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("budget", [EVERYTHING, replace(EVERYTHING, exact_up_to=0, orders=1)], ids=["exact", "drawn"])
@@ -500,7 +500,7 @@ def test_lengths_are_ranked_by_the_posterior(budget):
     found = fill_gaps(ByLength(), requests, 3, 100, seed=0, budget=budget)
     for row, fillings in zip(context.tolist(), found, strict=True):
         joint = {
-            tuple(sentence): -math.log(SHARES[length] * p)
+            tuple(sentence): -math.log(FRACTIONS[length] * p)
             for length, language in LANGUAGES.items()
             for sentence, p in zip(language.sentences.tolist(), language.probabilities.tolist(), strict=True)
             if (sentence[0], sentence[-1]) == tuple(row)
@@ -566,8 +566,8 @@ def test_given_and_candidate_lengths_have_comparable_nats():
     for filling in both:
         assert filling.nats - filling.length_nats == pytest.approx(alone[word(filling)])
     assert all(filling.length_nats == 0 for filling in one + two)
-    shares = {filling.gap: math.exp(-filling.length_nats) for filling in both}
-    assert sum(shares.values()) == pytest.approx(1)
+    fractions = {filling.gap: math.exp(-filling.length_nats) for filling in both}
+    assert sum(fractions.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("budget", [EVERYTHING, replace(EVERYTHING, exact_up_to=0, orders=1)], ids=["exact", "drawn"])

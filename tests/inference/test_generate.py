@@ -286,13 +286,13 @@ def test_batches_shrink_with_length_and_vocabulary(model, monkeypatch):
 @pytest.mark.parametrize("sampler", ["exact", "ancestral", "remasking", "renoising"])
 def test_a_low_temperature_does_not_delay_unmasking(model, sampler):
     """The failure of the original release: the temperature also sharpened "stay masked"."""
-    shares: dict[float, list[float]] = {0.75: [], 0.5: [], 0.25: []}
+    fractions: dict[float, list[float]] = {0.75: [], 0.5: [], 0.25: []}
     for seed in range(5):
         states = list(stream(model.engine, Task(length=20, seed=seed), requested(sampler, steps=16, temperature=0.1)))
-        for time, found in shares.items():
+        for time, found in fractions.items():
             *_, latest = (state for state in states if state.time >= time - 1e-9)
             found.append(latest.pieces.count(None) / 20)
-    for time, found in shares.items():
+    for time, found in fractions.items():
         assert abs(sum(found) / len(found) - time) < 0.15, (time, found)
 
 

@@ -56,7 +56,7 @@ def truth(indices: range, scale: float = 1.5) -> torch.Tensor:
 
 
 class Skewed(Objective):
-    """Parts with known means: normal numbers and a share of their squares, of another size in every sentence."""
+    """Parts with known means: normal numbers and a fraction of their squares, of another size in every sentence."""
 
     likelihood = Likelihood.BOUND
 

@@ -433,12 +433,12 @@ def test_a_folder_that_cannot_be_opened_gives_a_one_line_error(tmp_path: Path):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("share", [0, 1e-4, 0.5, 0.999])
-def test_truncated_weights_are_reported_as_damaged(tmp_path: Path, share: float):
+@pytest.mark.parametrize("fraction", [0, 1e-4, 0.5, 0.999])
+def test_truncated_weights_are_reported_as_damaged(tmp_path: Path, fraction: float):
     saved(backbone_of("bert"), tmp_path)
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
-    file.write_bytes(whole[: int(share * len(whole))])
+    file.write_bytes(whole[: int(fraction * len(whole))])
     with pytest.raises(ValueError, match=r"model\.safetensors' is damaged \(.+\): copy the whole file again") as caught:
         load_masked_lm(tmp_path)
     assert "\n" not in str(caught.value)

@@ -191,7 +191,7 @@ def test_frozen_positions_stay_and_all_others_get_allowed_tokens(order, iteratio
 
 @parametrize_order
 @parametrize_iterations
-def test_masked_positions_are_queried_at_the_time_of_their_share(order, iterations, bert, canvas):
+def test_masked_positions_are_queried_at_the_time_of_their_fraction(order, iterations, bert, canvas):
     spy = Spy(bert)
     list(gibbs(iterations, order).sample(spy, canvas, seed=0))
     assert [len(tokens) for tokens, *_ in spy.questions] == [4] * iterations

@@ -355,15 +355,15 @@ def test_training_uses_the_loss_and_not_the_nats():
     torch.testing.assert_close(tested(whole, Noise(1), whole.num_tokens), loss / whole.num_tokens)
 
 
-def test_the_order_agnostic_objective_conditions_on_the_masked_share():
+def test_the_order_agnostic_objective_conditions_on_the_masked_fraction():
     told = {}
 
     def network(tokens, attention_mask, t, targets):
-        told["time"], told["share"] = t, targets.sum(dim=1) / (tokens.shape[1] - 1)
+        told["time"], told["fraction"] = t, targets.sum(dim=1) / (tokens.shape[1] - 1)
         return torch.zeros(int(targets.sum()), VOCAB_SIZE).log_softmax(dim=-1)
 
     OrderAgnostic(MASK).nats(network, batch(), Noise(0))
-    torch.testing.assert_close(told["time"], told["share"].double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(told["time"], told["fraction"].double(), atol=1e-6, rtol=0)
     assert len(told["time"].unique()) > 3
 
 

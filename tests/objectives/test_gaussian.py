@@ -299,8 +299,8 @@ def test_sampled_tokens_have_the_frequencies_of_the_chain(clamp):
         GaussianAncestral(clamp), process, grid=grid, warper=LogitsWarper(top_p=1.0), word_vectors=network
     )
     *_, last = sampler.sample(network, canvas, seed=1)
-    share, expected = float((last.tokens == 1).double().mean()), float(exact_chain(network, process, grid, clamp)[1])
-    assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / rows) ** 0.5)
+    fraction, expected = float((last.tokens == 1).double().mean()), float(exact_chain(network, process, grid, clamp)[1])
+    assert fraction == pytest.approx(expected, abs=4 * (expected * (1 - expected) / rows) ** 0.5)
 
 
 def test_fewer_steps_and_partial_grids_take_one_call_per_step():

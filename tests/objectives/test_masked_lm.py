@@ -50,7 +50,7 @@ class Uniform:
 
 @pytest.mark.parametrize("rate", [0.15, 0.4])
 @pytest.mark.parametrize("verb", ["loss", "nats"])
-def test_the_rate_is_the_share_of_editable_positions_that_are_selected(rate, verb):
+def test_the_rate_is_the_fraction_of_editable_positions_that_are_selected(rate, verb):
     batch, network = sentences(), Uniform()
     getattr(MaskedLM(MASK, allowed(), rate), verb)(network, batch, Noise(0))
     chosen = network.targets["positions"]

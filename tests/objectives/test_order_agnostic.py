@@ -46,11 +46,11 @@ def expected_nats(objective, network: Table, law: Tensor | None = None) -> Tenso
     length = LANGUAGE.length
     law = torch.full((length,), 1 / length).double() if law is None else law
     total = torch.zeros(len(LANGUAGE.sentences), dtype=torch.float64)
-    for share, end in zip(law.tolist(), law.cumsum(dim=0).tolist(), strict=True):
-        if share > 1e-12:
+    for fraction, end in zip(law.tolist(), law.cumsum(dim=0).tolist(), strict=True):
+        if fraction > 1e-12:
             for order in itertools.permutations(range(length)):
-                noise = Chosen(0, position=end - share / 2, order=order)
-                total += share / 6 * objective.nats(network, LANGUAGE.batch(), noise).sum(dim=1)
+                noise = Chosen(0, position=end - fraction / 2, order=order)
+                total += fraction / 6 * objective.nats(network, LANGUAGE.batch(), noise).sum(dim=1)
     return total
 
 
@@ -186,15 +186,15 @@ def test_a_balanced_round_is_unbiased_at_every_position(monkeypatch, objective, 
         for stratum, (low, high) in enumerate(itertools.pairwise(used)):
             levels = torch.searchsorted(cumulative, low + (high - low) * nodes, right=True).clamp(max=n - 1)
             for level in levels.unique().tolist():
-                share = _share(cumulative, level, low, high)
+                fraction = _fraction(cumulative, level, low, high)
                 node = float(nodes[levels == level][0])
                 for order in itertools.permutations(range(n)):
                     parts = objective.draw_round(network, x0, Given(0, level=node, order=order)).parts
-                    found += share / math.factorial(n) * parts[:, stratum]
+                    found += fraction / math.factorial(n) * parts[:, stratum]
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def _share(cumulative: Tensor, level: int, low: float, high: float) -> float:
+def _fraction(cumulative: Tensor, level: int, low: float, high: float) -> float:
     begin = float(cumulative[level - 1]) if level else 0.0
     end = float(cumulative[level]) if level + 1 < len(cumulative) else 1.0
     return (min(end, high) - max(begin, low)) / (high - low)

@@ -40,9 +40,9 @@ PAIRS = Language.random(2, 2, seed=3)
 TRIPLES = Language.random(2, 3, seed=4)
 
 
-def at_share(batch: Batch, share: float) -> Batch:
-    """The same with a given share of replaced tokens."""
-    return replace(batch, strata=torch.full((len(batch.tokens), 2), share, dtype=torch.float64))
+def at_fraction(batch: Batch, fraction: float) -> Batch:
+    """The same with a given fraction of replaced tokens."""
+    return replace(batch, strata=torch.full((len(batch.tokens), 2), fraction, dtype=torch.float64))
 
 
 # The loss.
@@ -67,10 +67,10 @@ def all_answers(network: nn.Module, language: Language) -> Tensor:
     return network(batch.tokens, batch.attention_mask, t, batch.editable).view(*batch.tokens.shape, -1)
 
 
-def expected_loss(network: nn.Module, language: Language, share: float, unrolls: int) -> Tensor:
+def expected_loss(network: nn.Module, language: Language, fraction: float, unrolls: int) -> Tensor:
     """For each sentence the mean over all corruptions and all predictions of the network."""
     same = (language.sentences[:, None] == language.sentences[None]).double()
-    state = (share / language.num_words + (1 - share) * same).prod(dim=2)  # clean × corrupted
+    state = (fraction / language.num_words + (1 - fraction) * same).prod(dim=2)  # clean × corrupted
     log_f = all_answers(network, language)
     clean = language.sentences[None].expand(len(same), -1, -1)  # seen × clean × position
     cost = -log_f.transpose(1, 2).gather(1, clean).sum(dim=2)
@@ -82,18 +82,18 @@ def expected_loss(network: nn.Module, language: Language, share: float, unrolls:
 
 
 @pytest.mark.parametrize("unrolls", [1, 2, 3])
-@pytest.mark.parametrize("share", [0.25, 0.8])
-def test_the_loss_is_the_mean_over_noise_and_own_predictions(unrolls, share):
+@pytest.mark.parametrize("fraction", [0.25, 0.8])
+def test_the_loss_is_the_mean_over_noise_and_own_predictions(unrolls, fraction):
     network = Table(TRIPLES, scale=2.0)
     copies = 3000
-    batch = at_share(TRIPLES.batch(TRIPLES.sentences.repeat(copies, 1)), share)
+    batch = at_fraction(TRIPLES.batch(TRIPLES.sentences.repeat(copies, 1)), fraction)
     with torch.no_grad():
         losses = Sundae(TRIPLES.allowed, unrolls).loss(network, batch, Noise(0)).view(copies, -1)
     error = losses.std(dim=0) / math.sqrt(copies)
-    distance = (losses.mean(dim=0) - expected_loss(network, TRIPLES, share, unrolls)).abs() / error
+    distance = (losses.mean(dim=0) - expected_loss(network, TRIPLES, fraction, unrolls)).abs() / error
     assert bool((distance < 4).all())
     if unrolls > 1:  # the test can tell unrolls apart
-        assert not bool(((losses.mean(dim=0) - expected_loss(network, TRIPLES, share, 1)).abs() / error < 4).all())
+        assert not bool(((losses.mean(dim=0) - expected_loss(network, TRIPLES, fraction, 1)).abs() / error < 4).all())
 
 
 class Seen(nn.Module):
@@ -120,9 +120,9 @@ def texts(rows: int = 2000) -> Batch:
     return Batch.of(tokens, editable, attention_mask)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.7])
-def test_a_share_of_tokens_is_replaced_by_uniform_ones(share):
-    batch, network = at_share(texts(), share), Seen()
+@pytest.mark.parametrize("fraction", [0.1, 0.7])
+def test_a_fraction_of_tokens_is_replaced_by_uniform_ones(fraction):
+    batch, network = at_fraction(texts(), fraction), Seen()
     Sundae(tokenizer_allowed()).loss(network, batch, Noise(0))
     tokens, attention_mask, t, targets = network.questions[0]
     assert torch.equal(targets, batch.editable)
@@ -131,7 +131,7 @@ def test_a_share_of_tokens_is_replaced_by_uniform_ones(share):
     assert torch.equal(tokens[~batch.editable], batch.tokens[~batch.editable])
     changed = (tokens != batch.tokens)[batch.editable]
     num_words = NUM_TOKENIZER_IDS - NUM_SPECIAL
-    expected = share * (1 - 1 / num_words)
+    expected = fraction * (1 - 1 / num_words)
     error = math.sqrt(expected * (1 - expected) / len(changed))
     assert float(changed.double().mean()) == pytest.approx(expected, abs=4 * error)
     counts = torch.bincount(tokens[batch.editable][changed] - NUM_SPECIAL, minlength=num_words)
@@ -139,15 +139,15 @@ def test_a_share_of_tokens_is_replaced_by_uniform_ones(share):
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
-def test_the_share_is_uniform_between_0_and_1_per_sequence():
+def test_the_fraction_is_uniform_between_0_and_1_per_sequence():
     batch, network = texts(), Seen()
     Sundae(tokenizer_allowed(), 1).loss(network, batch, Noise(0))
     tokens = network.questions[0][0]
-    share = ((tokens != batch.tokens) & batch.editable).sum(dim=1) / batch.editable.sum(dim=1)
-    assert float(share.mean()) == pytest.approx(0.5, abs=0.03)
+    fraction = ((tokens != batch.tokens) & batch.editable).sum(dim=1) / batch.editable.sum(dim=1)
+    assert float(fraction.mean()) == pytest.approx(0.5, abs=0.03)
     # Were words replaced each on its own with probability 1/2, hardly a row would be this near to the ends.
-    assert float((share < 0.15).double().mean()) > 0.1
-    assert float((share > 0.85).double().mean()) > 0.1
+    assert float((fraction < 0.15).double().mean()) > 0.1
+    assert float((fraction > 0.85).double().mean()) > 0.1
 
 
 def test_each_unroll_draws_all_tokens_and_costs_all():
@@ -239,17 +239,17 @@ def canvas(bert) -> Batch:
     return mixed_canvas(bert.backbone)
 
 
-def refinement(steps: int, share: float = 1.0, allowed: Tensor | None = None, **settings: Any) -> Drawing:
+def refinement(steps: int, fraction: float = 1.0, allowed: Tensor | None = None, **settings: Any) -> Drawing:
     allowed = tokenizer_allowed() if allowed is None else allowed
-    return drawing(Refinement(share), None, steps=steps, allowed_tokens=allowed, **settings)
+    return drawing(Refinement(fraction), None, steps=steps, allowed_tokens=allowed, **settings)
 
 
 SAMPLERS = {
     "all": refinement(4),
-    "a share": refinement(4, 0.3, warper=LogitsWarper(0.8)),
+    "a fraction": refinement(4, 0.3, warper=LogitsWarper(0.8)),
     "one step": refinement(1, 0.01),
     "most probable": refinement(12, warper=LogitsWarper(top_k=1)),
-    "most probable, a share": refinement(6, 0.5, warper=LogitsWarper(top_k=1)),
+    "most probable, a fraction": refinement(6, 0.5, warper=LogitsWarper(top_k=1)),
 }
 parametrize_samplers = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 
@@ -276,7 +276,7 @@ def test_calls_count_the_queries_per_sequence_and_the_time_is_always_1(sampler, 
         assert int(state.calls.sum()) == sum(len(tokens) for tokens, *_ in spy.questions)
         assert state.calls[0] == 0
         assert state.time.dtype == torch.float64
-        if sampler.context.config.top_k is None or sampler.sampler.update_share < 1:
+        if sampler.context.config.top_k is None or sampler.sampler.update_fraction < 1:
             assert state.calls.tolist() == [0, *[number] * 4]
             torch.testing.assert_close(
                 state.time[1:], torch.full((4,), 1 - number / sampler.context.config.steps).double(), atol=1e-7, rtol=0
@@ -329,7 +329,7 @@ def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert, ca
     assert not spy.questions
 
 
-def test_a_step_after_the_first_queries_a_share_of_each_sequence_rounded_up(bert, canvas):
+def test_a_step_after_the_first_queries_a_fraction_of_each_sequence_rounded_up(bert, canvas):
     spy = Spy(bert)
     list(refinement(4, 0.3).sample(spy, canvas, seed=0))
     targets = [question[3].sum(dim=1).tolist() for question in spy.questions]
@@ -346,17 +346,17 @@ def frequencies(tokens: Tensor, language: Language) -> Tensor:
     return torch.bincount((tokens * powers).sum(dim=1), minlength=len(language.sentences)).double()
 
 
-SHARES = {1.0: [(0, 1, 2)], 0.5: [(0, 1), (0, 2), (1, 2)], 0.2: [(0,), (1,), (2,)]}
+FRACTIONS = {1.0: [(0, 1, 2)], 0.5: [(0, 1), (0, 2), (1, 2)], 0.2: [(0,), (1,), (2,)]}
 
 
-@pytest.mark.parametrize("update", SHARES)
+@pytest.mark.parametrize("update", FRACTIONS)
 def test_samples_follow_the_chain_after_every_step(update):
     network, rows = Table(TRIPLES, scale=2.0), 20_000
     canvas = TRIPLES.batch(torch.zeros(rows, 3, dtype=torch.long))
     law = torch.full((8,), 1 / 8, dtype=torch.float64)
     for number, state in enumerate(refinement(4, update, TRIPLES.allowed).sample(network, canvas, seed=1)):
         assert stats.chisquare(frequencies(state.tokens, TRIPLES), law * rows).pvalue > 1e-4
-        positions = [(0, 1, 2)] if number == 0 else SHARES[update]
+        positions = [(0, 1, 2)] if number == 0 else FRACTIONS[update]
         law = law @ torch.stack([transition(network, TRIPLES, chosen) for chosen in positions]).mean(dim=0)
     assert number == 4
 
@@ -391,16 +391,16 @@ def test_sequences_that_cannot_change_any_more_stop_early(seed, cycles):
 
 
 @pytest.mark.slow
-def test_a_share_of_positions_is_rounded_up_without_rounding_errors():
+def test_a_fraction_of_positions_is_rounded_up_without_rounding_errors():
     """Seven tenths of ten positions are seven, although 0.7 · 10 is slightly more in floating point."""
     number = torch.arange(1, 200)
     x = Batch.of(torch.zeros(199, 199, dtype=torch.long), torch.arange(199) < number[:, None])
     for percent in range(1, 101):
-        chosen = Refinement(percent / 100)._share(x, seed=0, number=2).sum(dim=1)
+        chosen = Refinement(percent / 100)._fraction(x, seed=0, number=2).sum(dim=1)
         assert torch.equal(chosen, -(-percent * number // 100))
 
 
 @pytest.mark.parametrize("update", [0.0, -0.1, 1.1, math.nan])
-def test_shares_out_of_range_are_refused(update):
-    with pytest.raises(ValueError, match=rf"update_share must be above 0 and at most 1, got {update}"):
+def test_fractions_out_of_range_are_refused(update):
+    with pytest.raises(ValueError, match=rf"update_fraction must be above 0 and at most 1, got {update}"):
         Refinement(update)

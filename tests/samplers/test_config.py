@@ -65,7 +65,7 @@ NAMES: dict[str, Sampler] = {
     "gaussian-ancestral": GaussianAncestral(None),
     "blocks": Blocks(32, Exact()),
 }
-KNOBS: dict[str, Sampler] = {
+SETTINGS: dict[str, Sampler] = {
     "remasking:eta=0.2": Remasking(0.2),
     "remasking:eta=1,strategy=rescale": Remasking(1.0, Strategy.RESCALE),
     "remasking-rescale:eta=0.7": Remasking(0.7, Strategy.RESCALE),
@@ -74,7 +74,7 @@ KNOBS: dict[str, Sampler] = {
     "entropy:threshold=-1e-2": Confidence(Criterion.ENTROPY, -0.01),
     "confidence:threshold=none": Confidence(),
     "gibbs:order=left-to-right": Gibbs(Order.LEFT_TO_RIGHT),
-    "refining:update_share=0.3": Refinement(0.3),
+    "refining:update_fraction=0.3": Refinement(0.3),
     "gaussian-ancestral:clamped=true": GaussianAncestral(True),
     "blocks:size=8,inner=margin": Blocks(8, Confidence(Criterion.MARGIN)),
 }
@@ -88,7 +88,7 @@ def test_every_registered_sampler_has_an_entry_here():
     assert ours | {*PRESETS} == {*NAMES}
 
 
-@pytest.mark.parametrize(("text", "sampler"), {**NAMES, **KNOBS}.items(), ids=[*NAMES, *KNOBS])
+@pytest.mark.parametrize(("text", "sampler"), {**NAMES, **SETTINGS}.items(), ids=[*NAMES, *SETTINGS])
 def test_text_becomes_a_sampler_and_back(text, sampler):
     assert parse_sampler(text) == sampler
     assert parse_sampler(format_sampler(sampler)) == sampler
@@ -96,7 +96,7 @@ def test_text_becomes_a_sampler_and_back(text, sampler):
         assert format_sampler(sampler) == text
 
 
-@pytest.mark.parametrize("sampler", {**NAMES, **KNOBS}.values(), ids=str)
+@pytest.mark.parametrize("sampler", {**NAMES, **SETTINGS}.values(), ids=str)
 def test_a_sampler_survives_json(sampler):
     assert from_json(to_json(sampler), Sampler) == sampler
 
@@ -119,14 +119,14 @@ def test_a_sampler_is_a_frozen_dataclass(sampler):
         ("", "unknown sampler ''"),
         ("remaskin", "did you mean 'remasking'"),
         ("margn", "did you mean 'margin'"),
-        ("remasking:eat=0.1", "'remasking' has no knob 'eat'; did you mean 'eta'.*knobs: eta, strategy"),
-        ("ancestral:eta=0.1", "'ancestral' has no knob 'eta'; it has none"),
-        ("remasking:0.1", "must be a sampler's name or name:knob=value,knob=value; got '0.1'"),
+        ("remasking:eat=0.1", "'remasking' has no setting 'eat'; did you mean 'eta'.*settings: eta, strategy"),
+        ("ancestral:eta=0.1", "'ancestral' has no setting 'eta'; it has none"),
+        ("remasking:0.1", "must be a sampler's name or name:setting=value,setting=value; got '0.1'"),
         ("remasking:eta=much", "eta must be a number, got 'much'"),
         ("remasking:eta=5", "eta must be between 0 and 1, got 5.0; 0 never remasks"),
         ("remasking:strategy=best", "strategy must be one of 'cap', 'rescale', got 'best'"),
         ("confidence:threshold=5", "threshold must be between 0.0 and 1.0"),
-        ("refinement:update_share=0", "update_share must be above 0"),
+        ("refinement:update_fraction=0", "update_fraction must be above 0"),
         ("blocks:size=0", "at least 1 position"),
     ],
 )

@@ -600,7 +600,7 @@ def test_two_positions_keep_their_marginals_in_the_limit_of_many_steps(process):
 
 
 def test_at_the_maximum_everything_masked_is_unmasked_as_soon_as_possible():
-    """Where 1 - ᾱ_s ≤ ᾱ_t; renoising unmasks only the share ᾱ_s."""
+    """Where 1 - ᾱ_s ≤ ᾱ_t; renoising unmasks only the fraction ᾱ_s."""
     canvas = LANGUAGE.batch(torch.full((500, 2), LANGUAGE.mask_id))
     network, process = Table(LANGUAGE, seed=2), Absorbing(Linear(), LANGUAGE.mask_id)
     grid = torch.tensor([0.0, 0.3, 0.6, 1.0], dtype=torch.float64)

@@ -453,9 +453,11 @@ def test_low_temperature_does_not_touch_the_times_of_first_hitting():
         list(KINDS["first hitting"](uniform_grid(8), temperature=temperature).sample(network, canvas, seed=0))
         told.append((network.times, network.positions))
     assert told[0] == told[1]
-    share = torch.zeros(9).index_add(0, (torch.tensor(told[0][0]) * 8).long(), torch.tensor(told[0][1]).float()) / 1024
-    assert float(share[1:].min()) > 0.08
-    assert float(share[1:].max()) < 0.17
+    fraction = (
+        torch.zeros(9).index_add(0, (torch.tensor(told[0][0]) * 8).long(), torch.tensor(told[0][1]).float()) / 1024
+    )
+    assert float(fraction[1:].min()) > 0.08
+    assert float(fraction[1:].max()) < 0.17
 
 
 # ---- side effects and errors ----------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class SamplerOptions:
     steps: int = 128
     """Steps of the time grid. With most samplers the cost does not grow beyond one network call per token."""
     sampler: OptionalText = None
-    """A sampler by name, with its knobs if they differ from the defaults, such as remasking:eta=0.1. exact (the
+    """A sampler by name, with its settings if they differ from the defaults, such as remasking:eta=0.1. exact (the
     model's distribution with the fewest network calls), ancestral, confidence, margin, entropy, mask-predict,
     remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right, … Default: the model's own."""
     temperature: float = 1.0
@@ -159,8 +159,8 @@ def colored(tokens: Sequence[tuple[str, float]]) -> Text:
 
     line = Text()
     for piece, nats in tokens:
-        share = min(max(nats, 0.0) / RED_NATS, 1.0)
-        red, green = int(80 + 175 * share), int(80 + 175 * (1 - share))
+        fraction = min(max(nats, 0.0) / RED_NATS, 1.0)
+        red, green = int(80 + 175 * fraction), int(80 + 175 * (1 - fraction))
         space = "" if piece.startswith("##") or not line else " "
         line.append(f"{space}{piece.removeprefix('##')}", style=f"rgb({red},{green},80)")
         line.append(f"({round(nats, 1) + 0.0:.1f})", style="dim")

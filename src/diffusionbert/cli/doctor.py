@@ -91,8 +91,8 @@ def _show(diagnosis: Diagnosis, name: str) -> None:
     console = Console(highlight=False)
     console.print(_figures(diagnosis.symptoms, name))
     if diagnosis.symptoms.unmask_histogram is not None:
-        shares = " ".join(f"{share:.0%}".rjust(4) for share in diagnosis.symptoms.unmask_histogram)
-        console.print(f"unmasked in each tenth of the steps: {shares}", soft_wrap=True)
+        fractions = " ".join(f"{fraction:.0%}".rjust(4) for fraction in diagnosis.symptoms.unmask_histogram)
+        console.print(f"unmasked in each tenth of the steps: {fractions}", soft_wrap=True)
     if not diagnosis.findings:
         console.print("no problems found")
     for number, finding in enumerate(diagnosis.findings, start=1):
@@ -111,11 +111,11 @@ def _figures(symptoms: Symptoms, name: str) -> object:
     rows: list[tuple[str, float | None, float | None, str]] = [
         ("samples", symptoms.samples, None, ".0f"),
         ("tokens per sample", symptoms.mean_length, symptoms.reference_length, ".1f"),
-        ("samples of at most one token", symptoms.one_token_share, symptoms.reference_one_token_share, ".1%"),
+        ("samples of at most one token", symptoms.one_token_fraction, symptoms.reference_one_token_fraction, ".1%"),
         ("entropy, nats", symptoms.entropy, symptoms.reference_entropy, ".2f"),
         ("distinct bigrams", symptoms.distinct_2, symptoms.reference_distinct_2, ".1%"),
-        ("100 most frequent tokens", symptoms.frequent_share, symptoms.reference_frequent_share, ".1%"),
-        ("unknown tokens", symptoms.unknown_share, symptoms.reference_unknown_share, ".1%"),
+        ("100 most frequent tokens", symptoms.frequent_fraction, symptoms.reference_frequent_fraction, ".1%"),
+        ("unknown tokens", symptoms.unknown_fraction, symptoms.reference_unknown_fraction, ".1%"),
         ("repeated 4-grams", symptoms.repetition, None, ".1%"),
         ("duplicates", symptoms.duplicates, None, ".1%"),
         ("special tokens", symptoms.special_tokens, None, ".0f"),

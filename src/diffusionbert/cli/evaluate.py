@@ -54,7 +54,7 @@ class Evaluate(SamplerOptions, WithModel):
     block: OptionalInt = None
     """Generate blocks of this many tokens from left to right, for samples longer than the model reads."""
     precision: str = "0.5%"
-    """Draw until the half-width of the 95 % interval of the perplexity is this share of it: 0.5% or 0.005."""
+    """Draw until the half-width of the 95 % interval of the perplexity is this fraction of it: 0.5% or 0.005."""
     max_draws: int = 256
     """The maximum number of draws per sentence."""
     judge: OptionalText = None
@@ -99,7 +99,7 @@ class Evaluate(SamplerOptions, WithModel):
                 top_k=request.config.top_k,
                 top_p=self.top_p,
                 block=self.block,
-                precision=_share(self.precision),
+                precision=_fraction(self.precision),
                 max_draws=self.max_draws,
                 judge=self.judge,
                 mauve=self.mauve,
@@ -127,13 +127,13 @@ class Evaluate(SamplerOptions, WithModel):
         return run.path / "evaluation" if run.config.exists() else None
 
 
-def _share(given: str) -> float:
+def _fraction(given: str) -> float:
     """Parses 0.5% or 0.005."""
     number, percent = given.removesuffix("%"), given.endswith("%")
     try:
         return float(number) / (100 if percent else 1)
     except ValueError:
-        raise ValueError(f"--precision must be a share such as 0.5% or 0.005, got {given!r}") from None
+        raise ValueError(f"--precision must be a fraction such as 0.5% or 0.005, got {given!r}") from None
 
 
 @contextmanager

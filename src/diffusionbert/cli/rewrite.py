@@ -1,4 +1,4 @@
-"""`rewrite`: masks a share of a text's tokens and generates them again."""
+"""`rewrite`: masks a fraction of a text's tokens and generates them again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Rewrite texts: mask a share of the tokens, drawn at random, and generate them again; the rest stays as it is.
+    """Rewrite texts: mask a fraction of the tokens, drawn at random, and generate them again; the rest stays as it is.
 
     Example: diffusionbert rewrite "the king was born in london ." --strength 0.4 -n 3
     """
@@ -21,7 +21,7 @@ class Rewrite:
     texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
     strength: float = 0.4
-    """The share of tokens to mask, in (0, 1]."""
+    """The fraction of tokens to mask, in (0, 1]."""
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """The number of rewritten texts per text."""
     forbid: Words = ()

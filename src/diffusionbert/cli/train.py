@@ -22,7 +22,7 @@ class DataOptions:
     """How the corpus is read; what is left out is the preset's."""
 
     validation: OptionalText = None
-    """A validation corpus. Default: a share of the data is held out."""
+    """A validation corpus. Default: a fraction of the data is held out."""
     field: OptionalText = None
     """The field of JSON lines that holds the text, or the source of a pair."""
     target_field: OptionalText = None

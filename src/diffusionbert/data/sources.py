@@ -38,11 +38,11 @@ class Part(NamedTuple):
     high: float = 1.0
 
     @classmethod
-    def of(cls, split: Split, validation_share: float) -> Part:
-        """Validation is the first `validation_share` of the hash range, training the rest."""
+    def of(cls, split: Split, validation_fraction: float) -> Part:
+        """Validation is the first `validation_fraction` of the hash range, training the rest."""
         if split is Split.TRAIN:
-            return cls(validation_share, 1.0)
-        return cls(0.0, validation_share) if split is Split.VALIDATION else cls()
+            return cls(validation_fraction, 1.0)
+        return cls(0.0, validation_fraction) if split is Split.VALIDATION else cls()
 
     def has(self, content: str | Pair) -> bool:
         """Whether a text belongs to this part; pairs are assigned by their source."""
@@ -85,7 +85,7 @@ class Files(Source):
 
     shards: tuple[Shard, ...]
     format: Format
-    validation_share: float = 0.01
+    validation_fraction: float = 0.01
 
     @property
     def paired(self) -> bool:
@@ -98,7 +98,7 @@ class Files(Source):
     def identity(self) -> str:
         # File names without folders, so that a moved corpus keeps its cache.
         files = [(shard.path.name, shard.size, shard.mtime_ns) for shard in self.shards]
-        return f"{self.format} {self.validation_share} {files}"
+        return f"{self.format} {self.validation_fraction} {files}"
 
     def contents(self) -> frozenset[str] | None:
         return frozenset(map(content_hash, self.shards))
@@ -106,7 +106,7 @@ class Files(Source):
     def part(self, split: Split) -> Part:
         if split is Split.TEST:
             raise ValueError("plain files have no test split; give the test file as a separate corpus with split 'all'")
-        return Part.of(split, self.validation_share)
+        return Part.of(split, self.validation_fraction)
 
     def items(self, split: Split) -> Iterator[Item]:
         for shard in self.shards:
@@ -118,12 +118,12 @@ class Files(Source):
 class OneBillionWords(Source):
     """The published folder of the One Billion Word benchmark (Chelba et al. 2013) with its standard split.
 
-    Training text is `news.en-00001` to `-00099` without the held-out validation share. The test set is
+    Training text is `news.en-00001` to `-00099` without the held-out validation fraction. The test set is
     `news.en.heldout-00000-of-00050`, as in the literature.
     """
 
     folder: Path
-    validation_share: float = 0.01
+    validation_fraction: float = 0.01
     paired = False
 
     def __str__(self) -> str:
@@ -144,14 +144,14 @@ class OneBillionWords(Source):
                 f"{str(self.folder)!r}, first {missing[0].relative_to(self.folder)}; unpack the whole archive there, "
                 "or give the shards you have as a glob"
             )
-        return Part.of(split, self.validation_share)
+        return Part.of(split, self.validation_fraction)
 
     def items(self, split: Split) -> Iterator[Item]:
         return self._files(split).items(split)
 
     def _files(self, split: Split) -> Files:
         shards = [Shard.at(path) for path in self._paths(split) if path.is_file()]
-        return Files(tuple(shards), Format(), self.validation_share)
+        return Files(tuple(shards), Format(), self.validation_fraction)
 
     def _paths(self, split: Split) -> list[Path]:
         if split is Split.TEST:
@@ -168,7 +168,7 @@ class HuggingFace(Source):
     name: str
     config: str | None = None
     fields: tuple[str, ...] = ("text",)
-    validation_share: float = 0.01
+    validation_fraction: float = 0.01
 
     @property
     def paired(self) -> bool:
@@ -189,7 +189,7 @@ class HuggingFace(Source):
             raise ValueError(
                 f"dataset {self.name!r} has no test split, only {', '.join(self._own_splits)}; use one of them"
             )
-        return Part() if "validation" in self._own_splits else Part.of(split, self.validation_share)
+        return Part() if "validation" in self._own_splits else Part.of(split, self.validation_fraction)
 
     def items(self, split: Split) -> Iterator[Item]:
         own = split.value if split.value in self._own_splits else "train"
@@ -222,7 +222,7 @@ class HuggingFace(Source):
 class PythonDocumentation(Source):
     """The English sentences of Python's help topics, available without a download."""
 
-    validation_share: float = 0.05
+    validation_fraction: float = 0.05
     paired = False
 
     def __str__(self) -> str:
@@ -230,7 +230,7 @@ class PythonDocumentation(Source):
 
     def identity(self) -> str:
         # A hash of the text, which differs between versions of Python.
-        return f"pydoc {self.validation_share} {min(self.contents())}"
+        return f"pydoc {self.validation_fraction} {min(self.contents())}"
 
     def contents(self) -> frozenset[str]:
         texts = "\n".join(str(item.content) for item in self.items(Split.ALL))
@@ -239,7 +239,7 @@ class PythonDocumentation(Source):
     def part(self, split: Split) -> Part:
         if split is Split.TEST:
             raise ValueError("'pydoc' has no test split; use its validation split")
-        return Part.of(split, self.validation_share)
+        return Part.of(split, self.validation_fraction)
 
     def items(self, split: Split) -> Iterator[Item]:
         """Yields each sentence of prose once; skips headings, tables, signatures and code."""

@@ -132,10 +132,10 @@ class EditedText:
         return ~self.vocabulary.continuation[tokens] & ~self.vocabulary.special[tokens]
 
     def rewriting(self, strength: float, number: int, seed: int, unwanted: Sequence[str] = ()) -> Batch:
-        """Makes copies of the text, each with another random share of its tokens editable, whole words at a time.
+        """Makes copies of the text, each with another random fraction of its tokens editable, whole words at a time.
 
         Args:
-            strength: The largest share of editable tokens; at least one word is.
+            strength: The largest fraction of editable tokens; at least one word is.
             number: The number of copies.
             seed: The same seed chooses the same words.
             unwanted: Words that are always editable.

@@ -55,13 +55,13 @@ class LearnedExponents(nn.Module):
                 f"exponents must be between {self.LOWEST} and {self.HIGHEST}, got {float(initial.min()):g} to "
                 f"{float(initial.max()):g}; 1 for all tokens is the linear schedule"
             )
-        share = (initial.double() / self.LOWEST).log() / math.log(self.HIGHEST / self.LOWEST)
-        self.logits = nn.Parameter((share.logit(eps=1e-6) / self.GAIN).float())  # also finite at both ends
+        fraction = (initial.double() / self.LOWEST).log() / math.log(self.HIGHEST / self.LOWEST)
+        self.logits = nn.Parameter((fraction.logit(eps=1e-6) / self.GAIN).float())  # also finite at both ends
 
     def forward(self) -> PerToken:
         """w(v) for every token, in float64."""
-        share = (self.GAIN * self.logits.double()).sigmoid()
-        return self.LOWEST * (share * math.log(self.HIGHEST / self.LOWEST)).exp()
+        fraction = (self.GAIN * self.logits.double()).sigmoid()
+        return self.LOWEST * (fraction * math.log(self.HIGHEST / self.LOWEST)).exp()
 
 
 class Absorbing(Process):

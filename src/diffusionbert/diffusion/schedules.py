@@ -173,7 +173,7 @@ class Spindle(NoiseSchedule):
     """λ."""
     mean: Mean = Mean.CORPUS
     floor: float = 0.0
-    """Share of `Linear` mixed in; above 0, every masked token can be unmasked at any time."""
+    """Fraction of `Linear` mixed in; above 0, every masked token can be unmasked at any time."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength < math.inf or not 0 <= self.floor <= 1:

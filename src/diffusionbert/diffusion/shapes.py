@@ -87,8 +87,8 @@ class Batch:
 
     def fraction_of(self, positions: PositionMask) -> Times:
         """The fraction of each sequence's editable positions that is marked; 0 where nothing is editable."""
-        share: Times = (positions & self.editable).sum(dim=1).double() / self.editable.sum(dim=1).clamp(min=1)
-        return share
+        fraction: Times = (positions & self.editable).sum(dim=1).double() / self.editable.sum(dim=1).clamp(min=1)
+        return fraction
 
     def select(self, index: Tensor) -> Batch:
         """Selects sequences and removes the padding that all of them share."""

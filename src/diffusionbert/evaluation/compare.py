@@ -407,7 +407,7 @@ def _title(quantity: _Quantity, summaries: list[LikelihoodSummary]) -> str:
 def independent_difference(first: PerSample, second: PerSample) -> Difference:
     """The difference of two means over samples, second minus first, which are resampled independently.
 
-    p is twice the smaller share of resampled differences on either side of 0, one added so that it is never 0.
+    p is twice the smaller fraction of resampled differences on either side of 0, one added so that it is never 0.
     """
     means = [resampled_sums([one.values], seed)[0] / len(one.values) for seed, one in enumerate((first, second))]
     differences = means[1] - means[0]

@@ -186,28 +186,28 @@ def _diversity(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
 
 
 def _frequencies(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
-    share, expected = symptoms.frequent_share, symptoms.reference_frequent_share
-    if share is None or expected is None or not symptoms.are_enough:
+    fraction, expected = symptoms.frequent_fraction, symptoms.reference_frequent_fraction
+    if fraction is None or expected is None or not symptoms.are_enough:
         return
     # The bundled model: 0.57 to 0.63, its corpus 0.46; top-k 1 0.70 to 0.74, 4 steps 0.76.
-    if share > expected + 0.22:
+    if fraction > expected + 0.22:
         why, remedy = _sharpened(case.sampling)
         yield _poor(
             "common-words",
-            f"the {TOP} most frequent tokens make up {share:.0%} of the samples, {expected:.0%} of the corpus",
+            f"the {TOP} most frequent tokens make up {fraction:.0%} of the samples, {expected:.0%} of the corpus",
             f"{why}; or many tokens per step, each the most likely",
             f"{remedy}; more --steps",
-            frequent_share=share,
+            frequent_fraction=fraction,
             expected=expected,
         )
     # Relative to the corpus: other corpora 0.94 or more; temperature 2 0.28, random parameters 0.03.
-    if share < 0.6 * expected:
+    if fraction < 0.6 * expected:
         yield _poor(
             "rare-words",
-            f"the {TOP} most frequent tokens make up only {share:.0%} of the samples, {expected:.0%} of the corpus",
+            f"the {TOP} most frequent tokens make up only {fraction:.0%} of the samples, {expected:.0%} of the corpus",
             "a temperature above 1 without top-k or top-p, an untrained network, or another kind of text or tokenizer",
             "--temperature 1 --top-k 30; compare with a corpus of the same kind as the samples (--data)",
-            frequent_share=share,
+            frequent_fraction=fraction,
             expected=expected,
         )
 
@@ -215,14 +215,14 @@ def _frequencies(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
 def _lengths(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
     if case.has_given_length:
         return
-    short, expected = symptoms.one_token_share, symptoms.reference_one_token_share or 0.0
+    short, expected = symptoms.one_token_fraction, symptoms.reference_one_token_fraction or 0.0
     if short > expected + 0.1:
         yield _poor(
             "one-token-samples",
             f"{short:.0%} of the samples have at most one token, against {expected:.0%} of the corpus",
             "a sampler that ends texts early, lengths drawn from a corpus of fragments, or blank lines in the file",
             "--length 24, or a range such as 10-30; train on whole sentences",
-            one_token_share=short,
+            one_token_fraction=short,
             expected=expected,
         )
     distance, length = symptoms.length_distance, symptoms.reference_length
@@ -240,18 +240,18 @@ def _lengths(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
 
 
 def _unknown_and_few(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
-    share, expected, name = (
-        symptoms.unknown_share,
-        symptoms.reference_unknown_share or 0.0,
+    fraction, expected, name = (
+        symptoms.unknown_fraction,
+        symptoms.reference_unknown_fraction or 0.0,
         case.vocabulary.tokenizer.unk_token,
     )
-    if share > expected + 0.02:  # the bundled model's corpus and samples: 0
+    if fraction > expected + 0.02:  # the bundled model's corpus and samples: 0
         yield _poor(
             "unknown-tokens",
-            f"{share:.0%} of the samples' tokens are {name}, {expected:.0%} of the corpus's",
+            f"{fraction:.0%} of the samples' tokens are {name}, {expected:.0%} of the corpus's",
             "characters that are not in the vocabulary: another alphabet, or another tokenizer",
             "use a vocabulary trained on such text (train --vocabulary)",
-            unknown_share=share,
+            unknown_fraction=fraction,
             expected=expected,
         )
     if not symptoms.are_enough:

@@ -254,20 +254,20 @@ def distinct_n(samples: Sequence[str], n: int) -> float:
 class Repetition:
     """Repetition within samples."""
 
-    share: PerSample
+    fraction: PerSample
     """The fraction of n-grams that occur earlier in the same sample; 0 for samples of less than n words."""
     longest_run: PerSample
     """The longest run of one word: 1 if no word follows itself, 0 if the sample is empty."""
 
 
 def repetition(samples: Sequence[str], n: int = 4) -> Repetition:
-    """Repetition within each sample; the share is seq-rep-n of Welleck et al. 2020."""
-    shares, runs = [], []
+    """Repetition within each sample; the fraction is seq-rep-n of Welleck et al. 2020."""
+    fractions, runs = [], []
     for words in _words(samples, "samples"):
         ngrams = list(_ngrams(words, n))
-        shares.append(1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0)
+        fractions.append(1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0)
         runs.append(max((len(list(run)) for _, run in groupby(words)), default=0))
-    return Repetition(PerSample(np.array(shares)), PerSample(np.array(runs, np.float64)))
+    return Repetition(PerSample(np.array(fractions)), PerSample(np.array(runs, np.float64)))
 
 
 @final
@@ -291,8 +291,8 @@ def token_entropy(samples: Sequence[str]) -> TokenEntropy:
 def entropy(counts: Sequence[int] | Integers) -> float:
     """The entropy of frequencies, in nats; 0 if nothing was counted."""
     numbers = np.asarray(counts, np.float64)
-    shares = numbers[numbers > 0] / max(numbers.sum(), 1)
-    return float((shares * np.log(1 / shares)).sum())
+    fractions = numbers[numbers > 0] / max(numbers.sum(), 1)
+    return float((fractions * np.log(1 / fractions)).sum())
 
 
 def _ngrams(words: list[str], n: int) -> Iterator[tuple[str, ...]]:

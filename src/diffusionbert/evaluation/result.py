@@ -90,9 +90,9 @@ class TextMetrics:
     self_bleu4: PointEstimate
     """Mean over another set of as many samples (of real sentences, the same set), each against the rest of the set."""
     distinct: tuple[float | None, ...]
-    """Distinct 1-, 2-, 3- and 4-grams, as shares of all; None where no text is long enough."""
+    """Distinct 1-, 2-, 3- and 4-grams, as fractions of all; None where no text is long enough."""
     repeated_4grams: float
-    """Share of 4-grams that occur earlier in the same text."""
+    """Fraction of 4-grams that occur earlier in the same text."""
     longest_run: float
     """Mean length of the longest run of one word."""
     entropy_pooled: float
@@ -111,7 +111,7 @@ class TextMetrics:
             mean_with_interval(bleu4),
             mean_with_interval(self_bleu4),
             tuple(distinct_n(texts, n) if max(lengths) >= n else None for n in range(1, ORDER + 1)),
-            repeated.share.mean,
+            repeated.fraction.mean,
             repeated.longest_run.mean,
             entropy.pooled,
             entropy.within.mean,

@@ -58,28 +58,28 @@ class Reference:
         return cls(torch.from_numpy(_counts(sentences, size)), lengths.bincount())
 
     @cached_property
-    def shares(self) -> NDArray[np.float64]:
+    def fractions(self) -> NDArray[np.float64]:
         """The relative frequency of each token."""
-        return _shares(self.counts.numpy())
+        return _fractions(self.counts.numpy())
 
     @cached_property
     def frequent(self) -> NDArray[np.int64]:
         """The ids of the most frequent tokens."""
-        return np.argsort(-self.shares, kind="stable")[:TOP]
+        return np.argsort(-self.fractions, kind="stable")[:TOP]
 
     def distance(self, sentences: Iterable[Tokens]) -> float:
         """The distance of the token frequencies of sentences: 0 if equal, 1 if no frequent token occurs.
 
         Total variation over the frequent tokens and the rest as one class, divided by the mass of the frequent ones.
         """
-        own = self.shares[self.frequent]
-        other = _shares(_counts(sentences, len(self.shares)))[self.frequent]
+        own = self.fractions[self.frequent]
+        other = _fractions(_counts(sentences, len(self.fractions)))[self.frequent]
         return float(np.abs(own - other).sum() + abs(own.sum() - other.sum())) / 2 / float(own.sum())
 
     def entropy(self, num_tokens: int) -> float:
         """The expected entropy, in nats, of a sample of `num_tokens` tokens, which is below that of the whole."""
         rng = np.random.default_rng(0)
-        return float(np.mean([entropy(rng.multinomial(num_tokens, self.shares)) for _ in range(4)]))
+        return float(np.mean([entropy(rng.multinomial(num_tokens, self.fractions)) for _ in range(4)]))
 
 
 @final
@@ -131,17 +131,17 @@ class Symptoms:
     reference_length: float | None
     length_distance: float | None
     """The Wasserstein-1 distance between the length histograms, in tokens."""
-    one_token_share: float
-    reference_one_token_share: float | None
+    one_token_fraction: float
+    reference_one_token_fraction: float | None
     entropy: float
     """The entropy of the tokens of the first samples, in nats."""
     reference_entropy: float | None
     """The expected entropy of as many tokens of the reference."""
     distinct_2: float | None
     reference_distinct_2: float | None
-    frequent_share: float | None
+    frequent_fraction: float | None
     """The fraction of tokens that are among the most frequent ones of the reference."""
-    reference_frequent_share: float | None
+    reference_frequent_fraction: float | None
     repetition: float
     """The fraction of 4-grams that occur earlier in the same sample."""
     long_runs: float
@@ -150,8 +150,8 @@ class Symptoms:
     """The fraction of samples that are duplicates of another one."""
     special_tokens: int
     """The number of special ids among the generated tokens, and of names of special tokens in the texts."""
-    unknown_share: float
-    reference_unknown_share: float | None
+    unknown_fraction: float
+    reference_unknown_fraction: float | None
     network_nats: float | None
     network_texts: str | None
     unigram_nats: float | None
@@ -261,7 +261,7 @@ def _network_nats(
     nats = estimate_nats(model, [texts[index] for index in chosen], budget).nats_per_token
     if stored is None or not corpus:
         return nats, described, None if stored is None else entropy(stored.counts.numpy())
-    smoothed = _shares((stored.counts + 1).numpy() * model.statistics.allowed.numpy())
+    smoothed = _fractions((stored.counts + 1).numpy() * model.statistics.allowed.numpy())
     return nats, described, -float(np.log(smoothed[[token for index in chosen for token in tokens[index]]]).mean())
 
 
@@ -283,20 +283,22 @@ def measure(case: Case) -> Symptoms:
         mean_length=_mean(lengths),
         reference_length=None if expected is None else _mean(expected),
         length_distance=None if expected is None else _length_distance(lengths, expected),
-        one_token_share=float(_shares(lengths)[:2].sum()),
-        reference_one_token_share=None if expected is None else float(_shares(expected)[:2].sum()),
+        one_token_fraction=float(_fractions(lengths)[:2].sum()),
+        reference_one_token_fraction=None if expected is None else float(_fractions(expected)[:2].sum()),
         entropy=entropy(np.bincount(tokens)) if tokens else 0.0,
         reference_entropy=None if reference is None or not tokens else reference.entropy(len(tokens)),
         distinct_2=_distinct(first),
         reference_distinct_2=_distinct(_first(case.corpus, len(tokens))),
-        frequent_share=None if reference is None else _share(tokens, reference.frequent),
-        reference_frequent_share=None if reference is None else float(reference.shares[reference.frequent].sum()),
-        repetition=0.0 if repeated is None else repeated.share.mean,
+        frequent_fraction=None if reference is None else _fraction(tokens, reference.frequent),
+        reference_frequent_fraction=None if reference is None else float(reference.fractions[reference.frequent].sum()),
+        repetition=0.0 if repeated is None else repeated.fraction.mean,
         long_runs=0.0 if repeated is None else float((repeated.longest_run.values >= 4).mean()),
         duplicates=1 - len(set(case.texts)) / len(case.texts),
         special_tokens=_num_special(case),
-        unknown_share=0.0 if unknown is None else _share(tokens, [unknown]),
-        reference_unknown_share=None if reference is None or unknown is None else float(reference.shares[unknown]),
+        unknown_fraction=0.0 if unknown is None else _fraction(tokens, [unknown]),
+        reference_unknown_fraction=None
+        if reference is None or unknown is None
+        else float(reference.fractions[unknown]),
         network_nats=case.network_nats,
         network_texts=case.network_texts,
         unigram_nats=case.unigram_nats,
@@ -316,21 +318,21 @@ def _counts(sentences: Iterable[Tokens], size: int) -> NDArray[np.int64]:
     return np.bincount([token for sentence in sentences for token in sentence], minlength=size)
 
 
-def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
+def _fractions(counts: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum(), np.float64)
 
 
-def _share(tokens: list[int], among: Sequence[int] | NDArray[np.int64]) -> float:
+def _fraction(tokens: list[int], among: Sequence[int] | NDArray[np.int64]) -> float:
     return float(np.isin(tokens, among).mean()) if tokens else 0.0
 
 
 def _mean(histogram: NDArray[Any]) -> float:
-    return float((_shares(histogram) * np.arange(len(histogram))).sum())
+    return float((_fractions(histogram) * np.arange(len(histogram))).sum())
 
 
 def _length_distance(lengths: NDArray[Any], expected: NDArray[Any]) -> float:
     size = max(len(lengths), len(expected))
-    p, q = (np.pad(_shares(counts), (0, size - len(counts))) for counts in (lengths, expected))
+    p, q = (np.pad(_fractions(counts), (0, size - len(counts))) for counts in (lengths, expected))
     return float(np.abs(np.cumsum(p - q)).sum())
 
 
@@ -358,15 +360,15 @@ def _brevity(vocabulary: Vocabulary, stored: Reference) -> float | None:
         return None
     pieces: Any = vocabulary.tokenizer.convert_ids_to_tokens(occurring.tolist())
     characters = np.array([len(piece.removeprefix("##")) for piece in pieces])
-    return float((characters * _shares(counts[occurring].numpy())).sum() / characters.mean())
+    return float((characters * _fractions(counts[occurring].numpy())).sum() / characters.mean())
 
 
 def _round_trip(generated: tuple[Tokens, ...], encoded: tuple[Tokens, ...], stored: Reference) -> float | None:
     if not any(generated):
         return None
-    frequent, shares = stored.frequent, _shares(_counts(generated, len(stored.shares)))
+    frequent, fractions = stored.frequent, _fractions(_counts(generated, len(stored.fractions)))
     # Random tokens of an untrained network may be encoded differently even with the correct vocabulary.
-    if shares[frequent].sum() < stored.shares[frequent].sum() / 2:
+    if fractions[frequent].sum() < stored.fractions[frequent].sum() / 2:
         return None
     common = (Counter(before) & Counter(after) for before, after in zip(generated, encoded, strict=True))
     return sum(counts.total() for counts in common) / sum(map(len, generated))
@@ -378,4 +380,4 @@ def _histogram(unmask_times: tuple[tuple[float, ...], ...]) -> tuple[float, ...]
         return None
     # Intervals are closed on the right: a position unmasked at 0.1 belongs to the first tenth.
     tenths = np.clip(np.ceil(np.array(times) * TENTHS - 1e-9), 1, TENTHS).astype(np.int64) - 1
-    return tuple(_shares(np.bincount(tenths, minlength=TENTHS)).tolist())
+    return tuple(_fractions(np.bincount(tenths, minlength=TENTHS)).tolist())

@@ -379,8 +379,8 @@ def _generation_lines(found: Generation) -> Iterator[str]:
     yield f"{f'{own.number:,} samples':<27} {'':>12}  {'95 %':<20} real sentences"
     yield _figure("BLEU-4", 3, own.bleu4, real.bleu4.value)
     yield _figure("self-BLEU-4", 3, own.self_bleu4, real.self_bleu4.value)
-    for n, shares in enumerate(zip(own.distinct, real.distinct, strict=True), start=1):
-        yield _figure(f"distinct-{n}", 3, *shares)
+    for n, fractions in enumerate(zip(own.distinct, real.distinct, strict=True), start=1):
+        yield _figure(f"distinct-{n}", 3, *fractions)
     yield _figure("repeated 4-grams", 3, own.repeated_4grams, real.repeated_4grams)
     yield _figure("longest run of a word", 2, own.longest_run, real.longest_run)
     yield _figure("word entropy, all texts", 2, own.entropy_pooled, real.entropy_pooled)

@@ -58,8 +58,8 @@ def degrees_of_freedom(draw_variances: Numbers, rounds: int) -> float:
     total = draw_variances.sum()
     if rounds < 2 or not np.isfinite(total) or total == 0:
         return math.inf  # exact, or not estimable: more draws would not help
-    shares = draw_variances / total
-    return float((rounds - 1) / np.square(shares).sum())
+    fractions = draw_variances / total
+    return float((rounds - 1) / np.square(fractions).sum())
 
 
 @cache

@@ -5,7 +5,7 @@
 For any rule that chooses the next position from the current state, p is a probability: Σ exp(-nats) over all sequences
 is 1, without draws and without an interval. A rule that looks at the true token of a masked position would not give
 one. This is the likelihood of generating in that order, another number than the order-agnostic bound, which averages
-over orders. A time-conditioned network is given the share of masked positions among those of the text.
+over orders. A time-conditioned network is given the fraction of masked positions among those of the text.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _left_to_right(network: Network, x0: Batch, num_counted: Counts, mask_id: in
     for states in torch.split(x0.editable.nonzero(), at_once):
         row, position = states.unbind(dim=1)
         masked, targets = x0.editable[row] & (where >= position[:, None]), where == position[:, None]
-        share = masked.sum(dim=1).double() / num_counted[row]
-        log_f = network(x0.tokens[row].masked_fill(masked, mask_id), x0.attention_mask[row], share, targets)
+        fraction = masked.sum(dim=1).double() / num_counted[row]
+        log_f = network(x0.tokens[row].masked_fill(masked, mask_id), x0.attention_mask[row], fraction, targets)
         nats[row, position] = -log_prob_of(log_f, x0.tokens[row, position])
     return nats
 
@@ -92,8 +92,8 @@ def _adaptive(network: Network, x0: Batch, num_counted: Tensor, rows: Tensor, ma
         some = x0.select(rows[active])
         targets = masked[active, : some.tokens.shape[1]]
         tokens = some.tokens.masked_fill(targets, mask_id)
-        share = targets.sum(dim=1).double() / num_counted[rows[active]]
-        log_f = network(tokens, some.attention_mask, share, targets)
+        fraction = targets.sum(dim=1).double() / num_counted[rows[active]]
+        log_f = network(tokens, some.attention_mask, fraction, targets)
         best = per_position(_preference(log_f, order), targets).masked_fill(~targets, -torch.inf).argmax(dim=1)
         chosen = torch.arange(targets.shape[1], device=rows.device) == best[:, None]
         nats[active, best] = nats_of(log_f, some.tokens, targets)[chosen]

@@ -1,6 +1,6 @@
 """Time conditioning: how the time t reaches a backbone (DiffusionBERT, section 3.3).
 
-    time-agnostic (TAD)   nothing is added; the share of `[MASK]` tokens implies the time
+    time-agnostic (TAD)   nothing is added; the fraction of `[MASK]` tokens implies the time
     prefix (PTE)          [CLS] e(t) x_1 x_2 …    one trained vector between `[CLS]` and the text
     layer-wise (LTE)      h_i ← h_i + W_i e(t)    before every layer i
 

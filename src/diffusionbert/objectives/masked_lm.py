@@ -62,7 +62,7 @@ class MaskedLMConfig(ObjectiveConfig):
     """BERT: ordinary masked-language-model pretraining."""
 
     rate: float = 0.15
-    """The share of positions that are masked."""
+    """The fraction of positions that are masked."""
 
     is_pretraining = True
 
@@ -74,7 +74,7 @@ class MaskedLMConfig(ObjectiveConfig):
 
 
 class MaskedLM(Objective[Network]):
-    """Cross-entropy at a fixed share of positions; a time-conditioned network is always given the time `rate`."""
+    """Cross-entropy at a fixed fraction of positions; a time-conditioned network is always given the time `rate`."""
 
     likelihood = Likelihood.PSEUDO  # the cost of tokens when most others are unmasked
     allowed_ids: Tensor
@@ -82,7 +82,9 @@ class MaskedLM(Objective[Network]):
     def __init__(self, mask_id: int, allowed: TokenSet, rate: float = 0.15):
         super().__init__()
         if not 0 < rate < 1:
-            raise ValueError(f"`rate`, the share of masked positions, must lie in (0, 1), got {rate}; BERT's is 0.15")
+            raise ValueError(
+                f"`rate`, the fraction of masked positions, must lie in (0, 1), got {rate}; BERT's is 0.15"
+            )
         self.mask_id = mask_id
         self.rate = rate
         self.register_buffer("allowed_ids", allowed.nonzero()[:, 0], persistent=False)
@@ -112,7 +114,7 @@ class BertMouthConfig(ObjectiveConfig):
     """BERT-Mouth: masked language modeling, sampled by Gibbs sampling."""
 
     rate: float = 0.15
-    """The share of positions that are masked in training."""
+    """The fraction of positions that are masked in training."""
 
     def build(self, statistics: TokenStatistics) -> BertMouth:
         return BertMouth(MaskedLM(statistics.mask_id, statistics.allowed, self.rate), statistics.mask_id)
@@ -129,7 +131,7 @@ class BertMouthConfig(ObjectiveConfig):
 class BertMouth(Objective[Network]):
     """Trains by another objective (the paper's is that of BERT) and scores by the pseudo-log-likelihood.
 
-    A time-conditioned network is given the masked share, 1/n.
+    A time-conditioned network is given the masked fraction, 1/n.
     """
 
     likelihood = Likelihood.PSEUDO
@@ -166,7 +168,7 @@ class CMLMConfig(ObjectiveConfig):
 
 
 class CMLM(Objective[Network]):
-    """Cross-entropy at a uniformly drawn number of masked positions, all with the same weight; t is the share k/n."""
+    """Cross-entropy at a uniformly drawn number k of masked positions, all with the same weight; t is k/n."""
 
     likelihood = Likelihood.PSEUDO  # the weights are not those of any order of generation
 

@@ -88,7 +88,7 @@ class OrderAgnostic(Objective[Network]):
 
 
 def masked_nats(network: Network, x0: Batch, masked: PositionMask, mask_id: int, t: Times | None = None) -> PerPosition:
-    """-log f(x0 | unmasked) at the masked positions; t is their share of the editable ones, unless given."""
+    """-log f(x0 | unmasked) at the masked positions; t is their fraction of the editable ones, unless given."""
     t = x0.fraction_of(masked) if t is None else t
     log_f = network(x0.tokens.masked_fill(masked, mask_id), x0.attention_mask, t, masked)
     return nats_of(log_f, x0.tokens, masked)
@@ -158,7 +158,7 @@ class OrderAgnosticGrid(Objective[Network]):
 #
 #     w · Σ_i ( mean of -log f(x0_i | unmasked) over the blocks that contain i  +  β·(c_i - E[c_i]) )
 #
-# is unbiased for the stratum's share of the bound, since each block with i in it is a uniform set with i in it. Which
+# is unbiased for the stratum's part of the bound, since each block with i in it is a uniform set with i in it. Which
 # tokens are masked does not matter then, only which are seen. Most of what that changes is due to the number c_i ∈ {0,
 # 1, 2} of i's unmasked neighbors, a control variate whose mean is known exactly: 2·(n - k)/(n - 1), averaged over the
 # stratum. It also follows the level. Strata are wide at low levels, where rounds are dear (n/k sequences) and vary
@@ -233,8 +233,8 @@ def _balanced_round(
     at_once = max(1, _POSITIONS_AT_ONCE.get(device.type, 4096) // x0.tokens.shape[1])
     nats = []
     for rows, targets in zip(torch.split(row, at_once), torch.split(masked, at_once), strict=True):
-        tokens, share = x0.tokens[rows], targets.sum(dim=1).double() / x0.editable[rows].sum(dim=1)
-        log_f = network(tokens.masked_fill(targets, mask_id), x0.attention_mask[rows], share, targets)
+        tokens, fraction = x0.tokens[rows], targets.sum(dim=1).double() / x0.editable[rows].sum(dim=1)
+        log_f = network(tokens.masked_fill(targets, mask_id), x0.attention_mask[rows], fraction, targets)
         nats.append(nats_of(log_f, tokens, targets))
     parts = torch.zeros(len(plans), len(_EDGES) - 1, x0.tokens.shape[1], dtype=torch.float64, device=device)
     for index, (plan, drawn) in enumerate(zip(plans, torch.split(torch.cat(nats), list(sizes)), strict=True)):

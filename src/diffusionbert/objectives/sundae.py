@@ -57,7 +57,7 @@ class SundaeConfig(ObjectiveConfig):
 class Sundae(Objective[Network]):
     """Cross-entropy of the clean text after noise, and again after the network's own corrections.
 
-    A time-conditioned network is always given 1: in sampling the wrong share is not known.
+    A time-conditioned network is always given 1: in sampling the wrong fraction is not known.
     """
 
     likelihood = Likelihood.NONE
@@ -67,7 +67,7 @@ class Sundae(Objective[Network]):
         if unrolls < 1:
             raise ValueError(f"`unrolls` must be 1 or more, got {unrolls}; the paper's number is 2")
         self.unrolls = unrolls
-        self.process = Uniform(Linear(), allowed)  # at time α, a share α of the tokens is replaced
+        self.process = Uniform(Linear(), allowed)  # at time α, a fraction α of the tokens is replaced
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         # By position first, so that the numbers of a sequence do not depend on its padding.

@@ -21,7 +21,7 @@ class Request:
     data: str = "pydoc"
     """The training corpus, as for train."""
     validation: OptionalText = None
-    """A validation corpus. Default: a share of the data is held out."""
+    """A validation corpus. Default: a fraction of the data is held out."""
     test: OptionalText = None
     """The corpus to evaluate on. Default: that of --validation, or what training held out."""
     other_test: OptionalText = None

@@ -70,7 +70,7 @@ class Tradeoff:
     name: str
     self_bleu: Numbers
     bleu: Numbers
-    knobs: Sequence[str] = ()
+    settings: Sequence[str] = ()
     """The setting of each point, such as T=0.7 or k=30."""
     self_bleu_errors: Numbers = ()
     bleu_errors: Numbers = ()
@@ -128,9 +128,9 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
 def _draw_tradeoff(axes: Axes, one: Tradeoff, **look: Any) -> None:
     x, y = ([1.96 * error for error in errors] or None for errors in (one.self_bleu_errors, one.bleu_errors))
     axes.errorbar(one.self_bleu, one.bleu, y, x, elinewidth=0.7, label=_shown(one.name), **look)
-    for at in sorted({0, len(one.knobs) - 1}) if one.knobs else ():
+    for at in sorted({0, len(one.settings) - 1}) if one.settings else ():
         point = one.self_bleu[at], one.bleu[at]
-        axes.annotate(one.knobs[at], point, (6, -9), textcoords="offset points", fontsize=7.5, color=look["color"])
+        axes.annotate(one.settings[at], point, (6, -9), textcoords="offset points", fontsize=7.5, color=look["color"])
 
 
 def survival_curves(curves: Sequence[Survival], path: Path) -> None:

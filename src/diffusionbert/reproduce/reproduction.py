@@ -137,9 +137,9 @@ class Reproduction:
         config = self.scale.preset(self.request.data)
         training = replace(config.training, seed=self.request.seed)
         if self.request.steps is not None:
-            share = self.request.steps / training.steps
+            fraction = self.request.steps / training.steps
             every = {name: getattr(training, name) for name in ("warmup", "validate_every", "save_every")}
-            scaled = {name: max(1, round(value * share)) for name, value in every.items()}
+            scaled = {name: max(1, round(value * fraction)) for name, value in every.items()}
             training = replace(training, steps=self.request.steps, **scaled)
         return replace(config, data=replace(config.data, validation=self.request.validation), training=training)
 

@@ -1,6 +1,6 @@
 """Samplers as step machines: `start` gives a state, `query` what to ask the network, `update` the next state.
 
-A sampler is a frozen dataclass of its own knobs and stores nothing about a call; everything that changes is in the
+A sampler is a frozen dataclass of its own settings and stores nothing about a call; everything that changes is in the
 state. `sample` is the one loop. A server can drive many states with one forward pass: it joins their queries with
 `concatenate_queries`, asks the network once and gives each state its part of the answer (`split_answer`).
 """
@@ -320,7 +320,7 @@ class RoundState(State):
 class RoundSampler(Sampler):
     """A sampler that queries all masked positions in every round.
 
-    A time-conditioned network is given the masked share of the editable positions, times the start time.
+    A time-conditioned network is given the masked fraction of the editable positions, times the start time.
     """
 
     def resolve(self, context: SamplingContext) -> Sampler:
@@ -331,8 +331,8 @@ class RoundSampler(Sampler):
         return Query.of(state.x, state.time, state.masked)
 
 
-def masked_share(context: SamplingContext, x: Batch) -> Times:
-    """The time that a network is given: the masked share of the editable positions, times the start time."""
+def masked_fraction(context: SamplingContext, x: Batch) -> Times:
+    """The time that a network is given: the masked fraction of the editable positions, times the start time."""
     return context.start_time * x.fraction_of(x.tokens == context.mask_id)
 
 

@@ -22,7 +22,7 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, TargetTokens
 from diffusionbert.diffusion.tokens import draw, log_prob_of
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, due_after, masked_share
+from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, due_after, masked_fraction
 
 
 class Criterion(Enum):
@@ -60,7 +60,7 @@ class Confidence(RoundSampler):
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> RoundState:
         x = context.absorbing(self).prior(canvas, Noise(seed))
-        time = masked_share(context, x)
+        time = masked_fraction(context, x)
         return RoundState.begin(context, canvas, seed, x.tokens, time, masked=canvas.editable, num_rounds=0)
 
     def update(self, state: RoundState, answer: TargetLogProbs) -> RoundState:
@@ -73,7 +73,7 @@ class Confidence(RoundSampler):
         x = replace(state.x, tokens=torch.where(kept, state.tokens.masked_scatter(masked, tokens), state.tokens))
         still_masked, num_rounds = masked & ~kept, state.num_rounds + 1
         done, own = not bool(still_masked.any()), {"masked": still_masked, "num_rounds": num_rounds}
-        return state.advance(x.tokens, masked_share(context, x), masked.any(dim=1), done, **own)
+        return state.advance(x.tokens, masked_fraction(context, x), masked.any(dim=1), done, **own)
 
     def _confidence(self, log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
         if self.criterion is Criterion.PROBABILITY:

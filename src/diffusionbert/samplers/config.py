@@ -1,4 +1,4 @@
-"""What is asked of sampling: which sampler, with which settings; and samplers as text, `name:knob=value,…`.
+"""What is asked of sampling: which sampler, with which settings; and samplers as text, `name:setting=value,…`.
 
 Names as strings are for the public boundary: the command line, JSON and keyword arguments.
 """
@@ -47,7 +47,7 @@ def parse_sampler(text: str) -> Sampler:
     """The sampler that a text names.
 
     Args:
-        text: A registered name or preset, with knobs if they differ from the defaults, such as `remasking:eta=0.1` or
+        text: A registered name or preset, with settings that differ from the defaults, such as `remasking:eta=0.1` or
             `confidence:criterion=margin,threshold=0.3`.
 
     Returns:
@@ -57,19 +57,21 @@ def parse_sampler(text: str) -> Sampler:
         >>> parse_sampler("remasking:eta=0.2")
         Remasking(eta=0.2, strategy=<Strategy.CAP: 'cap'>)
     """
-    name, _, knobs = text.partition(":")
+    name, _, settings = text.partition(":")
     plain: dict[str, Any] = to_json(PRESETS[name]) if name in PRESETS else {"name": _registered_name(name)}
     cls: Any = Sampler.registry.get(plain["name"])
     hints = typing.get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
-    for assignment in filter(None, knobs.split(",")):
-        knob, separator, value = assignment.partition("=")
+    for assignment in filter(None, settings.split(",")):
+        setting, separator, value = assignment.partition("=")
         if not separator:
-            raise ValueError(f"{text!r} must be a sampler's name or name:knob=value,knob=value; got {assignment!r}")
-        if knob not in known:
-            what = f"knobs: {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"the sampler {name!r} has no knob {knob!r}; {_suggestion(knob, known)}{what}")
-        plain[knob] = to_json(parse_sampler(value)) if hints[knob] is Sampler else _plain_value(value)
+            raise ValueError(
+                f"{text!r} must be a sampler's name or name:setting=value,setting=value; got {assignment!r}"
+            )
+        if setting not in known:
+            what = f"settings: {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"the sampler {name!r} has no setting {setting!r}; {_suggestion(setting, known)}{what}")
+        plain[setting] = to_json(parse_sampler(value)) if hints[setting] is Sampler else _plain_value(value)
     sampler: Sampler = from_json(plain, Sampler, f"sampler {name!r}")
     return sampler
 
@@ -85,9 +87,9 @@ def format_sampler(sampler: Sampler) -> str:
     candidates |= {name: vars(preset) for name, preset in PRESETS.items() if type(preset) is type(sampler)}
     texts = []
     for name, defaults in candidates.items():
-        knobs = {knob: value for knob, value in vars(sampler).items() if value != defaults.get(knob, MISSING)}
+        settings = {field: value for field, value in vars(sampler).items() if value != defaults.get(field, MISSING)}
         texts.append(
-            (len(knobs), ":".join(filter(None, [name, ",".join(f"{k}={_text(v)}" for k, v in knobs.items())])))
+            (len(settings), ":".join(filter(None, [name, ",".join(f"{k}={_text(v)}" for k, v in settings.items())])))
         )
     return min(texts)[1]
 
@@ -108,7 +110,7 @@ def _suggestion(name: str, known: list[str]) -> str:
 
 
 def _plain_value(text: str) -> Any:
-    """A knob's value as JSON: a number, true, false or null (also none); anything else is a text."""
+    """A setting's value as JSON: a number, true, false or null (also none); anything else is a text."""
     try:
         return json.loads("null" if text == "none" else text)
     except json.JSONDecodeError:

@@ -22,7 +22,7 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, Counts, PositionMask, TargetLogProbs
 from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, due_after, masked_share
+from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, due_after, masked_fraction
 
 
 class Order(Enum):
@@ -45,8 +45,8 @@ class GibbsState(State):
 class Gibbs(Sampler):
     """Draws position by position, and goes on resampling for as many iterations as are left.
 
-    Every sequence with an editable position takes all iterations. A time-conditioned network is given the masked share
-    of the editable positions, times the start time.
+    Every sequence with an editable position takes all iterations. A time-conditioned network is given the masked
+    fraction of the editable positions, times the start time.
 
     Args:
         order: Which position comes next.
@@ -60,19 +60,19 @@ class Gibbs(Sampler):
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> GibbsState:
         x = replace(canvas, tokens=canvas.tokens.masked_fill(canvas.editable, context.mask_id))
-        due, time = self._due(context, x, seed, 0), masked_share(context, x)
+        due, time = self._due(context, x, seed, 0), masked_fraction(context, x)
         return GibbsState.begin(context, canvas, seed, x.tokens, time, due=due, num_iterations=0)
 
     def query(self, state: GibbsState) -> Query | None:
         x = replace(state.canvas, tokens=state.tokens.masked_fill(state.due, state.context.mask_id))
-        return Query.of(x, masked_share(state.context, x), state.due)
+        return Query.of(x, masked_fraction(state.context, x), state.due)
 
     def update(self, state: GibbsState, answer: TargetLogProbs) -> GibbsState:
         context, number = state.context, state.num_iterations + 1
         uniform = Noise(state.seed, step=state.num_iterations).per_position(state.x, Purpose.SAMPLE)
         tokens = draw(context.warper(answer), uniform[state.due])
         x = replace(state.canvas, tokens=state.tokens.masked_scatter(state.due, tokens))
-        time, called = masked_share(context, x), state.canvas.editable.any(dim=1)
+        time, called = masked_fraction(context, x), state.canvas.editable.any(dim=1)
         own = {"due": self._due(context, x, state.seed, number), "num_iterations": number}
         return state.advance(x.tokens, time, called, number == context.config.steps, **own)
 

@@ -39,7 +39,7 @@ class LeftToRightState(State):
 class LeftToRight(Sampler):
     """Generates one token per step, at the same position of all sequences; finished sequences are dropped.
 
-    The time of a sequence is the share of its editable positions that are left.
+    The time of a sequence is the fraction of its editable positions that are left.
     """
 
     def resolve(self, context: SamplingContext) -> LeftToRight:

@@ -18,7 +18,7 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetLogProbs, per_position
 from diffusionbert.diffusion.tokens import draw, log_prob_of
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, masked_share
+from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, masked_fraction
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,7 +39,7 @@ class MaskPredict(RoundSampler):
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> MaskPredictState:
         x = context.absorbing(self).prior(canvas, Noise(seed))
         own = {"masked": canvas.editable, "probability": torch.zeros_like(x.tokens, dtype=torch.float64)}
-        return MaskPredictState.begin(context, canvas, seed, x.tokens, masked_share(context, x), num_rounds=0, **own)
+        return MaskPredictState.begin(context, canvas, seed, x.tokens, masked_fraction(context, x), num_rounds=0, **own)
 
     def update(self, state: MaskPredictState, answer: TargetLogProbs) -> MaskPredictState:
         context, num_rounds, steps = state.context, state.num_rounds + 1, state.context.config.steps
@@ -54,6 +54,6 @@ class MaskPredict(RoundSampler):
         order = probability.masked_fill(~editable, torch.inf).argsort(dim=1, stable=True)
         masked = order.argsort(dim=1) < num_masked[:, None]
         text = state.tokens.masked_scatter(state.masked, tokens).masked_fill(masked, context.mask_id)
-        time, done = masked_share(context, replace(state.canvas, tokens=text)), not bool(masked.any())
+        time, done = masked_fraction(context, replace(state.canvas, tokens=text)), not bool(masked.any())
         own = {"masked": masked, "probability": probability, "num_rounds": num_rounds}
         return state.advance(text, time, state.masked.any(dim=1), done, **own)

@@ -2,9 +2,10 @@
 
     x_0: uniform random tokens;   x_k ~ f(· | x_{k-1}), each position independently, for k = 1 … steps
 
-The paper uses a temperature below 1 and, for unconditional text, updates only a random share of the positions in each
-step, because tokens that are drawn at the same time are independent. Here the first step draws all positions whatever
-the share, so that no random token is left. The paper's decoding for translation and its length prediction are left out.
+The paper uses a temperature below 1 and, for unconditional text, updates only a random fraction of the positions in
+each step, because tokens that are drawn at the same time are independent. Here the first step draws all positions
+whatever the fraction, so that no random token is left. The paper's decoding for translation and its length prediction
+are left out.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ class Refinement(Sampler):
     all positions), a sequence that no longer changes is finished: every further step would give the same tokens.
 
     Args:
-        update_share: The share of the positions that a step after the first draws, rounded up.
+        update_fraction: The fraction of the positions that a step after the first draws, rounded up.
     """
 
-    update_share: float = 1.0
+    update_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.update_share <= 1:
-            raise ValueError(f"update_share must be above 0 and at most 1, got {self.update_share}; 1 updates all")
+        if not 0 < self.update_fraction <= 1:
+            raise ValueError(
+                f"update_fraction must be above 0 and at most 1, got {self.update_fraction}; 1 updates all"
+            )
 
     def resolve(self, context: SamplingContext) -> Refinement:
         if context.process is not None or context.causal or context.allowed_tokens is None:
@@ -70,15 +73,15 @@ class Refinement(Sampler):
         drawn = draw(state.context.warper(answer), uniform[state.due])
         tokens = state.tokens.masked_scatter(state.due, drawn)
         unfinished = state.unfinished
-        if config.top_k == 1 and self.update_share == 1:
+        if config.top_k == 1 and self.update_fraction == 1:
             unfinished = (tokens != state.tokens).any(dim=1)
         time = unfinished.double() * (1 - number / config.steps)
         done = number == config.steps or not bool(unfinished.any())
-        due = self._share(state.canvas, state.seed, number + 1) & unfinished[:, None]
+        due = self._fraction(state.canvas, state.seed, number + 1) & unfinished[:, None]
         return state.advance(tokens, time, state.unfinished, done, due=due, unfinished=unfinished, num_steps=number)
 
-    def _share(self, canvas: Batch, seed: int, number: int) -> PositionMask:
+    def _fraction(self, canvas: Batch, seed: int, number: int) -> PositionMask:
         """The random positions of each sequence that step `number` draws."""
-        share = self.update_share * canvas.editable.sum(dim=1).double()
+        fraction = self.update_fraction * canvas.editable.sum(dim=1).double()
         # Less a little, or 0.7 of 10 positions, 7.000000000000001, would be 8.
-        return Noise(seed, number).chosen(canvas, (share - 1e-9).ceil().long())
+        return Noise(seed, number).chosen(canvas, (fraction - 1e-9).ceil().long())

@@ -39,7 +39,7 @@ class Remasking(GridSampler):
     """Remasks some of the unmasked tokens in every step, so that they can be replaced.
 
     Args:
-        eta: η in [0, 1]: the largest probability per step that a token is remasked, or a share of the maximum.
+        eta: η in [0, 1]: the largest probability per step that a token is remasked, or a fraction of the maximum.
         strategy: Whether η caps σ or scales its maximum.
     """
 

@@ -35,7 +35,7 @@ class DataConfig:
     corpus: str
     """A file, folder or glob; `pydoc`; `lm1b:FOLDER`; `hf:NAME`."""
     validation: str | None = None
-    """A corpus to validate on; None holds out a share of the training corpus."""
+    """A corpus to validate on; None holds out a fraction of the training corpus."""
     vocabulary: str | int = 8000
     """A tokenizer's folder or name, or the size of a WordPiece to be trained on the corpus."""
     lower: bool = True
