@@ -39,6 +39,7 @@ COMMANDS = (
     "plot",
     "doctor",
     "info",
+    "bench",
 )
 """Each is a class of that name in a module of that name."""
 ABOUT = """usage: diffusionbert COMMAND ...

@@ -184,7 +184,7 @@ def train(
             config = replace(config, backbone=Provided(type(backbone).__name__))
     config.to_json()  # refuses, before any work, what could not be opened again
     start = run.resumable_start() if resume else None
-    accelerator = _accelerator(config.training, output)
+    accelerator = make_accelerator(config.training, output)
     with accelerator.main_process_first():  # the others then find everything in the cache
         prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
     if accelerator.is_main_process:
@@ -268,8 +268,14 @@ def _resumed_data(data: DataConfig, cache: Path, start: Path) -> PreparedData:
     return prepared
 
 
-def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
-    """The devices and processes of this machine; refuses settings that they do not support."""
+def make_accelerator(settings: TrainingConfig, output: Path | None, *, cpu: bool = False) -> Accelerator:
+    """The devices and processes of this machine; refuses settings that they do not support.
+
+    Args:
+        settings: Their precision and trackers are used.
+        output: The run directory, for trackers.
+        cpu: Use no GPU even if there is one.
+    """
     if settings.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("mixed precision fp16 needs a GPU, and none was found; use bf16 or no")
     missing = set(settings.trackers) - {str(tracker) for tracker in get_available_trackers()}
@@ -278,11 +284,15 @@ def _accelerator(settings: TrainingConfig, output: Path) -> Accelerator:
         raise ValueError(f"the tracker {name!r} is not installed; pip install {name}, or leave out --trackers")
     if AcceleratorState._shared_state and PartialState().num_processes == 1:
         AcceleratorState._reset_state()  # or a second run in one process could not change the precision
+    folders = ProjectConfiguration()
+    if output is not None:
+        folders = ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers"))
     return Accelerator(
-        cpu=not torch.accelerator.is_available(),  # explicit, or several processes on CPUs would not find each other
+        # Explicit, or several processes on CPUs would not find each other.
+        cpu=cpu or not torch.accelerator.is_available(),
         mixed_precision=settings.precision,
         log_with=list(settings.trackers) or None,
-        project_config=ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers")),
+        project_config=folders,
     )
 
 

@@ -116,12 +116,10 @@ class Trainer:
                 self.save()
             losses: list[Tensor] = []
             num_tokens, started = 0, time.perf_counter()
-            for position, indices in self.plan.following(self.state.position):
-                if self.is_over:
-                    break
-                loss, norm, tokens = self._step(indices)
-                step = self.state.step + 1
-                self.state = replace(self.state, step=step, position=position, tokens=self.state.tokens + tokens)
+            steps = self.steps()
+            while not self.is_over:
+                loss, norm, tokens = next(steps)
+                step = self.state.step
                 losses.append(loss)
                 num_tokens += tokens
                 if step % settings.log_every == 0:
@@ -138,6 +136,15 @@ class Trainer:
             self._inform(f"stopped at step {self.state.step}; --resume continues from there")
         self._export_best()
         return self.state
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Trains step by step, endlessly; yields the loss per token, the norm of the gradient, the number of tokens."""
+        for position, indices in self.plan.following(self.state.position):
+            loss, norm, tokens = self._step(indices)
+            self.state = replace(
+                self.state, step=self.state.step + 1, position=position, tokens=self.state.tokens + tokens
+            )
+            yield loss, norm, tokens
 
     @property
     def is_over(self) -> bool:

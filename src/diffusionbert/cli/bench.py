@@ -1,0 +1,48 @@
+"""`bench`: measures how fast this machine trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from diffusionbert.cli.common import Flag, OptionalText, option, print_json, require_device
+from diffusionbert.reporting import progress_line
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure the speed of training on this machine beside a hand-written reference.
+
+    Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert; on a CPU, the last two at a
+    small size. Each compiles its networks first: about a minute per row on a GPU.
+
+    Example: diffusionbert bench --only train-bundled train-modernbert
+    """
+
+    only: Annotated[tuple[str, ...], option("[ROW ...]")] = ()
+    """The rows to measure. Default: all."""
+    device: OptionalText = None
+    """The device: cpu, cuda, cuda:1, … Default: a GPU if there is one."""
+    rounds: int = 5
+    """How often a program and its reference take turns; the median is reported."""
+    eager: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False
+    """Do not compile; on a CPU nothing is compiled anyway."""
+    json: Flag = False
+    """Print one JSON object, and nothing else, on standard output."""
+
+    def run(self) -> None:
+        from diffusionbert.storage.schema import to_json
+        from diffusionbert.workflows.bench import bench
+
+        require_device(self.device)
+        with progress_line(None) as show:
+            result = bench(
+                self.only,
+                device=self.device,
+                rounds=self.rounds,
+                compile=False if self.eager else None,
+                progress=lambda row, done, _: show(done, row),
+            )
+        print_json(to_json(result)) if self.json else print(result.table())

@@ -1,0 +1,1 @@
+"""Tasks that use several of the other folders."""
