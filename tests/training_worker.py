@@ -99,17 +99,17 @@ def main() -> None:
     )
     if options.resume:
         trainer.resume()
-    taken = trainer._step
+    taken = trainer.step
 
-    def step(indices):
+    def step(batch):
         if trainer.state.step == options.kill_at and not options.kill_while_saving:
             os.kill(os.getpid(), signal.SIGKILL)
         is_mine = options.terminate_rank in (None, trainer.accelerator.process_index)
         if trainer.state.step == options.terminate_at and is_mine:
             os.kill(os.getpid(), signal.SIGTERM)
-        return taken(indices)
+        return taken(batch)
 
-    trainer._step = step
+    trainer.step = step
     if options.kill_while_saving:
         import diffusionbert.training.checkpoint as checkpoint
 

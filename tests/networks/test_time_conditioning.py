@@ -334,7 +334,7 @@ def test_threads_restore_the_choice_of_attention_kernels():
     batch, t, enabled = sentences(denoiser.backbone), times(0.1, 0.5, 0.9), torch.backends.cuda.cudnn_sdp_enabled
     assert enabled()
     inside = []
-    denoiser.backbone.cls.register_forward_hook(lambda *_: inside.append(enabled()))
+    denoiser.backbone.base_model.register_forward_hook(lambda *_: inside.append(enabled()))
     overlapping(denoiser.backbone.get_input_embeddings(), [lambda: answer(denoiser, batch, t)] * 2)
     assert inside == [False, False]
     assert enabled()

@@ -35,7 +35,7 @@ def test_averages_are_the_running_mean_with_a_smaller_decay_at_first(decay):
     expected = {name: value.double() for name, value in values(made).items()}
     for update in range(1, 31):
         walk(made, generator)
-        ema.update(made)
+        ema.update()
         now = min(decay, (1 + update) / (10 + update))
         expected = {name: now * mean + (1 - now) * values(made)[name] for name, mean in expected.items()}
     assert ema.num_updates == 30
@@ -52,7 +52,7 @@ def test_the_initial_parameters_are_soon_forgotten():
         for parameter in made.parameters():
             parameter.add_(1)
     for _ in range(20):
-        ema.update(made)
+        ema.update()
     for name, average in ema.averages.items():
         torch.testing.assert_close(average, start[name] + 1, atol=1e-3, rtol=0)
 
@@ -62,7 +62,7 @@ def test_an_update_does_not_change_the_parameters():
     ema = EMA(made, 0.9)
     walk(made, torch.Generator().manual_seed(1))
     before = values(made)
-    ema.update(made)
+    ema.update()
     assert all(torch.equal(value, before[name]) for name, value in values(made).items())
     assert not any(average.requires_grad for average in ema.averages.values())
 
@@ -72,7 +72,7 @@ def test_a_module_has_its_own_parameters_again_after_the_averages(failing):
     made = module()
     ema = EMA(made, 0.9)
     walk(made, torch.Generator().manual_seed(1))
-    ema.update(made)
+    ema.update()
     own, mean = values(made), copy.deepcopy(ema.averages)
     try:
         with ema.applied_to(made):
@@ -91,14 +91,14 @@ def test_restored_averages_continue_exactly():
     straight = EMA(made, 0.99)
     for _ in range(5):
         walk(made, generator)
-        straight.update(made)
+        straight.update()
     saved = {name: average.clone() for name, average in straight.averages.items()}
     resumed = EMA(made, 0.99)
     resumed.restore(saved, straight.num_updates)
     for _ in range(5):
         walk(made, generator)
-        straight.update(made)
-        resumed.update(made)
+        straight.update()
+        resumed.update()
     assert resumed.num_updates == straight.num_updates == 10
     assert all(torch.equal(value, straight.averages[name]) for name, value in resumed.averages.items())
     assert not any(torch.equal(value, saved[name]) for name, value in resumed.averages.items())

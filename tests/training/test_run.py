@@ -34,7 +34,7 @@ from diffusionbert.recipes import PRESETS, pretraining_of
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.model_folder import push_model
 from diffusionbert.training.run import prepare
-from diffusionbert.training.trainer import Trainer
+from diffusionbert.training.step import TrainingStep
 
 QUICK = ["--steps=6", "--validate-every=3", "--save-every=3", "--log-every=1", "--batch-tokens=512"]
 SHORT = ["--max-length=48"]
@@ -213,15 +213,15 @@ def test_a_run_is_resumed_elsewhere_without_its_start(masked_run, cache, tmp_pat
     monkeypatch.chdir(tmp_path)
     begun = ["train", "--data=pydoc", "--start=start", f"--system={system}", f"--cache={cache}", "--max-length=32"]
     main([*begun, "--output=straight", *QUICK])
-    taken = Trainer._step
+    taken = TrainingStep.__call__
 
-    def step(self, indices):
-        if self.state.step == 4:
+    def step(self, batch):
+        if batch.step == 4:
             raise KeyboardInterrupt
-        return taken(self, indices)
+        return taken(self, batch)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_step", step)
+        patched.setattr(TrainingStep, "__call__", step)
         with pytest.raises(SystemExit):
             main([*begun, "--output=killed", *QUICK])
     shutil.rmtree(tmp_path / "start")

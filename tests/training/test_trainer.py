@@ -208,14 +208,14 @@ def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
 
 def stopped(trainer: Trainer, at: int) -> None:
     """Sends SIGTERM in a step."""
-    taken = trainer._step
+    taken = trainer.step
 
-    def step(indices):
+    def step(batch):
         if trainer.state.step == at - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return taken(indices)
+        return taken(batch)
 
-    trainer._step = step
+    trainer.step = step
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_measuring_uses_the_precision_ema_and_optimizer_of_training(monkeypatch,
 def scaled(trainer: Trainer) -> Trainer:
     """Adds a loss scale that grows soon, as half precision has one on a GPU."""
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
-    trainer.stepper = trainer.accelerator.prepare_optimizer(trainer.optimizer)
+    trainer.step.optimizer = trainer.accelerator.prepare_optimizer(trainer.optimizer)
     return trainer
 
 
@@ -322,14 +322,15 @@ class NaNLoss(torch.nn.Module):
 
 def poisoned(trainer: Trainer, at: int) -> None:
     """Makes the loss of one step NaN."""
-    inner, taken = trainer.wrapped, trainer._step
+    taken = trainer.step
+    inner = taken.wrapped
 
-    def step(indices):
+    def step(batch):
         is_bad = trainer.state.step == at
-        trainer.wrapped = NaNLoss(inner) if is_bad else inner
-        return taken(indices)
+        taken.wrapped = NaNLoss(inner) if is_bad else inner
+        return taken(batch)
 
-    trainer._step = step
+    trainer.step = step
 
 
 def all_finite(path: Path) -> bool:
@@ -366,18 +367,18 @@ def test_nan_parameters_are_never_saved(tmp_path, changes):
 
 def test_an_infinite_gradient_is_detected_before_a_checkpoint_is_written(tmp_path):
     trainer = trainer_of(tmp_path)
-    taken = trainer._step
+    taken = trainer.step
 
-    def step(indices):
+    def step(batch):
         first = next(trainer.module.parameters())
         size = math.inf if trainer.state.step == 3 else 1.0
         handle = first.register_hook(lambda gradient: gradient * size)
         try:
-            return taken(indices)
+            return taken(batch)
         finally:
             handle.remove()
 
-    trainer._step = step
+    trainer.step = step
     with pytest.raises(FloatingPointError):
         trainer.train()
     assert all_finite(checkpoint(tmp_path, "last"))
@@ -535,14 +536,14 @@ def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path):
 def interrupted(folder: Path, at: int, settings: TrainingConfig = QUICK) -> None:
     """Ends a run before a step, without a checkpoint."""
     trainer = trainer_of(folder, settings)
-    taken = trainer._step
+    taken = trainer.step
 
-    def step(indices):
+    def step(batch):
         if trainer.state.step == at:
             raise KeyboardInterrupt
-        return taken(indices)
+        return taken(batch)
 
-    trainer._step = step
+    trainer.step = step
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
 
@@ -697,14 +698,14 @@ def test_the_last_step_has_a_learning_rate_above_0(decay):
 @pytest.mark.slow
 def test_the_logged_learning_rate_is_that_of_the_optimizer(tmp_path, straight):
     trainer = trainer_of(tmp_path)
-    taken, used = trainer._step, []
+    taken, used = trainer.step, []
 
-    def step(indices):
-        result = taken(indices)
+    def step(batch):
+        result = taken(batch)
         used.append({group["lr"] for group in trainer.optimizer.param_groups})
         return result
 
-    trainer._step = step
+    trainer.step = step
     trainer.train()
     logged = [{event["learning_rate"]} for event in log(tmp_path) if "loss" in event]
     assert used == logged

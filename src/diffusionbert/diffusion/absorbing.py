@@ -24,6 +24,7 @@ from diffusionbert.diffusion.shapes import (
     PositionMask,
     TargetIndices,
     TargetLogProbs,
+    Targets,
     TargetTokens,
     Times,
     Tokens,
@@ -31,9 +32,7 @@ from diffusionbert.diffusion.shapes import (
     from_bits,
     sequence_index,
 )
-from diffusionbert.diffusion.tokens import log_prob_of
-
-_NEVER = -1e30  # a finite substitute for log 0
+from diffusionbert.diffusion.tokens import Prediction, as_prediction, finite_log
 
 
 class LearnedExponents(nn.Module):
@@ -138,12 +137,14 @@ class Absorbing(Process):
         """The masked positions."""
         return x_t.editable & (x_t.tokens == self.mask_id)
 
-    def unmask_probability(self, x0: Tokens, x_t: Batch, s: Times, t: Times) -> PerTarget:
+    def unmask_probability(
+        self, x0: Tokens, x_t: Batch, s: Times, t: Times, targets: Targets | None = None
+    ) -> PerTarget:
         """r_{s|t} of the true token at each masked position, under the forward process."""
         clean = replace(x_t, tokens=x0)
-        targets = self.targets(x_t)
-        alpha_s, alpha_t = self.survival(clean, s)[targets], self.survival(clean, t)[targets]
-        return _unmask_probability(alpha_s, alpha_t)
+        targets = targets or Targets.of(self.targets(x_t))
+        alpha_s, alpha_t = targets.take(self.survival(clean, s)), targets.take(self.survival(clean, t))
+        return targets.counted(_unmask_probability(alpha_s, alpha_t))
 
     def reverse(
         self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
@@ -156,26 +157,36 @@ class Absorbing(Process):
         log_p = log_p0 + unmask_probability.log().to(log_f.dtype)[sequences]
         return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
 
-    def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
+    def divergence(
+        self,
+        x0: Tokens,
+        x_t: Batch,
+        log_f: TargetLogProbs | Prediction,
+        s: Times,
+        t: Times,
+        targets: Targets | None = None,
+    ) -> PerTarget:
         """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
-        r = self.unmask_probability(x0, x_t, s, t)
-        masked, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
-        targets = self.targets(x_t)
-        sequences, x0_tokens = sequence_index(targets), x0[targets]
+        targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
+        r = self.unmask_probability(x0, x_t, s, t, targets)
+        masked, unmask_probability = self._of_vocabulary(x_t, prediction, s, t, targets)
+        sequences, x0_tokens = targets.sequences, targets.take(x0)
         unmasking = masked * unmask_probability
-        log_unmasking = self._log_sum(log_f, unmasking, sequences)  # G_t - G_s
         # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
         staying = torch.where((s == 0)[:, None], 1.0, masked * (1 - unmask_probability))
-        log_staying = self._log_sum(log_f, staying, sequences)  # G_s
+        # G_t - G_s and G_s.
+        log_f_x0, log_unmasking, log_staying = self._log_sums(prediction, x0_tokens, (unmasking, staying), sequences)
         log_total = torch.where((s == 0)[sequences], log_unmasking, torch.logaddexp(log_unmasking, log_staying))
-        log_x0 = log_prob_of(log_f, x0_tokens) + self._pick(unmasking, sequences, x0_tokens).log() - log_total
+        log_x0 = log_f_x0 + self._pick(unmasking, sequences, x0_tokens).log() - log_total
         # log G_s - log G_t without cancellation: accurate whether a step unmasks little or a lot.
         log_stay = nn.functional.logsigmoid(log_staying - log_unmasking)
         unmasked = torch.where(r > 0, r * (r.log() - log_x0), 0.0)
         stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-torch.where(r < 1, r, 0.0)) - log_stay), 0.0)
         return unmasked + stayed
 
-    def rate(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
+    def rate(
+        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
+    ) -> PerTarget:
         """The divergence per unit of time of an infinitesimal step, at each masked position.
 
         It is w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, with w = -ᾱ'/(1-ᾱ) of the forward process and G, G' and
@@ -183,40 +194,45 @@ class Absorbing(Process):
         """
         self.require_finite_rate()
         t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is masked, but an infinite density has no gradient
-        targets = self.targets(x_t)
-        sequences, x0_tokens = sequence_index(targets), x0[targets]
-        clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, log_f)
-        own_density = self._masking_density(t, self._information_of(x0), self._center(clean))[targets]
-        w = own_density / (1 - self.survival(clean, t)[targets])
+        targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
+        sequences, x0_tokens = targets.sequences, targets.take(x0)
+        clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, prediction, targets)
+        own_density = targets.take(self._masking_density(t, self._information_of(x0), self._center(clean)))
+        w = targets.counted(own_density / (1 - targets.take(self.survival(clean, t))))
         density = self._masking_density(t, self.information, center)
-        log_total = self._log_sum(log_f, 1 - self._survival(t, self.information, center), sequences)
-        log_flow = self._log_sum(log_f, density, sequences)
-        log_x0 = log_prob_of(log_f, x0_tokens) + self._pick(density, sequences, x0_tokens).log() - log_total
+        weights = 1 - self._survival(t, self.information, center), density
+        log_f_x0, log_total, log_flow = self._log_sums(prediction, x0_tokens, weights, sequences)
+        log_x0 = log_f_x0 + self._pick(density, sequences, x0_tokens).log() - log_total
         return torch.where(w > 0, w * (w.log() - log_x0 - 1), 0.0) + (log_flow - log_total).exp()
 
-    def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
+    def log_clean(
+        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
+    ) -> PerTarget:
         """log f(x0) + log(1 - ᾱ_t(x0)) - log G_t."""
-        masked, _ = self._of_vocabulary(x_t, log_f, torch.zeros_like(t), t)
-        targets = self.targets(x_t)
-        sequences, x0_tokens = sequence_index(targets), x0[targets]
-        log_own = self._pick(masked, sequences, x0_tokens).log()
-        return log_prob_of(log_f, x0_tokens) + log_own - self._log_sum(log_f, masked, sequences)
+        targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
+        masked, _ = self._of_vocabulary(x_t, prediction, torch.zeros_like(t), t, targets)
+        sequences, x0_tokens = targets.sequences, targets.take(x0)
+        log_f_x0, log_total = self._log_sums(prediction, x0_tokens, (masked,), sequences)
+        return log_f_x0 + self._pick(masked, sequences, x0_tokens).log() - log_total
 
-    def guessed_center(self, x_t: Batch, log_f: TargetLogProbs) -> PerSequence:
+    def guessed_center(
+        self, x_t: Batch, log_f: TargetLogProbs | Prediction, targets: Targets | None = None
+    ) -> PerSequence:
         """The ĉ of the reverse process: the mean of h over unmasked tokens and of E_f[h] over masked positions.
 
         It does not depend on t, so it can be cached until x_t or the network's output changes.
         """
-        if self.schedule.by_token and len(self.information) != log_f.shape[-1]:
+        prediction = as_prediction(log_f)
+        if self.schedule.by_token and len(self.information) != prediction.vocab_size:
             raise ValueError(
-                f"the token information must cover the {log_f.shape[-1]} tokens of the network, got "
+                f"the token information must cover the {prediction.vocab_size} tokens of the network, got "
                 f"{len(self.information)}; count tokens over the network's whole vocabulary"
             )
         if not self._guesses_center:
             return self._center(x_t)
-        expected = (log_f.detach().exp() @ self.information.to(log_f.dtype)).double()
-        known = self._information_of(x_t.tokens)
-        return _mean_over(known.masked_scatter(self.targets(x_t), expected), x_t.editable)
+        targets = targets or Targets.of(self.targets(x_t))
+        expected, known = prediction.mean(self.information), self._information_of(x_t.tokens)
+        return _mean_over(torch.where(targets.mask, targets.scatter(expected), known), x_t.editable)
 
     def log_p0(
         self, log_f: TargetLogProbs, sequences: TargetIndices, t: Times, center: PerSequence, warp: Warp | None = None
@@ -251,9 +267,11 @@ class Absorbing(Process):
                 "use a time grid, or reweighted=True"
             )
 
-    def _of_vocabulary(self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> tuple[Tensor, Tensor]:
+    def _of_vocabulary(
+        self, x_t: Batch, log_f: TargetLogProbs | Prediction, s: Times, t: Times, targets: Targets | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The factor 1 - ᾱ_t(v) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
-        center = self.guessed_center(x_t, log_f)
+        center = self.guessed_center(x_t, log_f, targets)
         alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
         return self._weight(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)
 
@@ -283,24 +301,18 @@ class Absorbing(Process):
             return self.information.new_full((len(x0.tokens),), self.corpus_mean)
         return _mean_over(self._information_of(x0.tokens), x0.editable)
 
-    def _log_sum(self, log_f: TargetLogProbs, weights: Tensor, sequences: Tensor) -> PerTarget:
-        """log Σ_v f(v)·weight(v), with the weights of each sequence."""
-        if not self.schedule.by_token:
-            return weights.log()[sequences, 0]  # f sums to 1
-        # N×V values stay in the network's precision. The gradient of a logsumexp over nothing but -inf is NaN, so a
-        # weight of 0 becomes a value too small to change the sum, and a sum of such values alone becomes -inf.
-        total = (log_f + _log(weights).clamp(min=_NEVER).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
-        return total.masked_fill(total < _NEVER / 2, -torch.inf).double()
+    def _log_sums(
+        self, prediction: Prediction, tokens: TargetTokens, weights: tuple[Tensor, ...], sequences: TargetIndices
+    ) -> list[Tensor]:
+        """log f(token), and log Σ_v f(v)·weight(v) for each of the weights, with those of each target's sequence."""
+        if self.schedule.by_token:
+            return prediction.log_probs(tokens, [finite_log(weight) for weight in weights], sequences)
+        # f sums to 1.
+        return [prediction.log_prob(tokens), *(weight.log()[sequences, 0] for weight in weights)]
 
     def _pick(self, weights: Tensor, sequences: Tensor, tokens: TargetTokens) -> PerTarget:
         """weight(v) of the given tokens."""
         return weights[sequences, tokens if self.schedule.by_token else torch.zeros_like(tokens)]
-
-
-def _log(values: Tensor) -> Tensor:
-    """log, with gradient 0 at 0 instead of NaN."""
-    positive = values > 0
-    return torch.where(positive, torch.where(positive, values, 1.0).log(), -torch.inf)
 
 
 def _unmask_probability(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch import nn
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import NoiseSchedule
-from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, Times, Tokens
+from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, Targets, Times, Tokens
+from diffusionbert.diffusion.tokens import Prediction
 
 Warp = Callable[[TargetLogProbs], TargetLogProbs]
 
@@ -42,12 +43,22 @@ class Process(nn.Module, ABC):
         """log p(x_s | x_t) at the target positions; `warp`, a logits warper, is applied to p(x0 | x_t)."""
 
     @abstractmethod
-    def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
+    def divergence(
+        self,
+        x0: Tokens,
+        x_t: Batch,
+        log_f: TargetLogProbs | Prediction,
+        s: Times,
+        t: Times,
+        targets: Targets | None = None,
+    ) -> PerTarget:
         """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each target position, in nats (float64)."""
 
     def require_finite_divergence(self) -> None:
         """Raises ValueError if the divergence can be infinite although the network gives every token a probability."""
 
     @abstractmethod
-    def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
+    def log_clean(
+        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
+    ) -> PerTarget:
         """log p(x0 | x_t, t) at each target position (float64)."""

@@ -8,7 +8,9 @@ gives the same result as its sequences one by one, and a resumed run has no gene
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from numbers import Integral
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.shapes import Batch, Counts, Keys, PerPosition, PositionMask, Times, Values
-from diffusionbert.reporting import require_type
+from diffusionbert.reporting import logger, reason_of, require_type
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -39,6 +41,37 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
         )
         k0, k1 = (k0 + _WEYL[0]) & _MASK32, (k1 + _WEYL[1]) & _MASK32
     return c0, c1, c2, c3
+
+
+# One thread computes the 52 bits of one number, by the same arithmetic modulo 2**64 as `philox`.
+_KERNEL = """
+template <typename T> T uniform_bits(T index, T word1, T word2, T word3, T key0, T key1) {
+  unsigned long long c0 = index >> 1, c1 = word1, c2 = word2, c3 = word3, k0 = key0, k1 = key1;
+  const unsigned long long low = 0xFFFFFFFFull;
+  for (int round = 0; round < 10; ++round) {
+    unsigned long long p0 = c0 * 0xD2511F53ull, p1 = c2 * 0xCD9E8D57ull;
+    c0 = (p1 >> 32) ^ c1 ^ k0; c1 = p1 & low; c2 = (p0 >> 32) ^ c3 ^ k1; c3 = p0 & low;
+    k0 = (k0 + 0x9E3779B9ull) & low; k1 = (k1 + 0xBB67AE85ull) & low;
+  }
+  unsigned long long bits = (index & 1) ? (c2 << 32 | c3) : (c0 << 32 | c1);
+  return (T)((bits >> 12) & ((1ull << 52) - 1));
+}
+"""
+
+
+@functools.cache
+def _kernel() -> Callable[..., Tensor] | None:
+    """The bits of numbers by their index and three counter words, in one launch on a GPU; None if torch cannot."""
+    try:
+        from torch.cuda.jiterator import _create_jit_fn as compile_kernel
+
+        kernel: Callable[..., Tensor] = compile_kernel(_KERNEL, key0=0, key1=0)
+        one = torch.ones(1, dtype=torch.long, device="cuda")
+        kernel(one, one, one, one)
+    except (ImportError, RuntimeError) as error:
+        logger.info(f"random numbers are drawn without a kernel of their own ({reason_of(error)})")
+        return None
+    return kernel
 
 
 class Purpose(IntEnum):
@@ -73,14 +106,18 @@ class Noise:
     def uniform(self, example: Keys, purpose: Purpose, *shape: int) -> Values:
         """Draws float64 numbers from the open interval (0, 1), one block of the given shape per example."""
         count = math.prod(shape)
-        blocks = torch.arange((count + 1) // 2, device=example.device)
         example = example.long()[:, None]
         steps = torch.as_tensor(self.step, device=example.device).reshape(-1, 1)
-        counter = (blocks, example & _MASK32, steps & _MASK32, ((example >> 32) << 8) | int(purpose))
-        words = philox(counter, (self.seed & _MASK32, (self.seed >> 32) & _MASK32))
+        counter = example & _MASK32, steps & _MASK32, ((example >> 32) << 8) | int(purpose)
+        key = self.seed & _MASK32, (self.seed >> 32) & _MASK32
+        if example.is_cuda and (kernel := _kernel()) is not None:
+            index = torch.arange(count, device=example.device)
+            bits = kernel(index, *counter, key0=key[0], key1=key[1])
+        else:
+            words = philox((torch.arange((count + 1) // 2, device=example.device), *counter), key)
+            pairs = [(((high << 32 | low) >> 12) & ((1 << 52) - 1)) for high, low in (words[:2], words[2:])]
+            bits = torch.stack(pairs, dim=-1).flatten(1)[:, :count]
         # 52 random bits plus one half: never 0, never 1, and exact in float64.
-        pairs = [(((high << 32 | low) >> 12) & ((1 << 52) - 1)) for high, low in (words[:2], words[2:])]
-        bits = torch.stack(pairs, dim=-1).flatten(1)[:, :count]
         return ((bits.double() + 0.5) * 2.0**-52).reshape(len(example), *shape)
 
     def stratified_uniform(self, batch: Batch) -> Times:

@@ -11,8 +11,8 @@ Time is a fraction: `0.0` is clean text, `1.0` is pure noise, and step k of T is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,6 +65,9 @@ class Batch:
     editable: PositionMask
     example: Keys  # the key of each sequence's random numbers, which do not depend on its index in the batch
     strata: Strata  # the stratum (low, high) from which a sequence draws its time, modulo 1; see `Noise.stratify`
+    has_fixed_targets: bool = False
+    """Whether all positions become targets, of which those that were not drawn count 0: then no shape depends on what
+    is drawn, as a CUDA graph needs it."""
 
     @classmethod
     def of(cls, tokens: Tokens, editable: PositionMask, attention_mask: PositionMask | None = None) -> Batch:
@@ -96,16 +99,69 @@ class Batch:
         tokens, attention_mask, editable = (
             values[index, :length] for values in (self.tokens, self.attention_mask, self.editable)
         )
-        return Batch(tokens, attention_mask, editable, self.example[index], self.strata[index])
+        chosen: dict[str, Any] = {"example": self.example[index], "strata": self.strata[index]}
+        return replace(self, tokens=tokens, attention_mask=attention_mask, editable=editable, **chosen)
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(_moved(getattr(self, field.name), torch.device(device)) for field in fields(self)))
+        return self._mapped(lambda tensor: _moved(tensor, torch.device(device)))
+
+    def pinned(self) -> Batch:
+        """The same in memory from which a GPU copies without waiting."""
+        return self._mapped(lambda tensor: tensor.contiguous().pin_memory())
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        changed: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors.items()}
+        return replace(self, **changed)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     # A copy from pageable memory would wait for all work queued on the GPU.
     is_upload = device.type == "cuda" and tensor.device.type == "cpu"
-    return (tensor.contiguous().pin_memory() if is_upload else tensor).to(device, non_blocking=is_upload)
+    needs_pinning = is_upload and not tensor.is_pinned()
+    return (tensor.contiguous().pin_memory() if needs_pinning else tensor).to(device, non_blocking=is_upload)
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The N target positions of a batch, numbered through all sequences: found once, and then only looked up."""
+
+    positions: TargetIndices
+    mask: PositionMask
+    """Which positions count; values at others are ignored."""
+    is_fixed: bool = False
+    """Whether all positions are targets, also those that do not count."""
+
+    @classmethod
+    def of(cls, mask: PositionMask, *, fixed: bool = False) -> Targets:
+        """The marked positions or, if fixed, all positions, of which those that are not marked count 0."""
+        flat = mask.flatten()
+        if fixed:
+            return cls(torch.arange(len(flat), device=flat.device), mask, is_fixed=True)
+        return cls(flat.nonzero().squeeze(1), mask)
+
+    @property
+    def sequences(self) -> TargetIndices:
+        """The batch index of each target position."""
+        return self.positions.div(self.mask.shape[1], rounding_mode="floor")
+
+    def take(self, values: Tensor) -> Tensor:
+        """The values [B, L] at the target positions, [N]."""
+        return values.flatten().index_select(0, self.positions)
+
+    def counted(self, values: PerTarget) -> PerTarget:
+        """The values [N], with 0 where they do not count: there they may be NaN, and so would gradients."""
+        return torch.where(self.take(self.mask), values, 0.0) if self.is_fixed else values
+
+    def scatter(self, values: PerTarget) -> PerPosition:
+        """The values of the target positions at their positions, [B, L], with 0 elsewhere."""
+        scattered = values.new_zeros(self.mask.numel()).index_copy(0, self.positions, values).view(self.mask.shape)
+        return torch.where(self.mask, scattered, 0.0)
 
 
 def exact_bits(values: Tensor) -> Tensor:

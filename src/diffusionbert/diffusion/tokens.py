@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,12 +16,15 @@ from diffusionbert.diffusion.shapes import (
     PerPosition,
     PerTarget,
     PositionMask,
+    TargetIndices,
     TargetLogProbs,
     TargetTokens,
     Tokens,
     TokenSet,
     per_position,
 )
+
+_NEVER = -1e30  # a finite substitute for log 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,69 @@ class TokenStatistics:
 def log_prob_of(log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
     """The log-probability of one token at each target position, in float64."""
     return log_p.gather(-1, tokens[:, None])[:, 0].double()
+
+
+def log_sum_of(log_p: TargetLogProbs, log_weights: Tensor, sequences: TargetIndices) -> PerTarget:
+    """log Σ_v p(v)·weight(v), with the weights of each target's sequence, in float64; see `finite_log`."""
+    # N×V values stay in the network's precision.
+    total = (log_p + log_weights.to(log_p.dtype)[sequences]).logsumexp(dim=-1)
+    return total.masked_fill(total < _NEVER / 2, -torch.inf).double()
+
+
+def finite_log(values: Tensor) -> Tensor:
+    """log, with a finite substitute for log 0 whose gradient is 0.
+
+    The gradient of a logsumexp over nothing but -inf is NaN. So a weight of 0 becomes a value too small to change a
+    sum; `log_sum_of` turns a sum of such values alone into -inf.
+    """
+    positive = values > 0
+    return torch.where(positive, torch.where(positive, values, 1.0).log(), _NEVER)
+
+
+class Prediction(ABC):
+    """The network's f(v | x_t) at N target positions, known by its reductions over the vocabulary.
+
+    Losses need no more than these, so that the N×V log-probabilities need not exist as a whole.
+    """
+
+    vocab_size: int
+
+    @abstractmethod
+    def log_probs(self, tokens: TargetTokens, log_weights: Sequence[Tensor], sequences: TargetIndices) -> list[Tensor]:
+        """log f(token) and, for each table [B, V] of log-weights, log Σ_v f(v)·weight(v); each [N], in float64."""
+
+    @abstractmethod
+    def mean(self, values: Tensor) -> PerTarget:
+        """E_f[value(v)] at each target position, in float64 and without gradient."""
+
+    @abstractmethod
+    def dense(self) -> TargetLogProbs:
+        """All N×V log-probabilities, for what needs them whole."""
+
+    def log_prob(self, tokens: TargetTokens) -> PerTarget:
+        """log f(token) at each target position, in float64."""
+        return self.log_probs(tokens, (), tokens)[0]
+
+
+class DensePrediction(Prediction):
+    """All log-probabilities, [N, V]."""
+
+    def __init__(self, log_f: TargetLogProbs):
+        self.log_f = log_f
+        self.vocab_size = log_f.shape[-1]
+
+    def log_probs(self, tokens: TargetTokens, log_weights: Sequence[Tensor], sequences: TargetIndices) -> list[Tensor]:
+        return [log_prob_of(self.log_f, tokens), *(log_sum_of(self.log_f, table, sequences) for table in log_weights)]
+
+    def dense(self) -> TargetLogProbs:
+        return self.log_f
+
+    def mean(self, values: Tensor) -> PerTarget:
+        return (self.log_f.detach().exp() @ values.to(self.log_f.dtype)).double()
+
+
+def as_prediction(log_f: TargetLogProbs | Prediction) -> Prediction:
+    return log_f if isinstance(log_f, Prediction) else DensePrediction(log_f)
 
 
 def nats_of(log_p: TargetLogProbs, tokens: Tokens, targets: PositionMask) -> PerPosition:

@@ -16,13 +16,14 @@ from diffusionbert.diffusion.shapes import (
     PerTarget,
     PositionMask,
     TargetLogProbs,
+    Targets,
     TargetTokens,
     Times,
     Tokens,
     TokenSet,
     sequence_index,
 )
-from diffusionbert.diffusion.tokens import log_prob_of
+from diffusionbert.diffusion.tokens import Prediction, as_prediction, log_prob_of
 
 
 class Uniform(Process):
@@ -88,11 +89,19 @@ class Uniform(Process):
         log_p = _multiply(log_mixed, step_other, current, step_same)
         return log_p.masked_fill(~self.allowed, -torch.inf)
 
-    def divergence(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times) -> PerTarget:
+    def divergence(
+        self,
+        x0: Tokens,
+        x_t: Batch,
+        log_f: TargetLogProbs | Prediction,
+        s: Times,
+        t: Times,
+        targets: Targets | None = None,
+    ) -> PerTarget:
         """The posterior has three values (at x0, at x_t, elsewhere), so Σ_v log p(v) suffices for the KL."""
-        log_p = self.reverse(x_t, log_f, s, t)
-        targets = self.targets(x_t)
-        sequences, current, clean = sequence_index(targets), x_t.tokens[targets], x0[targets]
+        targets = targets or Targets.of(self.targets(x_t))
+        log_p = self.reverse(x_t, as_prediction(log_f).dense(), s, t)
+        sequences, current, clean = targets.sequences, targets.take(x_t.tokens), targets.take(x0)
         alpha_s, alpha_t, step = self._alphas(s, t, sequences)
         unchanged = current == clean
         normalizer = torch.where(unchanged, *self._mixed(alpha_t))
@@ -109,8 +118,11 @@ class Uniform(Process):
         negative_entropy = negative_entropy + num_elsewhere * torch.xlogy(elsewhere, elsewhere)
         return negative_entropy - at_clean * log_at_clean - at_current * log_at_current - elsewhere * log_elsewhere
 
-    def log_clean(self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs, t: Times) -> PerTarget:
-        return log_prob_of(log_f, x0[self.targets(x_t)])
+    def log_clean(
+        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
+    ) -> PerTarget:
+        targets = targets or Targets.of(self.targets(x_t))
+        return as_prediction(log_f).log_prob(targets.take(x0))
 
     def _survival(self, t: Times) -> PerSequence:
         return self.schedule.survival(t, torch.ones_like(t))

@@ -20,7 +20,7 @@ import math
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
 from numbers import Integral
@@ -277,7 +277,8 @@ def _mean_draw(
 
 
 def _repeated(batch: Batch, times: int) -> Batch:
-    return Batch(*(torch.cat([getattr(batch, field.name)] * times) for field in fields(batch)))
+    repeated: dict[str, typing.Any] = {name: torch.cat([tensor] * times) for name, tensor in batch.tensors.items()}
+    return replace(batch, **repeated)
 
 
 def _stopping(scores: Scores, budget: EstimationBudget, *, given: bool) -> tuple[bool, Limit | None]:

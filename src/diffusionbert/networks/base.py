@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -12,9 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from diffusionbert.diffusion.shapes import PositionMask, TargetIndices, TargetLogProbs, Times, Tokens, TokenSet
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    PerPosition,
+    PerTarget,
+    PositionMask,
+    TargetIndices,
+    TargetLogProbs,
+    Targets,
+    TargetTokens,
+    Times,
+    Tokens,
+    TokenSet,
+)
+from diffusionbert.diffusion.tokens import DensePrediction, Prediction
 
 # Not cuDNN's: it takes a tenth of a second to plan for each new shape, and nearly every batch has its own shape.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -26,6 +40,14 @@ class Network(Protocol):
 
     def __call__(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
         """Returns log f(v | x_t) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
+
+
+@runtime_checkable
+class PredictsInParts(Protocol):
+    """A network whose log-probabilities need not exist as a whole."""
+
+    def predict(self, x_t: Batch, t: Times, targets: Targets) -> Prediction:
+        """The distribution at the target positions."""
 
 
 @runtime_checkable
@@ -52,8 +74,11 @@ def distribution(logits: Tensor, allowed: TokenSet) -> TargetLogProbs:
     Logits are most of the memory traffic of a step: they are neither copied to another precision nor masked in the
     backward pass, where a softmax gives tokens of probability 0 no gradient anyway.
     """
-    with torch.no_grad():
-        logits.masked_fill_(~allowed, -torch.inf)
+    if torch.compiler.is_compiling():
+        logits = logits.masked_fill(~allowed, -torch.inf)  # in the same kernel as the rest
+    else:
+        with torch.no_grad():
+            logits.masked_fill_(~allowed, -torch.inf)
     return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -132,18 +157,102 @@ def head_of(backbone: PreTrainedModel) -> Head | None:
     return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-def log_probs_at(
-    positions: TargetIndices,
-    backbone: PreTrainedModel,
-    head: Head | None,
-    call: Callable[[Any], Any],
+class TargetHead:
+    """Turns hidden states at target positions into log-probabilities over the allowed tokens."""
+
+    def __init__(self, backbone: PreTrainedModel) -> None:
+        self._head = head_of(backbone)
+        self._reduce: Callable[..., list[Tensor]] = _reduced
+
+    def hidden_at(self, positions: TargetIndices, backbone: PreTrainedModel, call: Callable[[Any], Any]) -> Tensor:
+        """The hidden states [N, D], or the logits of a model whose head is not separate; `call` runs a model."""
+        with attention_kernels():
+            found = call(backbone).logits if self._head is None else call(backbone.base_model).last_hidden_state
+            chosen: Tensor = found.flatten(0, 1).index_select(0, positions)
+        return chosen
+
+    def log_probs(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> TargetLogProbs:
+        """The log-probabilities [N, V] at positions with these hidden states."""
+        # Logits are overwritten, hidden states are not.
+        logits = hidden.clone() if self._head is None else self._head(backbone, hidden[None]).squeeze(0)
+        return distribution(logits, allowed)
+
+    def prediction(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> Prediction:
+        """The same, computed when and as far as it is needed."""
+        return HeadPrediction(hidden, allowed, partial(self.log_probs, backbone), self._reduce)
+
+    def compile(self, backend: str) -> None:
+        """Fuses the head with what a loss needs of it, so that log-probabilities are never stored."""
+        self._reduce = torch.compile(_reduced, dynamic=True, backend=backend)
+
+
+VALUES_AT_ONCE = 2**27
+"""The log-probabilities that a loss computes at once: a gigabyte in all, with gradients."""
+
+
+class HeadPrediction(Prediction):
+    """The distribution at targets by their hidden states; computed in parts, and anew in the backward pass."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        allowed: TokenSet,
+        log_probs: Callable[[Tensor, TokenSet], TargetLogProbs],
+        reduce: Callable[..., list[Tensor]],
+    ) -> None:
+        self._hidden, self._allowed, self._log_probs, self._reduce = hidden, allowed, log_probs, reduce
+        self.vocab_size = len(allowed)
+
+    def log_probs(self, tokens: TargetTokens, log_weights: Sequence[Tensor], sequences: TargetIndices) -> list[Tensor]:
+        # Cast once, and not for each target.
+        weights = [table.to(torch.promote_types(self._hidden.dtype, torch.float32)) for table in log_weights]
+        return self._in_parts(partial(self._reduce, self._log_probs, self._allowed, weights), tokens, sequences)
+
+    def dense(self) -> TargetLogProbs:
+        return self._log_probs(self._hidden, self._allowed)
+
+    @torch.no_grad()
+    def mean(self, values: Tensor) -> PerTarget:
+        def expected(hidden: Tensor) -> list[Tensor]:
+            log_f = self._log_probs(hidden, self._allowed)
+            return [(log_f.exp() @ values.to(log_f.dtype)).double()]
+
+        return self._in_parts(expected)[0]
+
+    def _in_parts(self, function: Callable[..., list[Tensor]], *inputs: Tensor) -> list[Tensor]:
+        """Applies a function of N rows part by part; only one part's values are stored at a time."""
+        at_once = max(1, VALUES_AT_ONCE // self.vocab_size)
+        if len(self._hidden) <= at_once:
+            return function(self._hidden, *inputs)
+        parts = [
+            checkpoint(function, *part, use_reentrant=False) if torch.is_grad_enabled() else function(*part)
+            for part in zip(*(torch.split(rows, at_once) for rows in (self._hidden, *inputs)), strict=True)
+        ]
+        return [torch.cat(values) for values in zip(*parts, strict=True)]
+
+
+def _reduced(
+    log_probs: Callable[[Tensor, TokenSet], TargetLogProbs],
     allowed: TokenSet,
-) -> TargetLogProbs:
-    """Returns log-probabilities at positions that are numbered through all sequences; `call` runs a model."""
-    with attention_kernels():
-        found = call(backbone).logits if head is None else call(backbone.base_model).last_hidden_state
-        found = found.flatten(0, 1).index_select(0, positions)
-        return distribution(found if head is None else head(backbone, found[None]).squeeze(0), allowed)
+    log_weights: list[Tensor],
+    hidden: Tensor,
+    tokens: TargetTokens,
+    sequences: TargetIndices,
+) -> list[Tensor]:
+    return DensePrediction(log_probs(hidden, allowed)).log_probs(tokens, log_weights, sequences)
+
+
+def predict(network: Network, x_t: Batch, t: Times, targets: Targets) -> Prediction:
+    """The distribution of a network at target positions, in parts if the network can; by all its values if not."""
+    if isinstance(network, PredictsInParts):
+        return network.predict(x_t, t, targets)
+    return DensePrediction(network(x_t.tokens, x_t.attention_mask, t, targets.mask))
+
+
+def nats_at(network: Network, x_t: Batch, t: Times, targets: PositionMask, x0: Tokens) -> PerPosition:
+    """-log f(x0 | x_t) at each target position, in nats; 0 elsewhere."""
+    chosen = Targets.of(targets, fixed=x_t.has_fixed_targets)
+    return chosen.scatter(-predict(network, x_t, t, chosen).log_prob(chosen.take(x0)))
 
 
 def _modules(names: tuple[str, ...], backbone: PreTrainedModel, hidden: Tensor) -> Tensor:

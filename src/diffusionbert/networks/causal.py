@@ -14,11 +14,19 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
-from diffusionbert.diffusion.shapes import PositionMask, TargetIndices, TargetLogProbs, Tokens, TokenSet
-from diffusionbert.networks.base import head_of, log_probs_at, padded_allowed, require_length
+from diffusionbert.diffusion.shapes import (
+    PositionMask,
+    TargetIndices,
+    TargetLogProbs,
+    Targets,
+    TargetVectors,
+    Tokens,
+    TokenSet,
+)
+from diffusionbert.diffusion.tokens import Prediction
+from diffusionbert.networks.base import TargetHead, padded_allowed, require_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +72,7 @@ class CausalModel(nn.Module):
                 f"{type(backbone).__name__} has no output head: use a *ForCausalLM, such as GPT2LMHeadModel"
             )
         self.backbone = backbone
-        self._head = head_of(backbone)
+        self._head = TargetHead(backbone)
         self.register_buffer("allowed", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
 
     @property
@@ -73,10 +81,19 @@ class CausalModel(nn.Module):
         return int(getattr(self.backbone.config, "max_position_embeddings", sys.maxsize))
 
     def forward(self, tokens: Tokens, attention_mask: PositionMask, targets: PositionMask) -> TargetLogProbs:
+        return self.predict(tokens, attention_mask, Targets.of(targets)).dense()
+
+    def predict(self, tokens: Tokens, attention_mask: PositionMask, targets: Targets) -> Prediction:
+        """The same as calling the network, computed as far as it is needed."""
         require_length(tokens.shape[1], self.max_length)
-        _require_causal(attention_mask, targets)
-        positions = functional.pad(targets[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
-        return self.log_probs(tokens, positions, use_cache=False)
+        _require_causal(attention_mask, targets.mask)
+        hidden = self._hidden_at(tokens, targets.positions - 1, use_cache=False)
+        return self._head.prediction(self.backbone, hidden, self.allowed)
+
+    def compile_training(self, backend: str = "inductor") -> None:
+        """Compiles the decoder, and the head with its reductions, for any shapes."""
+        self.backbone.base_model.compile(dynamic=True, backend=backend)
+        self._head.compile(backend)
 
     def read(self, tokens: Tokens, cache: KeyValues | None) -> tuple[TargetLogProbs, KeyValues]:
         num_sequences, length = tokens.shape
@@ -86,15 +103,15 @@ class CausalModel(nn.Module):
         num_read = length + (0 if cache is None else cache.num_read)
         require_length(num_read, self.max_length)
         last = torch.arange(1, num_sequences + 1, device=tokens.device) * length - 1
-        log_p = self.log_probs(tokens, last, past_key_values=new, use_cache=True)
-        return log_p, KeyValues(new, num_read)
+        hidden = self._hidden_at(tokens, last, past_key_values=new, use_cache=True)
+        return self._head.log_probs(self.backbone, hidden, self.allowed), KeyValues(new, num_read)
 
-    def log_probs(self, tokens: Tokens, positions: TargetIndices, **options: Any) -> TargetLogProbs:
-        """Returns the distribution of what follows these positions, numbered through all sequences."""
+    def _hidden_at(self, tokens: Tokens, positions: TargetIndices, **options: Any) -> TargetVectors:
+        """What the distribution of the token after each of these positions is computed from."""
         # Vectors and not ids, in which transformers would look for padding and warn that no mask is given.
         words = self.backbone.get_input_embeddings()(tokens)
         inputs = {"inputs_embeds": words, "return_dict": True, **options}
-        return log_probs_at(positions, self.backbone, self._head, lambda model: model(**inputs), self.allowed)
+        return self._head.hidden_at(positions, self.backbone, lambda model: model(**inputs))
 
 
 def _require_causal(attention_mask: PositionMask, targets: PositionMask) -> None:

@@ -107,6 +107,10 @@ class EmbeddingDenoiser(nn.Module):
     def width(self) -> int:
         return self.table.shape[1]
 
+    def compile_training(self, backend: str = "inductor") -> None:
+        """Compiles the encoder, for any shapes."""
+        self.backbone.base_model.compile(dynamic=True, backend=backend)
+
     def embed(self, tokens: Tokens) -> Vectors:
         return _full(nn.functional.embedding(tokens, self.table))
 

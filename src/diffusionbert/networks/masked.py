@@ -11,16 +11,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from diffusionbert.diffusion.shapes import PositionMask, TargetLogProbs, Times, Tokens, TokenSet, Vectors
-from diffusionbert.networks.base import (
-    attention_kernels,
-    head_of,
-    log_probs_at,
-    max_positions,
-    padded_allowed,
-    require_length,
+from diffusionbert.diffusion.shapes import (
+    Batch,
+    PositionMask,
+    TargetLogProbs,
+    Targets,
+    TargetVectors,
+    Times,
+    Tokens,
+    TokenSet,
+    Vectors,
 )
-from diffusionbert.networks.time_conditioning import TimeConditioning, after_first, without_prefix
+from diffusionbert.diffusion.tokens import Prediction
+from diffusionbert.networks.base import TargetHead, attention_kernels, max_positions, padded_allowed, require_length
+from diffusionbert.networks.time_conditioning import TimeConditioning, without_prefix
 
 
 class Denoiser(nn.Module):
@@ -37,7 +41,7 @@ class Denoiser(nn.Module):
         self.conditioning = conditioning
         conditioning.prepare(backbone)
         self.register_buffer("allowed", padded_allowed(allowed, backbone.config.vocab_size), persistent=False)
-        self._head = head_of(backbone)
+        self._head = TargetHead(backbone)
         self._num_positions = max_positions(backbone)
 
     @property
@@ -45,11 +49,27 @@ class Denoiser(nn.Module):
         return self._num_positions - self.conditioning.num_prefix_positions
 
     def forward(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
-        require_length(tokens.shape[1], self.max_length)
-        prefix = targets.new_zeros(len(targets), self.conditioning.num_prefix_positions)
-        positions = after_first(targets, prefix).flatten().nonzero().squeeze(1)
+        hidden = self._hidden_at(tokens, attention_mask, t, Targets.of(targets))
+        return self._head.log_probs(self.backbone, hidden, self.allowed)
+
+    def predict(self, x_t: Batch, t: Times, targets: Targets) -> Prediction:
+        """The same as calling the network, computed as far as it is needed."""
+        hidden = self._hidden_at(x_t.tokens, x_t.attention_mask, t, targets)
+        return self._head.prediction(self.backbone, hidden, self.allowed)
+
+    def compile_training(self, backend: str = "inductor") -> None:
+        """Compiles the encoder, and the head with its reductions, for any shapes."""
+        self.backbone.base_model.compile(dynamic=True, backend=backend)
+        self._head.compile(backend)
+
+    def _hidden_at(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: Targets) -> TargetVectors:
+        length, num_inserted = tokens.shape[1], self.conditioning.num_prefix_positions
+        require_length(length, self.max_length)
+        positions = targets.positions
+        if num_inserted:  # after the first position of each sequence
+            positions = positions + num_inserted * (targets.sequences + (positions % length > 0))
         call = partial(self.conditioning, tokens=tokens, attention_mask=attention_mask, t=t)
-        return log_probs_at(positions, self.backbone, self._head, call, self.allowed)
+        return self._head.hidden_at(positions, self.backbone, call)
 
     def hidden_states(self, tokens: Tokens, attention_mask: PositionMask, t: Times | None = None) -> Vectors:
         """Returns the hidden states of the last layer at every position; t defaults to 0, the time of clean text."""

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.shapes import Batch, PerPosition, TokenSet
-from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
+from diffusionbert.diffusion.shapes import Batch, PerPosition, Targets, TokenSet
+from diffusionbert.diffusion.tokens import DensePrediction, TokenStatistics
 from diffusionbert.networks.causal import CausalModel, CausalNetwork
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
@@ -69,5 +69,9 @@ class Autoregressive(Objective[CausalNetwork]):
 
     def nats(self, network: CausalNetwork, x0: Batch, noise: Noise) -> PerPosition:
         """-log p of each editable token given those before it; the noise is not used."""
-        log_p = network(x0.tokens, x0.attention_mask, x0.editable)
-        return nats_of(log_p, x0.tokens, x0.editable)
+        targets = Targets.of(x0.editable)
+        if isinstance(network, CausalModel):
+            prediction = network.predict(x0.tokens, x0.attention_mask, targets)
+        else:
+            prediction = DensePrediction(network(x0.tokens, x0.attention_mask, x0.editable))
+        return targets.scatter(-prediction.log_prob(targets.take(x0.tokens)))

@@ -106,6 +106,9 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
     """How a network is trained and scored. All randomness comes from `noise`, keyed by `x0.example`."""
 
     likelihood: Likelihood  # the kind of quantity that `nats` estimates
+    is_capturable: bool = False
+    """Whether the shapes in `loss` depend on those of the batch alone if it has fixed targets, and nothing waits for a
+    GPU: a CUDA graph can then capture a step."""
 
     @abstractmethod
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPosition:

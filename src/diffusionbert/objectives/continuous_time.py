@@ -27,10 +27,10 @@ import torch
 from diffusionbert.diffusion.absorbing import Absorbing, LearnedExponents
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, Power
-from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, Times, Tokens, per_position
+from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, Targets, Times, Tokens
 from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.base import Network
+from diffusionbert.networks.base import Network, predict
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     CONTINUOUS,
@@ -112,6 +112,7 @@ class ContinuousTime(Objective[Network]):
         process.require_finite_divergence()
         process.require_finite_rate()
         self.process = process
+        self.is_capturable = process.learned is None
         self.time_sampling = time_sampling or UniformTimes()
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
@@ -156,9 +157,8 @@ class LearnedSchedule(Objective[Network]):
 
 def rate_nats(process: Absorbing, network: Network, x0: Tokens, x_t: Batch, t: Times) -> PerPosition:
     """The integrand of the bound at time t for a given x_t."""
-    targets = process.targets(x_t)
-    log_f = network(x_t.tokens, x_t.attention_mask, t, targets)
-    return per_position(process.rate(x0, x_t, log_f, t), targets)
+    targets = Targets.of(process.targets(x_t), fixed=x_t.has_fixed_targets)
+    return targets.scatter(process.rate(x0, x_t, predict(network, x_t, t, targets), t, targets))
 
 
 def _estimate(

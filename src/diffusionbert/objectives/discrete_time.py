@@ -20,11 +20,11 @@ from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, uniform_grid
-from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, Times, Tokens, per_position
+from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, Targets, Times, Tokens
 from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
-from diffusionbert.diffusion.tokens import TokenStatistics, log_prob_of
+from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.diffusion.uniform import Uniform
-from diffusionbert.networks.base import Network
+from diffusionbert.networks.base import Network, predict
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     GRID,
@@ -148,6 +148,7 @@ class DiscreteTime(GridObjective[Network]):
         self.quantity = quantity
         is_bound = quantity is Quantity.STRICT or not process.schedule.by_token
         self.likelihood = Likelihood.BOUND if is_bound else Likelihood.PSEUDO
+        self.is_capturable = isinstance(process, Absorbing) and process.learned is None
         self.hybrid = hybrid
         self.time_sampling = time_sampling or UniformTimes()
 
@@ -162,16 +163,17 @@ class DiscreteTime(GridObjective[Network]):
         self, network: Network, x0: Tokens, x_t: Batch, s: Times, t: Times, hybrid: float = 0.0
     ) -> PerPosition:
         """The term of step (s, t) for a given x_t."""
-        targets = self.process.targets(x_t)
-        log_f = network(x_t.tokens, x_t.attention_mask, t, targets)
+        targets = Targets.of(self.process.targets(x_t), fixed=x_t.has_fixed_targets)
+        prediction = predict(network, x_t, t, targets)
         if self.quantity is Quantity.STRICT:
-            nats = self.process.divergence(x0, x_t, log_f, s, t)
+            nats = self.process.divergence(x0, x_t, prediction, s, t, targets)
         else:
             assert isinstance(self.process, Absorbing)
-            nats = -self.process.unmask_probability(x0, x_t, s, t) * log_prob_of(log_f, x0[targets])
+            r = self.process.unmask_probability(x0, x_t, s, t, targets)
+            nats = -r * prediction.log_prob(targets.take(x0))
         if hybrid:
-            nats = nats - hybrid * self.process.log_clean(x0, x_t, log_f, t)
-        return per_position(nats, targets)
+            nats = nats - hybrid * self.process.log_clean(x0, x_t, prediction, t, targets)
+        return targets.scatter(nats)
 
     def _estimate(
         self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling, hybrid: float

@@ -29,15 +29,15 @@ for a single sequence it may lie below -log p(x0).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, PositionMask, TokenSet
-from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
-from diffusionbert.networks.base import Network
+from diffusionbert.diffusion.tokens import TokenStatistics
+from diffusionbert.networks.base import Network, nats_at
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     PSEUDO,
@@ -77,6 +77,7 @@ class MaskedLM(Objective[Network]):
     """Cross-entropy at a fixed fraction of positions; a time-conditioned network is always given the time `rate`."""
 
     likelihood = Likelihood.PSEUDO  # the cost of tokens when most others are unmasked
+    is_capturable = True
     allowed_ids: Tensor
 
     def __init__(self, mask_id: int, allowed: TokenSet, rate: float = 0.15):
@@ -96,8 +97,8 @@ class MaskedLM(Objective[Network]):
         other = (noise.per_position(x0, Purpose.REPLACE) * len(self.allowed_ids)).long()
         masked = x0.tokens.masked_fill(selected & (outcome < 0.8), self.mask_id)
         replaced = torch.where(selected & (outcome >= 0.9), self.allowed_ids[other], masked)
-        log_f = network(replaced, x0.attention_mask, x0.constant_times(self.rate), selected)
-        return (nats_of(log_f, x0.tokens, selected) / self.rate).sum(dim=1)
+        nats = nats_at(network, replace(x0, tokens=replaced), x0.constant_times(self.rate), selected, x0.tokens)
+        return (nats / self.rate).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """The cross-entropy at the selected positions over the rate; all of them are masked."""
@@ -171,6 +172,7 @@ class CMLM(Objective[Network]):
     """Cross-entropy at a uniformly drawn number k of masked positions, all with the same weight; t is k/n."""
 
     likelihood = Likelihood.PSEUDO  # the weights are not those of any order of generation
+    is_capturable = True
 
     def __init__(self, mask_id: int):
         super().__init__()

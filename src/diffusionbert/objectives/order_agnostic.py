@@ -31,7 +31,7 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import NoiseSchedule, require_grid
 from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PositionMask, Times, Tokens, Values
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
-from diffusionbert.networks.base import Network
+from diffusionbert.networks.base import Network, nats_at
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     CONTINUOUS,
@@ -64,6 +64,7 @@ class OrderAgnostic(Objective[Network]):
     """The bound averaged over all orders of generation; one order and one of its steps are drawn per sequence."""
 
     likelihood = Likelihood.BOUND  # orders are averaged outside the logarithm
+    is_capturable = True
 
     def __init__(self, mask_id: int):
         super().__init__()
@@ -90,8 +91,8 @@ class OrderAgnostic(Objective[Network]):
 def masked_nats(network: Network, x0: Batch, masked: PositionMask, mask_id: int, t: Times | None = None) -> PerPosition:
     """-log f(x0 | unmasked) at the masked positions; t is their fraction of the editable ones, unless given."""
     t = x0.fraction_of(masked) if t is None else t
-    log_f = network(x0.tokens.masked_fill(masked, mask_id), x0.attention_mask, t, masked)
-    return nats_of(log_f, x0.tokens, masked)
+    x_t = replace(x0, tokens=x0.tokens.masked_fill(masked, mask_id))
+    return nats_at(network, x_t, t, masked, x0.tokens)
 
 
 ORDER_AGNOSTIC = ScoringQuantity(

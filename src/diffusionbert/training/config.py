@@ -71,6 +71,8 @@ class TrainingConfig:
     precision: str = "no"
     """`no`, `bf16` or `fp16`."""
     compile: bool = False
+    cuda_graphs: bool = True
+    """Capture the steps of small batches on one GPU as CUDA graphs."""
     seed: int = 0
     log_every: int = 10
     validate_every: int = 200

@@ -29,6 +29,9 @@ from diffusionbert.training.config import TrainingConfig
 
 def new_optimizer(module: nn.Module, settings: TrainingConfig, device: torch.device) -> Optimizer:
     """AdamW, in one kernel where there is one; biases and norms are not decayed."""
+    is_gpu = device.type == "cuda"
+    # A captured step reads the learning rate from a tensor.
+    rate = torch.tensor(settings.learning_rate, device=device) if is_gpu else settings.learning_rate
     groups = [
         {
             "params": [weight for weight in module.parameters() if weight.ndim > 1],
@@ -36,7 +39,7 @@ def new_optimizer(module: nn.Module, settings: TrainingConfig, device: torch.dev
         },
         {"params": [weight for weight in module.parameters() if weight.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=device.type == "cuda")
+    return torch.optim.AdamW(groups, lr=rate, fused=is_gpu, capturable=is_gpu)
 
 
 def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:
@@ -63,18 +66,17 @@ class EMA:
     def __init__(self, module: nn.Module, decay: float):
         self.decay = decay
         self.num_updates = 0
+        self.parameters = list(module.parameters())
         self.averages = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
     @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
+    def update(self) -> None:
         """Averages the parameters after a step."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
-        parameters = dict(module.named_parameters())
-        averages = [self.averages[name] for name in parameters]
         # All tensors in one launch: average ← average + (1 - decay) · (parameter - average).
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        update(averages, list(parameters.values()), torch.tensor(self.num_updates))
+        update(list(self.averages.values()), self.parameters, torch.tensor(self.num_updates))
 
     @contextmanager
     def applied_to(self, module: nn.Module) -> Iterator[None]:

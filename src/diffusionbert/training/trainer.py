@@ -13,25 +13,25 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
-from diffusionbert.diffusion.rng import Noise
 from diffusionbert.likelihood.estimate import SequenceDataset, draws_at_once, round_nats
+from diffusionbert.networks.base import HasBackbone
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.reporting import logger, progress_line
 from diffusionbert.storage.files import atomic_folder
 from diffusionbert.storage.schema import Component
-from diffusionbert.training.batches import BatchPlan, Indices, micro_batches
+from diffusionbert.training.batches import BatchPlan
 from diffusionbert.training.checkpoint import Checkpoint, TrainState, newest_complete, weights_to_export
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.log import (
@@ -44,16 +44,9 @@ from diffusionbert.training.log import (
     remove_after,
     row,
 )
-from diffusionbert.training.optim import (
-    EMA,
-    blocks_of,
-    distributed,
-    gradient_sync,
-    learning_rate,
-    low_precision,
-    new_optimizer,
-)
+from diffusionbert.training.optim import EMA, distributed, low_precision, new_optimizer
 from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.step import TrainingStep, compile_module, prepared_batches
 
 
 class Trainer:
@@ -87,13 +80,13 @@ class Trainer:
         self.plan = BatchPlan(np.asarray(sequences.lengths), settings.batching, settings.seed)
         self.module = module.to(accelerator.device).train()
         if settings.compile:
-            for block in blocks_of(self.module):  # one compilation serves all layers; shapes change with each batch
-                block.compile(dynamic=True)
-        self.wrapped = distributed(self.module, accelerator, sharded=settings.sharded)
+            compile_module(self.module, sharded=settings.sharded and accelerator.num_processes > 1)
+        wrapped = distributed(self.module, accelerator, sharded=settings.sharded)
         self.optimizer = new_optimizer(self.module, settings, accelerator.device)
-        self.stepper = accelerator.prepare_optimizer(self.optimizer)
-        self.learning_rate = learning_rate(settings)
         self.ema = EMA(self.module, settings.ema) if settings.ema else None
+        stepper = accelerator.prepare_optimizer(self.optimizer)
+        self.step = TrainingStep(self.module, wrapped, stepper, self.ema, settings, accelerator)
+        self.learning_rate = self.step.learning_rate
         self.state = TrainState()
         self.is_signaled = self.is_stopping = False
 
@@ -108,6 +101,7 @@ class Trainer:
         with (
             self._stop_on_signals(),
             progress_line(settings.steps, visible=is_main, done=self.state.step) as show,
+            closing(self.steps()) as steps,
         ):
             if not self.run.log.exists():
                 self._log(self._run_event())
@@ -116,7 +110,6 @@ class Trainer:
                 self.save()
             losses: list[Tensor] = []
             num_tokens, started = 0, time.perf_counter()
-            steps = self.steps()
             while not self.is_over:
                 loss, norm, tokens = next(steps)
                 step = self.state.step
@@ -137,14 +130,23 @@ class Trainer:
         self._export_best()
         return self.state
 
-    def steps(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+    def steps(self) -> Generator[tuple[Tensor, Tensor, int]]:
         """Trains step by step, endlessly; yields the loss per token, the norm of the gradient, the number of tokens."""
-        for position, indices in self.plan.following(self.state.position):
-            loss, norm, tokens = self._step(indices)
-            self.state = replace(
-                self.state, step=self.state.step + 1, position=position, tokens=self.state.tokens + tokens
-            )
-            yield loss, norm, tokens
+        network = cast("HasBackbone", self.module.network)
+        batches = prepared_batches(
+            self.sequences,
+            self.plan,
+            self.settings,
+            self.accelerator,
+            start=(self.state.step, self.state.position),
+            max_length=network.max_length,
+            pad_id=network.backbone.config.pad_token_id or 0,
+        )
+        for batch in batches:
+            loss, norm = self.step(batch)
+            tokens = self.state.tokens + batch.num_tokens
+            self.state = replace(self.state, step=batch.step + 1, position=batch.position, tokens=tokens)
+            yield loss, norm, batch.num_tokens
 
     @property
     def is_over(self) -> bool:
@@ -170,33 +172,6 @@ class Trainer:
         elif self.state.step % self.settings.log_every == 0:
             votes = torch.tensor(float(self.is_signaled), device=self.accelerator.device)
             self.is_stopping = float(self.accelerator.reduce(votes, reduction="sum")) > 0
-
-    def _step(self, indices: Indices) -> tuple[Tensor, Tensor, int]:
-        """One update on one global batch: the mean loss per token, the norm of the gradient, the number of tokens."""
-        accelerator, settings = self.accelerator, self.settings
-        noise = Noise(settings.seed, self.state.step)
-        global_batch = noise.stratify(self.sequences.batch(indices.tolist()))
-        num_tokens = int(global_batch.num_tokens)
-        num_processes, process = accelerator.num_processes, accelerator.process_index
-        batches = micro_batches(global_batch, num_processes, process, settings.micro_tokens)
-        # The seed of dropout.
-        torch.manual_seed(((settings.seed * 1_000_003 + self.state.step) * 65_536 + process) % 2**63)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.state.step)
-        total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
-        for index, batch in enumerate(batches):
-            with gradient_sync(self.wrapped, enabled=index == len(batches) - 1), accelerator.autocast():
-                # Gradients are averaged over processes, but parts of a batch are to be added up.
-                loss = self.wrapped(batch.to(accelerator.device), noise, num_tokens / num_processes)
-            accelerator.backward(loss)
-            total += loss.detach()
-        accelerator.unscale_gradients(self.stepper)
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
-        self.stepper.step()
-        self.stepper.zero_grad()
-        if self.ema:
-            self.ema.update(self.module)
-        return total, norm, num_tokens
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
@@ -258,10 +233,14 @@ class Trainer:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Without dropout, and with the EMA of the parameters if there is one."""
+        """Without dropout, uncompiled, and with the EMA of the parameters if there is one."""
         self.module.eval()
         try:
-            with self.ema.applied_to(self.module) if self.ema else nullcontext():
+            # Without gradients the network would be compiled a second time.
+            with (
+                torch.compiler.set_stance("force_eager"),
+                self.ema.applied_to(self.module) if self.ema else nullcontext(),
+            ):
                 yield
         finally:
             self.module.train()

@@ -84,7 +84,7 @@ class Work:
             bos_token_id=CLS,
             eos_token_id=SEP,
         )
-        model: PreTrainedModel = transformers.AutoModelForMaskedLM.from_config(config)
+        model: PreTrainedModel = transformers.ModernBertForMaskedLM(config)
         return model
 
     def describe(self) -> str:
@@ -112,8 +112,8 @@ class Row:
         """The same at a size that two cores can do; None if the row is about GPUs."""
         if self.ours.width > BUNDLED.width:
             return None
-        small = {"sequences": 16, "length": 64}
-        return replace(self, ours=replace(self.ours, **small), reference=replace(self.reference, **small))
+        ours, reference = (replace(work, sequences=16, length=64) for work in (self.ours, self.reference))
+        return replace(self, ours=ours, reference=reference)
 
 
 ROWS = (
@@ -221,7 +221,8 @@ def our_step(work: Work, settings: TrainingConfig, folder: Path, accelerator: Ac
 
 def reference_step(work: Work, settings: TrainingConfig, device: torch.device) -> Program:
     """A hand-written step: encoder and cross-entropy at masked positions, compiled as one; AdamW, clipping, EMA."""
-    model: Any = work.backbone().to(device).train()
+    model: Any = work.backbone()
+    model.to(device).train()
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=device.type == "cuda")
     averages = [parameter.detach().clone() for parameter in parameters]

@@ -1,0 +1,241 @@
+"""One training step on one global batch: gradients, clipping, optimizer, EMA.
+
+On one GPU small batches do not keep the chip busy: launching the thousands of kernels of a step takes longer than
+running them. So a step of such a batch is captured as a CUDA graph, once per shape, and replayed by a single launch.
+All positions are targets in it (`Batch.has_fixed_targets`), since no shape may depend on what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.likelihood.estimate import SequenceDataset
+from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.reporting import logger
+from diffusionbert.training.batches import BatchPlan, BatchPosition, micro_batches
+from diffusionbert.training.config import TrainingConfig
+from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate
+
+T = TypeVar("T")
+
+CAPTURED_POSITIONS = 8192
+"""Batches of at most so many positions are captured; larger ones keep a GPU busy."""
+WARM_UPS = 2
+"""How often a shape is trained on before it is captured: kernels must be loaded, and workspaces allocated."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """The part of one process in one global batch."""
+
+    step: int
+    position: BatchPosition
+    """The position in the batch plan after this batch."""
+    micro_batches: list[Batch]
+    num_tokens: int
+    """The editable tokens of the global batch."""
+
+
+def prepared_batches(
+    sequences: SequenceDataset,
+    plan: BatchPlan,
+    settings: TrainingConfig,
+    accelerator: Accelerator,
+    *,
+    start: tuple[int, BatchPosition],
+    max_length: int,
+    pad_id: int,
+) -> Iterator[StepBatch]:
+    """The batches of successive steps, prepared one step ahead by a thread of its own."""
+    is_gpu = accelerator.device.type == "cuda"
+    first, position = start
+
+    def prepared() -> Iterator[StepBatch]:
+        for step, (after, indices) in enumerate(plan.following(position), start=first):
+            batch = Noise(settings.seed, step).stratify(sequences.batch(indices.tolist()))
+            parts = micro_batches(batch, accelerator.num_processes, accelerator.process_index, settings.micro_tokens)
+            if is_gpu:
+                parts = [_aligned(part, max_length, pad_id).pinned() for part in parts]
+            yield StepBatch(step, after, parts, int(batch.num_tokens))
+
+    return ahead(prepared())
+
+
+def _aligned(batch: Batch, max_length: int, pad_id: int, multiple: int = 8) -> Batch:
+    """Pads to a multiple of 8 positions, which kernels need for their fast paths; and shapes become few."""
+    length = batch.tokens.shape[1]
+    more = min(-length % multiple, max_length - length)
+    if more <= 0:
+        return batch
+    return replace(
+        batch,
+        tokens=functional.pad(batch.tokens, (0, more), value=pad_id),
+        attention_mask=functional.pad(batch.attention_mask, (0, more)),
+        editable=functional.pad(batch.editable, (0, more)),
+    )
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each computed while the one before it is used."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        following = thread.submit(next, items)
+        while True:
+            current = following.result()
+            following = thread.submit(next, items)
+            yield current
+
+
+class TrainingStep:
+    """Trains a module on a batch; the module, the optimizer and the EMA are changed in place.
+
+    Args:
+        module: The network with its objective.
+        wrapped: The module as it is called in training: itself, or wrapped for several processes.
+        optimizer: The optimizer, as Accelerate wraps it.
+        ema: The EMA of the parameters, if there is one.
+        settings: Optimization.
+        accelerator: The devices and processes.
+    """
+
+    def __init__(
+        self,
+        module: TrainingModule,
+        wrapped: nn.Module,
+        optimizer: AcceleratedOptimizer,
+        ema: EMA | None,
+        settings: TrainingConfig,
+        accelerator: Accelerator,
+    ):
+        self.module, self.wrapped, self.optimizer, self.ema = module, wrapped, optimizer, ema
+        self.settings, self.accelerator = settings, accelerator
+        self.learning_rate = learning_rate(settings)
+        self.parameters = list(module.parameters())
+        is_alone = accelerator.device.type == "cuda" and accelerator.num_processes == 1
+        # Gradients remember the stream they were first computed on, and the default one cannot be captured.
+        self.stream = torch.cuda.Stream(accelerator.device) if is_alone else None  # type: ignore[no-untyped-call]
+        self.can_capture = is_alone and settings.cuda_graphs and module.objective.is_capturable
+        self.can_capture &= accelerator.scaler is None
+        self.graphs: dict[tuple[int, ...], _CapturedStep] = {}
+        self.num_uncaptured: Counter[tuple[int, ...]] = Counter()
+
+    def __call__(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        """Updates the parameters once.
+
+        Returns:
+            This process's part of the mean loss per token, and the norm of the gradient.
+        """
+        process = self.accelerator.process_index
+        # The seed of dropout.
+        torch.manual_seed(((self.settings.seed * 1_000_003 + batch.step) * 65_536 + process) % 2**63)
+        self._set_learning_rate(self.learning_rate(batch.step))
+        stream = self.stream
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            loss, norm = self._captured(batch) if self._is_captured(batch) else self._computed(batch)
+            if self.ema:
+                self.ema.update()
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+        return loss, norm
+
+    def _set_learning_rate(self, value: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(value)  # a captured step reads it
+            else:
+                group["lr"] = value
+
+    def _computed(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        accelerator = self.accelerator
+        noise, num_tokens = Noise(self.settings.seed, batch.step), batch.num_tokens / accelerator.num_processes
+        total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        for index, part in enumerate(batch.micro_batches):
+            with gradient_sync(self.wrapped, enabled=index == len(batch.micro_batches) - 1), accelerator.autocast():
+                # Gradients are averaged over processes, but parts of a batch are to be added up.
+                loss = self.wrapped(part.to(accelerator.device), noise, num_tokens)
+            accelerator.backward(loss)
+            total += loss.detach()
+        return total, self._update()
+
+    def _update(self) -> Tensor:
+        """Clips the gradients and takes a step of the optimizer; returns their norm."""
+        self.accelerator.unscale_gradients(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    # ---- captured steps ---------------------------------------------------------------------------------------------
+
+    def _is_captured(self, batch: StepBatch) -> bool:
+        first, *others = batch.micro_batches
+        return self.can_capture and not others and first.tokens.numel() <= CAPTURED_POSITIONS
+
+    def _captured(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        """The same by a CUDA graph; the first steps of a shape run as they are."""
+        (part,) = batch.micro_batches
+        shape = tuple(part.tokens.shape)
+        if shape not in self.graphs:
+            self.num_uncaptured[shape] += 1
+            if self.num_uncaptured[shape] <= WARM_UPS:
+                return self._computed(replace(batch, micro_batches=[replace(part, has_fixed_targets=True)]))
+            self.graphs[shape] = self._capture(part)
+            logger.debug(f"captured a step of {shape[0]} × {shape[1]} positions as a CUDA graph")
+        return self.graphs[shape].replay(part, batch)
+
+    def _capture(self, part: Batch) -> _CapturedStep:
+        device = self.accelerator.device
+        inputs = replace(part.to(device), has_fixed_targets=True)
+        step = torch.zeros(len(part.tokens), dtype=torch.long, device=device)
+        num_tokens = torch.ones((), dtype=torch.float64, device=device)
+        graph, pool = torch.cuda.CUDAGraph(), next(iter(self.graphs.values())).graph.pool() if self.graphs else None
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+            with self.accelerator.autocast():
+                loss = self.module(inputs, Noise(self.settings.seed, step), num_tokens)
+            self.accelerator.backward(loss)
+            norm = self._update()
+        return _CapturedStep(graph, inputs, step, num_tokens, loss.detach(), norm)
+
+
+@dataclass(frozen=True, eq=False)
+class _CapturedStep:
+    """A step as a CUDA graph, with the tensors it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Batch
+    step: Tensor
+    num_tokens: Tensor
+    loss: Tensor
+    norm: Tensor
+
+    def replay(self, part: Batch, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        for name, tensor in part.tensors.items():
+            self.inputs.tensors[name].copy_(tensor, non_blocking=True)
+        self.step.fill_(batch.step)
+        self.num_tokens.fill_(batch.num_tokens)
+        self.graph.replay()
+        return self.loss.clone(), self.norm.clone()  # the next replay overwrites them
+
+
+def compile_module(module: TrainingModule, *, sharded: bool) -> None:
+    """Compiles the network for training, for any shapes: as a whole, unless its parameters are sharded by blocks."""
+    compile_training = getattr(module.network, "compile_training", None)
+    if sharded or compile_training is None:
+        for block in blocks_of(module):
+            block.compile(dynamic=True)
+    else:
+        compile_training()
