@@ -150,7 +150,7 @@ class Absorbing(Process):
         self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
     ) -> TargetLogProbs:
         """log p(x_s | x_t) at the masked positions; entry `mask_id` is the probability of staying masked."""
-        masked, unmask_probability = self._of_vocabulary(x_t, log_f, s, t)
+        masked, unmask_probability = self._of_vocabulary(s, t, self.guessed_center(x_t, log_f))
         sequences = sequence_index(self.targets(x_t))
         log_p0 = _reweighted(log_f, masked, sequences, warp)
         log_stay = (log_p0 + torch.log1p(-unmask_probability).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
@@ -169,11 +169,8 @@ class Absorbing(Process):
         """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
         r = self.unmask_probability(x0, x_t, s, t, targets)
-        masked, unmask_probability = self._of_vocabulary(x_t, prediction, s, t, targets)
         sequences, x0_tokens = targets.sequences, targets.take(x0)
-        unmasking = masked * unmask_probability
-        # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
-        staying = torch.where((s == 0)[:, None], 1.0, masked * (1 - unmask_probability))
+        unmasking, staying = self._divergence_weights(s, t, self.guessed_center(x_t, prediction, targets))
         # G_t - G_s and G_s.
         log_f_x0, log_unmasking, log_staying = self._log_sums(prediction, x0_tokens, (unmasking, staying), sequences)
         log_total = torch.where((s == 0)[sequences], log_unmasking, torch.logaddexp(log_unmasking, log_staying))
@@ -183,6 +180,19 @@ class Absorbing(Process):
         unmasked = torch.where(r > 0, r * (r.log() - log_x0), 0.0)
         stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-torch.where(r < 1, r, 0.0)) - log_stay), 0.0)
         return unmasked + stayed
+
+    def _divergence_weights(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
+        """(1 - ᾱ_t)·r_{s|t} and (1 - ᾱ_t)·(1 - r_{s|t}) of every token, [B, V]."""
+        masked, unmask_probability = self._of_vocabulary(s, t, center)
+        # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
+        staying = torch.where((s == 0)[:, None], 1.0, masked * (1 - unmask_probability))
+        return masked * unmask_probability, staying
+
+    def compile_training(self, backend: str) -> None:
+        """Fuses what the divergence computes for every token of the vocabulary."""
+        if self.schedule.by_token:
+            fused = torch.compile(self._divergence_weights, dynamic=True, backend=backend)
+            self._divergence_weights = fused  # type: ignore[method-assign]
 
     def rate(
         self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
@@ -210,7 +220,7 @@ class Absorbing(Process):
     ) -> PerTarget:
         """log f(x0) + log(1 - ᾱ_t(x0)) - log G_t."""
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
-        masked, _ = self._of_vocabulary(x_t, prediction, torch.zeros_like(t), t, targets)
+        masked, _ = self._of_vocabulary(torch.zeros_like(t), t, self.guessed_center(x_t, prediction, targets))
         sequences, x0_tokens = targets.sequences, targets.take(x0)
         log_f_x0, log_total = self._log_sums(prediction, x0_tokens, (masked,), sequences)
         return log_f_x0 + self._pick(masked, sequences, x0_tokens).log() - log_total
@@ -267,11 +277,8 @@ class Absorbing(Process):
                 "use a time grid, or reweighted=True"
             )
 
-    def _of_vocabulary(
-        self, x_t: Batch, log_f: TargetLogProbs | Prediction, s: Times, t: Times, targets: Targets | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _of_vocabulary(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
         """The factor 1 - ᾱ_t(v) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
-        center = self.guessed_center(x_t, log_f, targets)
         alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
         return self._weight(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)
 

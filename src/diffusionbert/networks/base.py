@@ -163,6 +163,7 @@ class TargetHead:
     def __init__(self, backbone: PreTrainedModel) -> None:
         self._head = head_of(backbone)
         self._reduce: Callable[..., list[Tensor]] = _reduced
+        self._values_at_once = VALUES_AT_ONCE
 
     def hidden_at(self, positions: TargetIndices, backbone: PreTrainedModel, call: Callable[[Any], Any]) -> Tensor:
         """The hidden states [N, D], or the logits of a model whose head is not separate; `call` runs a model."""
@@ -179,15 +180,19 @@ class TargetHead:
 
     def prediction(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> Prediction:
         """The same, computed when and as far as it is needed."""
-        return HeadPrediction(hidden, allowed, partial(self.log_probs, backbone), self._reduce)
+        log_probs = partial(self.log_probs, backbone)
+        return HeadPrediction(hidden, allowed, log_probs, self._reduce, self._values_at_once)
 
     def compile(self, backend: str) -> None:
         """Fuses the head with what a loss needs of it, so that log-probabilities are never stored."""
         self._reduce = torch.compile(_reduced, dynamic=True, backend=backend)
+        self._values_at_once = COMPILED_VALUES_AT_ONCE
 
 
 VALUES_AT_ONCE = 2**27
-"""The log-probabilities that a loss computes at once: a gigabyte in all, with gradients."""
+"""The log-probabilities that a loss computes at once: a gigabyte or two, with what gradients need."""
+COMPILED_VALUES_AT_ONCE = 2**30
+"""The same for compiled reductions, which keep nothing but logits in half precision: two gigabytes."""
 
 
 class HeadPrediction(Prediction):
@@ -199,8 +204,10 @@ class HeadPrediction(Prediction):
         allowed: TokenSet,
         log_probs: Callable[[Tensor, TokenSet], TargetLogProbs],
         reduce: Callable[..., list[Tensor]],
+        values_at_once: int,
     ) -> None:
         self._hidden, self._allowed, self._log_probs, self._reduce = hidden, allowed, log_probs, reduce
+        self._values_at_once = values_at_once
         self.vocab_size = len(allowed)
 
     def log_probs(self, tokens: TargetTokens, log_weights: Sequence[Tensor], sequences: TargetIndices) -> list[Tensor]:
@@ -221,7 +228,7 @@ class HeadPrediction(Prediction):
 
     def _in_parts(self, function: Callable[..., list[Tensor]], *inputs: Tensor) -> list[Tensor]:
         """Applies a function of N rows part by part; only one part's values are stored at a time."""
-        at_once = max(1, VALUES_AT_ONCE // self.vocab_size)
+        at_once = max(1, self._values_at_once // self.vocab_size)
         if len(self._hidden) <= at_once:
             return function(self._hidden, *inputs)
         parts = [

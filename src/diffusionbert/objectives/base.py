@@ -25,6 +25,8 @@ from diffusionbert.diffusion.shapes import (
     Grid,
     PerPosition,
     PerSequence,
+    Targets,
+    Times,
     TokenSet,
     Values,
     exact_bits,
@@ -92,6 +94,17 @@ STRATA = 16
 """The equal strata of (0, 1) in a round of draws, where an objective has no better ones."""
 
 
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Corrupted sequences at drawn times, and where the network is to be asked."""
+
+    x_t: Batch
+    targets: Targets
+    s: Times
+    t: Times
+    weight: PerSequence
+
+
 class Round(NamedTuple):
     """One round of draws for each of B sequences."""
 
@@ -114,9 +127,27 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPosition:
         """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
 
-    def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
-        """What training minimizes: one draw of the loss per sequence, summed over its tokens; by default the nats."""
+    def loss(self, network: NetworkT, x0: Batch, noise: Noise, drawn: Any = None) -> PerSequence:
+        """What training minimizes: one draw of the loss per sequence, summed over its tokens; by default the nats.
+
+        Args:
+            network: The network.
+            x0: The sequences.
+            noise: All random numbers.
+            drawn: What `draw` returned for these sequences and this noise, if it was called before.
+        """
         return self.nats(network, x0, noise).sum(dim=1)
+
+    def draw(self, x0: Batch, noise: Noise) -> Any:
+        """Draws what `loss` draws before it calls the network; None, by default, leaves that to `loss`.
+
+        On a GPU the number of masked positions is only known when they are drawn, and who asks must wait. Drawn on a
+        stream of its own, ahead of the network, that does not wait for the step before.
+        """
+        return None
+
+    def compile_training(self, backend: str = "inductor") -> None:
+        """Compiles what is worth it in `loss`, beside the network; by default nothing."""
 
     def draw_round(self, network: NetworkT, x0: Batch, noise: Noise) -> Round:
         """Draws a round: by default one draw in each of `STRATA` strata, and a single one where nothing is drawn.
@@ -158,13 +189,13 @@ class TrainingModule(nn.Module):
         self.network = network
         self.objective = objective
 
-    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float) -> Tensor:
+    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float, drawn: Any = None) -> Tensor:
         """The loss of a part of a global batch of `num_tokens` editable tokens.
 
         The losses of the parts add up to the loss of the whole, however it is split over steps and processes.
         (An engine that averages gradients over W processes needs `num_tokens / W`.)
         """
-        return self.loss(x0, noise).sum() / num_tokens
+        return self.objective.loss(self.network, x0, noise, drawn).sum() / num_tokens
 
     def loss(self, x0: Batch, noise: Noise) -> PerSequence:
         return self.objective.loss(self.network, x0, noise)

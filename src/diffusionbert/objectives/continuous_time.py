@@ -34,6 +34,7 @@ from diffusionbert.networks.base import Network, predict
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     CONTINUOUS,
+    Draw,
     Estimator,
     Likelihood,
     LikelihoodDefinition,
@@ -115,11 +116,14 @@ class ContinuousTime(Objective[Network]):
         self.is_capturable = process.learned is None
         self.time_sampling = time_sampling or UniformTimes()
 
-    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        return _estimate(self.process, network, x0, noise, self.time_sampling).sum(dim=1)
+    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: Draw | None = None) -> PerSequence:
+        return _nats(self.process, network, x0, drawn or self.draw(x0, noise)).sum(dim=1)
+
+    def draw(self, x0: Batch, noise: Noise) -> Draw:
+        return _draw(self.process, x0, noise, self.time_sampling)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
-        return _estimate(self.process, network, x0, noise, Early())
+        return _nats(self.process, network, x0, _draw(self.process, x0, noise, Early()))
 
 
 class LearnedSchedule(Objective[Network]):
@@ -137,7 +141,7 @@ class LearnedSchedule(Objective[Network]):
         process.require_finite_rate()
         self.process = process
 
-    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
+    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: None = None) -> PerSequence:
         """The integrand at one drawn time (from `Early`, since exponents may fall below 1), the mean of two draws."""
         t, weight = Early().times(noise.stratified_uniform(x0))
         first, second = (self.process.corrupt(x0, t, noise, purpose) for purpose in (Purpose.CORRUPT, Purpose.PAIR))
@@ -145,7 +149,8 @@ class LearnedSchedule(Objective[Network]):
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """The integrand at one drawn time; exponents get no gradient from it."""
-        return _estimate(self.process.fixed(), network, x0, noise, Early())
+        process = self.process.fixed()
+        return _nats(process, network, x0, _draw(process, x0, noise, Early()))
 
     def paired_nats(self, network: Network, x0: Tokens, first: Batch, second: Batch, t: Times) -> PerSequence:
         """The mean integrand of two draws; over both, its gradient is on average the gradient of the mean."""
@@ -157,13 +162,25 @@ class LearnedSchedule(Objective[Network]):
 
 def rate_nats(process: Absorbing, network: Network, x0: Tokens, x_t: Batch, t: Times) -> PerPosition:
     """The integrand of the bound at time t for a given x_t."""
-    targets = Targets.of(process.targets(x_t), fixed=x_t.has_fixed_targets)
+    return _rate_nats(process, network, x0, Draw(x_t, _targets(process, x_t), t, t, torch.ones_like(t)))
+
+
+def _rate_nats(process: Absorbing, network: Network, x0: Tokens, drawn: Draw) -> PerPosition:
+    x_t, t, targets = drawn.x_t, drawn.t, drawn.targets
     return targets.scatter(process.rate(x0, x_t, predict(network, x_t, t, targets), t, targets))
 
 
-def _estimate(
-    process: Absorbing, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling
-) -> PerPosition:
-    """The integrand at one drawn time."""
+def _targets(process: Absorbing, x_t: Batch) -> Targets:
+    return Targets.of(process.targets(x_t), fixed=x_t.has_fixed_targets)
+
+
+def _draw(process: Absorbing, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> Draw:
+    """Draws a time, and x_t at that time; a step of continuous time has no length, so s = t."""
     t, weight = time_sampling.times(noise.stratified_uniform(x0))
-    return weight[:, None] * rate_nats(process, network, x0.tokens, process.corrupt(x0, t, noise), t)
+    x_t = process.corrupt(x0, t, noise)
+    return Draw(x_t, _targets(process, x_t), t, t, weight)
+
+
+def _nats(process: Absorbing, network: Network, x0: Batch, drawn: Draw) -> PerPosition:
+    """The integrand at one drawn time."""
+    return drawn.weight[:, None] * _rate_nats(process, network, x0.tokens, drawn)

@@ -16,6 +16,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import torch
+
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
@@ -28,6 +30,7 @@ from diffusionbert.networks.base import Network, predict
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import (
     GRID,
+    Draw,
     Estimator,
     GridObjective,
     Likelihood,
@@ -152,18 +155,28 @@ class DiscreteTime(GridObjective[Network]):
         self.hybrid = hybrid
         self.time_sampling = time_sampling or UniformTimes()
 
-    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        return self._estimate(network, x0, noise, self.time_sampling, self.hybrid).sum(dim=1)
+    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: Draw | None = None) -> PerSequence:
+        return self._nats(network, x0, drawn or self.draw(x0, noise), self.hybrid).sum(dim=1)
+
+    def draw(self, x0: Batch, noise: Noise) -> Draw:
+        return self._draw(x0, noise, self.time_sampling)
+
+    def compile_training(self, backend: str = "inductor") -> None:
+        if isinstance(self.process, Absorbing):
+            self.process.compile_training(backend)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """The bound at one drawn step, early ones more often: few tokens are masked there, each with a high weight."""
-        return self._estimate(network, x0, noise, Early(), hybrid=0.0)
+        return self._nats(network, x0, self._draw(x0, noise, Early()), hybrid=0.0)
 
     def step_nats(
         self, network: Network, x0: Tokens, x_t: Batch, s: Times, t: Times, hybrid: float = 0.0
     ) -> PerPosition:
         """The term of step (s, t) for a given x_t."""
-        targets = Targets.of(self.process.targets(x_t), fixed=x_t.has_fixed_targets)
+        return self._step_nats(network, x0, Draw(x_t, self._targets(x_t), s, t, torch.ones_like(t)), hybrid)
+
+    def _step_nats(self, network: Network, x0: Tokens, drawn: Draw, hybrid: float) -> PerPosition:
+        x_t, targets, s, t = drawn.x_t, drawn.targets, drawn.s, drawn.t
         prediction = predict(network, x_t, t, targets)
         if self.quantity is Quantity.STRICT:
             nats = self.process.divergence(x0, x_t, prediction, s, t, targets)
@@ -175,12 +188,16 @@ class DiscreteTime(GridObjective[Network]):
             nats = nats - hybrid * self.process.log_clean(x0, x_t, prediction, t, targets)
         return targets.scatter(nats)
 
-    def _estimate(
-        self, network: Network, x0: Batch, noise: Noise, time_sampling: TimeSampling, hybrid: float
-    ) -> PerPosition:
+    def _targets(self, x_t: Batch) -> Targets:
+        return Targets.of(self.process.targets(x_t), fixed=x_t.has_fixed_targets)
+
+    def _draw(self, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> Draw:
         num_steps = len(self.grid) - 1
         time, weight = time_sampling.times(noise.stratified_uniform(x0))
         index = (time * num_steps).long()
         s, t = self.grid[index], self.grid[index + 1]
         x_t = self.process.corrupt(x0, t, noise)
-        return (weight * num_steps)[:, None] * self.step_nats(network, x0.tokens, x_t, s, t, hybrid)
+        return Draw(x_t, self._targets(x_t), s, t, weight * num_steps)
+
+    def _nats(self, network: Network, x0: Batch, drawn: Draw, hybrid: float) -> PerPosition:
+        return drawn.weight[:, None] * self._step_nats(network, x0.tokens, drawn, hybrid)

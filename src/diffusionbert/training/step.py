@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -125,7 +125,9 @@ class TrainingStep:
         self.parameters = list(module.parameters())
         is_alone = accelerator.device.type == "cuda" and accelerator.num_processes == 1
         # Gradients remember the stream they were first computed on, and the default one cannot be captured.
-        self.stream = torch.cuda.Stream(accelerator.device) if is_alone else None  # type: ignore[no-untyped-call]
+        new_stream: Any = torch.cuda.Stream
+        self.stream = new_stream(accelerator.device) if is_alone else None
+        self.draw_stream = new_stream(accelerator.device, priority=-1) if is_alone else None
         self.can_capture = is_alone and settings.cuda_graphs and module.objective.is_capturable
         self.can_capture &= accelerator.scaler is None
         self.graphs: dict[tuple[int, ...], _CapturedStep] = {}
@@ -164,12 +166,26 @@ class TrainingStep:
         noise, num_tokens = Noise(self.settings.seed, batch.step), batch.num_tokens / accelerator.num_processes
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for index, part in enumerate(batch.micro_batches):
+            x0, drawn = self._drawn(part, noise)
             with gradient_sync(self.wrapped, enabled=index == len(batch.micro_batches) - 1), accelerator.autocast():
                 # Gradients are averaged over processes, but parts of a batch are to be added up.
-                loss = self.wrapped(part.to(accelerator.device), noise, num_tokens)
+                loss = self.wrapped(x0, noise, num_tokens, drawn)
             accelerator.backward(loss)
             total += loss.detach()
         return total, self._update()
+
+    def _drawn(self, part: Batch, noise: Noise) -> tuple[Batch, Any]:
+        """The batch on the device, and what the objective draws ahead of the network, while the last step runs."""
+        if self.draw_stream is None:
+            return part.to(self.accelerator.device), None
+        now = torch.cuda.current_stream()
+        with torch.cuda.stream(self.draw_stream), torch.no_grad():
+            x0 = part.to(self.accelerator.device)
+            drawn = self.module.objective.draw(x0, noise)
+        now.wait_stream(self.draw_stream)
+        for tensor in _tensors_of((x0, drawn)):
+            tensor.record_stream(now)  # its memory is not to be used again before this stream is done with it
+        return x0, drawn
 
     def _update(self) -> Tensor:
         """Clips the gradients and takes a step of the optimizer; returns their norm."""
@@ -203,12 +219,25 @@ class TrainingStep:
         step = torch.zeros(len(part.tokens), dtype=torch.long, device=device)
         num_tokens = torch.ones((), dtype=torch.float64, device=device)
         graph, pool = torch.cuda.CUDAGraph(), next(iter(self.graphs.values())).graph.pool() if self.graphs else None
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+        # Meanwhile the thread that prepares batches allocates memory, which a capture of all threads would not allow.
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             with self.accelerator.autocast():
                 loss = self.module(inputs, Noise(self.settings.seed, step), num_tokens)
             self.accelerator.backward(loss)
             norm = self._update()
         return _CapturedStep(graph, inputs, step, num_tokens, loss.detach(), norm)
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    """All tensors in tuples and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors_of(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors_of(getattr(value, field.name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,3 +268,4 @@ def compile_module(module: TrainingModule, *, sharded: bool) -> None:
             block.compile(dynamic=True)
     else:
         compile_training()
+    module.objective.compile_training()

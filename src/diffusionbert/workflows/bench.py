@@ -33,7 +33,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.loading import NewBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
-from diffusionbert.reporting import Progress, no_progress
+from diffusionbert.reporting import Progress, logger, no_progress
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.run import make_accelerator
@@ -59,6 +59,7 @@ class Work:
     sequences: int = 256
     length: int = 128
     schedule: NoiseSchedule = field(default_factory=Linear)
+    ema: float | None = None
     is_modern: bool = False
     """ModernBERT instead of BERT."""
 
@@ -92,7 +93,7 @@ class Work:
         return f"{name} {self.layers}×{self.width}, {self.sequences} × {self.length}, {self.schedule}"
 
 
-BASE, BUNDLED = Work(), Work(7, 384, 6, 0.0, 16_000, sequences=512)
+BASE, BUNDLED = Work(), Work(7, 384, 6, 0.0, 16_000, sequences=512, ema=0.999)  # as in the presets
 SPINDLE, MODERN = replace(BASE, schedule=Spindle(0.3)), replace(BUNDLED, is_modern=True)
 PAPER_BATCH = replace(BASE, sequences=32, length=31)
 
@@ -212,7 +213,7 @@ def our_step(work: Work, settings: TrainingConfig, folder: Path, accelerator: Ac
     config = RunConfig(DataConfig("random", max_length=work.length), objective=objective)
     backbone = work.backbone()
     module = config.make_module(statistics, backbone)
-    settings = replace(settings, batching=FixedSequences(work.sequences))
+    settings = replace(settings, batching=FixedSequences(work.sequences), ema=work.ema)
     data = RandomSequences(work)
     trainer = Trainer(module, data, data, settings, RunFolder(folder), lambda weights, path: None, accelerator)
     steps = trainer.steps()
@@ -250,7 +251,8 @@ def reference_step(work: Work, settings: TrainingConfig, device: torch.device) -
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        torch._foreach_lerp_(averages, parameters, 1e-3)
+        if work.ema is not None:
+            torch._foreach_lerp_(averages, parameters, 1 - work.ema)
 
     return step, model
 
@@ -290,7 +292,6 @@ def bench(
     is_gpu = where.type == "cuda"
     settings = TrainingConfig(
         learning_rate=1e-5,
-        ema=0.999,
         precision="bf16" if is_gpu else "no",
         compile=is_gpu if compile is None else compile,
     )
@@ -300,7 +301,10 @@ def bench(
     for number, (name, row) in enumerate(rows.items()):
         progress(name, number, len(rows))
         if row is not None:
-            results.append(_measured(row, settings, where, rounds, rate))
+            result = _measured(row, settings, where, rounds, rate)
+            results.append(result)
+            speeds = f"{result.ours.tokens_per_second:,.0f} and {result.reference.tokens_per_second:,.0f} tokens/s"
+            logger.info(f"{name}: {result.ratio:.2f} of the reference ({speeds})")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     name = torch.cuda.get_device_name(where) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
     skipped = {name: "it is about GPUs, and this is a CPU" for name, row in rows.items() if row is None}
@@ -351,7 +355,7 @@ class _Stopwatch:
             before = torch.cuda.memory_allocated(device)  # the other program's, too
             self.step()
             torch.cuda.synchronize(device)
-            kept = 16 * sum(sizes.values())  # float32 parameters, two moments, EMA
+            kept = (12 if work.ema is None else 16) * sum(sizes.values())  # parameters, two moments, EMA
             self.memory = (kept + torch.cuda.max_memory_allocated(device) - before) / 2**30
 
     def take_turn(self) -> None:
