@@ -10,6 +10,9 @@ install_import_hook("diffusionbert", "beartype.beartype")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from shared import folder  # noqa: E402
+
+folder()  # in the process that starts the workers, which inherit it
 
 # Many small tests on few cores: pytest's workers are the parallelism.
 torch.set_num_threads(1)

@@ -22,7 +22,6 @@ from tiny_models import (
     bundled,
     corpus,
     damaged,
-    folder,
     model_of,
     plain_bert,
     plain_roberta,
@@ -114,8 +113,8 @@ def test_the_maximum_length_of_a_plain_model_follows_from_its_positions():
     assert load(plain_roberta()).max_length == 30  # two positions belong to the padding
 
 
-def test_a_run_directory_without_a_model_is_rejected():
-    unfinished = folder() / "unfinished"
+def test_a_run_directory_without_a_model_is_rejected(tmp_path):
+    unfinished = tmp_path / "unfinished"
     shutil.copytree(trained_run(), unfinished, ignore=shutil.ignore_patterns("model"))
     with pytest.raises(ValueError, match="is a run without a model yet"):
         load(unfinished)

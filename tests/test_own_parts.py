@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tiny_models import config_of, corpus, folder
+from shared import encoding_cache
+from tiny_models import config_of, corpus
 from transformers import BertConfig, BertForMaskedLM
 
 import diffusionbert
@@ -75,7 +76,7 @@ class Unregistered(Spindle):
 
 def trained(tmp_path, objective: ObjectiveConfig, time: TimeEmbedding = TimeEmbedding.NONE) -> TrainingRun:
     config = replace(config_of("linear", steps=2), objective=objective, time=time)
-    return train(config, tmp_path / "run", cache=folder() / "cache")
+    return train(config, tmp_path / "run", cache=encoding_cache())
 
 
 OWN = {
@@ -109,14 +110,14 @@ def test_a_part_is_trained_exported_loaded_sampled_and_evaluated(name, tmp_path,
 
 
 def test_a_part_can_be_named_on_the_command_line(tmp_path):
-    options = ["--layers=1", "--width=16", "--vocabulary=512", "--steps=1", f"--cache={folder() / 'cache'}"]
+    options = ["--layers=1", "--width=16", "--vocabulary=512", "--steps=1", f"--cache={encoding_cache()}"]
     main(["train", f"--data={corpus()}", f"--output={tmp_path}", "--schedule=tilted:floor=0.3", *options])
     assert stored_config(tmp_path).objective.schedule == Tilted(0.3)
 
 
 @pytest.mark.slow
 def test_train_takes_parts_by_name(tmp_path):
-    sizes = {"steps": 1, "max_length": 24, "cache": folder() / "cache"}
+    sizes = {"steps": 1, "max_length": 24, "cache": encoding_cache()}
     run = diffusionbert.train(corpus(), tmp_path / "run", schedule="tilted:floor=0.3", **sizes)
     assert run.config.objective.schedule == Tilted(0.3)
     run = diffusionbert.train(corpus(), tmp_path / "other", objective="half-masked:scale=0.75", **sizes)
@@ -161,11 +162,11 @@ class OwnBert(BertForMaskedLM):
 
 def test_a_backbone_given_as_an_object_is_trained(tmp_path):
     config, given = config_of("linear", steps=2), backbone()
-    run = train(config, tmp_path / "run", cache=folder() / "cache", backbone=given)
+    run = train(config, tmp_path / "run", cache=encoding_cache(), backbone=given)
     assert run.config.backbone == Provided("BertForMaskedLM")
     assert load(run.path, device="cpu").backbone.config.hidden_size == 16
     training = replace(config.training, steps=3)
-    again = train(replace(config, training=training), run.path, cache=folder() / "cache", resume=True)
+    again = train(replace(config, training=training), run.path, cache=encoding_cache(), resume=True)
     assert again.state.step == 3
 
 
@@ -190,7 +191,7 @@ def test_a_run_has_its_history(tmp_path):
 def test_a_run_is_repeated_from_its_configuration(tmp_path):
     """`train --config`: the same weights in another directory, and other settings where they are given."""
     first = trained(tmp_path, DiscreteTimeConfig(Spindle(0.2), 8))
-    common = ["train", f"--config={first.path / 'run.json'}", f"--cache={folder() / 'cache'}"]
+    common = ["train", f"--config={first.path / 'run.json'}", f"--cache={encoding_cache()}"]
     main([*common, f"--output={tmp_path / 'again'}"])
     main([*common, f"--output={tmp_path / 'other'}", "--steps=3", "--diffusion-steps=5"])
     again, other = stored_config(tmp_path / "again"), stored_config(tmp_path / "other")

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from tiny_models import corpus, folder, run_of
+from shared import encoding_cache
+from tiny_models import corpus, run_of
 
 from diffusionbert.cli.main import main
 from diffusionbert.cli.train import Train, TrainingOptions, configure
@@ -49,7 +50,7 @@ def test_bundled_means_the_bundled_model_in_any_directory(tmp_path, monkeypatch)
     assert config.backbone == Pretrained(str(BUNDLED))
     assert config.data.vocabulary == str(BUNDLED)
     main(["train", f"--data={corpus()}", "--start=bundled", "--steps=1", "--batch-tokens=64", "--output=run",
-          f"--cache={folder() / 'cache'}", "--max-length=24", "--save-every=1"])  # fmt: skip
+          f"--cache={encoding_cache()}", "--max-length=24", "--save-every=1"])  # fmt: skip
     assert stored_config(tmp_path / "run").training.learning_rate == FINE_TUNING_RATE
 
 

@@ -11,12 +11,15 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from backbones import CLS, MASK, SEP
 from drawing import requested
-from tiny_models import MAX_LENGTH, corpus, folder, pairs
+from safetensors.torch import load_file, save_file
+from shared import encoding_cache, shared
+from tiny_models import MAX_LENGTH, corpus, pairs
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
@@ -116,10 +119,13 @@ BASE = RunConfig(
 )
 
 
-@cache
 def starts() -> dict[Start, str]:
     """Folders of networks to start from; their weights are random, but they are opened as pretrained ones."""
-    output = folder() / "starts"
+    output = shared("starts", _write_starts)
+    return {start: str(output / start.value) for start in (Start.MASKED, Start.DECODER)}
+
+
+def _write_starts(output: Path) -> None:
     config = BertConfig(
         vocab_size=SIZE,
         hidden_size=32,
@@ -133,7 +139,6 @@ def starts() -> dict[Start, str]:
     decoder = NewDecoder(1, 32, 2, 0.0).build(SIZE, 9, PAD, causal=True)
     for start, network in ((Start.MASKED, BertForMaskedLM(config)), (Start.DECODER, decoder)):
         network.save_pretrained(output / start.value)
-    return {start: str(output / start.value) for start in (Start.MASKED, Start.DECODER)}
 
 
 def config_of(name: str) -> RunConfig:
@@ -187,9 +192,16 @@ def figure(method: TrainingModule, toy: Toy, *, of: str, rounds: int = 8) -> tup
     return float(estimates.mean()), float(estimates.std() / math.sqrt(rounds))
 
 
-@cache
 def trained(name: str) -> tuple[TrainingModule, float]:
     """The system after a short training, and its loss before."""
+    folder = shared(f"system-{name}", lambda output: _train(name, output))
+    method, stored = built(name), load_file(folder / "trained.safetensors")
+    before = float(stored.pop("loss before"))
+    method.load_state_dict(stored)
+    return method.eval(), before
+
+
+def _train(name: str, output: Path) -> None:
     method, toy = built(name), toy_of(name)
     before, _ = figure(method.eval(), toy, of="loss", rounds=2)
     steps = 150 if isinstance(SYSTEMS[name].objective, GaussianConfig) else 120
@@ -204,7 +216,8 @@ def trained(name: str) -> tuple[TrainingModule, float]:
         torch.nn.utils.clip_grad_norm_(method.parameters(), 1.0)
         optimizer.step()
         decay.step()
-    return method.eval(), before
+    tensors = {key: tensor.clone() for key, tensor in method.state_dict().items()}  # tied ones are stored twice
+    save_file(tensors | {"loss before": torch.tensor(before)}, output / "trained.safetensors")
 
 
 every_system = pytest.mark.parametrize("name", SYSTEMS)
@@ -347,7 +360,7 @@ QUICK = ["--steps=3", "--validate-every=3", "--save-every=3", "--batch-tokens=51
 
 @pytest.mark.slow
 def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
-    output, cache = tmp_path / "run", f"--cache={folder() / 'cache'}"
+    output, cache = tmp_path / "run", f"--cache={encoding_cache()}"
     options = [*SMALL, *QUICK, "--diffusion-steps=20", f"--output={output}", cache]
     main(["train", "--system=diffuseq", f"--data={pairs()}", *options])
     source = "the old king saw the city of paris today ."
@@ -383,7 +396,7 @@ def test_diffuseq_trains_on_pairs_and_answers_a_source(tmp_path, capsys):
     }.items(),
 )
 def test_unsupported_options_of_a_system_are_refused_in_one_line(options, message, tmp_path, capsys):
-    common = f"--data={corpus()}", f"--output={tmp_path / 'run'}", f"--cache={folder() / 'cache'}"
+    common = f"--data={corpus()}", f"--output={tmp_path / 'run'}", f"--cache={encoding_cache()}"
     with pytest.raises(SystemExit) as caught:
         main(["train", *common, *SMALL, *QUICK, *options.split()])
     assert caught.value.code == 2

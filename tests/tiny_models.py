@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import random
 import shutil
 import tempfile
@@ -10,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from shared import encoding_cache, folder, shared
 from tiny_tokenizers import byte_level
 from tokenizers import AddedToken, processors
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
@@ -77,32 +77,23 @@ EXPERIMENTS: dict[str, tuple[TimeEmbedding, object]] = {
 """Runs by what is particular to them."""
 
 
-@cache
-def folder() -> Path:
-    """Where everything here lies until the process ends."""
-    path = Path(tempfile.mkdtemp(prefix="diffusionbert-tests-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
-
-
-@cache
 def corpus() -> Path:
     """A file of toy sentences."""
-    file = folder() / "toy.txt"
-    file.write_text("\n".join(toy_sentences(400)) + "\n", encoding="utf-8")
-    return file
+    return shared("texts", _write_texts) / "toy.txt"
 
 
-@cache
 def pairs() -> Path:
     """A file of pairs: a sentence, and the same without its time."""
-    file = folder() / "toy.tsv"
+    return shared("texts", _write_texts) / "toy.tsv"
+
+
+def _write_texts(output: Path) -> None:
+    (output / "toy.txt").write_text("\n".join(toy_sentences(400)) + "\n", encoding="utf-8")
     lines = []
     for sentence in toy_sentences(300, seed=1):
         time = next(time for time in TIMES if sentence.endswith(f"{time} ."))
         lines.append(f"{sentence}\t{sentence.removesuffix(f' {time} .')} .")
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return file
+    (output / "toy.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def config_of(kind: str, *, steps: int, data: Path | None = None) -> RunConfig:
@@ -121,7 +112,9 @@ def config_of(kind: str, *, steps: int, data: Path | None = None) -> RunConfig:
 
 def run_of(kind: str, *, steps: int = 2) -> Path:
     """The folder of a run of this kind, hardly trained; `pairs` is linear on pairs."""
-    return _run(kind, steps)
+    paired = kind == "pairs"
+    config = config_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
+    return shared(f"{kind}-{steps}", lambda output: train(config, output, cache=encoding_cache()))
 
 
 def model_of(kind: str, *, steps: int = 2) -> Model:
@@ -130,17 +123,8 @@ def model_of(kind: str, *, steps: int = 2) -> Model:
 
 
 @cache
-def _run(kind: str, steps: int) -> Path:
-    output = folder() / f"{kind}-{steps}"
-    paired = kind == "pairs"
-    experiment = config_of("linear" if paired else kind, steps=steps, data=pairs() if paired else None)
-    train(experiment, output, cache=folder() / "cache")
-    return output
-
-
-@cache
 def _model(kind: str, steps: int) -> Model:
-    return load(_run(kind, steps), device="cpu")
+    return load(run_of(kind, steps=steps), device="cpu")
 
 
 @cache
@@ -159,23 +143,26 @@ def trained_run() -> Path:
     return run_of("linear", steps=150)
 
 
-@cache
 def plain_bert() -> Path:
     """The folder of a BERT as `save_pretrained` leaves it: cased, and its vocabulary larger than its tokenizer's."""
-    output = folder() / "plain-bert"
+    return shared("plain-bert", _write_plain_bert)
+
+
+def _write_plain_bert(output: Path) -> None:
     vocabulary = train_wordpiece([sentence.capitalize() for sentence in toy_sentences(400)], 512, lower=False)
     config = BertConfig(vocab_size=vocabulary.size + 5, max_position_embeddings=32, **SIZES, initializer_range=0.3)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertForMaskedLM(config).save_pretrained(output)
     vocabulary.save(output)
-    return output
 
 
-@cache
 def plain_roberta() -> Path:
     """The folder of a RoBERTa: byte-level pieces, another mask token, positions that begin after the padding's."""
-    output = folder() / "plain-roberta"
+    return shared("plain-roberta", _write_plain_roberta)
+
+
+def _write_plain_roberta(output: Path) -> None:
     tokenizer = byte_level(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], toy_sentences(400))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
@@ -189,13 +176,11 @@ def plain_roberta() -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         RobertaForMaskedLM(config).save_pretrained(output)
-    return output
 
 
 def damaged(source: Path, name: str, change: dict[str, bytes | None]) -> Path:
     """A copy of a model folder in which files have other contents, or are gone."""
-    output = folder() / name
-    shutil.rmtree(output, ignore_errors=True)
+    output = Path(tempfile.mkdtemp(dir=folder())) / name
     shutil.copytree(source, output)
     for file, content in change.items():
         (output / file).unlink(missing_ok=True)

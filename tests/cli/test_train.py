@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from shared import shared
 
 from diffusionbert.cli.main import main, parse_arguments
 from diffusionbert.cli.train import configure
@@ -33,15 +34,22 @@ def log(folder: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def short_run(tmp_path_factory) -> Path:
-    """Two steps on a made-up text, by the command itself."""
-    folder = tmp_path_factory.mktemp("command")
+def made_up_text() -> Path:
+    """A made-up text."""
+    return shared("made-up-text", _write_text) / "text.txt"
+
+
+def _write_text(output: Path) -> None:
     words = np.random.default_rng(0).choice(
         ["a", "few", "words", "that", "are", "written", "again", "and", "again"], (200, 9)
     )
-    (folder / "text.txt").write_text("".join(" ".join(row) + "\n" for row in words))
-    command(folder, "--steps=2", f"--data={folder / 'text.txt'}", *BEGUN)
-    return folder
+    (output / "text.txt").write_text("".join(" ".join(row) + "\n" for row in words))
+
+
+@pytest.fixture(scope="module")
+def short_run(made_up_text) -> Path:
+    """Two steps on the text, by the command itself: the run and its cache."""
+    return shared("short-run", lambda output: command(output, "--steps=2", f"--data={made_up_text}", *BEGUN))
 
 
 def command(folder: Path, *options: str) -> None:
@@ -49,11 +57,11 @@ def command(folder: Path, *options: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_takes_other_settings(short_run):
+def test_a_resumed_run_takes_other_settings(finished):
     """The error on a loss that is no number says: resume with a lower learning rate."""
-    command(short_run, "--resume", "--steps=3", "--learning-rate=1e-5")
-    assert last_of(short_run / "run") == "step-00000003"
-    stored = json.loads((short_run / "run" / "run.json").read_text())["training"]
+    command(finished, "--resume", "--steps=3", "--learning-rate=1e-5")
+    assert last_of(finished / "run") == "step-00000003"
+    stored = json.loads((finished / "run" / "run.json").read_text())["training"]
     assert (stored["steps"], stored["learning_rate"]) == (3, 1e-5)
 
 
@@ -110,9 +118,9 @@ def test_what_a_resumed_run_cannot_change_is_refused(finished, refused, options,
 
 
 @pytest.mark.slow
-def test_the_line_that_began_a_run_resumes_it(short_run, finished):
+def test_the_line_that_began_a_run_resumes_it(made_up_text, finished):
     """As a scheduler has it, which adds --resume to the same line."""
-    line = [f"--data={short_run / 'text.txt'}", *BEGUN]
+    line = [f"--data={made_up_text}", *BEGUN]
     for steps, options in ((5, line), (6, [*line, "--schedule=linear", "--time=none"]), (7, ["--layers=1"])):
         command(finished, "--resume", f"--steps={steps}", *options)
         assert last_of(finished / "run") == f"step-{steps:08d}"
@@ -125,11 +133,11 @@ def spoiled(text: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["training", "validation"])
-def test_a_run_goes_on_with_the_text_it_began_with_alone(short_run, tmp_path, refused, split):
+def test_a_run_goes_on_with_the_text_it_began_with_alone(made_up_text, tmp_path, refused, split):
     """Trained anew on another text, a vocabulary has as many tokens, and the old weights would fit it."""
     texts = {"training": tmp_path / "text.txt", "validation": tmp_path / "held_out.txt"}
     for path in texts.values():
-        shutil.copy(short_run / "text.txt", path)
+        shutil.copy(made_up_text, path)
     line = f"--data={texts['training']}", f"--validation={texts['validation']}"
     command(tmp_path, *line, *BEGUN, "--steps=1")
     resumed = f"--output={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--resume", "--steps=2"
@@ -161,21 +169,21 @@ def test_settings_by_which_nothing_is_trained_are_not_saved(finished):
     "name",
     ["model/notes.txt", "log.jsonl", "checkpoints/mine", "start/mine", "beginning/mine", "last.json", "best.json"],
 )
-def test_a_folder_that_is_no_run_is_never_written_over(short_run, tmp_path, refused, name):
+def test_a_folder_that_is_no_run_is_never_written_over(made_up_text, tmp_path, refused, name):
     mine = tmp_path / "folder" / name
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    said = refused(f"--output={tmp_path / 'folder'}", f"--data={short_run / 'text.txt'}", "--steps=1")
+    said = refused(f"--output={tmp_path / 'folder'}", f"--data={made_up_text}", "--steps=1")
     assert "is not a run, but holds" in said
     assert repr(name.split("/")[0]) in said
     assert files(tmp_path / "folder") == {name: b"mine"}
 
 
-def test_a_folder_with_other_things_is_free(short_run, tmp_path):
+def test_a_folder_with_other_things_is_free(made_up_text, short_run, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # of a run that was killed at once
     (tmp_path / "run" / "notes.txt").write_text("mine")
     shutil.copytree(short_run / "cache", tmp_path / "cache")
-    command(tmp_path, f"--data={short_run / 'text.txt'}", "--steps=1", *BEGUN)
+    command(tmp_path, f"--data={made_up_text}", "--steps=1", *BEGUN)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
@@ -201,11 +209,11 @@ def test_an_experiment_that_is_none_is_named(finished, refused, text):
     assert len(said) < 300 + len(str(finished))
 
 
-def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
+def test_a_file_is_no_run_folder(made_up_text, tmp_path, refused, monkeypatch):
     monkeypatch.setattr("diffusionbert.training.run.prepare", None)  # the text is not read first
     (tmp_path / "file").write_text("mine")
     for output in (tmp_path / "file", tmp_path / "file" / "inside"):
-        said = refused(f"--output={output}", f"--data={short_run / 'text.txt'}", "--steps=1")
+        said = refused(f"--output={output}", f"--data={made_up_text}", "--steps=1")
         assert said.endswith("(Not a directory); choose another --output")
         assert f"{str(output)!r} is not writable" in said
 
@@ -244,22 +252,22 @@ def test_a_file_is_no_run_folder(short_run, tmp_path, refused, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_options_that_would_do_nothing_or_harm_are_refused(short_run, tmp_path, refused, options, message):
-    said = refused(f"--output={tmp_path / 'run'}", f"--data={short_run / 'text.txt'}", *options)
+def test_options_that_would_do_nothing_or_harm_are_refused(made_up_text, tmp_path, refused, options, message):
+    said = refused(f"--output={tmp_path / 'run'}", f"--data={made_up_text}", *options)
     assert message in said
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
-def test_half_precision_needs_a_gpu(short_run, tmp_path, refused):
-    said = refused(f"--output={tmp_path / 'run'}", f"--data={short_run / 'text.txt'}", "--mixed-precision=fp16")
+def test_half_precision_needs_a_gpu(made_up_text, tmp_path, refused):
+    said = refused(f"--output={tmp_path / 'run'}", f"--data={made_up_text}", "--mixed-precision=fp16")
     assert said.endswith("mixed precision fp16 needs a GPU, and none was found; use bf16 or no")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
-    short_run, tmp_path, capsys, monkeypatch, refused
+    made_up_text, short_run, tmp_path, capsys, monkeypatch, refused
 ):
     shutil.copytree(short_run / "cache", tmp_path / "cache")
     taken = Trainer._step
@@ -272,7 +280,7 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     monkeypatch.setattr(Trainer, "_step", step)
     monkeypatch.setattr("diffusionbert.training.model_folder.push_model", None)  # not yet
     with pytest.raises(SystemExit) as caught:
-        command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=9", "--push=me/mine")
+        command(tmp_path, f"--data={made_up_text}", *BEGUN, "--steps=9", "--push=me/mine")
     assert caught.value.code == 130
     said = capsys.readouterr()
     assert "stopped at step 3; --resume continues from there" in said.err
@@ -289,7 +297,9 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     )
 
 
-def test_a_run_that_is_told_to_stop_in_its_last_step_has_come_to_its_end(short_run, tmp_path, capsys, monkeypatch):
+def test_a_run_that_is_told_to_stop_in_its_last_step_has_come_to_its_end(
+    made_up_text, short_run, tmp_path, capsys, monkeypatch
+):
     shutil.copytree(short_run / "cache", tmp_path / "cache")
     taken = Trainer._step
 
@@ -298,7 +308,7 @@ def test_a_run_that_is_told_to_stop_in_its_last_step_has_come_to_its_end(short_r
         return taken(self, indices)
 
     monkeypatch.setattr(Trainer, "_step", step)
-    command(tmp_path, f"--data={short_run / 'text.txt'}", *BEGUN, "--steps=1")
+    command(tmp_path, f"--data={made_up_text}", *BEGUN, "--steps=1")
     said = capsys.readouterr()
     assert "stopped" not in said.err
     assert "step 1, best validation" in said.out
@@ -306,11 +316,11 @@ def test_a_run_that_is_told_to_stop_in_its_last_step_has_come_to_its_end(short_r
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
 @pytest.mark.filterwarnings("ignore:`log_with")
-def test_a_tracker_that_is_not_installed_is_named_at_once(short_run, tmp_path, capsys, tracker):
+def test_a_tracker_that_is_not_installed_is_named_at_once(made_up_text, tmp_path, capsys, tracker):
     if find_spec(tracker):
         pytest.skip(f"{tracker} is installed")
     with pytest.raises(SystemExit) as caught:
-        command(tmp_path, f"--data={short_run / 'text.txt'}", "--steps=1", "--layers=1", "--width=16",
+        command(tmp_path, f"--data={made_up_text}", "--steps=1", "--layers=1", "--width=16",
                 "--vocabulary=512", "--trackers", tracker)  # fmt: skip
     assert caught.value.code == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("diffusionbert: ")]

@@ -13,6 +13,7 @@ import torch
 import tyro
 from backbones import MASK, NUM_SPECIAL, backbone_of, tokenizer_allowed
 from drawing import drawing, requested
+from shared import shared
 from tiny_models import plain_roberta, run_of
 
 from diffusionbert.cli.doctor import Doctor
@@ -50,7 +51,7 @@ def sentences() -> list[str]:
 
 @pytest.fixture(scope="module")
 def vocabulary(sentences) -> Vocabulary:
-    return train_wordpiece(sentences, SIZE)
+    return Vocabulary.load(shared("pydoc-vocabulary", lambda output: train_wordpiece(sentences, SIZE).save(output)))
 
 
 @pytest.fixture(scope="module")

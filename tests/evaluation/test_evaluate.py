@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import requested
+from shared import encoding_cache, shared
 from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -85,12 +86,15 @@ HELD_OUT = parse_corpus("pydoc", Split.VALIDATION, cleaning=Cleaning(lower=True)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """A run of four steps."""
-    output = tmp_path_factory.mktemp("runs") / "tiny"
-    cache = tmp_path_factory.mktemp("cache")
-    main(["train", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
-    return output
+def run(judge) -> Path:
+    """A run of four steps with everything evaluated at once, as the commands leave it."""
+
+    def make(output: Path) -> None:
+        run = output / "tiny"
+        main(["train", "--data=pydoc", f"--output={run}", f"--cache={encoding_cache()}", *QUICK, *SMALL])
+        main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--judge={judge}"])
+
+    return shared("evaluated-run", make) / "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -104,21 +108,21 @@ def evaluation_set(engine):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory) -> Path:
+def judge() -> Path:
     """A causal model of five words, with random weights."""
-    folder = tmp_path_factory.mktemp("judge")
+    return shared("judge", _write_judge)
+
+
+def _write_judge(folder: Path) -> None:
     words = {word: index for index, word in enumerate(["<end>", "the", "of", "a", "is"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<end>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
     GPT2LMHeadModel(GPT2Config(vocab_size=5, n_positions=128, n_embd=8, n_layer=1, n_head=1)).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
-def evaluated(run, judge) -> EvaluationResult:
-    """Everything at once, as the command leaves it in the run folder."""
-    main(["evaluate", f"--model={run}", "--data=pydoc", *FEW, "--conventions", f"--judge={judge}"])
+def evaluated(run) -> EvaluationResult:
     return EvaluationResult.load(run)
 
 

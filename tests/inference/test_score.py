@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save
+from shared import encoding_cache, shared
 from tiny_models import (
     EXPERIMENTS,
     bundled,
     config_of,
     damaged,
-    folder,
     model_of,
     plain_bert,
     toy_sentences,
@@ -131,8 +131,8 @@ def test_left_to_right_is_the_order_of_a_decoder():
 def test_learned_exponents_are_restored_and_matter():
     experiment = config_of("learned", steps=20)
     training = replace(experiment.training, validation_draws=64)  # or the untrained one may look better, and be kept
-    train(replace(experiment, training=training), folder() / "rates", cache=folder() / "cache")
-    source = folder() / "rates" / "model"
+    config = replace(experiment, training=training)
+    source = shared("rates", lambda output: train(config, output, cache=encoding_cache())) / "model"
     model = load(source)
     frequencies = load_file(source / "token_counts.safetensors")
     exponents = frequencies["exponents"]

@@ -457,7 +457,7 @@ def test_infinite_nats_are_counted_and_never_averaged_away():
         found = estimate(bound_of(nats), [batch], EstimationBudget(0.05, max_draws=64, strata=4), given=given)
         assert found.scores.num_infinite == 1
         assert found.scores.draw_variance.isinf().tolist() == [True] + [False] * 29
-        assert found.nats_per_token == found.perplexity_per_token == found.half_width == math.inf
+        assert found.nats_per_token == found.rates[Unit.TOKEN].perplexity == found.half_width == math.inf
         assert found.limited_by is Limit.INFINITE
         summary = found.summary()
         assert summary.num_infinite == 1

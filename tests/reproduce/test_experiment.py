@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import corpus, folder
+from shared import encoding_cache
+from tiny_models import corpus
 from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
 from diffusionbert.inference.engine import load_engine
@@ -45,7 +46,7 @@ def test_systems_of_table_3_and_figure_3_are_trained_with_every_seed():
 
 @pytest.fixture
 def request_(monkeypatch) -> Request:
-    monkeypatch.setenv("DIFFUSIONBERT_CACHE", str(folder() / "cache"))
+    monkeypatch.setenv("DIFFUSIONBERT_CACHE", str(encoding_cache()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setitem(SCALES, "smoke", SMALLER_THAN_SMOKE)
     monkeypatch.setitem(SCALES, "34m", replace(SMALLER_THAN_SMOKE, samples=3))

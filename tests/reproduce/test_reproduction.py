@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_models import corpus, folder, run_of, toy_sentences
+from shared import encoding_cache
+from tiny_models import corpus, run_of, toy_sentences
 from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
 from diffusionbert.cli.main import main
@@ -41,7 +42,7 @@ def output(tmp_path_factory) -> Path:
 
 
 def requested(output: Path, **changes: object) -> Reproduction:
-    return Reproduction(output, Request(data=str(corpus()), **changes), folder() / "cache", "cpu")
+    return Reproduction(output, Request(data=str(corpus()), **changes), encoding_cache(), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +210,7 @@ def test_wrong_settings_write_no_files(tmp_path):
 
 def test_settings_of_a_call_that_failed_before_training_are_replaced(tmp_path, capsys):
     """After a misspelled file name, the corrected call may use the same folder."""
-    output, cache = tmp_path / "new", folder() / "cache"
+    output, cache = tmp_path / "new", encoding_cache()
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "figure4", "--data=nofile.txt", f"--output={output}", f"--cache={cache}"])
     assert caught.value.code == 2
@@ -315,7 +316,7 @@ def test_a_new_decoder_may_have_a_higher_learning_rate(done, output, monkeypatch
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_done")
 def test_the_command_prints_the_table_and_its_path(done, output, capsys):
-    options = ["--scale", "smoke", f"--data={corpus()}", f"--output={output}", f"--cache={folder() / 'cache'}"]
+    options = ["--scale", "smoke", f"--data={corpus()}", f"--output={output}", f"--cache={encoding_cache()}"]
     main(["reproduce", "table2", *options])
     said = capsys.readouterr().out
     assert "| SUNDAE, from scratch |" in said

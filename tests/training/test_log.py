@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from shared import encoding_cache
 
 from diffusionbert.cli.main import main
 from diffusionbert.objectives.base import Likelihood
@@ -103,7 +103,7 @@ def test_the_first_row_describes_the_model(tmp_path, options, expected):
     small = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", "--max-length=48"]
     quick = ["--steps=2", "--validate-every=2", "--save-every=2", "--batch-tokens=512", "--seed=5"]
     output = tmp_path / "run"
-    main(["train", "--data=pydoc", f"--output={output}", f"--cache={cache(tmp_path)}", *small, *quick, *options])
+    main(["train", "--data=pydoc", f"--output={output}", f"--cache={encoding_cache()}", *small, *quick, *options])
     lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["run", "validation", "validation"]
     first = lines[0]
@@ -112,8 +112,3 @@ def test_the_first_row_describes_the_model(tmp_path, options, expected):
     assert first["parameters"] > 0
     assert first["start"] == "scratch"
     assert all(line["kind"] == first["kind"] for line in lines[1:])
-
-
-def cache(tmp_path: Path) -> Path:
-    """One for all runs of this module, so that the text is encoded once."""
-    return tmp_path.parent / "cache"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from shared import shared
 
 pytestmark = pytest.mark.slow
 
@@ -52,11 +53,9 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory) -> Path:
+def straight() -> Path:
     """An undisturbed run with dropout."""
-    folder = tmp_path_factory.mktemp("straight")
-    work(folder)
-    return folder
+    return shared("processes-straight", work)
 
 
 def test_training_lowers_the_bound_and_logs_it(straight):
@@ -93,11 +92,9 @@ def test_sigterm_writes_a_checkpoint(straight, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Path:
+def alone() -> Path:
     """A run in one process, without dropout, which depends on the process."""
-    folder = tmp_path_factory.mktemp("alone")
-    work(folder, "--dropout=0")
-    return folder
+    return shared("processes-alone", lambda output: work(output, "--dropout=0"))
 
 
 @pytest.mark.parametrize(

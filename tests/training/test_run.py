@@ -19,6 +19,7 @@ from backbones import backbone_of
 from filelock import FileLock
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
+from shared import encoding_cache, shared
 from tiny_models import corpus, plain_roberta
 from tiny_tokenizers import gpt2_tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -42,16 +43,15 @@ SMALL = ["--layers=1", "--width=32", "--heads=2", "--vocabulary=600", *SHORT]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache() -> Path:
+    return encoding_cache()
 
 
 @pytest.fixture(scope="module")
-def masked_run(tmp_path_factory, cache) -> Path:
+def masked_run(cache) -> Path:
     """A masked language model after a few steps of pretraining."""
-    output = tmp_path_factory.mktemp("runs") / "masked"
-    main(["pretrain", "--data=pydoc", f"--output={output}", f"--cache={cache}", *QUICK, *SMALL])
-    return output
+    options = ["--data=pydoc", f"--cache={cache}", *QUICK, *SMALL]
+    return shared("masked-run", lambda output: main(["pretrain", f"--output={output}", *options]))
 
 
 def log(output: Path) -> list[dict]:

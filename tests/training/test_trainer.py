@@ -18,6 +18,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
+from shared import shared
 from torch import Tensor
 from training_worker import MadeUpSequences, training_module
 
@@ -99,11 +100,9 @@ def scores(trainer: Trainer, *values: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory) -> Path:
+def straight() -> Path:
     """An undisturbed run."""
-    folder = tmp_path_factory.mktemp("straight")
-    trainer_of(folder).train()
-    return folder
+    return shared("trainer-straight", lambda output: trainer_of(output).train())
 
 
 # ---- when it stops, and what it exports -------------------------------------------------------------------------
