@@ -34,7 +34,7 @@ from diffusionbert.data.canvas import batch_of
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch, PerSequence
 from diffusionbert.likelihood.intervals import ratio_intervals
-from diffusionbert.likelihood.scores import Estimate, PointEstimate, Rate
+from diffusionbert.likelihood.scores import Estimate, PointEstimate, Rate, bits_of, perplexity_of
 from diffusionbert.objectives.base import Likelihood, LikelihoodDefinition
 
 PACKED_LENGTH = 128
@@ -158,7 +158,7 @@ def _convention(
     nats, numbers = (estimate.scores.nats + more_nats).numpy(), counts.double().numpy()
     [interval] = ratio_intervals(nats, [numbers], seed)
     rate = Rate(float(nats.sum() / numbers.sum()), *interval)
-    value = rate.bits_estimate if meaning.scale is ConventionScale.BITS else rate.perplexity_estimate
+    value = rate.estimate(bits_of if meaning.scale is ConventionScale.BITS else perplexity_of)
     if not math.isfinite(value.value) or value.ci95 is None or not math.isfinite(value.ci95[1]):
         return _missing(meaning, estimate, "infinite: some sentence is (nearly) impossible under this model")
     return Convention(meaning, estimate.kind, estimate.protocol.definition, value)

@@ -9,6 +9,7 @@ kind, its interval and its `Protocol`. This module does not know how nats are es
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,28 +58,15 @@ class Rate:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats per unit)."""
-        return _exp(self.nats)
+        return perplexity_of(self.nats)
 
     @property
     def bits(self) -> float:
-        """Bits per unit."""
-        return _bits(self.nats)
+        return bits_of(self.nats)
 
-    @property
-    def nats_estimate(self) -> PointEstimate:
-        """Nats per unit."""
-        return PointEstimate(self.nats, (self.low, self.high))
-
-    @property
-    def perplexity_estimate(self) -> PointEstimate:
-        """exp(nats per unit)."""
-        return PointEstimate(_exp(self.nats), (_exp(self.low), _exp(self.high)))
-
-    @property
-    def bits_estimate(self) -> PointEstimate:
-        """Bits per unit."""
-        return PointEstimate(_bits(self.nats), (_bits(self.low), _bits(self.high)))
+    def estimate(self, scale: Callable[[float], float] = float) -> PointEstimate:
+        """Nats per unit with their interval, or what `scale` converts them to."""
+        return PointEstimate(scale(self.nats), (scale(self.low), scale(self.high)))
 
 
 @dataclass(frozen=True)
@@ -95,19 +83,14 @@ class LikelihoodRates:
     @classmethod
     def of(cls, rates: dict[Unit, Rate]) -> LikelihoodRates:
         """Converts rates per unit."""
-        sentence, token, word, byte = (
-            rates[Unit.SENTENCE],
-            rates[Unit.TOKEN],
-            rates.get(Unit.WORD),
-            rates.get(Unit.BYTE),
-        )
+        token, word, byte = rates[Unit.TOKEN], rates.get(Unit.WORD), rates.get(Unit.BYTE)
         return cls(
-            sentence.nats_estimate,
-            token.nats_estimate,
-            token.perplexity_estimate,
-            None if word is None else word.nats_estimate,
-            None if word is None else word.perplexity_estimate,
-            None if byte is None else byte.bits_estimate,
+            rates[Unit.SENTENCE].estimate(),
+            token.estimate(),
+            token.estimate(perplexity_of),
+            None if word is None else word.estimate(),
+            None if word is None else word.estimate(perplexity_of),
+            None if byte is None else byte.estimate(bits_of),
         )
 
 
@@ -242,16 +225,8 @@ class Scores:
     def select(self, index: Keys) -> Scores:
         """Selects sentences by index."""
         words, bytes = (None if counts is None else counts[index] for counts in (self.words, self.bytes))
-        return Scores(
-            self.kind,
-            self.example[index],
-            self.nats[index],
-            self.draw_variance[index],
-            self.num_rounds,
-            self.tokens[index],
-            words,
-            bytes,
-        )
+        nats, variance = self.nats[index], self.draw_variance[index]
+        return Scores(self.kind, self.example[index], nats, variance, self.num_rounds, self.tokens[index], words, bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,11 +248,6 @@ class Estimate:
     def nats_per_token(self) -> float:
         """Σ nats / Σ tokens."""
         return self.rates[Unit.TOKEN].nats
-
-    @property
-    def perplexity_per_token(self) -> float:
-        """exp(nats per token)."""
-        return self.rates[Unit.TOKEN].perplexity
 
     @property
     def half_width(self) -> float:
@@ -336,11 +306,13 @@ def _root(variance: float) -> float | None:
     return None if math.isnan(variance) else math.sqrt(variance)
 
 
-def _bits(nats: float) -> float:
+def bits_of(nats: float) -> float:
+    """Nats in bits."""
     return nats / math.log(2)
 
 
-def _exp(nats: float) -> float:
+def perplexity_of(nats: float) -> float:
+    """exp(nats), infinite where that overflows."""
     return math.exp(nats) if nats < 709 else math.inf
 
 
