@@ -11,7 +11,6 @@ import pytest
 import torch
 from backbones import (
     MASK,
-    NUM_SPECIAL,
     NUM_TOKENIZER_IDS,
     Spy,
     backbone_of,
@@ -131,23 +130,6 @@ def test_the_loss_is_that_of_the_training_objective():
     tested, whole = method(), repeated_words()
     expected = MaskedLM(MASK, tokenizer_allowed()).loss(tested.network, whole, Noise(3, 4))
     assert torch.equal(tested.objective.loss(tested.network, whole, Noise(3, 4)), expected)
-
-
-@pytest.mark.slow
-def test_it_learns_and_samples_a_language():
-    tested, whole = method(), repeated_words(32)
-    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3)
-    for step in range(60):
-        loss = tested(whole, Noise(0, step), whole.num_tokens)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
-    assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    *_, last = gibbs(12).sample(tested.network, whole, seed=0)
-    known = (last.tokens >= NUM_SPECIAL) & (last.tokens < 9)
-    assert float(known[whole.editable].double().mean()) > 0.9
 
 
 # Sampling.

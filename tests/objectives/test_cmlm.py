@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from backbones import MASK, NUM_SPECIAL, NUM_TOKENIZER_IDS, backbone_of, repeated_words, sentences, tokenizer_allowed
-from drawing import drawing
+from backbones import MASK, NUM_TOKENIZER_IDS, backbone_of, repeated_words, sentences, tokenizer_allowed
 from languages import Bayes, Language, Table
 from torch import Tensor, nn
 
@@ -22,7 +21,6 @@ from diffusionbert.networks.time_conditioning import TimeAgnostic
 from diffusionbert.objectives.base import Likelihood, Objective, TrainingModule
 from diffusionbert.objectives.masked_lm import CMLM
 from diffusionbert.objectives.order_agnostic import OrderAgnostic
-from diffusionbert.samplers.mask_predict import MaskPredict
 
 THREE = Language.random(2, 3, seed=3)
 TWINS = Language(2, 2, [0.48, 0.02, 0.02, 0.48])
@@ -144,7 +142,7 @@ def test_the_loss_of_a_single_sentence_is_no_bound():
     assert CMLM(TWINS.mask_id).likelihood is Likelihood.PSEUDO
 
 
-# The contract, and mask-predict.
+# The contract.
 
 
 def method() -> TrainingModule:
@@ -156,28 +154,3 @@ def test_the_loss_is_the_nats():
     tested, whole = method(), repeated_words()
     nats = tested.nats(whole, Noise(1, 2)).sum(dim=1)
     assert torch.equal(tested.objective.loss(tested.network, whole, Noise(1, 2)), nats)
-
-
-@pytest.mark.slow
-def test_mask_predict_samples_a_learned_language():
-    tested, whole = method(), repeated_words(32)
-    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3)
-    for step in range(60):
-        loss = tested(whole, Noise(0, step), whole.num_tokens)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        nats = torch.stack([tested.nats(whole, Noise(1, step)).sum() for step in range(8)]).mean() / whole.num_tokens
-    assert float(nats) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    sampler = drawing(MaskPredict(), Absorbing(Linear(), MASK), steps=4)
-    states = list(sampler.sample(tested.network, whole, seed=0))
-    last = states[-1].tokens
-    assert len(states) == 5
-    assert torch.equal(last[~whole.editable], whole.tokens[~whole.editable])
-    assert bool(tokenizer_allowed()[last[whole.editable]].all())
-    assert float(((last >= NUM_SPECIAL) & (last < 9))[whole.editable].double().mean()) > 0.95
-    assert float(((last == last[:, 1:2]) | ~whole.editable).all(dim=1).double().mean()) > 0.7
-    assert len(last[:, 1].unique()) > 1
-    assert torch.equal(list(sampler.sample(tested.network, whole, seed=0))[-1].tokens, last)
-    assert not torch.equal(list(sampler.sample(tested.network, whole, seed=1))[-1].tokens, last)

@@ -629,30 +629,6 @@ def test_the_loss_averages_squares_over_the_width():
 # ---- the contract ---------------------------------------------------------------------------------------------------
 
 
-def test_noise_belongs_to_the_example_and_not_to_its_index_in_the_batch():
-    tested, whole = method(), batch()
-    order = torch.randperm(12)
-    for verb in (tested.objective.loss, tested.objective.nats):
-        values = verb(tested.network, whole, Noise(5, step=9))
-        for part in (order[:5], order[5:]):
-            of_part = verb(tested.network, whole.select(part), Noise(5, step=9))
-            torch.testing.assert_close(of_part, values[part], atol=1e-3, rtol=1e-4)
-        assert not torch.allclose(verb(tested.network, whole, Noise(5, step=10)), values)
-
-
-def test_the_losses_of_parts_add_up_to_that_of_the_batch():
-    tested, whole = method(), batch()
-    tested(whole, Noise(1), whole.num_tokens).backward()
-    expected = [parameter.grad.clone() for parameter in tested.parameters() if parameter.grad is not None]
-    tested.zero_grad()
-    for rows in (torch.arange(0, 2), torch.arange(2, 12)):
-        tested(whole.select(rows), Noise(1), whole.num_tokens).backward()
-    summed = [parameter.grad for parameter in tested.parameters() if parameter.grad is not None]
-    assert len(expected) > 20
-    for part, together in zip(summed, expected, strict=True):
-        torch.testing.assert_close(part, together, atol=1e-5, rtol=1e-3)
-
-
 @pytest.mark.slow
 def test_it_learns_a_language_that_repeats_a_token():
     """4 sentences of 9 tokens: log 4 nats per sentence, where an untrained network has 9·log 42 = 34."""

@@ -210,22 +210,6 @@ def test_noise_belongs_to_the_example(unrolls):
     assert not torch.allclose(tested.objective.loss(tested.network, whole, Noise(5, 10)), losses)
 
 
-@pytest.mark.slow
-def test_it_learns_and_samples_a_language():
-    tested, whole = method(), repeated_words(32)
-    optimizer = torch.optim.AdamW(tested.parameters(), lr=3e-3)
-    for step in range(40):
-        loss = tested(whole, Noise(0, step), whole.num_tokens)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert float(loss.detach()) < 0.5 * math.log(NUM_TOKENIZER_IDS - NUM_SPECIAL)
-    *_, last = refinement(6, warper=LogitsWarper(0.5)).sample(tested.network, whole, seed=0)
-    known = (last.tokens >= NUM_SPECIAL) & (last.tokens < 9)
-    assert float(known[whole.editable].double().mean()) > 0.9
-    assert bool(((last.tokens == last.tokens[:, 1:2]) | ~whole.editable).all(dim=1).double().mean() > 0.6)
-
-
 # Writing.
 
 
