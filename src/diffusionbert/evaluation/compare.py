@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from diffusionbert.evaluation.metrics import PerSample
-from diffusionbert.evaluation.result import EvaluationResult, Weights, locate
+from diffusionbert.evaluation.result import EvaluationResult, TextMetrics, Weights, locate
 from diffusionbert.evaluation.tables import (
     SIGNIFICANT,
     Cell,
@@ -264,31 +264,16 @@ class _Columns:
         obstacles = [] if self.is_same_text else ["the texts differ"]
         if len({(one.sampling.number, one.sampling.length) for one in found if one is not None}) > 1:
             obstacles.append("samples are of different number or length")
-        self._add_figures(
-            Column("bleu4", "BLEU-4", Direction.HIGHER, 3, "BLEU-4"),
-            [one and one.bleu4 for one in own],
-            [one and one.bleu4 for one in real],
-            obstacles,
-            lambda best, other: independent_difference(best.result.bleu4, other.result.bleu4),
-        )
-        self._add_figures(
-            Column("self_bleu4", "self-BLEU-4", Direction.LOWER, 3, "self-BLEU-4"),
-            [one and one.self_bleu4 for one in own],
-            [one and one.self_bleu4 for one in real],
-            obstacles,
-            lambda best, other: independent_difference(best.result.self_bleu4, other.result.self_bleu4),
-        )
-        # Neither high nor low is good in what follows: it is to be compared with real sentences.
-        self._add_figures(
-            Column("distinct_2", "distinct-2", neither, 3),
-            [one and one.distinct[1] for one in own],
-            [one and one.distinct[1] for one in real],
-        )
-        self._add_figures(
-            Column("token_entropy", "word entropy", neither, 2),
-            [one and one.entropy_per_text for one in own],
-            [one and one.entropy_per_text for one in real],
-        )
+        figures: dict[Column, Callable[[TextMetrics], PointEstimate | float | None]] = {
+            Column("bleu4", "BLEU-4", Direction.HIGHER, 3, "BLEU-4"): lambda texts: texts.bleu4,
+            Column("self_bleu4", "self-BLEU-4", Direction.LOWER, 3, "self-BLEU-4"): lambda texts: texts.self_bleu4,
+            # Neither high nor low is good in what follows: it is to be compared with real sentences.
+            Column("distinct_2", "distinct-2", neither, 3): lambda texts: texts.distinct[1],
+            Column("token_entropy", "word entropy", neither, 2): lambda texts: texts.entropy_per_text,
+        }
+        for column, figure in figures.items():
+            of_own, of_real = ([one and figure(one) for one in texts] for texts in (own, real))
+            self._add_figures(column, of_own, of_real, obstacles, partial(_unpaired, column.key))
         judgments = [one and one.judge for one in found]
         for name in sorted({one.name for one in judgments if one is not None}):
             judged = [one if one is not None and one.name == name else None for one in judgments]
@@ -402,6 +387,10 @@ def _title(quantity: _Quantity, summaries: list[LikelihoodSummary]) -> str:
         return f"{quantity.kind.value}, {summaries[0].protocol.definition.estimator.value}"
     time = str(times.pop()) if len(times) == 1 else "different time grids"
     return f"{quantity.kind.value}, {quantity.quantity}, {time}"
+
+
+def _unpaired(name: str, best: _System, other: _System) -> Difference:
+    return independent_difference(getattr(best.result, name), getattr(other.result, name))
 
 
 def independent_difference(first: PerSample, second: PerSample) -> Difference:
