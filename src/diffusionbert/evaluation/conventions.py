@@ -89,14 +89,9 @@ def conventions(
     """All conventions, each with its interval; lengths are given in all estimates.
 
     Args:
-        own: The model's own likelihood.
-        grid: The T-step bound, or the model's own where it has none.
-        continuous: In continuous time, or the model's own where it has none.
+        own: The model's own likelihood; also `grid` and `continuous` where it has no bound of T steps or no limit.
         packed: Of full sequences; None if the sentences do not fill two.
         length_nats: -log p(length) of each sentence; None if the model has no length histogram.
-        num_special: Special tokens around a sentence.
-        vocabulary_size: In tokens.
-        seed: Of the intervals.
     """
     vocabulary = (
         f"comparable under one vocabulary only: {vocabulary_size:,} tokens here, bert-base-uncased's 30,522 in "

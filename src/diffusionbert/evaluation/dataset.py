@@ -57,7 +57,7 @@ class EvaluationSetRecord:
 @final
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
-    """An evaluation set as a model sees it."""
+    """An evaluation set as a model reads it."""
 
     record: EvaluationSetRecord
     notes: tuple[str, ...]
@@ -72,7 +72,6 @@ class EvaluationSet:
 
     @property
     def scored(self) -> tuple[str, ...]:
-        """The scored sentences."""
         return tuple(self.texts[number] for number in self.numbers)
 
     @cached_property
@@ -125,16 +124,7 @@ def read_evaluation_set(
     sentences: int | None = None,
     trained: Trained | None = None,
 ) -> EvaluationSet:
-    """Reads a corpus as an evaluation set.
-
-    Args:
-        corpus: The corpus.
-        name: What the corpus is called in results.
-        vocabulary: The model's.
-        max_length: The most tokens of a scored sentence.
-        sentences: How many sentences to score; None for all that fit.
-        trained: What the model was trained on; a note says if that is this corpus, or unknown.
-    """
+    """Reads a corpus as an evaluation set; a note says if the model was trained on it, or if that is unknown."""
     if sentences is not None and sentences < 2:
         raise ValueError(f"`sentences` must be at least two for an interval, got {sentences}; 1000 is usual")
     if corpus.paired:

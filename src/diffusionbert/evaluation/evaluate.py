@@ -260,17 +260,7 @@ def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progres
 def compare_texts(
     first: Sequence[str], second: Sequence[str], evaluation_set: EvaluationSet, real: Sequence[int]
 ) -> tuple[PerSample, PerSample, TextMetrics, TextMetrics]:
-    """Metrics of samples and of real sentences.
-
-    Args:
-        first: Samples.
-        second: Other samples, for self-BLEU.
-        evaluation_set: Its sentences are the references.
-        real: The numbers of real sentences.
-
-    Returns:
-        BLEU-4 of each sample, self-BLEU-4 of each other sample, and the metrics of the samples and the real sentences.
-    """
+    """BLEU-4 of each first sample, self-BLEU-4 of each second one, and the metrics of samples and of real sentences."""
     references, against_all, among_themselves = _references(evaluation_set)
     samples, sentences = _lower(first), [references[number] for number in real]
     bleu, self_bleu = against_all.scores(samples), self_bleu4(_lower(second))

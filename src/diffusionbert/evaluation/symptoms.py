@@ -183,13 +183,7 @@ def examine(
 ) -> Case:
     """Collects a case from the given samples or, if there are none, from samples that the model generates.
 
-    Args:
-        model: The model to examine.
-        task: How many samples to generate, and of which length.
-        sampling: How to generate them.
-        samples: Samples to use instead.
-        corpus: Sentences that the samples should resemble, instead of the training corpus.
-        advance: Progress callback, called with the number of samples generated so far.
+    The samples should resemble the corpus or, without one, the training corpus.
     """
     texts, generated, times = list(samples), [], []
     for index in range(0 if samples else task.number):
@@ -225,11 +219,8 @@ def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[Tokens, ...]:
 def unmask_times(states: Iterable[tuple[float, Sequence[bool]]]) -> tuple[float, ...]:
     """The last unmasking time of each position, as a fraction of the sampling (0 is its start, 1 its end).
 
-    Args:
-        states: For each state, its time (from 1 down to 0) and which positions are masked.
-
-    Returns:
-        One value per position; positions that were never masked, or are still masked, have none.
+    A state is its time (from 1 down to 0) and which positions are masked. Positions that were never masked, or are
+    still masked, have no value.
     """
     found: dict[int, float] = {}
     before: Sequence[bool] = ()

@@ -108,14 +108,7 @@ SCALES: dict[str, Scale] = {
 
 @final
 class Reproduction:
-    """An output folder of runs and evaluations.
-
-    Args:
-        output: The folder.
-        request: What to reproduce.
-        cache: Where encoded corpora are kept.
-        device: Where evaluations run; None is a GPU if there is one.
-    """
+    """An output folder of runs and evaluations; `cache` is where encoded corpora are kept."""
 
     def __init__(self, output: Path, request: Request, cache: Path, device: str | None = None):
         if request.vocabulary and (request.masked or request.decoder):
@@ -242,16 +235,9 @@ class Reproduction:
         samples: int | None = None,
         data: str | None = None,
     ) -> EvaluationResult:
-        """Evaluates a system, unless that has been done.
+        """Evaluates a system, unless the folder `key` has the result; by default as in the main table.
 
-        Args:
-            key: The name of its folder.
-            name: The system.
-            sampling: How to sample; None is as in the main table.
-            steps: T of the bound; None is that of training.
-            scored: Whether to compute likelihoods, or samples only.
-            samples: The number of samples; None is that of the scale.
-            data: The corpus; None is the one to evaluate on.
+        `steps` is T of the bound; without `scored`, only samples are evaluated.
         """
         folder, scale, seed = self.output / "evaluations" / key, self.scale, self.request.seed
         if not (folder / "evaluation.json").exists():
