@@ -126,12 +126,10 @@ def test_text_survives_the_round_trip(kind):
     assert vocabulary.decode([vocabulary.pad_id, vocabulary.mask_id]) == vocabulary.decode([]) == ""
 
 
-def test_special_tokens_in_a_text_are_characters_unless_marked(wordpiece):
-    text = "the [MASK] of [SEP] an object [UNK]"
-    plain, marked = wordpiece.encode([text])[0], wordpiece.encode([text], marked=True)[0]
+def test_special_tokens_in_a_text_are_characters(wordpiece):
+    [plain] = wordpiece.encode(["the [MASK] of [SEP] an object [UNK]"])
     assert int(wordpiece.special[plain].sum()) == 2
     assert wordpiece.mask_id not in plain
-    assert marked.count(wordpiece.mask_id) == 1
     assert wordpiece.decode(plain) == "the [mask] of [sep] an object [unk]"
 
 
@@ -139,7 +137,7 @@ def test_the_state_of_the_shared_tokenizer_is_ignored(wordpiece):
     vocabulary = Vocabulary(wordpiece.tokenizer)
     wordpiece.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=3)
     assert vocabulary.fingerprint == wordpiece.fingerprint
-    assert [len(tokens) for tokens in vocabulary.encode(["a", "a b c"], marked=True)] == [3, 5]
+    assert [len(tokens) for tokens in vocabulary.encode(["a", "a b c"])] == [3, 5]
 
 
 def test_a_saved_vocabulary_can_be_loaded(vocabulary, tmp_path):
@@ -561,7 +559,7 @@ def test_padding_that_is_another_special_token_is_replaced(name, tmp_path):
 def test_a_decoders_mask_includes_the_space_before_it(decoder_folder):
     vocabulary = Vocabulary.load(decoder_folder)
     first, last = vocabulary.encode(["the"])[0], vocabulary.encode([" object"])[0]
-    [tokens] = vocabulary.encode(["the [MASK] object"], marked=True)
+    tokens = vocabulary.tokenizer("the [MASK] object")["input_ids"]
     assert tokens == [*first[:-1], vocabulary.mask_id, *last[1:]]
 
 

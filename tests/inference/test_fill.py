@@ -56,7 +56,7 @@ def test_one_blank_matches_transformers():
 def test_two_blanks_cost_the_mean_of_both_orders(path, mask):
     model = load(path())
     text = "the [MASK] saw a [MASK] ."
-    [row] = model.engine.vocabulary.encode([text.replace("[MASK]", mask)], marked=True)
+    row = model.tokenizer(text.replace("[MASK]", mask))["input_ids"]
     positions = [position for position, token in enumerate(row) if token == model.engine.vocabulary.mask_id]
 
     def nats(wanted: tuple[int, ...], position: int, shown: tuple[int, ...] = ()) -> float:

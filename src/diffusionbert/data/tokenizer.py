@@ -178,15 +178,9 @@ class Vocabulary:
         """The number of special tokens in a sequence."""
         return int(self._plain.num_special_tokens_to_add(paired))
 
-    def encode(self, sentences: Sequence[str], *, marked: bool = False) -> list[list[int]]:
-        """Encodes sentences as `[CLS] sentence [SEP]`, on all cores.
-
-        Args:
-            sentences: The texts.
-            marked: Whether special tokens in a text, such as `[MASK]`, are those tokens and not plain characters.
-        """
-        backend = self._marking if marked else self._plain
-        return [encoding.ids for encoding in backend.encode_batch_fast(list(map(_require_utf8, sentences)))]
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Encodes sentences as `[CLS] sentence [SEP]`, on all cores."""
+        return [encoding.ids for encoding in self._plain.encode_batch_fast(list(map(_require_utf8, sentences)))]
 
     def encode_spans(self, text: str, source: str | None = None) -> tuple[list[int], list[tuple[int, int] | None]]:
         """Encodes a text, after a source if there is one, with the characters of each token.
@@ -272,17 +266,14 @@ class Vocabulary:
         return len({tuple(tokens) for tokens in self.encode(["it's-a", "it ' s - a"])}) == 1
 
     @cached_property
-    def _marking(self) -> Any:
-        """A copy, because transformers stores its last padding and truncation in the shared tokenizer."""
+    def _plain(self) -> Any:
+        """Encodes special tokens in a text as plain characters, so that no corpus can forge them.
+
+        A copy, because transformers stores its last padding and truncation in the shared tokenizer.
+        """
         backend: Any = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
         backend.no_padding()
         backend.no_truncation()
-        return backend
-
-    @cached_property
-    def _plain(self) -> Any:
-        """A copy that encodes special tokens in a text as plain characters, so that no corpus can forge them."""
-        backend: Any = Tokenizer.from_str(self._marking.to_str())
         backend.encode_special_tokens = True
         return backend
 
