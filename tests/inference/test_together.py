@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
+import torch
 from drawing import requested
 from tiny_models import model_of, trained
 
 from diffusionbert.data.tokenizer import Vocabulary
+from diffusionbert.inference import generate as generate_module
 from diffusionbert.inference.generate import generate, generate_together
-from diffusionbert.inference.tasks import Task
+from diffusionbert.inference.tasks import Task, has_word
 from diffusionbert.model import Model
 
 SENTENCE = "The old King saw the city  of paris 🙂 today."
@@ -21,6 +23,7 @@ TASKS = [
     Task(3, length=(4, 12), include=("river",), forbid=("the",), seed=2),
     Task(3, rewrite=SENTENCE, strength=0.4, forbid=("paris",), seed=3),
     Task(2, rewrite="nobody praised the artists, i say .", strength=0.6, seed=4, capitalize=True),
+    Task(2, rewrite=f"{SENTENCE} " * 4, strength=0.3, seed=5),  # longer than the model reads
     Task(1, seed=5),
 ]
 
@@ -90,6 +93,54 @@ def test_a_prompt_is_encoded_once(model, monkeypatch):
     texts = [one.text for one in generate(model.engine, Task(40, 9, "The old King", seed=0), requested(steps=3))]
     assert len(texts) == 40
     assert calls == ["The old King"]
+
+
+def test_a_long_text_is_rewritten_in_windows_that_cover_it(model, monkeypatch):
+    text = "The old  king saw 🍕 the city\nof paris today . " * 5
+    plan = generate_module._Plan(model.engine, Task(3, rewrite=text, strength=0.5), requested(steps=4))
+    own, most = plan.text.own, model.engine.max_positions
+    assert len(own) > 2 * most
+    generated = torch.cat([window.generated for window in plan.windows])
+    assert generated.tolist() == list(own)  # each position in one window, from left to right
+    for window in plan.windows:
+        assert len(window.positions) == most
+        inside = window.positions[1:-1]
+        assert inside.tolist() == list(range(int(inside[0]), int(inside[0]) + most - 2))
+        before, after = int(window.generated[0] - inside[0]), int(inside[-1] - window.generated[-1])
+        assert abs(before - after) <= 1 or inside[0] == own[0] or inside[-1] == own[-1]
+
+    seen = []
+    own_of = generate_module._Window.of
+
+    def of(self, canvas, tokens, mask_id):
+        shown = own_of(self, canvas, tokens, mask_id)
+        editable = canvas.editable[:, self.positions]
+        is_later = self.positions > self.generated[-1]
+        masked = shown.tokens == mask_id
+        assert bool((masked == editable & (self.is_generated | is_later)).all())  # earlier ones are generated
+        seen.append(self.generated)
+        return shown
+
+    monkeypatch.setattr(generate_module._Window, "of", of)
+    found = [one.text for one in generate(model.engine, plan.task, plan.request)]
+    assert len(seen) == len(plan.windows)
+    assert len(set(found)) == 3
+    for one in found:
+        assert "[MASK]" not in one
+        assert re.findall(r"[🍕\n]|  ", one) == re.findall(r"[🍕\n]|  ", text)
+        kept = sum(now == before for now, before in zip(one.split(), text.split(), strict=False))
+        assert kept >= len(text.split()) // 4
+    assert not any(has_word(one, "king") for one in model.rewrite([text, SENTENCE], 0.3, forbid=["king"]))
+    assert plan.windows != [None] == generate_module._Plan(model.engine, Task(rewrite=SENTENCE), plan.request).windows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["uniform", "layers", "spindle"])
+def test_long_texts_are_rewritten_by_other_models(kind):
+    text = f"{SENTENCE} " * 4
+    one, two = model_of(kind).rewrite(text, 0.5, num_return_sequences=2, steps=6, seed=0)
+    assert one == model_of(kind).rewrite(text, 0.5, steps=6, seed=0) != two
+    assert "[MASK]" not in one
 
 
 @pytest.mark.slow

@@ -33,6 +33,9 @@ BLANK = "[BLANK]"
 LONGEST_WORD = 8
 """The most tokens that are masked together as a word; in scripts without spaces, a "word" may be a whole sentence."""
 
+NEAR = 128
+"""How many tokens on each side decide about the white space around generated ones."""
+
 Span = tuple[int, int]
 """The start and the end of a part of a string, in characters."""
 
@@ -243,7 +246,8 @@ class EditedText:
     def _between(self, tokens: Sequence[int], start: int, end: int) -> str:
         """The text of the tokens from `start` to `end`, with the white space that the decoder puts around them."""
         decode, mask_id = self.vocabulary.decode, self.vocabulary.mask_id
-        left, right = ([tokens[p] for p in self.own if p < start], [tokens[p] for p in self.own if p >= end])
+        left = [tokens[p] for p in self.own if start - NEAR <= p < start]
+        right = [tokens[p] for p in self.own if end <= p < end + NEAR]
         if mask_id in tokens[start:end]:
             shown = with_gaps(self.vocabulary, tokens[start:end])
             return f" {shown} " if self.text else shown

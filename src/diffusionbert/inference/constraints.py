@@ -168,7 +168,7 @@ def unwrapped(network: Network) -> tuple[Network, list[Constrained]]:
 
 @torch.no_grad()
 def place_words(network: Constrained, canvas: Batch, mask_id: int, seed: int) -> Batch:
-    """PositionMask every included word in every sequence and freezes it; other editable positions are masked.
+    """Places every included word in every sequence and freezes it; other editable positions are masked.
 
     The longest word is placed first. Its start i is drawn from the network at t = 1, with all editable positions
     masked: p(i) ∝ Π_j f(w_j at position i + j), among the starts that break no rule, are not followed by a given

@@ -2,6 +2,10 @@
 
 Several tasks share their forward passes: each is a state of the sampler (`samplers.base`) with noise and constraints of
 its own, so that its texts are the same alone and in company.
+
+A text that is longer than the model reads is rewritten in windows, from left to right: stretches of half a window, each
+in a window with as much text before as after it (at the ends of the text, more on the other side). Masked positions of
+earlier stretches are generated in it, those of later ones masked.
 """
 
 from __future__ import annotations
@@ -54,8 +58,9 @@ def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRe
 def stream(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[StreamState]:
     """Yields every state of a task's first text, from noise to text."""
     plan = _Plan(engine, replace(task, number=1), request)
-    canvas = plan.canvas.to(engine.device)
-    run = plan.run(canvas, task.seed)
+    if len(plan.windows) > 1:
+        engine.require_positions(len(plan.text.tokens), f"{plan.text.text[:40]!r} has", "shorten it")
+    run = plan.run(plan.canvas.to(engine.device), task.seed)
     for state in sample(run.sampler, run.context, run.network, run.canvas, task.seed):
         yield plan.stream_state(state)
 
@@ -100,6 +105,31 @@ def _constrained(engine: Engine, network: Network, **rules: Any) -> Constrained:
 
 @final
 @dataclass(frozen=True, eq=False)
+class _Window:
+    """Positions of a sequence that the model is shown at once, and which of them are generated."""
+
+    positions: Tensor
+    """[W], special tokens included."""
+    is_generated: Tensor
+    """[W]"""
+
+    @property
+    def generated(self) -> Tensor:
+        """The positions that are generated."""
+        return self.positions[self.is_generated]
+
+    def of(self, canvas: Batch, tokens: Tensor, mask_id: int | None) -> Batch:
+        """This part of sequences, whose tokens are generated up to here; later ones are masked, if there is a mask."""
+        positions, is_generated = (values.to(tokens.device) for values in (self.positions, self.is_generated))
+        editable = canvas.editable[:, positions]
+        shown = tokens[:, positions]
+        if mask_id is not None:
+            shown = shown.masked_fill(editable & (positions >= self.generated[0]), mask_id)
+        return replace(canvas, tokens=shown, attend=canvas.attend[:, positions], editable=editable & is_generated)
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class _Run:
     """What samples some sequences of a task."""
 
@@ -128,10 +158,9 @@ class _Plan:
 
     def _rewriting(self) -> Batch:
         task, text = self.task, self.text
-        self.engine.require_positions(len(text.tokens), f"{text.text[:40]!r} has", "shorten it")
         canvas = text.rewriting(task.strength, task.number, task.seed, task.forbid)
         if text.unknown:
-            shown = ", ".join(map(repr, text.unknown))[:40]
+            shown = ", ".join(map(repr, dict.fromkeys(text.unknown)))[:40]
             logger.warning("kept as it is, because the vocabulary does not know it: %s in %r", shown, text.text[:40])
         return canvas
 
@@ -168,6 +197,32 @@ class _Plan:
         return f", or use `block={block}`"
 
     @cached_property
+    def windows(self) -> list[_Window | None]:
+        """The windows of a text to rewrite, from left to right; a single None where the model reads the whole text."""
+        own, around = self.text.own, len(self.text.tokens) - len(self.text.own)
+        room = self.engine.max_positions - around
+        if self.task.rewrite is None or len(own) <= room:
+            return [None]
+        stretch, windows = max(1, room // 2), list[_Window | None]()
+        for first in range(0, len(own), stretch):
+            start = min(max(0, first - (room - stretch) // 2), len(own) - room)
+            special = [position for position, span in enumerate(self.text.spans) if span is None]
+            shown = torch.tensor(sorted([*special, *own[start : start + room]]))
+            last = own[min(first + stretch, len(own)) - 1]
+            windows.append(_Window(shown, (shown >= own[first]) & (shown <= last)))
+        return windows
+
+    @cached_property
+    def _networks(self) -> list[Any]:
+        """The network with the task's constraints in each window."""
+        return [
+            self._network
+            if window is None
+            else constrained_network(self.engine, self.task, word_starts=self.text.word_starts[:, window.positions])
+            for window in self.windows
+        ]
+
+    @cached_property
     def _network(self) -> Any:
         """The network with the task's constraints: no word piece continues a word of the given text."""
         if self.engine.masked_network is None:
@@ -192,14 +247,24 @@ class _Plan:
             groups = [numbers[counts[numbers] == count] for count in sorted(set(counts[numbers].tolist()))]
             yield _Part(self, groups)
 
-    def run(self, canvas: Batch, seed: int) -> _Run:
-        """How sequences of the task, equally many positions of which are masked, are sampled."""
-        network = self._network
-        if isinstance(network, Constrained) and (self.task.include or self.task.forbid):
-            canvas = place_words(network, canvas, self.engine.vocabulary.mask_id, seed)
+    def run(self, canvas: Batch, seed: int, number: int = 0, tokens: Tensor | None = None) -> _Run:
+        """How sequences of the task, equally many positions of which are masked, are sampled.
+
+        Args:
+            canvas: The sequences.
+            seed: Of the noise.
+            number: The window.
+            tokens: What has been generated before it.
+        """
         start_time = 1.0
         if self.task.rewrite is not None:  # time-conditioned networks start at the masked fraction
             start_time = int(canvas.editable.sum()) / (len(canvas.tokens) * len(self.text.own))
+        network, window = self._networks[number], self.windows[number]
+        if window is not None and tokens is not None:
+            has_masks = self.engine.config.objective.generates_on_masks
+            canvas = window.of(canvas, tokens, self.engine.vocabulary.mask_id if has_masks else None)
+        if isinstance(network, Constrained) and (self.task.include or self.task.forbid):
+            canvas = place_words(network, canvas, self.engine.vocabulary.mask_id, seed)
         sampler, context = self.engine.sampler(self.request, start_time)
         return _Run(sampler, context, network, canvas)
 
@@ -275,17 +340,38 @@ def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
             plan.canvas.select(numbers).to(plan.engine.device)
             for (plan, _), (_, numbers) in zip(plans, missing, strict=True)
         ]
-        runs = [plan.run(canvas, seed) for (plan, seed), canvas in zip(plans, canvases, strict=True)]
-        ends = _last_states(runs, [seed for _, seed in plans])
-        for (index, numbers), (plan, _), end in zip(missing, plans, ends, strict=True):
+        ends = _sampled(plans, canvases)
+        for (index, numbers), (plan, _), (all_tokens, all_calls) in zip(missing, plans, ends, strict=True):
             task, kept = plan.task, plan.text.unknown if plan.task.rewrite is not None else ()
-            for number, tokens, calls in zip(numbers.tolist(), end.tokens.cpu(), end.calls.tolist(), strict=True):
+            for number, tokens, calls in zip(numbers.tolist(), all_tokens.cpu(), all_calls.tolist(), strict=True):
                 text, length = plan.rendered(number, tokens)
                 if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
                     steps = plan.request.config.steps
                     found[index][number] = GeneratedText(text, length, steps, int(calls), task.seed, kept)
     words = ", ".join(parts[0].plan.task.forbid)
     raise RuntimeError(f"no text without {words[:40]} in {ATTEMPTS} attempts; forbid fewer words")
+
+
+def _sampled(plans: Sequence[tuple[_Plan, int]], canvases: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
+    """The tokens and network calls of sequences of several plans, with seeds, window after window."""
+    found = [(canvas.tokens, torch.zeros_like(canvas.example)) for canvas in canvases]
+    for number in range(max(len(plan.windows) for plan, _ in plans)):
+        active = [index for index, (plan, _) in enumerate(plans) if number < len(plan.windows)]
+        # As for blocks, windows differ by seed, and the first keeps it.
+        seeds = [plans[index][1] + (number << 32) for index in active]
+        runs = [
+            plans[index][0].run(canvases[index], seed, number, found[index][0])
+            for index, seed in zip(active, seeds, strict=True)
+        ]
+        for index, state in zip(active, _last_states(runs, seeds), strict=True):
+            window, (tokens, calls) = plans[index][0].windows[number], found[index]
+            if window is None:
+                found[index] = state.tokens, state.calls
+                continue
+            tokens = tokens.clone()
+            tokens[:, window.generated] = state.tokens[:, window.is_generated.nonzero()[:, 0]]
+            found[index] = tokens, calls + state.calls
+    return found
 
 
 def _last_states(runs: Sequence[_Run], seeds: Sequence[int]) -> list[State]:
