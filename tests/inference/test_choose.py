@@ -84,7 +84,7 @@ def _context_nats(model, text: str, num_masks: int) -> float:
     """The context's likelihood from left to right, with masks that stay masked in between."""
     vocabulary, network = model.engine.vocabulary, model.engine.masked_network
     marked = text.replace("[BLANK]", " ".join(["[MASK]"] * num_masks))
-    tokens = torch.tensor(vocabulary.encode([marked], marked=True))
+    tokens = torch.tensor([model.tokenizer(marked)["input_ids"]])
     own = [index for index, token in enumerate(tokens[0].tolist()) if not vocabulary.special[token]]
     total = 0.0
     for number, position in enumerate(own):
@@ -137,7 +137,9 @@ def test_the_bundled_model_knows_a_capital():
     ("text", "options", "settings", "message"),
     [
         (TEXT, ["saw"], {}, "two or more"),
-        (TEXT, ["saw", " "], {}, "two or more"),
+        (TEXT, ["saw", " "], {}, r"must not be empty, got \['saw', ' '\]; leave it out"),
+        (TEXT, ["saw", "sold", "saw"], {}, "must differ, got 'saw' 2 times; leave all but one out"),
+        ([TEXT, TEXT], ["saw", "sold"], {}, "a list of options of its own, got 'saw'"),
         (TEXT, "saw", {}, "list"),
         ("[BLANK] and [BLANK]", OPTIONS, {}, r"one \[BLANK\]"),
         ("the [MASK] .", OPTIONS, {}, r"one \[BLANK\]"),
@@ -158,3 +160,10 @@ def test_models_that_do_not_generate_from_masks_are_refused():
     for kind in ("decoder", "uniform", "vectors"):
         with pytest.raises(ValueError, match=r"generates from \[MASK\]"):
             model_of(kind).choose(TEXT, OPTIONS)
+
+
+def test_options_that_the_model_cannot_tell_apart_or_does_not_know_are_said(caplog):
+    options = trained().choose(TEXT, ["saw", "Saw", "🍕"]).options
+    assert options[0].probability == options[1].probability
+    assert [option.num_unknown for option in options] == [0, 0, 1]
+    assert caplog.messages == ["the model reads the options 'saw' and 'Saw' alike"]

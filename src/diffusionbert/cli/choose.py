@@ -33,14 +33,16 @@ class Choose:
 
     def run(self) -> None:
         """Prints the options of a text, the most probable first."""
-        given = "\t".join(part.replace("\t", " ") for part in self.text_and_options)
         run_lines(
             self.input_output,
-            [given] if self.text_and_options else [],
+            ["\t".join(self.text_and_options)] if self.text_and_options else [],
             self._load,
             what="a text and two or more options",
-            columns=["option", "probability", "nats", "length_nats", "num_tokens", "order", "prior", "conditional_on"],
-            show=lambda row: f"{row['probability']:6.4f}  {row['option']}",
+            columns=[
+                *("option", "probability", "nats", "length_nats", "num_tokens", "num_unknown", "order", "prior"),
+                "conditional_on",
+            ],
+            show=_shown,
             settings={"model": self.model.model, "order": self.order, "prior": self.prior},
         )
 
@@ -52,9 +54,8 @@ class Choose:
         is_best_only = self.input_output.file is not None and self.input_output.chosen_format == "text"
 
         def answer(lines: list[str]) -> list[list[Row]]:
-            texts, options = zip(
-                *((text, options) for text, *options in (line.split("\t") for line in lines)), strict=True
-            )
+            given = [self.text_and_options] if self.text_and_options else [_parts(line) for line in lines]
+            texts, options = [text for text, *_ in given], [options for _, *options in given]
             choices = choose(engine, texts, options, order=Order.named(self.order), prior=self.prior)
             found = []
             for choice in choices:
@@ -64,3 +65,17 @@ class Choose:
             return found
 
         return answer
+
+
+def _parts(line: str) -> list[str]:
+    """The text and the options of a line."""
+    if "\t" not in line:
+        raise ValueError(f"no tab in {line[:40]!r}; give a text and two or more options, separated by tabs")
+    return line.split("\t")
+
+
+def _shown(row: Row) -> str:
+    """An option with its probability; one that would be rounded to 0 is shown as less than what is shown at all."""
+    probability = f"{row['probability']:.4f}" if row["probability"] >= 5e-5 else "<.0001"
+    unknown = f"  ({row['num_unknown']} unknown tokens)" if row["num_unknown"] else ""
+    return f"{probability}  {row['option']}{unknown}"

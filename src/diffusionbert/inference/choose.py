@@ -28,7 +28,7 @@ from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import Choice, Option
 from diffusionbert.likelihood.orders import Order, order_nats
 from diffusionbert.networks.masked import Denoiser
-from diffusionbert.reporting import require_type
+from diffusionbert.reporting import logger, require_type
 
 PRIORS = ("uniform", "context")
 """Over the lengths of options."""
@@ -58,6 +58,8 @@ def choose(
         raise ValueError(f"`prior` must be one of {', '.join(PRIORS)}, got {prior!r:.40}")
     if len(texts) != len(options):
         raise ValueError(f"each text needs a list of options, got {len(texts)} texts and {len(options)} lists")
+    if alone := next((some for some in options if isinstance(some, str)), None):
+        raise ValueError(f"each text needs a list of options of its own, got {alone!r:.40} in place of a list")
     engine.require_single_texts("choose for")
     network = engine.masked_network
     if network is None or not engine.config.objective.generates_on_masks:
@@ -72,7 +74,7 @@ def choose(
             own, weighed = weighed[: len(rows)], weighed[len(rows) :]
             choices.append(own)
     return [
-        Choice(text, _normalized(some, rows, found), order.value, prior)
+        Choice(text, _normalized(some, rows, found, engine.vocabulary.unk_id), order.value, prior)
         for text, some, rows, found in zip(texts, options, fitted, choices, strict=True)
     ]
 
@@ -89,6 +91,11 @@ class _Fitted:
     def num_tokens(self) -> int:
         return sum(self.is_option)
 
+    @property
+    def option(self) -> tuple[int, ...]:
+        """The tokens of the option."""
+        return tuple(token for token, own in zip(self.tokens, self.is_option, strict=True) if own)
+
     def masked(self, mask_id: int) -> _Fitted:
         """The same with the option masked: equal for all options of one length and surroundings."""
         tokens = [mask_id if own else token for token, own in zip(self.tokens, self.is_option, strict=True)]
@@ -98,16 +105,29 @@ class _Fitted:
 def _fitted(engine: Engine, text: str, options: tuple[str, ...]) -> list[_Fitted]:
     """The text with each of the options; raises ValueError for what cannot be chosen from."""
     require_type("text", text, str, "a string")
-    if len(options) < 2 or not all(isinstance(option, str) and option.strip() for option in options):
-        raise ValueError(f"options must be a list of two or more texts, got {list(options)!r:.40}")
+    for option in options:
+        require_type("an option", option, str, "a string")
+    if len(options) < 2:
+        raise ValueError(f"a text needs two or more options, got {len(options)} for {text[:40]!r}")
+    if not all(option.strip() for option in options):
+        raise ValueError(f"an option must not be empty, got {list(options)!r:.40}; leave it out")
+    if twice := next((option for option in options if options.count(option) > 1), None):
+        raise ValueError(f"options must differ, got {twice[:40]!r} {options.count(twice)} times; leave all but one out")
     if text.count(BLANK) > 1 or MASK in text:
-        raise ValueError(f"a text to choose for must have one {BLANK}, or none to be continued, got {text[:40]!r}")
+        raise ValueError(
+            f"a text to choose for must have one {BLANK}, or none to be continued, got {text[:40]!r}; use {BLANK} for "
+            "the option, whatever its length, and `fill` for further blanks"
+        )
     before, _, after = text.partition(BLANK)
     if BLANK not in text and before and not before[-1].isspace():
         before += " "
     fitted = [_encoded(engine.vocabulary, before, option, after) for option in options]
     longest = max(len(one.tokens) for one in fitted)
     engine.require_positions(longest, f"{text[:40]!r} with its longest option has", "shorten it")
+    first: dict[_Fitted, str] = {}
+    for one, option in zip(fitted, options, strict=True):
+        if (same := first.setdefault(one, option)) != option:
+            logger.warning("the model reads the options %r and %r alike", same[:40], option[:40])
     return fitted
 
 
@@ -151,7 +171,7 @@ def _batch(engine: Engine, rows: Sequence[_Fitted]) -> tuple[Batch, PositionMask
 
 
 def _normalized(
-    options: Sequence[str], rows: Sequence[_Fitted], found: Sequence[tuple[float, float]]
+    options: Sequence[str], rows: Sequence[_Fitted], found: Sequence[tuple[float, float]], unk_id: int | None
 ) -> tuple[Option, ...]:
     """The options with their probabilities; the prior over lengths is normalized over the lengths that occur."""
     nats, length = torch.tensor(found, dtype=torch.float64).unbind(dim=1)
@@ -159,7 +179,7 @@ def _normalized(
     length = length + torch.tensor(list(by_length.values()), dtype=torch.float64).neg().logsumexp(dim=0)
     probabilities = (nats + length).neg().softmax(dim=0)
     return tuple(
-        Option(option, probability, own, of_length, row.num_tokens)
+        Option(option, probability, own, of_length, row.num_tokens, sum(token == unk_id for token in row.option))
         for option, probability, own, of_length, row in zip(
             options, probabilities.tolist(), nats.tolist(), length.tolist(), rows, strict=True
         )
