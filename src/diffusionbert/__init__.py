@@ -5,7 +5,7 @@
     model = db.load()                                  # the bundled model; or a run directory, a folder, a Hub id
     model.generate("once upon a time", max_new_tokens=20)
     model.fill("the [MASK] said on [MASK] .")
-    model.score(["the capital of france is paris ."])
+    model.score("the capital of france is paris .")
 
     run = db.train(data="my.txt", output="runs/mine", preset="tiny")
     result = db.evaluate(run.path, data="test.txt")

@@ -299,7 +299,8 @@ class Model:
         """Masks a fraction of a text's tokens, whole words drawn at random, and generates them again.
 
         All other characters stay as they are, white space included. Characters that the vocabulary does not know, such
-        as emoji, are never masked.
+        as emoji, are never masked. A text longer than the model reads is rewritten in windows, from left to right:
+        stretches of half a window, each with as much text before as after it.
 
         Args:
             text: A text or a list of texts.
@@ -408,26 +409,28 @@ class Model:
     # ---- score ------------------------------------------------------------------------------------------------------
 
     @overload
+    def score(  # type: ignore[overload-overlap]  # a text is not taken for its letters
+        self, texts: str, *, overlong: Literal["window", "error"] = ..., **options: Unpack[ScoreOptions]
+    ) -> TextScore: ...
+
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a text is not taken for its letters
+        self, texts: str, *, overlong: Literal["skip"], **options: Unpack[ScoreOptions]
+    ) -> TextScore | None: ...
+
+    @overload
     def score(
-        self,
-        texts: str | Sequence[str],
-        *,
-        overlong: Literal["window", "error"] = ...,
-        **options: Unpack[ScoreOptions],
+        self, texts: Iterable[str], *, overlong: Literal["window", "error"] = ..., **options: Unpack[ScoreOptions]
     ) -> list[TextScore]: ...
 
     @overload
     def score(
-        self,
-        texts: str | Sequence[str],
-        *,
-        overlong: Literal["skip"],
-        **options: Unpack[ScoreOptions],
+        self, texts: Iterable[str], *, overlong: Literal["skip"], **options: Unpack[ScoreOptions]
     ) -> list[TextScore | None]: ...
 
     def score(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         precision: float = SentenceBudget.precision,
         steps: int | str | None = None,
@@ -437,7 +440,7 @@ class Model:
         tokens: bool = False,
         max_draws: int = SentenceBudget.max_draws,
         seed: int = 0,
-    ) -> list[TextScore] | list[TextScore | None]:
+    ) -> TextScore | list[TextScore] | list[TextScore | None] | None:
         """Scores texts: nats, perplexities and bits per byte, with their kind, quantity and interval.
 
         A text's score depends on the model, the text, these settings and the seed, not on the other texts.
@@ -455,15 +458,15 @@ class Model:
             overlong: Texts that are longer than the model reads: "window" scores them in overlapping windows, "skip"
                 returns None for them, "error" raises ValueError.
             tokens: Returns the nats of each token, too, which add up to the score.
-            max_draws: The most sequences that the network computes for a text.
+            max_draws: The most sequences that the network computes for a text, or a window of a long one.
             seed: Of the draws.
 
         Returns:
-            One score per text.
+            A score for a text, a list for a list.
 
         Example:
             >>> import diffusionbert
-            >>> [score] = diffusionbert.load().score("the capital of france is paris .", order="left-to-right")
+            >>> score = diffusionbert.load().score("the capital of france is paris .", order="left-to-right")
             >>> score.kind.value, score.num_tokens, score.ci95 == (score.nats, score.nats)
             ('exact', 7, True)
         """
@@ -475,7 +478,8 @@ class Model:
             overlong,
             tokens,
         )
-        return score.score(self.engine, _texts("texts", texts), settings)
+        found = score.score(self.engine, _texts("texts", texts), settings)
+        return found[0] if isinstance(texts, str) else found
 
     @overload
     def choose(self, text: str, options: Sequence[str], *, order: str = ..., prior: str = ...) -> Choice: ...
@@ -511,7 +515,7 @@ class Model:
         """
         is_one = isinstance(text, str)
         if isinstance(options, str):
-            raise ValueError(f"options must be a list of two or more texts, got {options!r:.40}")
+            raise ValueError(f"options must be a list of two or more texts, got the text {options!r:.40}")
         each = [options] if is_one else options
         found = choose.choose(
             self.engine,

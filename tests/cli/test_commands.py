@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -32,7 +33,9 @@ from tiny_models import (
 
 import diffusionbert
 from diffusionbert import model as model_module
+from diffusionbert.cli import lines
 from diffusionbert.cli.choose import Choose
+from diffusionbert.cli.choose import _shown as _shown_choice
 from diffusionbert.cli.common import colored, line_of, show_generation
 from diffusionbert.cli.evaluate import Evaluate
 from diffusionbert.cli.fill import Fill
@@ -263,6 +266,76 @@ def test_scores_come_from_a_file_with_whatever_is_in_it(objects, tiny, tmp_path)
     assert [score["input"] for score in scores] == "\n\n".join(sentences).split("\n")
     assert [score.get("text") for score in scores[::2]] == sentences
     assert total["total"]["num_texts"] == 6
+
+
+def test_an_exact_score_is_shown_without_interval_and_draws(run, capsys, tiny, tmp_path):
+    _, about = run("score", SENTENCE, "--order", "entropy", *tiny).splitlines()
+    assert re.search(r"^    \d+\.\d nats, .* \(exact likelihood, entropy, given length\)$", about)
+    (tmp_path / "lines.txt").write_text(f"{SENTENCE}\n")
+    main(["score", "--file", str(tmp_path / "lines.txt"), "--order", "entropy", *tiny])
+    printed = capsys.readouterr()
+    assert re.fullmatch(rf"\d+\.\d\d nats, perplexity [\d.]+  {re.escape(SENTENCE)}\n", printed.out)
+    assert "[" not in printed.err
+
+
+def test_a_line_that_is_less_precise_than_asked_or_unknown_is_said(capsys, tiny, tmp_path):
+    (tmp_path / "lines.txt").write_text(f"{SENTENCE}\nthe 🍕 .\n")
+    main(["score", "--file", str(tmp_path / "lines.txt"), "--precision", "1e-9", "--max-draws", "60", *tiny])
+    printed = capsys.readouterr()
+    assert all(re.match(r"\d+\.\d\d nats \[\S+, \S+\]\*, perplexity", line) for line in printed.out.splitlines())
+    assert printed.err.endswith("; 2 less precise than asked (*); 1 unknown tokens\n")
+
+
+def test_compared_texts_show_their_difference_to_the_first(capsys, tiny):
+    main(["score", SENTENCE, "the king .", "--paired", "--order", "entropy", *tiny])
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in shown if "against" in line] == [shown[-1].strip()]
+    assert re.fullmatch(r"    [+-]\d+\.\d nats against the first text", shown[-1])
+
+
+def test_choices_show_small_probabilities_and_unknown_options(run, capsys, tiny, tmp_path):
+    lines = run("choose", "the old\tking [BLANK] the city of paris today .", "saw", "river\triver", "🍕", *tiny)
+    assert re.search(r"^\d\.\d{4}  saw$", lines, flags=re.MULTILINE)
+    assert "  🍕  (1 unknown tokens)" in lines
+    assert re.search(r"^\S+  river\triver$", lines, flags=re.MULTILINE)  # the tab stays
+    assert _shown_choice({"probability": 1e-9, "option": "saw", "num_unknown": 0}) == "<.0001  saw"
+    (tmp_path / "lines.txt").write_text("the king saw a river\n")
+    with pytest.raises(SystemExit):
+        main(["choose", "--file", str(tmp_path / "lines.txt"), *tiny])
+    assert "line 1: no tab in 'the king saw a river'; give a text and two or more" in capsys.readouterr().err
+
+
+def test_a_prompt_that_include_swallows_is_said(capsys, tiny):
+    main(["generate", "--length", "9", "--include", "river", "the old king", *tiny])
+    assert "'the old king' is taken for a word of --include or --forbid; put a prompt before" in capsys.readouterr().err
+
+
+def test_a_file_continued_with_a_random_seed_equals_an_undisturbed_one(tiny, tmp_path, monkeypatch, capsys):
+    (tmp_path / "in").write_text("the old king\nnobody\na river\n")
+    for command, *options in (["generate", "--max-new-tokens", "4"], ["rewrite", "--strength", "0.9"]):
+        arguments = [command, *options, "--file", str(tmp_path / "in"), "--json", *tiny]
+        out, whole = str(tmp_path / f"{command}.out"), str(tmp_path / f"{command}.whole")
+        with monkeypatch.context() as patched:
+            patched.setattr(lines._Output, "save", _stopping_after(1, lines._Output.save))
+            with pytest.raises(SystemExit):
+                main([*arguments, "--output", out])
+        main([*arguments, "--output", out])
+        found = [json.loads(line) for line in (tmp_path / f"{command}.out").read_text().splitlines()]
+        main([*arguments, "--output", whole, "--seed", str(found[0]["seed"])])
+        assert found == [json.loads(line) for line in (tmp_path / f"{command}.whole").read_text().splitlines()]
+        assert "stopped after line 1; the same command continues" in capsys.readouterr().err
+
+
+def _stopping_after(number, save):
+    """Saves so many times, then stops as Ctrl-C does."""
+    calls = itertools.count(1)
+
+    def saved(self, chunk):
+        save(self, chunk)
+        if next(calls) == number:
+            raise KeyboardInterrupt
+
+    return saved
 
 
 def test_markup_is_printed_literally(run, tiny):
@@ -527,7 +600,7 @@ REFUSALS = {
     "generate --include ''": "words to include or forbid must not be empty, got ''",
     "generate --strength 0.5": "--strength",
     "generate --max-new-tokens 0": "--max-new-tokens must be >= 1",
-    "generate --max-new-tokens 5 --length 9": "without --length",
+    "generate --max-new-tokens 5 --length 9": "at most one of --max-new-tokens and --length",
     "generate --source 'the king'": "pairs",
     "generate --num-candidates 3": "1 without a --source, got 3",
     "generate --watch --json": "--json",
@@ -540,25 +613,27 @@ REFUSALS = {
     "rewrite 'the king .' --length 5": "--length",
     "rewrite 'the king .' -n 0": "0",
     "rewrite 'the king .' --forbid ''": "words to include or forbid must not be empty",
-    f"rewrite '{'king ' * 30}'": "has 30 tokens, but this model reads at most 22; shorten it",
     "fill 'no blank here .'": "[MASK] for one token, [BLANK]",
     "fill": "--file",
     "fill 'the [CLS] [MASK] .'": "special tokens",
     "fill 'the [BLANK] .' --max-blank-tokens 50": "--max-blank-tokens must be <= 22, the most tokens",
-    "fill 'the [MASK] .' --num-alternatives 0": "--num-alternatives",
+    "fill 'the [MASK] .' --num-alternatives 0": "--num-alternatives must be >= 1, got 0",
+    "fill 'the [MASK] .' --max-blank-tokens 0": "--max-blank-tokens must be >= 1, got 0",
+    "fill 'the [MASK] .' --json 'a [MASK] .'": "'a [MASK] .' stands apart from the other arguments",
     "fill 'the [MASK] .' --forbid ''": "words to include or forbid must not be empty, got ''",
     "fill 'caf\udce9 [MASK] .'": "UTF-8",
     "fill 'the [MASK] .' --device cuda:99": "cuda:99",
     "score": "--file",
     "score 'the king .' '  '": "text 2 has no tokens",
     f"score 'the king .' '{'king ' * 30}' --overlong error": "text 2",
-    "score 'the king .' --steps 0": "num_steps",
+    "score 'the king .' --steps 0": "--steps must be a whole number >= 1",
     "score 'the king .' --steps many": "--steps must be a whole number",
     "score 'the king .' --order left-to-right --steps 8": "at most one of --order and --steps",
     "score 'the [MASK] .'": "a scored text must not contain [MASK], got 'the [MASK] .'; use",
     "choose 'the [BLANK] .'": "two or more",
-    "choose 'the [BLANK] .' king": "two or more",
-    "choose 'the [MASK] .' king queen": "[BLANK]",
+    "choose 'the [BLANK] .' king": "a text needs two or more options, got 1 for 'the [BLANK] .'",
+    "choose 'the [BLANK] .' king king": "options must differ, got 'king' 2 times",
+    "choose 'the [MASK] .' king queen": "use [BLANK] for the option",
     "choose": "--file",
     "score 'the king .' --precision 0": "precision",
     "score 'caf\udce9 .'": "UTF-8",
@@ -580,6 +655,12 @@ REMEDIES = {
     ),
     "generate 'a [MASK] .'": ("use `fill`", "fill 'a [MASK] .'"),
     "generate --top-k=-1": ("0 for all tokens", "generate --length 5 --top-k 0"),
+    "generate --length 5 --max-new-tokens 4": ("at most one of", "generate --length 5"),
+    "generate --steps 0": (
+        "--steps must be between 1 and 1000000, got 0; 128 is usual",
+        "generate --length 5 --steps 128",
+    ),
+    "generate -n 0": ("--num-return-sequences must be between 1 and 100000", "generate --length 5 -n 1"),
     "generate --temperature 0": ("use --top-k 1 for greedy", "generate --length 5 --top-k 1"),
     "generate --sampler remasking:eat=0.5": ("did you mean 'eta'", "generate --length 5 --sampler remasking:eta=0.5"),
     "rewrite 'the king .' --strength 1.5": ("0.4 masks 40 %", "rewrite 'the king .' --strength 0.4"),
@@ -590,6 +671,13 @@ REMEDIES = {
     f"score '{'king ' * 30}' --overlong error": ("split it", f"score '{'king ' * 15}' '{'king ' * 15}'"),
     "score 'the king .' --device nonsense": ("use cpu", "score 'the king .' --device cpu"),
     "choose 'the [BLANK] .' king": ("two or more", "choose 'the [BLANK] .' king queen"),
+    "choose 'the [BLANK] .' king ''": ("leave it out", "choose 'the [BLANK] .' king queen"),
+    "choose 'the [BLANK] .' king king queen": ("leave all but one out", "choose 'the [BLANK] .' king queen"),
+    "choose 'the [MASK] .' king queen": ("use [BLANK] for the option", "choose 'the [BLANK] .' king queen"),
+    "fill 'a [MASK] .' --top-k 5 'the [MASK] .'": (
+        "put all of them before the options",
+        "fill 'a [MASK] .' 'the [MASK] .' --top-k 5",
+    ),
     "genrate": ("did you mean generate?", "generate --length 5"),
     "fill 'a [MASK] .' --num-alternative 2": (
         "did you mean --num-alternatives?",
@@ -626,9 +714,9 @@ def test_a_bad_file_is_refused_in_one_line(wrong, tiny, tmp_path, content, messa
     ("content", "message"),
     [
         (bytes(range(256)), "not UTF-8"),
-        ("café".encode("latin-1"), "line 1: is not UTF-8"),
+        ("café".encode("latin-1"), "line 1: not UTF-8"),
         ("the [MASK]".encode("utf-16"), "not UTF-8"),
-        (b"[MASK] " * 20_000, "line 1: has more than 100000 characters; split it"),
+        (b"[MASK] " * 20_000, "line 1: more than 100000 characters; split it"),
         (b"\x00\x01\x02", "line 1: text 1 has no tokens"),
     ],
     ids=["binary", "latin-1", "utf-16", "huge line", "control characters"],

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diffusionbert.cli import lines
-from diffusionbert.cli.lines import TextOptions, Totals, read_lines, run_lines
+from diffusionbert.cli.lines import SavedState, TextOptions, read_lines, run_lines
 
 
 class Shouting:
@@ -62,8 +63,8 @@ def test_a_bad_line_is_reported_with_its_number_and_does_not_stop_the_others(
     assert capsys.readouterr().out == "A\nB\n\n\nD\n\nE\n"
     assert [record.getMessage() for record in caplog.records] == [
         "line 3: 'c3' has a digit; leave it out",
-        "line 4: is not UTF-8 (invalid start byte); convert the file",
-        "line 6: has more than 100000 characters; split it",
+        "line 4: not UTF-8 (invalid start byte); convert the file",
+        "line 6: more than 100000 characters; split it",
     ]
 
 
@@ -107,16 +108,16 @@ def test_a_stopped_command_goes_on_where_it_was(tmp_path: Path, form: str):
     whole = TextOptions(file=tmp_path / "in", format=form, output=tmp_path / "whole")  # type: ignore[arg-type]
     run(whole, Shouting())
     options = TextOptions(file=tmp_path / "in", format=form, output=tmp_path / "out")  # type: ignore[arg-type]
-    totals = Totals()
+    state = SavedState()
     with pytest.raises(KeyboardInterrupt):
-        run(options, Shouting(stop_at="x" * 20), totals=totals)
+        run(options, Shouting(stop_at="x" * 20), state=state)
     with (tmp_path / "out").open("a") as file:
         file.write("half a li")  # what a killed process leaves
-    assert 1 <= totals["lines"] < 20
-    again, after = Shouting(), Totals()
-    run(options, again, totals=after)
+    assert 1 <= state["lines"] < 20
+    again, after = Shouting(), SavedState()
+    run(options, again, state=after)
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
-    assert sum(map(len, again.batches)) == 40 - totals["lines"]
+    assert sum(map(len, again.batches)) == 40 - state["lines"]
     assert after["lines"] == 40
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "whole"]
 
@@ -137,6 +138,41 @@ def test_an_output_is_continued_only_with_the_same_options_and_texts(tmp_path: P
         run(options, Shouting())
 
 
+def test_a_command_stopped_at_its_first_line_goes_on_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "in").write_text("a\nb\n")
+    options = TextOptions(file=tmp_path / "in", format="csv", output=tmp_path / "out")
+    with caplog.at_level("INFO", "diffusionbert"), pytest.raises(KeyboardInterrupt):
+        run(options, Shouting(stop_at="a"))
+    assert f"stopped after line 0; the same command continues {str(tmp_path / 'out')!r}" in caplog.messages
+    run(options, Shouting())
+    rows = csv.DictReader(io.StringIO((tmp_path / "out").read_text()))
+    assert [row["text"] for row in rows] == ["A", "B"]
+
+
+def test_a_random_seed_stays_the_same_when_a_command_is_continued(tmp_path: Path):
+    (tmp_path / "in").write_text("a\nb\nc\n")
+    options = TextOptions(file=tmp_path / "in", output=tmp_path / "out")
+
+    def seeded(state: SavedState, stop_at: str | None = None) -> Any:
+        shout = Shouting(stop_at)
+        return lambda texts: [[{"text": f"{row['text']} {state.seed(None)}"} for row in rows] for rows in shout(texts)]
+
+    for stop_at in ("b", None):
+        state = SavedState()
+        with pytest.raises(KeyboardInterrupt) if stop_at else nullcontext():
+            run(options, seeded(state, stop_at), state=state)
+    shown = (tmp_path / "out").read_text().split()
+    assert shown[::2] == ["A", "B", "C"]
+    assert len(set(shown[1::2])) == 1
+    assert SavedState().seed(None) != SavedState().seed(None)
+    assert SavedState().seed(7) == 7
+
+
+def test_a_folder_is_no_output(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"is a folder; give the name of a file in it"):
+        run(TextOptions(output=tmp_path), Shouting(), ["a"])
+
+
 def test_damaged_progress_is_refused_in_one_line(tmp_path: Path):
     (tmp_path / "in").write_text("a\nb\n")
     (tmp_path / "out").write_text("A\n")
@@ -149,6 +185,13 @@ def test_a_summary_follows_the_results(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "in").write_text("a\n")
     run(TextOptions(file=tmp_path / "in", json=True), Shouting(), summary=lambda: ("one text", {"total": 1}))
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"total": 1}
+
+
+def test_a_summary_of_csv_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "in").write_text("a\n")
+    with caplog.at_level("INFO", "diffusionbert"):
+        run(TextOptions(file=tmp_path / "in", format="csv"), Shouting(), summary=lambda: ("one text", {"total": 1}))
+    assert caplog.messages == ["one text"]
 
 
 def test_results_come_before_the_next_line_is_given(tmp_path: Path):
@@ -189,7 +232,7 @@ def test_lines_of_samples_are_read_whole(tmp_path: Path):
     (tmp_path / "in").write_text(" a \n\nb\n")
     assert read_lines(tmp_path / "in", "samples") == ["a", "b"]
     (tmp_path / "in").write_bytes(b"a\n\xff\n")
-    with pytest.raises(ValueError, match=r"line 2 of .*in' is not UTF-8"):
+    with pytest.raises(ValueError, match=r"line 2 of .*in': not UTF-8"):
         read_lines(tmp_path / "in", "samples")
     (tmp_path / "in").write_text("\n")
     with pytest.raises(ValueError, match="is empty; give samples, one per line"):

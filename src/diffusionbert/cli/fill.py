@@ -21,7 +21,8 @@ class Fill:
     texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
     num_alternatives: int = 1
-    """The number of fillings per text, best first; more than one are printed with their nats given the context."""
+    """The number of fillings per text, best first; more than one are printed with their nats, given the context
+    and, without a [BLANK], the lengths."""
     max_blank_tokens: int = 4
     """The maximum number of tokens of a [BLANK]."""
     forbid: Words = ()
@@ -69,4 +70,4 @@ class Fill:
         return lambda texts: [list(map(asdict, found)) for found in fill_together(engine, texts, **settings)]
 
     def _show(self, row: Row) -> str:
-        return str(row["text"]) if self.num_alternatives == 1 else f"{row['nats']:7.2f}  {row['text']}"
+        return str(row["text"]) if self.num_alternatives == 1 else f"{row['nats']:7.2f} nats  {row['text']}"

@@ -20,7 +20,8 @@ from diffusionbert.cli.common import (
     option,
     show_generation,
 )
-from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
+from diffusionbert.cli.lines import Answer, Row, SavedState, TextOptions, run_lines
+from diffusionbert.reporting import logger
 
 if TYPE_CHECKING:
     from diffusionbert.inference.engine import Engine
@@ -47,7 +48,7 @@ class Generate:
     """Generate blocks of this many tokens from left to right, for texts longer than the model reads. Default: all
     tokens at once."""
     include: Words = ()
-    """Words that must occur."""
+    """Words that must occur: all up to the next option, so put the prompt first."""
     forbid: Words = ()
     """Words that must not be generated; a prompt may contain them."""
     source: OptionalText = None
@@ -69,21 +70,25 @@ class Generate:
     def run(self) -> None:
         """Prints one text per line."""
         texts = self.prompts or (("",) if self.input_output.file is None else ())
+        if phrase := next((one for one in self.include + self.forbid if " " in one and not self.prompts), None):
+            logger.warning(f"{phrase[:40]!r} is taken for a word of --include or --forbid; put a prompt before them")
         if self.watch:
             self._watch(texts)
             return
+        state = SavedState()
         settings = {name: value for name, value in asdict(self).items() if name not in ("prompts", "input_output")}
         run_lines(
             self.input_output,
             texts,
-            self._load,
+            lambda: self._load(state),
             what="prompts",
-            columns=["text", "length", "steps", "calls", "seed"],
+            columns=["text", "length", "steps", "calls", "seed", "kept"],
             show=lambda row: str(row["text"]),
             settings=settings,
+            state=state,
         )
 
-    def _load(self) -> Answer:
+    def _load(self, state: SavedState) -> Answer:
         from diffusionbert.inference.generate import generate_together
         from diffusionbert.model import generate_agreed
 
@@ -91,7 +96,8 @@ class Generate:
         engine = self.model.loaded().engine
 
         def answer(texts: list[str]) -> list[Iterable[Row]]:
-            tasks = [self._given(engine, task, text) for text in texts]
+            seeded = replace(task, seed=state.seed(self.seed))
+            tasks = [self._given(engine, seeded, text) for text in texts]
             if len(tasks) > 1 and self.num_candidates == 1:
                 return [list(map(asdict, found)) for found in generate_together(engine, tasks, request)]
             return [map(asdict, generate_agreed(engine, one, request, self.num_candidates)) for one in tasks]
@@ -108,14 +114,13 @@ class Generate:
             raise ValueError(
                 "--watch shows one text; leave out -n, --num-candidates, --file, --output, --json and further prompts"
             )
-        request, task = self.sampling.request(self.block), self.task()
+        request, task = self.sampling.request(self.block), replace(self.task(), seed=SavedState().seed(self.seed))
         engine = self.model.loaded().engine
         show_generation(stream(engine, self._given(engine, task, texts[0]), request), Console(highlight=False))
 
     def task(self) -> Task:
-        """What is asked for, without a prompt."""
+        """What is asked for, without prompt and seed."""
         from diffusionbert.inference.tasks import Task
-        from diffusionbert.model import fresh_seed
 
         return Task(
             self.num_return_sequences,
@@ -123,7 +128,6 @@ class Generate:
             source=self.source,
             include=self.include,
             forbid=self.forbid,
-            seed=fresh_seed() if self.seed is None else self.seed,
             max_new_tokens=self.max_new_tokens,
             capitalize=self.capitalize,
         )

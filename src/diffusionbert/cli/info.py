@@ -39,6 +39,10 @@ class Info(WithModel):
         if self.json:
             print_json(facts)
             return
-        shown = {"parameters": f"{model.num_parameters:,}", "objective": str(objective)}
+        shown = {
+            "parameters": f"{model.num_parameters:,}",
+            "objective": str(objective),
+            "length_histogram": "no" if engine.length_histogram is None else "yes",
+        }
         for name, value in (facts | shown).items():
             print(f"{name.replace('_', ' '):16} {value}")

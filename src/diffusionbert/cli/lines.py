@@ -72,17 +72,25 @@ class Line:
 
 
 @dataclass
-class Totals:
-    """Sums over all results, which `--output` keeps while a command is stopped."""
+class SavedState:
+    """What `--output` keeps while a command is stopped, as plain data: sums over all results, and a random seed."""
 
-    values: dict[str, float] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:
-        return self.values.get(name, 0.0)
+        return float(self.values.get(name, 0.0))
 
     def add(self, **numbers: float) -> None:
         for name, number in numbers.items():
             self.values[name] = self[name] + number
+
+    def seed(self, given: int | None) -> int:
+        """The given seed, or a random one, which stays the same when the command is continued."""
+        if given is not None:
+            return given
+        from diffusionbert.model import fresh_seed
+
+        return int(self.values.setdefault("seed", fresh_seed()))
 
 
 def run_lines(
@@ -94,7 +102,7 @@ def run_lines(
     columns: Sequence[str],
     show: Show,
     settings: Row,
-    totals: Totals | None = None,
+    state: SavedState | None = None,
     summary: Callable[[], tuple[str, Row]] | None = None,
 ) -> None:
     """Answers texts and writes one line per result.
@@ -108,33 +116,36 @@ def run_lines(
         columns: The fields of a result, in the order of CSV's columns.
         show: A result as text.
         settings: What the results depend on beside the texts; a file is only continued with the same settings.
-        totals: What `answer` adds up.
+        state: What `answer` adds up and draws once.
         summary: At the end, a line for standard error and a row for JSON.
     """
-    totals = totals or Totals()
+    state = state or SavedState()
     lines = _given(texts, options.file, what)
     answer = load()
+    is_visible = _is_bar_wanted(options)
     with (
-        _open_output(options, columns, show, settings, totals) as output,
-        progress_line(None, visible=_is_bar_wanted(options)) as show_progress,
+        _open_output(options, columns, show, settings, state) as output,
+        progress_line(
+            _count_lines(options.file) if is_visible else None, visible=is_visible, done=int(state["lines"])
+        ) as show_progress,
     ):
         for chunk in _chunks(output.remaining(lines), at_once=options.file is None):
             for line, rows, error in _answered(chunk, answer, is_strict=options.file is None):
-                totals.add(lines=1.0, failed=float(error is not None))
+                state.add(lines=1.0, failed=float(error is not None))
                 if error is not None:
                     logger.error(f"line {line.number}: {error}")
                 output.write(line, rows, error)
             output.save(chunk)
-            show_progress(int(totals["lines"]), "lines")
-        if not totals["lines"]:
+            show_progress(int(state["lines"]), "lines")
+        if not state["lines"]:
             raise ValueError(f"{str(options.file)!r} is empty; give {what}, one per line")
         if summary is not None:
             message, row = summary()
             output.write_summary(row)
-            if options.chosen_format == "text":
+            if options.chosen_format != "jsonl":
                 logger.info(message)
-    if totals["failed"]:
-        raise RuntimeError(f"{totals['failed']:.0f} of {totals['lines']:.0f} lines failed; their results are empty")
+    if state["failed"]:
+        raise RuntimeError(f"{state['failed']:.0f} of {state['lines']:.0f} lines failed; their results are empty")
 
 
 def _is_bar_wanted(options: TextOptions) -> bool:
@@ -142,11 +153,19 @@ def _is_bar_wanted(options: TextOptions) -> bool:
     return options.file is not None and (options.output is not None or not sys.stdout.isatty())
 
 
+def _count_lines(file: Path | None) -> int | None:
+    """The lines of a file, if it can be read twice."""
+    if file is None or not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        return sum(1 for _ in stream)
+
+
 def read_lines(file: Path, what: str) -> list[str]:
     """The lines of a file that are not empty; raises ValueError if one cannot be read, or there are none."""
     lines = [line for line in _read(file, what) if line.error or line.text.strip()]
     if bad := next((line for line in lines if line.error), None):
-        raise ValueError(f"line {bad.number} of {str(file)!r} {bad.error}")
+        raise ValueError(f"line {bad.number} of {str(file)!r}: {bad.error}")
     if not lines:
         raise ValueError(f"{str(file)!r} is empty; give {what}, one per line")
     return [line.text.strip() for line in lines]
@@ -179,10 +198,10 @@ def _decoded(file: Path) -> Iterator[Line]:
             try:
                 text = (line or b"").removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().rstrip("\r\n")
             except UnicodeDecodeError as error:
-                yield Line(number, "", f"is not UTF-8 ({error.reason}); convert the file")
+                yield Line(number, "", f"not UTF-8 ({error.reason}); convert the file")
                 continue
             if line is None or len(text) > LONGEST_LINE:
-                yield Line(number, text[:40], f"has more than {LONGEST_LINE} characters; split it")
+                yield Line(number, text[:40], f"more than {LONGEST_LINE} characters; split it")
             else:
                 yield Line(number, text)
 
@@ -256,19 +275,27 @@ def _answered(
 
 @contextmanager
 def _open_output(
-    options: TextOptions, columns: Sequence[str], show: Show, settings: Row, totals: Totals
+    options: TextOptions, columns: Sequence[str], show: Show, settings: Row, state: SavedState
 ) -> Iterator[_Output]:
     if options.output is None:
         yield _Output(sys.stdout, options.chosen_format, columns, show, None)
         return
-    progress = _Progress.open(options.output, {**settings, "format": options.chosen_format}, totals)
+    name = str(options.output)
+    if options.output.is_dir():
+        raise ValueError(f"--output {name!r} is a folder; give the name of a file in it")
+    progress = _Progress.open(options.output, {**settings, "format": options.chosen_format}, state)
     try:
         stream = options.output.open("a", encoding="utf-8", newline="")
     except OSError as error:
-        raise ValueError(f"--output {str(options.output)!r} cannot be written ({error.strerror})") from None
+        raise ValueError(f"--output {name!r} cannot be written ({error.strerror}); give another name") from None
     with stream:
         stream.truncate(progress.num_bytes)
-        yield _Output(stream, options.chosen_format, columns, show, progress)
+        progress.save((), progress.num_bytes)
+        try:
+            yield _Output(stream, options.chosen_format, columns, show, progress)
+        except KeyboardInterrupt:
+            logger.info(f"stopped after line {progress.num_lines}; the same command continues {name!r}")
+            raise
     progress.file.unlink(missing_ok=True)
 
 
@@ -339,21 +366,21 @@ class _Progress:
 
     file: Path
     settings: Row
-    totals: Totals
+    state: SavedState
     num_lines: int = 0
     num_bytes: int = 0
     digest: str = ""
     """Of the lines that were answered."""
 
     @classmethod
-    def open(cls, output: Path, settings: Row, totals: Totals) -> _Progress:
-        progress = cls(output.with_name(output.name + ".progress"), json.loads(json.dumps(settings)), totals)
+    def open(cls, output: Path, settings: Row, state: SavedState) -> _Progress:
+        progress = cls(output.with_name(output.name + ".progress"), json.loads(json.dumps(settings)), state)
         if not output.exists():
             return progress
         try:
             saved = json.loads(progress.file.read_text(encoding="utf-8"))
             found = saved["settings"], int(saved["lines"]), int(saved["bytes"]), str(saved["digest"])
-            values = {str(name): float(value) for name, value in saved["totals"].items()}
+            values = dict(saved["state"].items())
         except FileNotFoundError:
             raise ValueError(f"--output {str(output)!r} exists; delete it, or give another name") from None
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -365,7 +392,7 @@ class _Progress:
                 f"--output {str(output)!r} was begun with other options; give the same, or delete it to begin again"
             )
         _, progress.num_lines, progress.num_bytes, progress.digest = found
-        totals.values.update(values)
+        state.values.update(values)
         logger.info(f"continuing {str(output)!r} after line {progress.num_lines}")
         return progress
 
@@ -391,7 +418,7 @@ class _Progress:
                 "lines": self.num_lines,
                 "bytes": num_bytes,
                 "digest": self.digest,
-                "totals": self.totals.values,
+                "state": self.state.values,
             },
         )
 

@@ -167,6 +167,8 @@ def _message(printed: str, options: list[str]) -> str:
         known = re.findall(r"^[│|]?\s+(--[\w-]+)", plain.partition("Perhaps you meant")[2], flags=re.MULTILINE)
         if unknown is not None:
             return f"unknown option {unknown[:40]}{_suggestion(unknown, known)}"
+        stray = next((word for word in options if word in plain), "")
+        return f"{stray[:40]!r} stands apart from the other arguments; put all of them before the options"
     # The message stands between the title and the help of the option; without box characters, dashes part them.
     body = lines[1:] if lines and is_rule(lines[0]) else lines
     message = " ".join(" ".join(takewhile(lambda line: not is_rule(line), body)).split())
@@ -179,6 +181,7 @@ _PLAINER = [
     (r"^Error parsing (\S+): invalid literal for int\(\) .*('.*')$", r"\1 must be a whole number, got \2"),
     (r"^Error parsing (\S+): could not convert string to float: (.*)$", r"\1 must be a number, got \2"),
     (r"^Missing from [\w ]+: (--\S+ \S+).*$", r"\1 is required"),
+    (r"^Missing from [\w ]+: \{([^}]+)\}.*$", r"an argument is missing, one of \1"),
     (r"^Missing value for argument '(\S+)'.*$", r"\1 needs a value"),
     (r"^invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\).$", r"\2 must be one of \3, got \1"),
     (r"(?<=, )'None', |'None', |, 'None'(?=,|$)", ""),

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from diffusionbert.cli.common import Capitalize, ModelOptions, OptionalInt, SamplerOptions, Words, option
-from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
+from diffusionbert.cli.lines import Answer, Row, SavedState, TextOptions, run_lines
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ class Rewrite:
 
     def run(self) -> None:
         """Prints one rewritten text per line."""
+        state = SavedState()
         run_lines(
             self.input_output,
             self.texts,
-            self._load,
+            lambda: self._load(state),
             what="texts to rewrite",
             columns=["text", "length", "steps", "calls", "seed", "kept"],
             show=lambda row: str(row["text"]),
@@ -53,14 +54,14 @@ class Rewrite:
                 "capitalize": self.capitalize,
                 "seed": self.seed,
             },
+            state=state,
         )
 
-    def _load(self) -> Answer:
+    def _load(self, state: SavedState) -> Answer:
         from diffusionbert.inference.generate import generate_together
         from diffusionbert.inference.tasks import Task
-        from diffusionbert.model import fresh_seed
 
-        request, seed = self.sampling.request(), fresh_seed() if self.seed is None else self.seed
+        request = self.sampling.request()
         number, engine = self.num_return_sequences, self.model.loaded().engine
 
         def task(text: str) -> Task:
@@ -69,7 +70,7 @@ class Rewrite:
                 rewrite=text,
                 strength=self.strength,
                 forbid=self.forbid,
-                seed=seed,
+                seed=state.seed(self.seed),
                 capitalize=self.capitalize,
             )
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from diffusionbert.cli.common import Flag, ModelOptions, OptionalText, colored, option, printable
-from diffusionbert.cli.lines import Answer, Row, TextOptions, Totals, run_lines
+from diffusionbert.cli.lines import Answer, Row, SavedState, TextOptions, run_lines
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from diffusionbert.inference.score import ScoreSettings, ScoreSums
+    from diffusionbert.inference.score import ScoreSums
 
 OptionalOrder = Annotated[
     Literal["left-to-right", "confidence", "entropy"] | None, option("{left-to-right,confidence,entropy}")
@@ -40,7 +40,8 @@ class Score:
     precision: float = 0.25
     """Draw for each text until the 95 % interval of its perplexity per token is this narrow, relative to it."""
     max_draws: int = 4096
-    """The most sequences that the network computes for one text; a text that needs more is marked."""
+    """The most sequences that the network computes for one text, or a window of a long one; a text that needs more is
+    marked with *."""
     steps: OptionalText = None
     """Which bound: a number T for the T-step bound, or continuous. Default: continuous, for all models that have it."""
     order: OptionalOrder = None
@@ -62,16 +63,24 @@ class Score:
 
         if self.paired and self.input_output.file is not None:
             raise ValueError("--paired compares texts that are given together; give them as arguments, without --file")
-        totals = Totals()
-        sums = ScoreSums(totals.values)
+        state = SavedState()
+        sums = ScoreSums(state.values)
+        options: dict[str, Any] = {
+            "precision": self.precision,
+            "max_draws": self.max_draws,
+            "steps": int(self.steps) if self.steps is not None and self.steps.isdecimal() else self.steps,
+            "order": self.order,
+            "paired": self.paired,
+            "overlong": self.overlong,
+            "tokens": self.tokens,
+            "seed": self.seed,
+        }
 
         def load() -> Answer:
-            from diffusionbert.inference.score import score
-
-            settings, engine = self.settings(), self.model.loaded().engine
+            model = self.model.loaded()
 
             def answer(texts: list[str]) -> list[list[Row]]:
-                scores = score(engine, texts, settings)
+                scores = model.score(texts, **options)
                 for one in scores:
                     sums.add(one)
                 return [[] if one is None else [one.to_json()] for one in scores]
@@ -84,31 +93,11 @@ class Score:
             load,
             what="texts",
             columns=COLUMNS + (["tokens"] if self.tokens else []),
-            show=lambda row: _shown(row, is_line=self.input_output.file is not None),
-            settings={
-                "model": self.model.model,
-                "precision": self.precision,
-                "max_draws": self.max_draws,
-                "steps": self.steps,
-                "order": self.order,
-                "overlong": self.overlong,
-                "tokens": self.tokens,
-                "seed": self.seed,
-            },
-            totals=totals,
+            show=lambda row: _shown(row, self.texts[0] if self.texts else None),
+            settings={"model": self.model.model, **options},
+            state=state,
             summary=None if len(self.texts) == 1 else lambda: _total(sums),
         )
-
-    def settings(self) -> ScoreSettings:
-        """Which number, and how precise."""
-        from diffusionbert.inference.score import ScoreSettings
-        from diffusionbert.likelihood.orders import Order
-        from diffusionbert.likelihood.sentence import SentenceBudget
-
-        steps = int(self.steps) if self.steps is not None and self.steps.isdecimal() else self.steps
-        order = None if self.order is None else Order.named(self.order)
-        budget = SentenceBudget(self.precision, self.max_draws, self.seed)
-        return ScoreSettings(budget, steps, order, self.paired, self.overlong, self.tokens)
 
 
 def _total(sums: ScoreSums) -> tuple[str, Row]:
@@ -116,39 +105,58 @@ def _total(sums: ScoreSums) -> tuple[str, Row]:
     if not sums.numbers.get("num_texts"):
         return "no text was scored", {"total": None}
     total = sums.total()
-    low, high = total.ci95
+    row = total.to_json()
     line = (
-        f"{total.num_texts} text{'s' * (total.num_texts > 1)}, {total.num_tokens} tokens: "
-        f"{total.nats:.1f} nats [{low:.1f}, {high:.1f}], "
+        f"{total.num_texts} text{'s' * (total.num_texts > 1)}, {total.num_tokens} tokens: {_nats(row, 1)}, "
         f"perplexity {total.perplexity_per_token:.4g} per token, {total.bits_per_byte:.3f} bits per byte "
-        f"({total.kind.value}, {total.quantity}, given {total.conditional_on})"
+        f"({_named(row)})"
     )
-    for count, what in ((total.num_skipped, "too long and skipped"), (total.num_imprecise, "less precise than asked")):
-        line += f"; {count} {what}" if count else ""
-    return line, {"total": total.to_json()}
+    counts = {
+        "too long and skipped": total.num_skipped,
+        "less precise than asked (*)": total.num_imprecise,
+        "unknown tokens": total.num_unknown,
+    }
+    return line + "".join(f"; {count} {what}" for what, count in counts.items() if count), {"total": row}
 
 
-def _shown(row: Row, *, is_line: bool) -> str | Text:
-    """A score on one line for a file, else with all that belongs to it."""
+def _nats(row: Row, digits: int) -> str:
+    """The nats of a text or a total with their interval, if anything was drawn."""
+    low, high = row["ci95"]
+    interval = "" if row["kind"] == "exact" else f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{row['nats']:.{digits}f} nats{interval}"
+
+
+def _named(row: Row) -> str:
+    """Which number it is: the quantity, its kind where the name does not say it, and what is given."""
+    kind = "" if row["kind"] in row["quantity"] else f"{row['kind']}, "
+    return f"{kind}{row['quantity']}, given {row['conditional_on']}"
+
+
+def _shown(row: Row, first: str | None) -> str | Text:
+    """A score on one line for a file, else with all that belongs to it; `first` is the first of the texts."""
     from rich.text import Text
 
     row = {name: math.inf if value is None and "perplexity" in name else value for name, value in row.items()}
-    (low, high), tokens = row["ci95"], row.get("tokens")
-    if is_line:
+    tokens = row.get("tokens")
+    if first is None:
         text = row["text"] if tokens is None else " ".join(f"{token}({nats:.2f})" for token, nats in tokens)
-        return f"{row['nats']:8.2f} [{low:.2f}, {high:.2f}]  {row['perplexity_per_token']:8.4g}  {text}"
-    text = Text(printable(row["text"])) if tokens is None else colored([(printable(one), nats) for one, nats in tokens])
+        mark = "" if row["precision_reached"] else "*"
+        return f"{_nats(row, 2)}{mark}, perplexity {row['perplexity_per_token']:.4g}  {text}"
+    text = (
+        Text(printable(row["text"])) if tokens is None else colored([(printable(one), nats) for one, nats in tokens])
+    )
+    draws = "" if row["kind"] == "exact" else f", {row['num_draws']} draws"
     details = (
-        f"\n    {row['nats']:.1f} nats [{low:.1f}, {high:.1f}], "
+        f"\n    {_nats(row, 1)}, "
         f"perplexity {row['perplexity_per_token']:.4g} per token, {row['perplexity_per_word']:.4g} per word, "
-        f"{row['bits_per_byte']:.2f} bits per byte ({row['kind']}, {row['quantity']}, "
-        f"given {row['conditional_on']}, {row['num_draws']} draws)"
+        f"{row['bits_per_byte']:.2f} bits per byte ({_named(row)}{draws})"
     )
     if row["num_unknown"]:
         details += f"; {row['num_unknown']} unknown tokens"
     if not row["precision_reached"]:
         details += f"; the precision was not reached in {row['num_draws']} draws"
-    if (difference := row.get("difference")) is not None:
+    if (difference := row.get("difference")) is not None and row["text"] != first:
         low, high = difference["ci95"]
-        details += f"\n    {difference['nats']:+.1f} nats [{low:+.1f}, {high:+.1f}] against the first text"
+        interval = "" if row["kind"] == "exact" else f" [{low:+.1f}, {high:+.1f}]"
+        details += f"\n    {difference['nats']:+.1f} nats{interval} against the first text"
     return text.append(details, "dim")

@@ -67,10 +67,9 @@ def fill_together(
         capitalize: Whether fillings are capitalized in `Filling.text` where English does it for certain, if the
             tokenizer is uncased.
     """
-    if max_blank_tokens < 1 or num_alternatives < 1:
-        raise ValueError(
-            f"`max_blank_tokens` and `num_alternatives` must be >= 1, got {max_blank_tokens} and {num_alternatives}"
-        )
+    for name, value in (("num_alternatives", num_alternatives), ("max_blank_tokens", max_blank_tokens)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be >= 1, got {value}")
     warper = LogitsWarper(temperature, top_k or None, top_p, forbidden=engine.statistics.never_sampled)
     given = [_blanks(engine, text) for text in texts]
     groups = [_groups(engine, blanks, max_blank_tokens) for blanks in given]

@@ -32,7 +32,13 @@ from diffusionbert.likelihood.estimate import (
 )
 from diffusionbert.likelihood.orders import Order, order_nats
 from diffusionbert.likelihood.scores import Estimate, Interval, Protocol, Rate
-from diffusionbert.likelihood.sentence import SentenceBudget, SentenceEstimate, Uncertainty, estimate_sentences
+from diffusionbert.likelihood.sentence import (
+    Difference,
+    SentenceBudget,
+    SentenceEstimate,
+    Uncertainty,
+    estimate_sentences,
+)
 from diffusionbert.objectives.base import (
     CONTINUOUS,
     Estimator,
@@ -64,8 +70,8 @@ class ScoreSettings:
         if self.overlong not in OVERLONG:
             raise ValueError(f"`overlong` must be one of {', '.join(OVERLONG)}, got {self.overlong!r:.40}")
         is_steps = isinstance(self.steps, int) and not isinstance(self.steps, bool)
-        if not (self.steps is None or self.steps == CONTINUOUS or is_steps):
-            raise ValueError(f'`steps` must be a whole number, "continuous" or None, got {self.steps!r:.40}')
+        if not (self.steps is None or self.steps == CONTINUOUS or (is_steps and int(self.steps) >= 1)):
+            raise ValueError(f'`steps` must be a whole number >= 1, or "continuous", got {self.steps!r:.40}')
         if self.order is not None and self.steps is not None:
             raise ValueError("an `order` has no time grid; give at most one of `order` and `steps`")
 
@@ -151,25 +157,25 @@ def total_score(scores: Sequence[TextScore | None]) -> TotalScore:
 
 
 class ScoreSums:
-    """Adds up scores of one quantity; its numbers can be stored and given back.
+    """Adds up scores of one quantity; its numbers and names are plain data, which can be stored and given back.
 
     Args:
         numbers: The sums so far.
     """
 
-    def __init__(self, numbers: dict[str, float] | None = None) -> None:
-        self.numbers: dict[str, float] = {} if numbers is None else numbers
+    def __init__(self, numbers: dict[str, Any] | None = None) -> None:
+        self.numbers: dict[str, Any] = {} if numbers is None else numbers
         self._repeats = Counter[tuple[float, ...]]()
-        self._names: set[tuple[Likelihood, str]] = set()
-        self._conditional_on = ""
 
     def add(self, score: TextScore | None) -> None:
-        """Adds a score; None stands for a text that was skipped."""
+        """Adds a score; None stands for a text that was skipped. Raises ValueError for one of another quantity."""
         if score is None:
             self._increase(num_skipped=1)
             return
-        self._names.add((score.kind, score.quantity))
-        self._conditional_on = max(self._conditional_on, score.conditional_on, key=len)
+        name = [score.kind.value, score.quantity]
+        if self.numbers.setdefault("name", name) != name:
+            raise ValueError(f"a total needs scores of one quantity, got {self.numbers['name'][1]}, {name[1]}")
+        self.numbers["conditional_on"] = max(self.numbers.get("conditional_on", ""), score.conditional_on, key=len)
         # Equal texts share their draws, so that their errors add up: n of them have n² times the variance of one.
         key, variance = (score.nats, score.num_tokens, score.standard_error), score.standard_error**2
         self._repeats[key] += 1
@@ -188,10 +194,10 @@ class ScoreSums:
             self.numbers[name] = self.numbers.get(name, 0.0) + number
 
     def total(self) -> TotalScore:
-        """The sum; raises ValueError unless all scores are of one quantity."""
-        if len(self._names) != 1:
-            raise ValueError(f"a total needs scores of one quantity, got {len(self._names)}")
-        [(kind, quantity)] = self._names
+        """The sum; raises ValueError if there is no score."""
+        if "name" not in self.numbers:
+            raise ValueError("a total needs one or more scores, got none")
+        kind, quantity = self.numbers["name"]
         values = {name: self.numbers.get(name, 0.0) for name in ("nats", "variance", "squared_variance_by_degrees")}
         nats, variance, fourth = values.values()
         counts = {
@@ -202,9 +208,9 @@ class ScoreSums:
             nats,
             Uncertainty(math.sqrt(variance), degrees).interval(nats, 0.0),
             *_rates(nats, counts["num_tokens"], counts["num_words"], counts["num_bytes"]),
-            kind,
+            Likelihood(kind),
             quantity,
-            self._conditional_on,
+            self.numbers["conditional_on"],
             **counts,
         )
 
@@ -296,7 +302,10 @@ def _ordered(engine: Engine, rows: _Windows, order: Order) -> list[SentenceEstim
         nats = order_nats(network, x0, engine.vocabulary.mask_id, order)
         for index, values, editable in zip(group, nats.cpu(), x0.editable.cpu(), strict=True):
             found[index] = SentenceEstimate(values[editable], Uncertainty(), int(editable.sum()), True)
-    return [found[index] for index in range(len(rows.windows))]
+    if not rows.share_key:
+        return [found[index] for index in range(len(rows.windows))]
+    differences = [found[index].nats - found[0].nats for index in range(len(rows.windows))]
+    return [replace(found[index], difference=Difference(one, (one, one))) for index, one in enumerate(differences)]
 
 
 def _text_score(

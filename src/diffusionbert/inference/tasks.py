@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
@@ -60,14 +60,16 @@ class Task:
 
     def __post_init__(self) -> None:
         self._require_kinds()
-        if self.max_new_tokens is not None and (self.length is not None or self.max_new_tokens < 1):
+        if self.max_new_tokens is not None and self.length is not None:
             raise ValueError(
-                f"`max_new_tokens` must be >= 1 and given without `length`, got {self.max_new_tokens} and "
-                f"`length` {self.length}"
+                f"give at most one of `max_new_tokens` and `length`, got {self.max_new_tokens} and {self.length}"
             )
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"`max_new_tokens` must be >= 1, got {self.max_new_tokens}")
         if not 1 <= self.number <= MAX_TEXTS:
             raise ValueError(
-                f"`number` must be between 1 and {MAX_TEXTS}, got {self.number}; run several tasks for more"
+                f"`num_return_sequences` must be between 1 and {MAX_TEXTS}, got {self.number}; for more, use several "
+                "seeds"
             )
         if self.rewrite is not None and (self.prompt or self.source or self.length):
             raise ValueError("a rewritten text keeps its own length and words; leave out length, prompt and source")
@@ -144,6 +146,8 @@ class Option:
     length_nats: float
     """-log p(their number | text around it), by the prior over lengths, normalized over the options' lengths."""
     num_tokens: int
+    num_unknown: int = 0
+    """The number of [UNK] tokens, each of which stands for arbitrary text."""
 
 
 @dataclass(frozen=True)
@@ -206,20 +210,13 @@ class TextScore:
     """Of `nats`, over draws."""
     degrees_of_freedom: float
     """Of the standard error; infinite where nothing is drawn."""
-    protocol: Protocol
+    protocol: Protocol = field(repr=False)
     num_unknown: int = 0
     """The number of [UNK] tokens. Each stands for arbitrary text, so scores with any are not comparable."""
     tokens: tuple[tuple[str, float], ...] | None = None
     """Each token and its nats, if asked for."""
     difference: Difference | None = None
     """To the first text, where texts are compared."""
-
-    @property
-    def message(self) -> str:
-        """What to know about the estimate; empty if there is nothing."""
-        if self.precision_reached:
-            return ""
-        return f"precision {self.protocol.precision} not reached after {self.num_draws} draws"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score as plain data."""

@@ -47,7 +47,8 @@ class SentenceBudget:
     """Half the width of the 95 % interval of a sentence's perplexity per token, relative to it: 0.25 is 25 %, or
     log 1.25 = 0.22 nats per token."""
     max_draws: int = 4096
-    """The most sequences that the network computes for a sentence, up to a part of a round."""
+    """The most sequences that the network computes for a sentence; no round is begun that would, by the mean size of
+    those before, exceed it. The first always is."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -208,9 +209,10 @@ class _Drawn:
         return self.uncertainty(first).meets(budget.half_width * self.rounds[0].shape[1])
 
     def is_done(self, budget: SentenceBudget, first: _Drawn | None, *, is_look: bool) -> bool:
-        """Whether no further round is needed (which only some rounds look at), possible or of use."""
+        """Whether no further round is needed (which only some rounds look at), allowed or of use."""
         is_infinite = not bool(self.rounds[0].isfinite().all())
-        return is_infinite or self.num_draws >= budget.max_draws or (is_look and self.is_precise(budget, first))
+        is_spent = self.num_draws * (1 + 1 / len(self.rounds)) > budget.max_draws
+        return is_infinite or is_spent or (is_look and self.is_precise(budget, first))
 
     def estimate(self, budget: SentenceBudget, first: _Drawn | None) -> SentenceEstimate:
         """The estimate from all rounds."""

@@ -69,7 +69,7 @@ class SamplerConfig:
         require_type("top_k", self.top_k, (Integral, type(None)), "a whole number or None")
         require_type("top_p", self.top_p, (Real, type(None)), "a number or None")
         if not 1 <= self.steps <= MAX_STEPS:
-            raise ValueError(f"steps must be between 1 and {MAX_STEPS}, got {self.steps}; 128 is usual")
+            raise ValueError(f"`steps` must be between 1 and {MAX_STEPS}, got {self.steps}; 128 is usual")
         self.warper()  # rejects an invalid temperature, top-k or top-p
 
     def warper(self, forbidden: tuple[int, ...] = ()) -> LogitsWarper:
