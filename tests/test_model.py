@@ -358,7 +358,7 @@ def test_length_counts_the_prompt_and_max_new_tokens_does_not(model):
     whole = model.generate("the old king", length=8, seed=0)
     assert whole == model.generate("the old king", max_new_tokens=5, seed=0)
     assert len(model.tokenizer.tokenize(whole[0])) == 8
-    with pytest.raises(ValueError, match="given without `length`"):
+    with pytest.raises(ValueError, match="at most one of `max_new_tokens` and `length`"):
         model.generate(length=8, max_new_tokens=5)
     with pytest.raises(ValueError, match="`max_new_tokens` must be >= 1"):
         model.generate(max_new_tokens=0)

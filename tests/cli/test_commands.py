@@ -187,7 +187,7 @@ def test_alternatives_are_printed_with_their_nats(run, tiny):
     lines = run("fill", "the king saw [MASK] .", "--num-alternatives", "3", *tiny).splitlines()
     nats = [float(line.split()[0]) for line in lines]
     assert nats == sorted(nats)
-    assert all(re.fullmatch(r" *\d+\.\d\d  the king saw .+ \.", line) for line in lines)
+    assert all(re.fullmatch(r" *\d+\.\d\d nats  the king saw .+ \.", line) for line in lines)
     assert run("fill", "the king saw [MASK] .", *tiny) == lines[0].split("  ")[-1] + "\n"
 
 
@@ -544,6 +544,7 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, command, message)
         "generate --steps many": "--steps must be a whole number, got 'many'",
         "generate --temperature hot": "--temperature must be a number, got 'hot'",
         "score a --format xml": "--format must be one of",
+        "score a --json --format csv": "--json and --format csv contradict each other; give one of them",
         "fill --seed": "--seed needs a value",
     }.items(),
 )

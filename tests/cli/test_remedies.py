@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tiny_models import corpus, run_of
 
 from diffusionbert import model as model_module
 from diffusionbert.cli.main import main
+from diffusionbert.reproduce.figures import Survival
+from diffusionbert.storage.files import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +25,8 @@ EVALUATE = (
     "evaluate --model={run} --data={corpus} --sentences=4 --samples=4 --length=6 --steps=4 --max-draws=32 "
     "--output={new}"
 )
+START = "train --data={corpus} --start={run} --steps=1 --cache={cache} --output={new}"
+REPRODUCE = "reproduce figure2 --data={corpus} --scale=smoke --cache={cache} --output={reproduced}"
 EVALUATED = EVALUATE.replace("{new}", "{evaluated}")
 REMEDIES = {
     "train --output={new}": ("--data is missing; give a text file", TRAIN),
@@ -31,9 +36,8 @@ REMEDIES = {
     f"{TRAIN} --start=bundled": ("leave them out, or start from scratch", TRAIN),
     f"{TRAIN} --objective=sundae --schedule=cosine": ("leave it out", f"{TRAIN} --objective=sundae"),
     f"{TRAIN} --max-length=1": ("128 is usual", f"{TRAIN} --max-length=128"),
-    f"{TRAIN} --max-length=9999": ("set --max-length 512 or less", f"{TRAIN} --max-length=512"),
+    f"{START} --max-length=9999": ("set --max-length 25 or less", f"{START} --max-length=25"),
     f"{TRAIN} --mixed-precision=fp16": ("use bf16 or no", f"{TRAIN} --mixed-precision=no"),
-    f"{TRAIN} --trackers=nosuch": ("leave out --trackers", TRAIN),
     f"{TRAIN} --system=d3pm --start={{run}}": ("leave it out", f"{TRAIN} --system=d3pm"),
     f"{TRAIN} --config={{run}}/run.json --preset=tiny": ("give one of them", f"{TRAIN} --preset=tiny"),
     TRAIN.replace("{new}", "{run}"): ("choose another --output", TRAIN),
@@ -48,12 +52,11 @@ REMEDIES = {
     "compare": ("give run folders that were evaluated", "compare {evaluated}"),
     "compare {new}": ("give run folders, or folders that evaluate wrote", "compare {evaluated}"),
     "compare {evaluated} {evaluated}": ("give each once", "compare {evaluated}"),
-    "compare {evaluated} --json --format=csv": ("give one of them", "compare {evaluated} --format=csv"),
+    "compare {evaluated} --json --format=latex": ("give one of them", "compare {evaluated} --format=latex"),
     "doctor --samples={new}": ("give samples, one per line", "doctor --samples={corpus}"),
     "doctor --model={run} -n 4 --length=99": ("ask for fewer", "doctor --model={run} -n 4 --length=6 --steps=4"),
-    "reproduce": ("one of table1,table2,table3,figure2", "reproduce figure2 --output={new}"),
-    "reproduce figure5": ("figure2", "reproduce figure2 --output={new}"),
-    "reproduce figure2 --scale=huge --output={new}": ("smoke", "reproduce figure2 --scale=smoke --output={new}"),
+    REPRODUCE.replace(" figure2", ""): ("one of table1,table2,table3,figure2", REPRODUCE),
+    REPRODUCE.replace("smoke", "huge"): ("'smoke'", REPRODUCE),
     "plot {new}": ("give a run folder", "plot {run} --output={new}.png"),
     "plot {run} --output={new}.gif": (".png", "plot {run} --output={new}.png"),
 }
@@ -67,9 +70,12 @@ def _models_are_opened_once(monkeypatch):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> dict[str, Path]:
-    """What exists before a command: a corpus, a run and an evaluation."""
+    """What exists before a command: a corpus, a run, an evaluation, and the numbers of a figure."""
     folder = tmp_path_factory.mktemp("remedies")
     places = {"corpus": corpus(), "run": run_of("linear"), "cache": folder / "cache", "evaluated": folder / "evaluated"}
+    places["reproduced"] = folder / "reproduced"
+    places["reproduced"].mkdir()
+    write_json(places["reproduced"] / "figure2.json", [asdict(Survival("king", [0.0, 1.0], [1.0, 0.0]))])
     main(shlex.split(EVALUATED.format(**places)))
     return places
 

@@ -478,7 +478,7 @@ def test_the_command_prints_only_json_on_stdout(quick, capsys):
     ("arguments", "message"),
     [
         (["--samples=/nowhere"], "cannot be read"),
-        (["--num-return-sequences=0"], "--num-return-sequences must be between 1 and 100000, got 0"),
+        (["--num-return-sequences=0"], "`num_return_sequences` must be between 1 and 100000, got 0"),
         (["--sampler=magic"], "unknown sampler"),
         (["--data=/nowhere"], "nowhere"),
     ],

@@ -58,6 +58,8 @@ class TextOptions:
 
     @property
     def chosen_format(self) -> str:
+        if self.json and self.format == "csv":
+            raise ValueError("--json and --format csv contradict each other; give one of them")
         return "jsonl" if self.json else self.format
 
 
@@ -119,7 +121,7 @@ def run_lines(
         state: What `answer` adds up and draws once.
         summary: At the end, a line for standard error and a row for JSON.
     """
-    state = state or SavedState()
+    state, form = state or SavedState(), options.chosen_format
     lines = _given(texts, options.file, what)
     answer = load()
     is_visible = _is_bar_wanted(options)
@@ -142,7 +144,7 @@ def run_lines(
         if summary is not None:
             message, row = summary()
             output.write_summary(row)
-            if options.chosen_format != "jsonl":
+            if form != "jsonl":
                 logger.info(message)
     if state["failed"]:
         raise RuntimeError(f"{state['failed']:.0f} of {state['lines']:.0f} lines failed; their results are empty")
