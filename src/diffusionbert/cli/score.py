@@ -142,9 +142,7 @@ def _shown(row: Row, first: str | None) -> str | Text:
         text = row["text"] if tokens is None else " ".join(f"{token}({nats:.2f})" for token, nats in tokens)
         mark = "" if row["precision_reached"] else "*"
         return f"{_nats(row, 2)}{mark}, perplexity {row['perplexity_per_token']:.4g}  {text}"
-    text = (
-        Text(printable(row["text"])) if tokens is None else colored([(printable(one), nats) for one, nats in tokens])
-    )
+    text = Text(printable(row["text"])) if tokens is None else colored([(printable(one), nats) for one, nats in tokens])
     draws = "" if row["kind"] == "exact" else f", {row['num_draws']} draws"
     details = (
         f"\n    {_nats(row, 1)}, "

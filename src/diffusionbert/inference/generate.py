@@ -125,7 +125,9 @@ class _Window:
         shown = tokens[:, positions]
         if mask_id is not None:
             shown = shown.masked_fill(editable & (positions >= self.generated[0]), mask_id)
-        return replace(canvas, tokens=shown, attend=canvas.attend[:, positions], editable=editable & is_generated)
+        return replace(
+            canvas, tokens=shown, attention_mask=canvas.attention_mask[:, positions], editable=editable & is_generated
+        )
 
 
 @final
