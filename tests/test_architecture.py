@@ -11,10 +11,10 @@ from folder_graph import PACKAGE, find_cycle, folder_graph
 FACADE = {"__init__", "__main__", "model", "recipes", "registry", "reporting"}
 ORDER = [
     *("storage", "diffusion", "networks", "samplers", "objectives", "likelihood", "data", "training", "inference"),
-    *("evaluation", "reproduce", "cli"),
+    *("evaluation", "workflows", "reproduce", "cli"),
 ]
 """A folder may import those before it."""
-LATE = {"reproduce", "cli", "__init__", "__main__", "model", "recipes"}
+LATE = {"workflows", "reproduce", "cli", "__init__", "__main__", "model", "recipes"}
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ network computes f.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -188,7 +190,7 @@ class Absorbing(Process):
         staying = torch.where((s == 0)[:, None], 1.0, masked * (1 - unmask_probability))
         return masked * unmask_probability, staying
 
-    def compile_training(self, backend: str) -> None:
+    def compile_training(self, backend: str | Callable[..., Any]) -> None:
         """Fuses what the divergence computes for every token of the vocabulary."""
         if self.schedule.by_token:
             fused = torch.compile(self._divergence_weights, dynamic=True, backend=backend)

@@ -183,7 +183,7 @@ class TargetHead:
         log_probs = partial(self.log_probs, backbone)
         return HeadPrediction(hidden, allowed, log_probs, self._reduce, self._values_at_once)
 
-    def compile(self, backend: str) -> None:
+    def compile(self, backend: str | Callable[..., Any]) -> None:
         """Fuses the head with what a loss needs of it, so that log-probabilities are never stored."""
         self._reduce = torch.compile(_reduced, dynamic=True, backend=backend)
         self._values_at_once = COMPILED_VALUES_AT_ONCE

@@ -8,6 +8,7 @@ the end and a decoder never attends to the right: no mask is passed, and attenti
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -90,7 +91,7 @@ class CausalModel(nn.Module):
         hidden = self._hidden_at(tokens, targets.positions - 1, use_cache=False)
         return self._head.prediction(self.backbone, hidden, self.allowed)
 
-    def compile_training(self, backend: str = "inductor") -> None:
+    def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles the decoder, and the head with its reductions, for any shapes."""
         self.backbone.base_model.compile(dynamic=True, backend=backend)
         self._head.compile(backend)

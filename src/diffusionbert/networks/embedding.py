@@ -8,7 +8,8 @@ encoder between two projections. This module does not depend on noise, losses or
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ class EmbeddingDenoiser(nn.Module):
     def width(self) -> int:
         return self.table.shape[1]
 
-    def compile_training(self, backend: str = "inductor") -> None:
+    def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles the encoder, for any shapes."""
         self.backbone.base_model.compile(dynamic=True, backend=backend)
 

@@ -5,7 +5,9 @@ Token ids come in and log-probabilities go out: this module knows nothing about 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +59,7 @@ class Denoiser(nn.Module):
         hidden = self._hidden_at(x_t.tokens, x_t.attention_mask, t, targets)
         return self._head.prediction(self.backbone, hidden, self.allowed)
 
-    def compile_training(self, backend: str = "inductor") -> None:
+    def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles the encoder, and the head with its reductions, for any shapes."""
         self.backbone.base_model.compile(dynamic=True, backend=backend)
         self._head.compile(backend)

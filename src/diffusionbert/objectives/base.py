@@ -146,7 +146,7 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
         """
         return None
 
-    def compile_training(self, backend: str = "inductor") -> None:
+    def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles what is worth it in `loss`, beside the network; by default nothing."""
 
     def draw_round(self, network: NetworkT, x0: Batch, noise: Noise) -> Round:

@@ -13,8 +13,10 @@ step, not to the sum of all steps as its eq. 5 reads; so do we.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -161,7 +163,7 @@ class DiscreteTime(GridObjective[Network]):
     def draw(self, x0: Batch, noise: Noise) -> Draw:
         return self._draw(x0, noise, self.time_sampling)
 
-    def compile_training(self, backend: str = "inductor") -> None:
+    def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         if isinstance(self.process, Absorbing):
             self.process.compile_training(backend)
 

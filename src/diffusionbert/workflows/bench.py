@@ -42,6 +42,7 @@ from diffusionbert.training.trainer import Trainer
 
 PAD, CLS, SEP, MASK = range(4)
 NUM_SPECIAL = 5
+SECONDS_PER_TURN = 1.0
 
 
 # ---- what is measured -----------------------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ def _measured(row: Row, settings: TrainingConfig, device: torch.device, rounds: 
 class _Stopwatch:
     """Times a program in turns."""
 
-    def __init__(self, work: Work, program: Program, device: torch.device, seconds: float = 1.0):
+    def __init__(self, work: Work, program: Program, device: torch.device):
         self.work, self.device = work, device
         self.step, backbone = program
         sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
@@ -347,7 +348,7 @@ class _Stopwatch:
         self.start_seconds = self._now() - started
         started = self._now()
         self.step()
-        self.steps = max(1, int(seconds / (self._now() - started)))
+        self.steps = max(1, int(SECONDS_PER_TURN / (self._now() - started)))
         self.times: list[float] = []
         self.memory = None
         if device.type == "cuda":
