@@ -28,11 +28,12 @@ from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig, TrainingModule
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
+from diffusionbert.training import step
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.run import make_accelerator
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.step import _aligned, ahead
+from diffusionbert.training.step import _aligned, ahead, compile_cache
 from diffusionbert.training.trainer import Trainer
 
 SIZE = 50
@@ -267,3 +268,30 @@ def test_capturing_is_for_gpus(schedule, tmp_path):
     trainer = Trainer(module, data, data, settings, RunFolder(tmp_path), lambda weights, folder: None, accelerator)
     assert not trainer.step.can_capture
     assert trainer.step.stream is trainer.step.draw_stream is None
+
+
+# ---- the compile cache ----------------------------------------------------------------------------------------------
+
+
+def test_a_compile_cache_is_read_and_written_only_where_the_user_says(tmp_path, monkeypatch):
+    file, read = tmp_path / "kernels.bin", []
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda contents: read.append(contents) or True)
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"kernels", None))
+    with compile_cache(None):
+        pass
+    assert not list(tmp_path.iterdir())
+    with compile_cache(file):
+        assert read == []
+    with compile_cache(file):
+        assert read == [b"kernels"]
+    assert file.read_bytes() == b"kernels"
+
+
+def test_a_damaged_compile_cache_is_named_in_one_line(tmp_path, monkeypatch):
+    file, lines = tmp_path / "kernels.bin", []
+    file.write_bytes(b"of another version")
+    monkeypatch.setattr(step.logger, "warning", lines.append)
+    with compile_cache(file):
+        pass
+    assert len(lines) == 1
+    assert "compiling anew" in lines[0]

@@ -81,6 +81,8 @@ class TrainingOptions:
     """Compile the network with torch.compile, as the wiki presets do."""
     no_compile: Flag = False
     """Do not compile the network, even if the preset does."""
+    no_cuda_graphs: Flag = False
+    """Launch every kernel of a step by itself, also for small batches on one GPU."""
     sharded: Flag = False
     """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: OptionalInt = None
@@ -107,6 +109,9 @@ class RecordOptions:
     """Push the trained model to the Hub under this name; a new repository is private."""
     cache: OptionalPath = None
     """The directory for encoded corpora. Default: the user's cache directory."""
+    compile_cache: OptionalPath = None
+    """With --compile, a file that keeps compiled kernels for the next run or another machine of the same kind. It
+    contains code: give a file that you made."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,14 @@ class Run(ABC):
 
         config = _resumed(self) if self.resume else configure(self)
         require_pairs(getattr(self, "system", None), config)
-        run = train(config, self.output, cache=self.records.cache, resume=self.resume, auto=self.auto)
+        run = train(
+            config,
+            self.output,
+            cache=self.records.cache,
+            resume=self.resume,
+            auto=self.auto,
+            compiled=self.records.compile_cache,
+        )
         state, model = run.state, self.output / "model"
         if run.is_main_process:
             best = f"not validated yet; current parameters in {model}"
@@ -262,6 +274,8 @@ def _with_training(given: Run, config: RunConfig) -> RunConfig:
         raise ValueError("--compile and --no-compile exclude each other; give one of them")
     if options.no_compile:
         training = replace(training, compile=False)
+    if options.no_cuda_graphs:
+        training = replace(training, cuda_graphs=False)
     if options.batch_tokens is not None and options.batch_sequences is not None:
         raise ValueError("--batch-tokens and --batch-sequences exclude each other; give one of them")
     if options.batch_tokens is not None:

@@ -37,10 +37,14 @@ def require_writable(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file completely or not at all."""
+    write_bytes(path, f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode())
+
+
+def write_bytes(path: Path, contents: bytes) -> None:
+    """Writes a file completely or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    with temporary.open("wb") as file:
+        file.write(contents)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

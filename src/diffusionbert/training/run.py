@@ -45,6 +45,7 @@ from diffusionbert.training.model_folder import (
 )
 from diffusionbert.training.optim import measure
 from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.step import compile_cache
 from diffusionbert.training.trainer import Trainer
 
 
@@ -149,6 +150,7 @@ def train(
     resume: bool = False,
     auto: bool = False,
     backbone: PreTrainedModel | None = None,
+    compiled: Path | None = None,
 ) -> TrainingRun:
     """Trains a configuration, or resumes the run in a directory.
 
@@ -160,6 +162,7 @@ def train(
         auto: Measure this machine first and choose the micro-batch that fits.
         backbone: A masked (or, for a causal objective, causal) language model that is used in place of the configured
             backbone. Its class must be one that transformers' Auto classes open.
+        compiled: A file that keeps what was compiled, for the next run or another machine.
 
     Returns:
         The run, with its validations as `history`.
@@ -201,7 +204,7 @@ def train(
     def export(weights: dict[str, Tensor], folder: Path) -> None:
         write_model(folder, module, weights, metadata, trainer.state)
 
-    with _lock(run, accelerator):
+    with _lock(run, accelerator), compile_cache(compiled if config.training.compile else None):
         about = describe(config, module.network)
         trainer = Trainer(module, sequences, prepared.validation, config.training, run, export, accelerator, about)
         is_resumed = stored is not None and bool(run.resume_candidates())

@@ -7,11 +7,13 @@ All positions are targets in it (`Batch.has_fixed_targets`), since no shape may 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +27,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.likelihood.estimate import SequenceDataset
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.reporting import logger
+from diffusionbert.storage.files import write_bytes
 from diffusionbert.training.batches import BatchPlan, BatchPosition, micro_batches
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate
@@ -258,6 +261,25 @@ class _CapturedStep:
         self.num_tokens.fill_(batch.num_tokens)
         self.graph.replay()
         return self.loss.clone(), self.norm.clone()  # the next replay overwrites them
+
+
+@contextmanager
+def compile_cache(path: Path | None) -> Iterator[None]:
+    """Takes compiled kernels from a file, if it exists, and writes them to it in the end.
+
+    Compiling takes about a minute per network; the file makes that portable between machines of one kind. It contains
+    code that torch runs, so it is read from where the user says and from nowhere else.
+    """
+    if path is not None and path.exists():
+        torchs_own = logging.getLogger("torch.compiler._cache")
+        torchs_own.disabled = True  # it would print a traceback
+        if torch.compiler.load_cache_artifacts(path.read_bytes()) is None:
+            logger.warning(f"the compile cache {str(path)!r} is damaged or of another version: compiling anew")
+        torchs_own.disabled = False
+    yield
+    artifacts = torch.compiler.save_cache_artifacts() if path is not None else None
+    if path is not None and artifacts is not None:
+        write_bytes(path, artifacts[0])
 
 
 def compile_module(module: TrainingModule, *, sharded: bool) -> None:
