@@ -113,7 +113,8 @@ class DensePrediction(Prediction):
         self.vocab_size = log_f.shape[-1]
 
     def log_probs(self, tokens: TargetTokens, log_weights: Sequence[Tensor], sequences: TargetIndices) -> list[Tensor]:
-        return [log_prob_of(self.log_f, tokens), *(log_sum_of(self.log_f, table, sequences) for table in log_weights)]
+        sums = [log_sum_of(self.log_f, table, sequences) for table in log_weights]
+        return [log_prob_of(self.log_f, tokens), *sums]
 
     def dense(self) -> TargetLogProbs:
         return self.log_f
