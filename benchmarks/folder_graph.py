@@ -13,7 +13,7 @@ import diffusionbert
 
 PACKAGE = Path(diffusionbert.__file__).parent
 Graph = dict[str, set[str]]
-_EVERYWHERE = {"registry", "reporting"}
+_EVERYWHERE = {"parallel", "registry", "reporting"}
 _ENTRANCES = {"__init__", "__main__"}
 
 

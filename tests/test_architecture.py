@@ -8,7 +8,7 @@ import sys
 import pytest
 from folder_graph import PACKAGE, find_cycle, folder_graph
 
-FACADE = {"__init__", "__main__", "model", "recipes", "registry", "reporting"}
+FACADE = {"__init__", "__main__", "model", "parallel", "recipes", "registry", "reporting"}
 ORDER = [
     *("storage", "diffusion", "networks", "samplers", "objectives", "likelihood", "data", "training", "inference"),
     *("evaluation", "workflows", "reproduce", "cli"),
@@ -36,6 +36,7 @@ def test_only_late_folders_import_the_facade() -> None:
             assert others.isdisjoint({"model", "recipes", "__main__"}), node
     assert graph["registry"] == set()
     assert graph["reporting"] == set()
+    assert graph["parallel"] == set()
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_folders_import_earlier_folders_only() -> None:
     for number, folder in enumerate(ORDER):
         assert graph[folder] & set(ORDER) <= set(ORDER[:number]), folder
     assert {node for node in graph if node not in FACADE} == set(ORDER)
-    assert graph["data"] <= {"storage", "diffusion", "registry", "reporting"}
+    assert graph["data"] <= {"storage", "diffusion", "registry", "reporting", "parallel"}
 
 
 def test_a_cycle_is_found() -> None:

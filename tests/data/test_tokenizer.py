@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from diffusionbert.data import dataset as encoded_module
+from diffusionbert.data import encoding
 from diffusionbert.data.corpus import Corpus, parse_corpus
 from diffusionbert.data.dataset import Encoded, encode_corpus, open_encoded
 from diffusionbert.data.files import Pair
@@ -285,7 +284,7 @@ def test_an_empty_result_is_an_error_and_is_not_cached(tmp_path, wordpiece):
     corpus = corpus_of(tmp_path / "a.txt", ["the object is an object"])
     with pytest.raises(ValueError, match=r"no sequence is left \(0 kept; 1 skipped: .*; raise `max_length` from 4"):
         encode_corpus(corpus, wordpiece, tmp_path / "cache", max_length=4)
-    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert not folders(tmp_path / "cache")
     with pytest.raises(
         ValueError, match=r"^`max_length` must be >= 3 \(special tokens included\), got 2; 128 is usual"
     ):
@@ -295,7 +294,8 @@ def test_an_empty_result_is_an_error_and_is_not_cached(tmp_path, wordpiece):
 def test_the_result_does_not_depend_on_the_chunk_size(tmp_path, wordpiece, monkeypatch):
     corpus = corpus_of(tmp_path / "a.txt", [*SENTENCES[:50], "\u200b"])
     whole = encode_corpus(corpus, wordpiece, tmp_path / "one", max_length=40)
-    monkeypatch.setattr(encoded_module, "CHUNK", 7)
+    monkeypatch.setattr(encoding, "CHUNK", 7)
+    monkeypatch.setattr(encoding, "PART", 19)
     pieces = encode_corpus(corpus, wordpiece, tmp_path / "two", max_length=40)
     assert pieces.fingerprint == whole.fingerprint
     assert np.array_equal(pieces.tokens, whole.tokens)
@@ -339,22 +339,9 @@ def test_different_settings_use_different_folders(tmp_path, wordpiece):
     assert open_encoded(folders[0]).fingerprint == open_encoded(folders[3]).fingerprint
 
 
-def test_an_interrupted_run_leaves_no_folder(tmp_path, wordpiece, monkeypatch):
-    corpus, cache = corpus_of(tmp_path / "a.txt", SENTENCES[:60]), tmp_path / "cache"
-    monkeypatch.setattr(encoded_module, "CHUNK", 10)
-    encode, calls = Vocabulary.encode, iter(range(3))
-
-    def interrupted(self, sentences, **options):
-        if next(calls, None) is None:
-            raise KeyboardInterrupt
-        return encode(self, sentences, **options)
-
-    monkeypatch.setattr(Vocabulary, "encode", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        encode_corpus(corpus, wordpiece, cache)
-    assert not [path for path in cache.iterdir() if path.is_dir()]
-    monkeypatch.setattr(Vocabulary, "encode", encode)
-    assert len(encode_corpus(corpus, wordpiece, cache)) == 60
+def folders(cache: Path) -> list[Path]:
+    """Those of encoded corpora, without those of their parts."""
+    return [path for path in cache.iterdir() if path.is_dir() and ".parts" not in path.name]
 
 
 def test_the_partial_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, wordpiece, monkeypatch):
@@ -364,21 +351,11 @@ def test_the_partial_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, wor
         killed.setattr(cache_module.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(ZeroDivisionError):
             encode_corpus(corpus, wordpiece, cache)
-    (partial,) = (path for path in cache.iterdir() if path.is_dir())
+    (partial,) = folders(cache)
     assert {"tokens.bin", "offsets.bin", "counts.npy", "encoded.json"} == {path.name for path in partial.iterdir()}
     encoded = encode_corpus(corpus, wordpiece, cache)
     assert [path for path in cache.iterdir() if path.is_dir()] == [encoded.folder]
     assert len(encoded) == len(SENTENCES)
-
-
-def test_concurrent_callers_encode_once(tmp_path, wordpiece, monkeypatch):
-    corpus, written = corpus_of(tmp_path / "a.txt", SENTENCES), []
-    write = encoded_module._write
-    monkeypatch.setattr(encoded_module, "_write", lambda folder, *rest: (written.append(folder), write(folder, *rest)))
-    with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(lambda _: encode_corpus(corpus, wordpiece, tmp_path / "cache"), range(4)))
-    assert len(written) == 1
-    assert {len(encoded) for encoded in results} == {len(SENTENCES)}
 
 
 def test_a_damaged_folder_is_rejected(tmp_path, wordpiece):

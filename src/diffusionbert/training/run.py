@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
@@ -27,6 +27,7 @@ from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.loading import Pretrained, Provided, new_lm, require_reopenable
 from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.parallel import current
 from diffusionbert.reporting import logger, reason_of
 from diffusionbert.storage.files import atomic_folder, build_once, read_json, require_writable, write_json
 from diffusionbert.storage.schema import from_json
@@ -81,7 +82,7 @@ def open_corpus(data: DataConfig, split: Split) -> Corpus:
 
 
 def prepare(data: DataConfig, cache: Path, vocabulary: Vocabulary | None = None) -> PreparedData:
-    """Reads, tokenizes and encodes a corpus, or opens it from the cache.
+    """Reads, tokenizes and encodes a corpus, or opens it from the cache; processes that do so together share the work.
 
     Args:
         data: The corpus.
@@ -188,8 +189,7 @@ def train(
     config.to_json()  # refuses, before any work, what could not be opened again
     start = run.resumable_start() if resume else None
     accelerator = make_accelerator(config.training, output)
-    with accelerator.main_process_first():  # the others then find everything in the cache
-        prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
+    prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
     if accelerator.is_main_process:
         for name, sequences in (("training", prepared.sequences), ("validation", prepared.validation)):
             logger.info(f"{name} text: {sequences.report.summary()}")
@@ -221,8 +221,12 @@ def train(
                 run.log.unlink(missing_ok=True)  # from a run that was killed before its first checkpoint
                 _write_start(run.start, module, prepared)
         state = trainer.train()
-    # Closes trackers and synchronizes processes, whose threads would otherwise abort the interpreter's shutdown.
-    accelerator.end_training()
+    if current().number == 1:
+        # Closes trackers and synchronizes processes, whose threads would otherwise abort the interpreter's shutdown.
+        accelerator.end_training()
+    else:  # they go on together
+        for tracker in accelerator.trackers:
+            tracker.finish()
     return TrainingRun(output, state, trainer.is_stopped, accelerator.is_main_process)
 
 
@@ -285,7 +289,7 @@ def make_accelerator(settings: TrainingConfig, output: Path | None, *, cpu: bool
     if missing:
         name = min(missing)
         raise ValueError(f"the tracker {name!r} is not installed; pip install {name}, or leave out --trackers")
-    if AcceleratorState._shared_state and PartialState().num_processes == 1:
+    if AcceleratorState._shared_state:
         AcceleratorState._reset_state()  # or a second run in one process could not change the precision
     folders = ProjectConfiguration()
     if output is not None:
