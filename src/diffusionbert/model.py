@@ -37,6 +37,7 @@ from diffusionbert.inference.tasks import (
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.likelihood.orders import Order
 from diffusionbert.likelihood.sentence import SentenceBudget
+from diffusionbert.parallel import current
 from diffusionbert.reporting import Progress, no_progress, require_type
 from diffusionbert.samplers.base import Sampler, SamplerConfig
 from diffusionbert.samplers.config import SamplingRequest, parse_sampler
@@ -674,13 +675,14 @@ def evaluate(
     features = featurizer(reader, engine.device) if mauve else None
     result = evaluation.evaluate(engine, evaluation_set, plan, reader, features, progress)
     if output is not None:
-        result.save(Path(output))
+        folder = Path(output)
+        current().on_main(lambda: result.save(folder))
     return result
 
 
 def fresh_seed() -> int:
-    """A random seed, below the seeds that samplers derive from it."""
-    return secrets.randbits(32)
+    """A random seed, below the seeds that samplers derive from it; the same in all processes of a launch."""
+    return current().on_main(lambda: secrets.randbits(32))
 
 
 def sampling_request(

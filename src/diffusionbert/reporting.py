@@ -27,7 +27,8 @@ def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> 
 
     Args:
         total: The number of items; None if unknown.
-        visible: Whether to show it at all; False on all processes but the main one.
+        visible: Whether to show it at all, unless messages are not shown, either; False on all processes but the main
+            one.
         done: The number of items that are already done.
 
     Yields:
@@ -38,7 +39,7 @@ def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> 
 
     console = Console(stderr=True, highlight=False)
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
-    is_shown = visible and console.is_terminal
+    is_shown = visible and console.is_terminal and logger.isEnabledFor(logging.ERROR)
     with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
         task = progress.add_task("", total=total, completed=done)
         yield lambda done, text: progress.update(task, completed=done, description=text)

@@ -19,11 +19,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from diffusionbert.cli.common import Flag, OptionalPath, finite, option, printable
 from diffusionbert.data.files import bounded_lines
+from diffusionbert.parallel import current
 from diffusionbert.reporting import logger, progress_line, reason_of
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ MOST_AT_ONCE = 32
 
 Row = dict[str, Any]
 """A result as plain data."""
-Answer = Callable[[list[str]], Sequence[Iterable[Row]]]
-"""Gives the results of each of some texts."""
+Answer = Callable[[list[str]], Sequence[Iterable[Any]]]
+"""Gives the results of each of some texts; None stands for one that is left out."""
 Show = Callable[[Row], "str | Text"]
 """A result as text; colored text keeps its colors on a terminal."""
 
@@ -105,9 +107,13 @@ def run_lines(
     show: Show,
     settings: Row,
     state: SavedState | None = None,
+    plain: Callable[[Any], Row] = dict,
+    count: Callable[[Any], None] = lambda result: None,
     summary: Callable[[], tuple[str, Row]] | None = None,
 ) -> None:
     """Answers texts and writes one line per result.
+
+    The processes of a launch share the chunks of a file, which the main process reads, in the order of its lines.
 
     Args:
         options: Where texts come from and where results go.
@@ -118,27 +124,44 @@ def run_lines(
         columns: The fields of a result, in the order of CSV's columns.
         show: A result as text.
         settings: What the results depend on beside the texts; a file is only continued with the same settings.
-        state: What `answer` adds up and draws once.
+        state: What `count` adds up and `answer` draws once.
+        plain: A result as plain data.
+        count: Called with each result, in order.
         summary: At the end, a line for standard error and a row for JSON.
     """
-    state, form = state or SavedState(), options.chosen_format
+    state, form, is_strict = state or SavedState(), options.chosen_format, options.file is None
     lines = _given(texts, options.file, what)
     answer = load()
     is_visible = _is_bar_wanted(options)
+
+    def answered(chunk: list[Line]) -> list[tuple[Line, list[Any], str | None]]:
+        return [(line, list(results), error) for line, results, error in _answered(chunk, answer, is_strict=is_strict)]
+
+    def rows(results: Iterable[Any]) -> Iterator[Row]:
+        for result in results:
+            count(result)
+            if result is not None:
+                yield plain(result)
+
     with (
         _open_output(options, columns, show, settings, state) as output,
         progress_line(
             _count_lines(options.file) if is_visible else None, visible=is_visible, done=int(state["lines"])
         ) as show_progress,
     ):
-        for chunk in _chunks(output.remaining(lines), at_once=options.file is None):
-            for line, rows, error in _answered(chunk, answer, is_strict=options.file is None):
-                state.add(lines=1.0, failed=float(error is not None))
-                if error is not None:
-                    logger.error(f"line {line.number}: {error}")
-                output.write(line, rows, error)
-            output.save(chunk)
-            show_progress(int(state["lines"]), "lines")
+        for chunks in _shared(_chunks(output.remaining(lines), at_once=is_strict)):
+            # One chunk is answered by all processes together, results as they come; of several each gets its own.
+            alone = (_answered(chunk, answer, is_strict=is_strict) for chunk in chunks)
+            for chunk, answers in zip(
+                chunks, alone if len(chunks) == 1 else current().share(chunks, answered), strict=True
+            ):
+                for line, results, error in answers:
+                    state.add(lines=1.0, failed=float(error is not None))
+                    if error is not None:
+                        logger.error(f"line {line.number}: {error}")
+                    output.write(line, rows(results), error)
+                output.save(chunk)
+                show_progress(int(state["lines"]), "lines")
         if not state["lines"]:
             raise ValueError(f"{str(options.file)!r} is empty; give {what}, one per line")
         if summary is not None:
@@ -249,16 +272,23 @@ def _chunks(lines: Iterator[Line], at_once: bool) -> Iterator[list[Line]]:
         item = None if item is None else waiting.get()
 
 
+def _shared(chunks: Iterator[list[Line]]) -> Iterator[list[list[Line]]]:
+    """As many chunks as there are processes, as the main process reads them."""
+    processes = current()
+    while several := processes.on_main(lambda: list(islice(chunks, processes.number))):
+        yield several
+
+
 def _answered(
     chunk: list[Line], answer: Answer, *, is_strict: bool
-) -> Iterator[tuple[Line, Iterable[Row], str | None]]:
+) -> Iterator[tuple[Line, Iterable[Any], str | None]]:
     """The results of each line, or why there are none; what fails together is tried one by one."""
     if is_strict:
         for line, rows in zip(chunk, answer([line.text for line in chunk]), strict=True):
             yield line, rows, None
         return
     texts = [line for line in chunk if line.error is None and line.text.strip()]
-    found: dict[int, tuple[Iterable[Row], str | None]] = {}
+    found: dict[int, tuple[Iterable[Any], str | None]] = {}
     try:
         answers = [list(rows) for rows in answer([line.text for line in texts])] if texts else []
         found = {line.number: (rows, None) for line, rows in zip(texts, answers, strict=True)}
@@ -279,7 +309,7 @@ def _answered(
 def _open_output(
     options: TextOptions, columns: Sequence[str], show: Show, settings: Row, state: SavedState
 ) -> Iterator[_Output]:
-    if options.output is None:
+    if options.output is None or not current().is_main:
         yield _Output(sys.stdout, options.chosen_format, columns, show, None)
         return
     name = str(options.output)

@@ -2,17 +2,19 @@
 
 Exit code 0 on success, 2 on wrong use or unreadable input, 1 on failure, 130 when stopped. `--plugin MODULE` imports a
 module that registers schedules, samplers or objectives, `--verbosity LEVEL` chooses the messages on standard error;
-both may stand anywhere.
+both may stand anywhere. Under torchrun or `accelerate launch`, the processes share the work, and the main one prints.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Collection, Iterable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -22,7 +24,7 @@ from typing import Any
 
 import tyro
 
-from diffusionbert import __version__
+from diffusionbert import __version__, parallel
 from diffusionbert.reporting import set_verbosity
 
 COMMANDS = (
@@ -42,6 +44,10 @@ COMMANDS = (
     "bench",
 )
 """Each is a class of that name in a module of that name."""
+UNSHARED = ("compare", "plot", "doctor", "info")
+"""Under a launcher, the main process runs these alone."""
+SECONDS_TO_REPORT = 10.0
+"""For so long the other processes of a launch leave it to the main one to report an error that all of them have."""
 ABOUT = """usage: diffusionbert COMMAND ...
 
 Masked diffusion language models: train, generate, fill, score and compare.
@@ -58,6 +64,15 @@ Masked diffusion language models: train, generate, fill, score and compare.
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command; without arguments, that of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if parallel.launch().is_main:
+        _run(words)
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123, no file
+        _run(words)
+
+
+def _run(words: list[str]) -> None:
+    launch = parallel.launch()
     if words == ["--version"]:
         print(f"diffusionbert {__version__}")
         return
@@ -70,9 +85,16 @@ def main(arguments: list[str] | None = None) -> None:
         plugins, levels = _take(words, "--plugin"), _take(words, "--verbosity")
         command = parse_arguments(words)
         set_verbosity(levels[-1] if levels else "info")
+        if not launch.is_main:
+            set_verbosity(logging.CRITICAL)
         for module in plugins:
             _import_plugin(module)
-        command.run()
+        if launch.number > 1 and words[0] not in UNSHARED:
+            parallel.join()
+            command.run()
+            parallel.leave()
+        elif launch.is_main:
+            command.run()
     except BrokenPipeError:  # the reader of the output has closed the pipe
         sys.stderr.close()  # else the interpreter reports it again at exit
         sys.exit(0)
@@ -80,6 +102,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
         message = " ".join(str(error).split())
+        if not launch.is_main:
+            time.sleep(SECONDS_TO_REPORT)
         print(f"diffusionbert: {in_flags(message, _option_names(command))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ValueError) else 1)
 

@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from diffusionbert.cli.common import Flag, OptionalPath, OptionalText, print_json, require_device
+from diffusionbert.parallel import current
 from diffusionbert.reproduce import Request
 
 
@@ -45,6 +46,8 @@ class Reproduce(Request):
         if any(name.startswith("figure") for name in chosen):
             require_matplotlib()  # now, and not after the training
         written = {name: TARGETS[name](reproduction) for name in chosen}
+        if not current().is_main:
+            return
         if self.json:
             print_json({name: [str(path) for path in paths] for name, paths in written.items()})
             return

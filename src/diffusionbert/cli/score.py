@@ -79,13 +79,7 @@ class Score:
         def load() -> Answer:
             model = self.model.loaded()
 
-            def answer(texts: list[str]) -> list[list[Row]]:
-                scores = model.score(texts, **options)
-                for one in scores:
-                    sums.add(one)
-                return [[] if one is None else [one.to_json()] for one in scores]
-
-            return answer
+            return lambda texts: [[one] for one in model.score(texts, **options)]
 
         run_lines(
             self.input_output,
@@ -96,6 +90,8 @@ class Score:
             show=lambda row: _shown(row, self.texts[0] if self.texts else None),
             settings={"model": self.model.model, **options},
             state=state,
+            plain=lambda score: score.to_json(),
+            count=sums.add,
             summary=None if len(self.texts) == 1 else lambda: _total(sums),
         )
 

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import final
 
 from diffusionbert.data.corpus import Cleaning, Corpus, Report, parse_corpus, parse_source
+from diffusionbert.data.encoding import CHUNK
 from diffusionbert.data.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.inference.engine import Engine
+from diffusionbert.parallel import current
 from diffusionbert.reporting import logger
 from diffusionbert.training.config import DataConfig
 from diffusionbert.training.model_folder import training_source
@@ -133,7 +136,8 @@ def read_evaluation_set(
         )
     report = Report()
     texts = tuple(str(record.content) for record in corpus.records(report))
-    sequences = tuple(map(tuple, vocabulary.encode(texts)))
+    pieces = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
+    sequences = tuple(map(tuple, chain(*current().share(pieces, vocabulary.encode))))
     lengths = [len(sequence) - vocabulary.num_special(paired=False) for sequence in sequences]
     fitting = [number for number, length in enumerate(lengths) if 1 <= length <= max_length]
     if len(fitting) < 2:

@@ -34,6 +34,7 @@ from diffusionbert.inference.tasks import MAX_TEXTS, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol
 from diffusionbert.objectives.base import CONTINUOUS, GRID, ScoringQuantities
+from diffusionbert.parallel import current
 from diffusionbert.reporting import Progress, no_progress
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.files import code_version
@@ -124,7 +125,8 @@ def evaluate(
     shown = None
     if plan.conventions:
         shown = _conventions(engine, evaluation_set, plan, quantities, likelihoods, protocol, progress)
-    bleu, self_bleu, own, others = compare_texts(first, second, evaluation_set, real)
+    compared = current().on_main(lambda: compare_texts(first, second, evaluation_set, real))
+    bleu, self_bleu, own, others = compared
     config = plan.sampling.config
     sampling = SamplingRecord(
         Component.of(engine.config.objective.choose_sampler(plan.sampling.sampler)),
@@ -249,12 +251,17 @@ def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progres
         seconds / len(found),
         sum(one.length for one in found) / seconds,
         sum(one.calls for one in found) / len(found),
-        torch.cuda.get_device_name(engine.device)
-        if engine.device.type == "cuda"
-        else f"{engine.device}, {torch.get_num_threads()} threads",
+        _device_name(engine.device),
         min(engine.sequences_at_once(longest + engine.vocabulary.num_special(paired=False)), len(found)),
     )
     return [one.text for one in found], speed
+
+
+def _device_name(device: torch.device) -> str:
+    """The devices of all processes, by whose number the speed grows."""
+    is_gpu, number = device.type == "cuda", current().number
+    name = torch.cuda.get_device_name(device) if is_gpu else f"{device}, {torch.get_num_threads()} threads"
+    return name if number == 1 else f"{number} × {name}"
 
 
 def compare_texts(
@@ -308,7 +315,8 @@ def _judged(
         judgment = Judgment(judge.name, judge.convention, own.judged(seed), other.judged(seed))
     if featurizer is not None:
         own, other = readings[featurizer.name]
-        mauve = compute_mauve(own.features, other.features, featurizer.name, seed)
+        name = featurizer.name
+        mauve = current().on_main(lambda: compute_mauve(own.features, other.features, name, seed))
     return judgment, mauve
 
 

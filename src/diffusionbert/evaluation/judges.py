@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from diffusionbert.evaluation.metrics import entropy
 from diffusionbert.likelihood.intervals import Numbers, ratio_intervals
+from diffusionbert.parallel import current
 from diffusionbert.storage.hub import MODEL, fetch, not_found, quiet
 from diffusionbert.training.batches import TokenBudget
 
@@ -142,10 +143,11 @@ class Judge:
         nats, features = np.zeros(len(ids)), np.zeros((len(ids), self.model.config.hidden_size), np.float32)
         order = np.argsort(-lengths, kind="stable")[: int((lengths > 0).sum())]
         edges = np.cumsum(TokenBudget(max(_POSITIONS_PER_CALL, int(lengths.max(initial=1)))).cut(lengths[order]))[:-1]
-        for index in np.split(order, edges):
-            if len(index):
-                nats[index], features[index] = self._read([sequences[number] for number in index])
-                advance(len(index))
+        batches = [index for index in np.split(order, edges) if len(index)]
+        read = current().share(batches, lambda index: self._read([sequences[number] for number in index]))
+        for index, (own_nats, own_features) in zip(batches, read, strict=True):
+            nats[index], features[index] = own_nats, own_features
+            advance(len(index))
         advance(int((lengths == 0).sum()))
         num_truncated = sum(len(tokens) > room for tokens in ids)
         return Reading(nats, np.maximum(lengths - 1, 0).astype(np.float64), entropies, features, num_truncated)

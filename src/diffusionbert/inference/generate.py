@@ -25,6 +25,7 @@ from diffusionbert.inference.constraints import Constrained, place_words, unwrap
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import GeneratedText, StreamState, Task, has_word
 from diffusionbert.networks.base import Network
+from diffusionbert.parallel import current
 from diffusionbert.reporting import logger
 from diffusionbert.samplers.base import Query, Sampler, State, concatenate_queries, sample, split_answer
 from diffusionbert.samplers.config import SamplingRequest
@@ -38,10 +39,12 @@ USUAL_BLOCK = 32
 
 
 def generate(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[GeneratedText]:
-    """Yields the texts of a task, batch after batch; each depends on the seed and its number, not on the batch."""
-    plan = _Plan(engine, task, request)
-    for part in plan.parts():
-        yield from _generate([part])[0]
+    """Yields the texts of a task, batch after batch; each depends on the seed and its number, not on the batch.
+
+    The processes of a launch share the batches.
+    """
+    for [texts] in current().share(_Plan(engine, task, request).parts(), lambda part: _generate([part])):
+        yield from texts
 
 
 def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRequest) -> list[list[GeneratedText]]:
@@ -49,8 +52,10 @@ def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRe
     plans = [_Plan(engine, task, request) for task in tasks]
     found: list[list[GeneratedText]] = [[] for _ in tasks]
     parts = [(number, part) for number, plan in enumerate(plans) for part in plan.parts()]
-    for batch in _batches(engine, parts):
-        for (number, _), texts in zip(batch, _generate([part for _, part in batch]), strict=True):
+    batches = list(_batches(engine, parts))
+    generated = current().share(batches, lambda batch: _generate([part for _, part in batch]))
+    for batch, several in zip(batches, generated, strict=True):
+        for (number, _), texts in zip(batch, several, strict=True):
             found[number] += texts
     return found
 

@@ -47,6 +47,7 @@ from diffusionbert.objectives.base import (
     ScoringQuantity,
     TimeGrid,
 )
+from diffusionbert.parallel import current
 from diffusionbert.reporting import require_type
 
 
@@ -296,12 +297,17 @@ def _ordered(engine: Engine, rows: _Windows, order: Order) -> list[SentenceEstim
     by_length = sorted(range(len(rows.windows)), key=lambda index: -int(rows.lengths[index]))
     is_alone = order is Order.LEFT_TO_RIGHT and engine.device.type == "cpu"  # so that company does not even round
     size = 1 if is_alone else engine.sequences_at_once(int(max(rows.lengths, default=1)))
-    found: dict[int, SentenceEstimate] = {}
-    for group in (by_length[start : start + size] for start in range(0, len(by_length), size)):
+
+    def estimates(group: list[int]) -> list[SentenceEstimate]:
         x0 = rows.batch(group).to(engine.device)
         nats = order_nats(network, x0, engine.vocabulary.mask_id, order)
-        for index, values, editable in zip(group, nats.cpu(), x0.editable.cpu(), strict=True):
-            found[index] = SentenceEstimate(values[editable], Uncertainty(), int(editable.sum()), True)
+        return [
+            SentenceEstimate(values[editable], Uncertainty(), int(editable.sum()), True)
+            for values, editable in zip(nats.cpu(), x0.editable.cpu(), strict=True)
+        ]
+
+    groups = [by_length[start : start + size] for start in range(0, len(by_length), size)]
+    found = dict(zip(by_length, itertools.chain(*current().share(groups, estimates)), strict=True))
     if not rows.share_key:
         return [found[index] for index in range(len(rows.windows))]
     differences = [found[index].nats - found[0].nats for index in range(len(rows.windows))]

@@ -11,7 +11,8 @@ cannot be estimated from *within* a round, whose draws have different means. But
 rounds is an unbiased estimate of the variance of their mean. `estimate` adds rounds until its interval is narrow
 enough, or until the variance over draws is negligible against that over sentences (`intervals`).
 
-Noise is keyed by seed, draw and `Batch.example`, so a result does not depend on how sentences are batched.
+Noise is keyed by seed, draw and `Batch.example`, so a result does not depend on how sentences are batched, nor on how
+many processes share the batches.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, Counts, PerSequence, batch_sizes
 from diffusionbert.likelihood.scores import Estimate, Interval, Length, Limit, Protocol, Rate, Scores, Unit
 from diffusionbert.objectives.base import Likelihood, TrainingModule
+from diffusionbert.parallel import current
 from diffusionbert.reporting import require_type
 
 _SEED = 2**40  # added to the seed, to keep it away from the seeds of training
@@ -240,13 +242,16 @@ def _round(
     chunks: list[_Chunk], draws: Callable[[Batch], Tensor], advance: Callable[[int], None]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The keys, token counts and drawn nats of all sentences, in the original order."""
-    numbers, found = [], []
-    for index, get in chunks:
-        batch = get()
-        numbers.append(index)
-        found.append((batch.example.cpu(), batch.editable.sum(dim=1).cpu(), draws(batch).cpu()))
+
+    def drawn(chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
+        batch = chunk[1]()
+        return batch.example.cpu(), batch.editable.sum(dim=1).cpu(), draws(batch).cpu()
+
+    found = []
+    for (index, _), one in zip(chunks, current().share(chunks, drawn), strict=True):
+        found.append(one)
         advance(len(index))
-    order = torch.cat(numbers).argsort()
+    order = torch.cat([index for index, _ in chunks]).argsort()
     example, tokens, nats = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
     return example, tokens, nats
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from numbers import Integral
 
 import torch
@@ -31,6 +33,7 @@ from diffusionbert.diffusion.rng import Noise
 from diffusionbert.likelihood.estimate import SequenceDataset
 from diffusionbert.likelihood.intervals import student_quantile
 from diffusionbert.objectives.base import Likelihood, TrainingModule
+from diffusionbert.parallel import current
 from diffusionbert.reporting import require_type
 
 _SEED = 2**41  # added to the seed, to keep it away from the seeds of training and of `estimate`
@@ -150,11 +153,24 @@ def estimate_sentences(
     Returns:
         One estimate per sentence.
     """
+    size, number = _SENTENCES_AT_ONCE.get(next(method.parameters()).device.type, 1), current().number
+    by_length = sorted(range(len(rows.lengths)), key=lambda index: -int(rows.lengths[index]))
+    groups = [by_length[start : start + size] for start in range(0, len(by_length), size)]
+    # Each process of a launch gets every n-th group; paired sentences are drawn for equally often, so together.
+    shares = [by_length] if paired else [list(chain(*groups[first::number])) for first in range(number)]
+    found: dict[int, SentenceEstimate] = {}
+    for estimates in current().share(shares, partial(_estimates, method, rows, budget, size, paired)):
+        found |= estimates
+    return [found[index] for index in range(len(by_length))]
+
+
+def _estimates(
+    method: TrainingModule, rows: SequenceDataset, budget: SentenceBudget, size: int, paired: bool, active: list[int]
+) -> dict[int, SentenceEstimate]:
+    """The estimates of the sentences with these indices, so many of which are drawn for at once."""
     objective, device = method.objective, next(method.parameters()).device
     is_exact = objective.likelihood is Likelihood.EXACT
-    size = _SENTENCES_AT_ONCE.get(device.type, 1)
-    drawn = [_Drawn(is_exact) for _ in rows.lengths]
-    active = sorted(range(len(drawn)), key=lambda index: -int(rows.lengths[index]))
+    drawn = {index: _Drawn(is_exact) for index in active}
     number, next_look = 0, 1 if is_exact else 2
     while active:
         for group in (active[start : start + size] for start in range(0, len(active), size)):
@@ -168,7 +184,7 @@ def estimate_sentences(
         first = drawn[0] if paired else None
         waiting = [index for index in active if not drawn[index].is_done(budget, first, is_look=is_look)]
         active = active if paired and waiting else waiting
-    return [one.estimate(budget, drawn[0] if paired else None) for one in drawn]
+    return {index: one.estimate(budget, drawn[0] if paired else None) for index, one in drawn.items()}
 
 
 class _Drawn:

@@ -26,6 +26,7 @@ from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
 from diffusionbert.networks.loading import NewBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.parallel import current
 from diffusionbert.recipes import PRESETS, SYSTEMS, Start, pretraining, pretraining_of, started_from, tiny
 from diffusionbert.reporting import logger
 from diffusionbert.reproduce import Request
@@ -123,7 +124,7 @@ class Reproduction:
         self._base = self._configured()
         self._engines: dict[str, Engine] = {}
         self._evaluation_sets: dict[tuple[str, str, int], EvaluationSet] = {}
-        self._store_settings()
+        current().on_main(self._store_settings)
 
     def _configured(self) -> RunConfig:
         """What all systems share; warm-up and intervals scale with the number of steps."""
@@ -195,16 +196,16 @@ class Reproduction:
 
     def _trained(self, output: Path, make: Callable[[], RunConfig]) -> Path:
         """The run directory, trained or resumed unless it is finished."""
-        if is_finished(output):
+        if _agreed(lambda: is_finished(output)):
             return output
-        if RunFolder(output).config.exists():
+        if _agreed(RunFolder(output).config.exists):
             logger.info("%s: resumed", output)
             train(None, output, cache=self.cache, resume=True)
         else:
             config = make()
             logger.info("%s: trains for %s steps", output, f"{config.training.steps:,}")
             train(config, output, cache=self.cache)
-        if not is_finished(output):  # stopped by a signal
+        if not _agreed(lambda: is_finished(output)):  # stopped by a signal
             logger.info("%s: stopped; run the same command to resume", output)
             raise KeyboardInterrupt
         return output
@@ -212,7 +213,7 @@ class Reproduction:
     def _exported(self, output: Path) -> Path:
         """The run directory with its model, which is missing if the run was stopped before the export."""
         run = RunFolder(output)
-        if not run.model.exists() and run.read_pointer("last") is not None:
+        if _agreed(lambda: not run.model.exists() and run.read_pointer("last") is not None):
             train(None, output, cache=self.cache, resume=True)
         return output
 
@@ -240,7 +241,7 @@ class Reproduction:
         `steps` is T of the bound; without `scored`, only samples are evaluated.
         """
         folder, scale, seed = self.output / "evaluations" / key, self.scale, self.request.seed
-        if not (folder / "evaluation.json").exists():
+        if not _agreed((folder / "evaluation.json").exists):
             engine = self.engine(name)
             engine = engine if steps is None else engine.with_steps(steps)
             budget = EstimationBudget(0.005, scale.max_draws, strata=min(16, scale.max_draws // 2), seed=seed)
@@ -248,8 +249,9 @@ class Reproduction:
             plan = Plan(request, number, scale.length, budget, scored=scored, seed=seed)
             logger.info("%s: evaluates", folder)
             with fast_products():
-                evaluate(engine, self._evaluation_set(engine, data or self.test), plan).save(folder)
-        return EvaluationResult.load(folder)
+                result = evaluate(engine, self._evaluation_set(engine, data or self.test), plan)
+            current().on_main(lambda: result.save(folder))
+        return current().on_main(lambda: EvaluationResult.load(folder))
 
     def other_evaluation(self, name: str) -> EvaluationResult:
         """Evaluates a system on the corpus of another domain, with as few samples as possible."""
@@ -267,6 +269,11 @@ class Reproduction:
         if key not in self._evaluation_sets:
             self._evaluation_sets[key] = open_evaluation_set(engine, name, sentences=self.scale.sentences)
         return self._evaluation_sets[key]
+
+
+def _agreed(is_so: Callable[[], bool]) -> bool:
+    """What the main process finds on its disk, so that all processes of a launch do the same next."""
+    return current().on_main(is_so)
 
 
 def is_finished(run: Path) -> bool:
