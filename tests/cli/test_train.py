@@ -17,7 +17,7 @@ from shared import shared
 from diffusionbert.cli.main import main, parse_arguments
 from diffusionbert.cli.train import configure
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.trainer import Trainer
+from diffusionbert.training.step import TrainingStep
 
 BEGUN = ["--width=16", "--layers=1", "--vocabulary=512"]
 """The network and vocabulary of the runs here."""
@@ -270,14 +270,14 @@ def test_a_run_stopped_before_its_first_validation_leaves_a_model_to_write_with(
     made_up_text, short_run, tmp_path, capsys, monkeypatch, refused
 ):
     shutil.copytree(short_run / "cache", tmp_path / "cache")
-    taken = Trainer._step
+    taken = TrainingStep.__call__
 
-    def step(self, indices):
-        if self.state.step == 2:
+    def step(self, batch):
+        if batch.step == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return taken(self, indices)
+        return taken(self, batch)
 
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(TrainingStep, "__call__", step)
     monkeypatch.setattr("diffusionbert.training.model_folder.push_model", None)  # not yet
     with pytest.raises(SystemExit) as caught:
         command(tmp_path, f"--data={made_up_text}", *BEGUN, "--steps=9", "--push=me/mine")
@@ -301,13 +301,13 @@ def test_a_run_that_is_told_to_stop_in_its_last_step_has_come_to_its_end(
     made_up_text, short_run, tmp_path, capsys, monkeypatch
 ):
     shutil.copytree(short_run / "cache", tmp_path / "cache")
-    taken = Trainer._step
+    taken = TrainingStep.__call__
 
-    def step(self, indices):
+    def step(self, batch):
         os.kill(os.getpid(), signal.SIGTERM)
-        return taken(self, indices)
+        return taken(self, batch)
 
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(TrainingStep, "__call__", step)
     command(tmp_path, f"--data={made_up_text}", *BEGUN, "--steps=1")
     said = capsys.readouterr()
     assert "stopped" not in said.err

@@ -22,6 +22,7 @@ from diffusionbert.reproduce.reproduction import SCALES, Reproduction, is_finish
 from diffusionbert.reproduce.targets import MAIN, TARGETS
 from diffusionbert.storage.files import write_json
 from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.step import TrainingStep
 from diffusionbert.training.trainer import Trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("reproduction")]  # or every worker would train all systems
@@ -256,9 +257,9 @@ def test_a_killed_run_is_resumed(done, output, tmp_path, monkeypatch):
     """Killed in its last step, after a checkpoint, and again before its model is written."""
     again = requested(tmp_path / "again", masked=str(output / "pretrained" / "masked"))
     run, whole = again.output / "runs" / "mdlm", output / "runs" / "mdlm"
-    step = Trainer._step
+    step = TrainingStep.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", lambda self, rows: kill() if self.state.step == 2 else step(self, rows))
+        patch.setattr(TrainingStep, "__call__", lambda self, batch: kill() if batch.step == 2 else step(self, batch))
         with pytest.raises(KilledError):
             again.run("mdlm")
     assert not is_finished(run)
