@@ -8,9 +8,11 @@ and may take days. torch is imported under a launcher only.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -84,7 +86,8 @@ class Processes:
 
         outcome = self._attempt(work) if self.is_main else None
         received = [outcome]
-        distributed.broadcast_object_list(received, src=0, group=self._group)
+        with _connected():
+            distributed.broadcast_object_list(received, src=0, group=self._group)
         result: Result = (outcome or received[0]).result()  # type: ignore[union-attr]
         return result
 
@@ -101,7 +104,8 @@ class Processes:
         from torch import distributed
 
         outcomes: list[Any] = [None] * self.number
-        distributed.all_gather_object(outcomes, outcome, group=self._group)
+        with _connected():
+            distributed.all_gather_object(outcomes, outcome, group=self._group)
         outcomes[self.index] = outcome  # its own error has a traceback
         return [one.result() for one in outcomes]
 
@@ -137,14 +141,27 @@ def join() -> Processes:
 
 
 def leave() -> None:
-    """Ends what `join` began."""
+    """Ends what `join` began.
+
+    Threads of a group that still exists when Python exits may abort it, so that nothing may refer to the group.
+    """
     global _current
     if _current is not ALONE:
         from torch import distributed
 
-        _current = ALONE
+        _current._group, _current._is_alone, _current = None, True, ALONE
+        gc.collect()  # networks that were trained together
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Says what it means that a connection has broken."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"another process of this launch has ended ({str(error)[:80]}); see its message") from None
 
 
 @final

@@ -99,12 +99,15 @@ def _run(words: list[str]) -> None:
         sys.stderr.close()  # else the interpreter reports it again at exit
         sys.exit(0)
     except KeyboardInterrupt:
+        parallel.leave()
         sys.exit(130)
     except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
         message = " ".join(str(error).split())
         if not launch.is_main:
             time.sleep(SECONDS_TO_REPORT)
-        print(f"diffusionbert: {in_flags(message, _option_names(command))}", file=sys.stderr)
+        print(f"diffusionbert: {in_flags(message, _option_names(command))}", file=sys.stderr, flush=True)
+        if launch.number > 1:
+            time.sleep(0.1)  # threads of gloo that still free what they sent would abort the exit
         sys.exit(2 if isinstance(error, ValueError) else 1)
 
 
