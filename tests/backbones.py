@@ -26,6 +26,7 @@ from transformers import (
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks.loading import NewModernBert
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime
 
@@ -44,6 +45,14 @@ COMMON = {
 }
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
+
+def _new_modernbert() -> PreTrainedConfig:
+    """That of the backbone `modernbert`: all layers are global, and no special id but padding is known."""
+    config = NewModernBert(2, 32, 2, 0.0).build(VOCAB_SIZE, 24, 0, causal=False).config
+    config.initializer_range = COMMON["initializer_range"]
+    return config
+
+
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "bert": lambda: BertConfig(**COMMON, **NO_DROPOUT),
     "roberta": lambda: RobertaConfig(**COMMON, **NO_DROPOUT),
@@ -56,6 +65,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "modernbert": lambda: ModernBertConfig(
         **COMMON, pad_token_id=0, bos_token_id=CLS, eos_token_id=SEP, cls_token_id=CLS, sep_token_id=SEP
     ),
+    "new-modernbert": _new_modernbert,
     "deberta-v2": lambda: DebertaV2Config(
         **COMMON, **NO_DROPOUT, relative_attention=True, position_biased_input=False, position_buckets=8,
         pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True, conv_kernel_size=3,

@@ -16,6 +16,7 @@ from shared import shared
 
 from diffusionbert.cli.main import main, parse_arguments
 from diffusionbert.cli.train import configure
+from diffusionbert.networks.loading import NewModernBert, NewModernBertDecoder
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.step import TrainingStep
 
@@ -327,6 +328,27 @@ def test_a_tracker_that_is_not_installed_is_named_at_once(made_up_text, tmp_path
     assert len(said) == 1
     assert tracker in said[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "network"),
+    [
+        (["train"], NewModernBert(2, 64, 4, 0.1)),
+        (["train", "--system=d3pm"], NewModernBert(2, 64, 4, 0.1)),
+        (["train", "--system=decoder"], NewModernBertDecoder(2, 64, 4, 0.1)),
+        (["pretrain"], NewModernBert(2, 64, 4, 0.1)),
+        (["pretrain", "--decoder"], NewModernBertDecoder(2, 64, 4, 0.1)),
+    ],
+    ids=str,
+)
+def test_the_family_of_a_new_network_is_chosen(command, network):
+    options = "--output=run", "--data=pydoc", "--backbone=modern", "--width=64"
+    assert configure(parse_arguments([*command, *options])).backbone == network
+
+
+def test_a_pretrained_network_has_its_own_family(refused, tmp_path):
+    said = refused(f"--output={tmp_path / 'run'}", "--data=pydoc", "--start=bundled", "--backbone=modern")
+    assert "--backbone, --layers, --width, --heads and --dropout are for new networks; leave them out" in said
 
 
 def test_no_compile_overrides_the_preset():

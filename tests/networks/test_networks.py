@@ -154,9 +154,9 @@ def test_sequences_longer_than_the_limit_are_refused(architecture: str, prefix: 
         denoiser.hidden_states(longer.tokens, longer.attention_mask)
 
 
-@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"modernbert", "deberta-v2"}))
+@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"modernbert", "new-modernbert", "deberta-v2"}))
 def test_the_limit_is_where_the_bare_model_fails(architecture: str):
-    """All but the two whose positions are relative have one trained vector a position."""
+    """All but those whose positions are relative have one trained vector a position."""
     denoiser = agnostic(architecture)
     longer = sentences(denoiser.backbone, (denoiser.max_length + 1,))
     with pytest.raises((IndexError, RuntimeError)):
@@ -236,6 +236,7 @@ LANGUAGE_MODELS: list[tuple[str, Any, dict[str, Any]]] = [
     *((name, AutoModelForCausalLM, {**SPECIAL, "num_key_value_heads": 2, "head_dim": 16}) for name in DECODERS),
     ("gpt_neo", AutoModelForCausalLM, {**SPECIAL, "attention_types": [[["global"], 2]]}),
     ("opt", AutoModelForCausalLM, {**SPECIAL, "word_embed_proj_dim": 16}),
+    ("modernbert-decoder", AutoModelForCausalLM, SPECIAL),
 ]
 
 

@@ -36,7 +36,7 @@ from diffusionbert.networks.causal import (
     CausalNetwork,
     KeyValues,
 )
-from diffusionbert.networks.loading import NewDecoder, extend_vocabulary, load_causal_lm
+from diffusionbert.networks.loading import NewDecoder, NewModernBertDecoder, extend_vocabulary, load_causal_lm
 from diffusionbert.objectives.autoregressive import Autoregressive
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.samplers.left_to_right import LeftToRight
@@ -52,6 +52,7 @@ COMMON = {
 }
 DECODERS = {
     "gpt2": lambda: NewDecoder(2, 32, 4, 0.0).build(VOCAB_SIZE, POSITIONS, 0, causal=True),
+    "modernbert-decoder": lambda: NewModernBertDecoder(2, 32, 4, 0.0).build(VOCAB_SIZE, POSITIONS, 0, causal=True),
     # Rotated positions, and two heads that share their keys.
     "llama": lambda: AutoModelForCausalLM.from_config(
         LlamaConfig(**COMMON, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=False)

@@ -15,6 +15,7 @@ from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
 from diffusionbert.cli.main import main
 from diffusionbert.inference.score import score
+from diffusionbert.networks.loading import NewModernBert, NewModernBertDecoder
 from diffusionbert.recipes import SYSTEMS, Start
 from diffusionbert.reproduce import Request, figures
 from diffusionbert.reproduce import reproduction as reproduction_module
@@ -369,6 +370,30 @@ def test_a_decoder_is_pretrained_with_the_vocabulary_of_the_masked_network(tmp_p
     assert (
         decoder == reproduction.planned("decoder").data.vocabulary == str(tmp_path / "pretrained" / "masked" / "model")
     )
+
+
+def test_every_system_can_have_the_modern_backbone(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCALES, "smoke", replace(SMALLER_THAN_SMOKE, decoder_rate_factor=3.0))
+    reproduction = requested(tmp_path, backbone="modern", vocabulary=str(run_of("masking")))
+    masked, causal = NewModernBert(1, 32, 2, 0.0), NewModernBertDecoder(1, 32, 2, 0.0)
+    assert reproduction._pretraining(Start.MASKED).backbone == masked
+    assert reproduction._pretraining(Start.DECODER).backbone == causal
+    for name, system in SYSTEMS.items():
+        if system.start is Start.SCRATCH:
+            planned = reproduction.planned(name)
+            assert planned.backbone == (causal if name == "decoder" else masked)
+            assert planned.training.learning_rate == 1e-3  # the same layers for all
+
+
+def test_settings_of_earlier_versions_have_the_defaults_of_later_ones(tmp_path):
+    requested(tmp_path)
+    (tmp_path / "runs").mkdir()
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    del settings["backbone"]
+    write_json(tmp_path / "settings.json", settings)
+    requested(tmp_path)
+    with pytest.raises(ValueError, match="contains a reproduction with backbone 'bert', got 'modern'"):
+        requested(tmp_path, backbone="modern")
 
 
 def test_a_vocabulary_together_with_a_network_is_refused(tmp_path):

@@ -39,8 +39,11 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """The size of a new network; what is left out is the preset's."""
+    """The family and size of a new network; what is left out is the preset's."""
 
+    backbone: Annotated[Literal["bert", "modern"] | None, option("{bert,modern}")] = None
+    """The family of a new network: BERT (a decoder: GPT-2), or ModernBERT's layers for both: norms first, rotary
+    positions, gated MLPs."""
     layers: OptionalInt = None
     """The number of layers of a new network."""
     width: OptionalInt = None
@@ -243,15 +246,21 @@ def configure(options: Run) -> RunConfig:
 
 def _changed(options: Run, config: RunConfig) -> RunConfig:
     """The configuration with what the options set."""
+    from diffusionbert.networks.loading import of_family
+
     data = _replaced(options.text, config.data)
     data = replace(data, corpus=options.data or data.corpus, lower=data.lower and not options.text.cased)
     config = replace(_with_training(options, config), data=data)
     if options.network != NetworkOptions():
         if config.backbone.pretrained is not None:
             raise ValueError(
-                "--layers, --width, --heads and --dropout are for new networks; leave them out, or start from scratch"
+                "--backbone, --layers, --width, --heads and --dropout are for new networks; leave them out, or start "
+                "from scratch"
             )
-        config = replace(config, backbone=_replaced(options.network, config.backbone))
+        backbone = _replaced(options.network, config.backbone)
+        if options.network.backbone is not None:
+            backbone = of_family(backbone, options.network.backbone)
+        config = replace(config, backbone=backbone)
     return _with_objective(options, config) if isinstance(options, Train) else config
 
 

@@ -282,6 +282,7 @@ _MODULES = {
     "generator_predictions generator_lm_head": "ConvBertForMaskedLM ElectraForMaskedLM",
     "vocab_transform activation vocab_layer_norm vocab_projector": "DistilBertForMaskedLM",
     "head decoder": "ModernBertForMaskedLM",
+    "lm_head decoder": "ModernBertDecoderForCausalLM",
     # Among decoders not Gemma 2 and 3, which cap their logits, nor Cohere and Granite, which scale them.
     "lm_head": "CamembertForMaskedLM EuroBertForMaskedLM MPNetForMaskedLM RobertaForMaskedLM "
     "RobertaPreLayerNormForMaskedLM XLMRobertaForMaskedLM XLMRobertaXLForMaskedLM BloomForCausalLM GemmaForCausalLM "

@@ -61,7 +61,7 @@ class BackboneConfig(ABC):
 
 
 @dataclass(frozen=True)
-class _NewNetwork(BackboneConfig):
+class NewNetwork(BackboneConfig):
     """A network with random parameters."""
 
     layers: int = 2
@@ -84,7 +84,7 @@ class _NewNetwork(BackboneConfig):
 
 @register("bert")
 @dataclass(frozen=True)
-class NewBert(_NewNetwork):
+class NewBert(NewNetwork):
     """A BERT with random parameters."""
 
     def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
@@ -109,7 +109,7 @@ class NewBert(_NewNetwork):
 
 @register("gpt2")
 @dataclass(frozen=True)
-class NewDecoder(_NewNetwork):
+class NewDecoder(NewNetwork):
     """A GPT-2 with random parameters and tied embeddings; its layers have the size of a BERT's."""
 
     def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
@@ -133,6 +133,75 @@ class NewDecoder(_NewNetwork):
             eos_token_id=None,
         )
         return _new(transformers.AutoModelForCausalLM, config)
+
+
+@register("modernbert")
+@dataclass(frozen=True)
+class NewModernBert(NewNetwork):
+    """A ModernBERT with random parameters: norms before the layers, rotary positions, gated MLPs, global attention."""
+
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        if causal:
+            raise ValueError(
+                "this objective needs a causal language model, got a new ModernBERT; use NewModernBertDecoder()"
+            )
+        absent = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+        settings = _modern_settings(self, vocab_size, max_positions, pad_id) | absent
+        return _new(transformers.AutoModelForMaskedLM, transformers.ModernBertConfig(**settings))
+
+    def as_causal(self) -> BackboneConfig:
+        return NewModernBertDecoder(*astuple(self))
+
+
+@register("modernbert-decoder")
+@dataclass(frozen=True)
+class NewModernBertDecoder(NewNetwork):
+    """A ModernBERT that attends to the left alone: the same layers, parameters and head as `NewModernBert`."""
+
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        if not causal:
+            raise ValueError(
+                "this objective needs a masked language model, got a new ModernBERT decoder; use the objective "
+                "autoregressive (--system decoder) with it"
+            )
+        # The class refuses None, and nothing here reads them.
+        unused = {"eos_token_id": None, "bos_token_id": pad_id, "cls_token_id": pad_id, "sep_token_id": pad_id}
+        settings = _modern_settings(self, vocab_size, max_positions, pad_id) | unused
+        return _new(transformers.AutoModelForCausalLM, transformers.ModernBertDecoderConfig(**settings))
+
+
+def _modern_settings(size: NewNetwork, vocab_size: int, max_positions: int, pad_id: int) -> dict[str, Any]:
+    # A gated MLP has three matrices and BERT's has two, four times as wide as the hidden states.
+    multiple = 64 if size.width >= 256 else 8
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": size.width,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": max(1, round(8 * size.width / 3 / multiple)) * multiple,
+        "max_position_embeddings": max_positions,
+        "pad_token_id": pad_id,
+        "global_attn_every_n_layers": 1,
+        **dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), size.dropout),
+    }
+
+
+_FAMILIES: dict[str, type[NewNetwork]] = {"bert": NewBert, "modern": NewModernBert}
+
+
+def of_family(backbone: BackboneConfig, family: str) -> BackboneConfig:
+    """A new network of a family and of the same size, causal if the given one is.
+
+    Args:
+        backbone: A network with random parameters.
+        family: `bert` (causal: GPT-2) or `modern` (ModernBERT).
+    """
+    if family not in _FAMILIES:
+        raise ValueError(f"unknown family of backbones {family!r}; known: {', '.join(_FAMILIES)}")
+    if not isinstance(backbone, NewNetwork):
+        raise ValueError(f"the family is chosen for new networks alone, got {backbone}; leave out --backbone")
+    made = _FAMILIES[family](*astuple(backbone))
+    return made.as_causal() if backbone.as_causal() == backbone else made
 
 
 @register("pretrained")

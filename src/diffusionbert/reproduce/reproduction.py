@@ -24,7 +24,7 @@ from diffusionbert.evaluation.evaluate import Plan, evaluate
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
-from diffusionbert.networks.loading import NewBert
+from diffusionbert.networks.loading import NewBert, of_family
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.parallel import current
 from diffusionbert.recipes import PRESETS, SYSTEMS, Start, pretraining, pretraining_of, started_from, tiny
@@ -61,7 +61,7 @@ class Scale:
     timed_samples: int = 250
     """Samples of table 3, generated in one batch."""
     decoder_rate_factor: float = 2.0
-    """Multiplies the learning rate of a decoder that starts from random parameters, which tolerates a higher one."""
+    """Multiplies the learning rate of a new GPT-2, which tolerates a higher one than a BERT."""
 
 
 def _smoke(data: str) -> RunConfig:
@@ -128,7 +128,7 @@ class Reproduction:
 
     def _configured(self) -> RunConfig:
         """What all systems share; warm-up and intervals scale with the number of steps."""
-        config = self.scale.preset(self.request.data)
+        config = self._with_backbone(self.scale.preset(self.request.data))
         training = replace(config.training, seed=self.request.seed)
         if self.request.steps is not None:
             fraction = self.request.steps / training.steps
@@ -137,12 +137,16 @@ class Reproduction:
             training = replace(training, steps=self.request.steps, **scaled)
         return replace(config, data=replace(config.data, validation=self.request.validation), training=training)
 
+    def _with_backbone(self, config: RunConfig) -> RunConfig:
+        return replace(config, backbone=of_family(config.backbone, self.request.backbone))
+
     def _store_settings(self) -> None:
         require_writable(self.output)
         settings, requested = self.output / "settings.json", asdict(self.request)
         # Settings without anything else are left by a call that failed before training; they may be replaced.
         has_work = settings.exists() and any(path != settings for path in self.output.iterdir())
-        stored = read_json(settings) if has_work else requested
+        # Settings that an earlier version did not store have their defaults.
+        stored = asdict(Request()) | read_json(settings) if has_work else requested
         for name, value in requested.items():
             if stored.get(name) != value:
                 raise ValueError(
@@ -172,7 +176,7 @@ class Reproduction:
 
     def _pretraining(self, kind: Start) -> RunConfig:
         data = self.request.pretraining_data or self.request.data
-        config = self.scale.pretrained(data, decoder=kind is Start.DECODER)
+        config = self._with_backbone(self.scale.pretrained(data, decoder=kind is Start.DECODER))
         config = replace(config, training=replace(config.training, seed=self.request.seed))
         if kind is Start.MASKED and self.request.vocabulary is None:
             return config  # all systems use its vocabulary
@@ -189,7 +193,7 @@ class Reproduction:
         if system.start is not Start.SCRATCH:
             return system.configure(started_from(base, self.start(system.start)))
         config = system.configure(self._with_vocabulary(base))
-        if config.objective.is_causal:
+        if config.objective.is_causal and self.request.backbone == "bert":
             rate = self.scale.decoder_rate_factor * base.training.learning_rate
             config = replace(config, training=replace(config.training, learning_rate=rate))
         return config
