@@ -74,16 +74,20 @@ def main() -> None:
     parser.add_argument("--terminate-at", type=int)
     parser.add_argument("--terminate-rank", type=int)
     parser.add_argument("--sharded", action="store_true")
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--in-double", action="store_true", help="Muon's products in float64 instead of bfloat16")
     parser.add_argument("--micro-tokens", type=int)
     parser.add_argument("--dropout", type=float, default=0.1)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.in_double:
+        torch.Tensor.bfloat16 = torch.Tensor.double
     set_verbosity("info")
     settings = TrainingConfig(
         steps=options.steps, batching=FixedSequences(16), micro_tokens=options.micro_tokens, learning_rate=1e-2,
         warmup=5, ema=0.9, log_every=1, validate_every=10, validation_sentences=70,
         validation_draws=40,  # so many that chunks of different lengths take them in different pieces
-        save_every=5, sharded=options.sharded,
+        save_every=5, sharded=options.sharded, optimizer=options.optimizer,
     )  # fmt: skip
     options.folder.mkdir(parents=True, exist_ok=True)
     run = RunFolder(options.folder)

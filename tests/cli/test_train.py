@@ -107,6 +107,7 @@ def finished(short_run, tmp_path) -> Path:
         (["--system=decoder", *BEGUN], "has backbone bert ("),
         (["--start=nosuch"], "not nosuch"),
         (["--system=bogus"], "unknown system 'bogus'"),
+        (["--optimizer=muon"], "trained with the optimizer adamw, whose state muon cannot use"),
         (["--steps=1"], "which the run has reached, got 1"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""The EMA of parameters: against a running mean by hand, and applied to a module for a while."""
+"""The EMA of parameters, against a running mean by hand; Muon with AdamW, against torch's own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import copy
 
 import pytest
 import torch
+from accelerate import Accelerator
+from backbones import backbone_of
 from torch import nn
+from training_worker import training_module
 
-from diffusionbert.training.optim import EMA
+from diffusionbert.networks.loading import NewDecoder
+from diffusionbert.training.config import TrainingConfig
+from diffusionbert.training.optim import EMA, layer_matrices, new_optimizer
+
+CPU = torch.device("cpu")
 
 
 def module() -> nn.Module:
@@ -102,3 +109,71 @@ def test_restored_averages_continue_exactly():
     assert resumed.num_updates == straight.num_updates == 10
     assert all(torch.equal(value, straight.averages[name]) for name, value in resumed.averages.items())
     assert not any(torch.equal(value, saved[name]) for name, value in resumed.averages.items())
+
+
+# ---- Muon -------------------------------------------------------------------------------------------------------
+
+
+def with_gradients(made: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in made.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_muon_and_adamw_step_as_torchs_own():
+    ours, theirs = training_module(0.0), training_module(0.0)
+    optimizer = new_optimizer(ours, TrainingConfig(optimizer="muon", weight_decay=0.1), CPU)
+    stepper = Accelerator(cpu=True).prepare_optimizer(optimizer)  # which loads the optimizer's own state into it
+    names = {name for name, _ in theirs.named_parameters() if name.endswith("weight") and ".layer." in name}
+    names = {name for name in names if "LayerNorm" not in name}
+    weights = dict(theirs.named_parameters())
+    rest = [weight for name, weight in weights.items() if name not in names]
+    decayed = {"params": [weight for weight in rest if weight.ndim > 1], "weight_decay": 0.1}
+    others = {"params": [weight for weight in rest if weight.ndim <= 1], "weight_decay": 0.0}
+    matrices = [weights[name] for name in sorted(names)]
+    assert len(matrices) == 2 * 6
+    expected = [
+        torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([decayed, others]),
+    ]
+    for step, rate in enumerate((1e-2, 3e-2, 2e-2)):
+        for made in (ours, theirs):
+            with_gradients(made, step)
+        for each in (stepper, *expected):
+            for group in each.param_groups:
+                group["lr"] = rate
+            each.step()
+    for (name, mine), reference in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, reference), name
+        assert optimizer.state[mine].keys() == (
+            {"momentum_buffer"} if name in names else {"step", "exp_avg", "exp_avg_sq"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("made", "number"),
+    [
+        (lambda: backbone_of("bert"), 2 * 6),
+        (lambda: backbone_of("new-modernbert"), 2 * 4),
+        (lambda: backbone_of("deberta-v2"), 2 * 6),
+        (lambda: backbone_of("albert"), 6),  # all layers are one
+        (lambda: NewDecoder(3, 32, 2).build(50, 24, 0, causal=True), 3 * 4),
+    ],
+    ids=["bert", "modernbert", "deberta", "albert", "gpt2"],
+)
+def test_muon_is_for_the_matrices_of_layers(made, number):
+    model = made()
+    matrices = layer_matrices(model)
+    assert len(matrices) == number
+    assert all(min(matrix.shape) >= 32 for matrix in matrices)
+    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert not {id(matrix) for matrix in matrices} & {id(table) for table in tables}
+
+
+def test_networks_and_versions_without_muon_are_refused(monkeypatch):
+    settings = TrainingConfig(optimizer="muon")
+    with pytest.raises(ValueError, match="is for the matrices of layers, and this network has none; use adamw"):
+        new_optimizer(module(), settings, CPU)
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"muon needs torch 2\.9 or newer, got .*; pip install -U torch, or use adamw"):
+        new_optimizer(training_module(0.0), settings, CPU)

@@ -270,6 +270,24 @@ def test_the_loss_scale_is_resumed(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_with_muon_resumes_exactly(tmp_path):
+    settings = replace(QUICK, optimizer="muon", ema=0.9)
+    trainer_of(tmp_path / "straight", settings).train()
+    trainer = trainer_of(tmp_path / "stopped", settings)
+    stopped(trainer, at=5)
+    trainer.train()
+    kinds = {
+        name.rpartition("/")[2]
+        for name in load_file(checkpoint(tmp_path / "stopped", "last") / "optimizer.safetensors")
+    }
+    assert kinds == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
+    resumed(tmp_path / "stopped", settings).train()
+    assert_same_end(tmp_path / "stopped", tmp_path / "straight")
+    validations = [event["nats_per_token"] for event in log(tmp_path / "stopped") if event["event"] == "validation"]
+    assert validations[-1] < validations[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_a_run_is_resumed_in_another_precision(tmp_path, before):
     trainer = scaled(trainer_of(tmp_path)) if before else trainer_of(tmp_path)
@@ -743,6 +761,7 @@ def test_a_corpus_smaller_than_a_batch_is_repeated(tmp_path):
         ("clip", 0.0),
         ("precision", "fp8"),
         ("decay", "polynomial"),
+        ("optimizer", "sgd"),
         ("log_every", 0),
         ("validate_every", 0),
         ("validation_sentences", 1),

@@ -66,6 +66,8 @@ class TrainingOptions:
     """The number of sequences per global batch, in place of --batch-tokens."""
     micro_tokens: OptionalInt = None
     """The maximum number of tokens on one device at once; larger batches are accumulated."""
+    optimizer: Annotated[Literal["adamw", "muon"] | None, option("{adamw,muon}")] = None
+    """AdamW, or Muon for the matrices of layers with AdamW for all else."""
     learning_rate: OptionalFloat = None
     """The peak learning rate. Default: the preset's; with --start at most 1e-4 if the start is a diffusion model or the
     preset is tiny."""
@@ -76,6 +78,8 @@ class TrainingOptions:
         option("{linear,cosine,inverse_sqrt,constant_with_warmup}"),
     ] = None
     """The schedule of the learning rate after the warm-up."""
+    weight_decay: OptionalFloat = None
+    """The weight decay of matrices."""
     ema: OptionalFloat = None
     """Validate and export an exponential moving average of the parameters with this decay, such as 0.9999."""
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None

@@ -25,6 +25,7 @@ from diffusionbert.training.batches import FixedSequences, TokenBudget
 FORMAT = 1
 """The version of the JSON format of a run's configuration."""
 PRECISIONS = "no", "bf16", "fp16"
+OPTIMIZERS = "adamw", "muon"
 DECAYS = "linear", "cosine", "inverse_sqrt", "constant_with_warmup"
 
 
@@ -60,6 +61,8 @@ class TrainingConfig:
     batching: TokenBudget | FixedSequences = TokenBudget(4096)
     micro_tokens: int | None = None
     """The most tokens at once on one device; larger batches are accumulated."""
+    optimizer: str = "adamw"
+    """`adamw`, or `muon` for the matrices of layers with AdamW for all else."""
     learning_rate: float = 1e-3
     warmup: int = 100
     decay: str = "linear"
@@ -98,6 +101,7 @@ class TrainingConfig:
             "clip": (self.clip > 0, "greater than 0"),
             "ema": (self.ema is None or 0 < self.ema < 1, "between 0 and 1, such as 0.9999"),
             "precision": (self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+            "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             "decay": (self.decay in DECAYS, f"one of {', '.join(DECAYS)}"),
         }
         for name, (holds, rule) in rules.items():

@@ -28,18 +28,64 @@ from diffusionbert.training.config import TrainingConfig
 
 
 def new_optimizer(module: nn.Module, settings: TrainingConfig, device: torch.device) -> Optimizer:
-    """AdamW, in one kernel where there is one; biases and norms are not decayed."""
-    is_gpu = device.type == "cuda"
+    """AdamW, in one kernel where there is one, or Muon with AdamW; biases and norms are not decayed."""
+    is_gpu, is_muon = device.type == "cuda", settings.optimizer == "muon"
+    matrices = layer_matrices(module) if is_muon else []
+    in_layers = {id(matrix) for matrix in matrices}
+    others = [weight for weight in module.parameters() if id(weight) not in in_layers]
+    groups = [
+        {"params": [weight for weight in others if weight.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [weight for weight in others if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if is_muon:
+        return MuonWithAdamW(
+            _muon(matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay),
+            torch.optim.AdamW(groups, lr=settings.learning_rate, fused=is_gpu),
+        )
     # A captured step reads the learning rate from a tensor.
     rate = torch.tensor(settings.learning_rate, device=device) if is_gpu else settings.learning_rate
-    groups = [
-        {
-            "params": [weight for weight in module.parameters() if weight.ndim > 1],
-            "weight_decay": settings.weight_decay,
-        },
-        {"params": [weight for weight in module.parameters() if weight.ndim <= 1], "weight_decay": 0.0},
-    ]
     return torch.optim.AdamW(groups, lr=rate, fused=is_gpu, capturable=is_gpu)
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon (Jordan et al. 2024) for the matrices of layers and AdamW for all else, as one optimizer.
+
+    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025), so that both have one learning rate.
+    """
+
+    def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
+        self._muon, self._adamw = muon, adamw
+        super().__init__([*muon.param_groups, *adamw.param_groups], {"fused": adamw.defaults["fused"]})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Takes a step with each; their groups and states are those of this optimizer, which a load may replace."""
+        count = len(self._muon.param_groups)
+        self._muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
+        self._muon.state = self._adamw.state = self.state
+        self._muon.step()
+        self._adamw.step()
+
+
+def layer_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices of the layers of a Hugging Face model: neither embeddings, nor its head, nor what is around it."""
+    models = [model.base_model for model in module.modules() if isinstance(model, PreTrainedModel)]
+    lists = [list_ for model in models for list_ in model.modules() if isinstance(list_, nn.ModuleList)]
+    parts = [part for list_ in lists for part in list_.modules() if not isinstance(part, nn.Embedding)]
+    matrices = [weight for part in parts for weight in part.parameters(recurse=False) if weight.ndim == 2]
+    return list({id(matrix): matrix for matrix in matrices}.values())
+
+
+def _muon(matrices: list[nn.Parameter], **settings: float) -> Optimizer:
+    muon = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        raise ValueError(
+            f"the optimizer muon needs torch 2.9 or newer, got {torch.__version__}; pip install -U torch, or use adamw"
+        )
+    if not matrices:
+        raise ValueError("the optimizer muon is for the matrices of layers, and this network has none; use adamw")
+    made: Optimizer = muon(matrices, adjust_lr_fn="match_rms_adamw", **settings)
+    return made
 
 
 def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:

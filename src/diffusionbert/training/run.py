@@ -179,6 +179,12 @@ def train(
     stored = stored_config(output) if resume else None
     if stored is not None:
         config = stored if config is None else replace(stored, training=config.training)
+        old, new = stored.training.optimizer, config.training.optimizer
+        if new != old:
+            raise ValueError(
+                f"the run in {str(output)!r} is trained with the optimizer {old}, whose state {new} cannot use; give "
+                f"`optimizer` {old}, or train in another --output"
+            )
     elif config is None:
         raise ValueError("a new run needs a configuration; give one, or resume=True")
     else:

@@ -132,7 +132,8 @@ class TrainingStep:
         self.stream = new_stream(accelerator.device) if is_alone else None
         self.draw_stream = new_stream(accelerator.device, priority=-1) if is_alone else None
         self.can_capture = is_alone and settings.cuda_graphs and module.objective.is_capturable
-        self.can_capture &= accelerator.scaler is None
+        # Muon's step reads the learning rate on the CPU.
+        self.can_capture &= accelerator.scaler is None and settings.optimizer == "adamw"
         self.graphs: dict[tuple[int, ...], _CapturedStep] = {}
         self.num_uncaptured: Counter[tuple[int, ...]] = Counter()
 
