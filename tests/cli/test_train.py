@@ -229,6 +229,8 @@ def test_a_file_is_no_run_folder(made_up_text, tmp_path, refused, monkeypatch):
         (["--layers=0"], "--layers of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
         (["--compile", "--no-compile"], "--compile and --no-compile exclude each other"),
+        (["--decay-fraction=0.1"], "--decay-fraction is for --decay wsd, got --decay linear; leave it out"),
+        (["--decay=wsd", "--decay-fraction=2"], "--decay-fraction of training must be greater than 0 and at most 1"),
         (["--dropout=1.5"], "--dropout must lie in [0, 1), got 1.5"),
         (["--hybrid=-1"], "--hybrid, the weight of the auxiliary cross-entropy, must be 0 or more, got -1.0"),
         (["--diffusion-steps=0"], "must be 1 or more (--diffusion-steps), got 0"),

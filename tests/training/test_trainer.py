@@ -703,11 +703,35 @@ def test_learning_rates_warm_up_and_then_decay(decay):
     assert rates[20:] == sorted(rates[20:], reverse=True)
 
 
+def test_wsd_warms_up_stays_and_decays():
+    settings = TrainingConfig(steps=20, warmup=4, learning_rate=0.5, decay="wsd", decay_fraction=0.2)
+    factors = [learning_rate(settings)(step) / 0.5 for step in range(22)]
+    expected = [0.25, 0.5, 0.75, *[1.0] * 13, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0]  # the last four of twenty steps decay
+    torch.testing.assert_close(factors, expected)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 100])
+def test_wsd_that_only_decays_is_linear(steps):
+    always, linear = (
+        learning_rate(TrainingConfig(steps=steps, warmup=0, decay=decay, decay_fraction=1.0))
+        for decay in ("wsd", "linear")
+    )
+    torch.testing.assert_close([always(step) for step in range(steps)], [linear(step) for step in range(steps)])
+
+
+def test_wsd_that_decays_before_it_is_warm_stays_below_the_peak():
+    settings = TrainingConfig(steps=10, warmup=8, learning_rate=1.0, decay="wsd", decay_fraction=0.5)
+    rates = [learning_rate(settings)(step) for step in range(10)]
+    torch.testing.assert_close(
+        rates, [step / 8 if step / 8 < (11 - step) / 6 else (11 - step) / 6 for step in range(1, 11)]
+    )
+
+
 def test_the_warm_up_of_the_paper_starts_close_to_0():
     assert learning_rate(TrainingConfig(steps=1_900_000, warmup=10_000, learning_rate=3e-6))(0) < 1e-8
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
+@pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
 def test_the_last_step_has_a_learning_rate_above_0(decay):
     assert learning_rate(TrainingConfig(steps=10, warmup=0, decay=decay))(9) > 0
 
@@ -762,6 +786,8 @@ def test_a_corpus_smaller_than_a_batch_is_repeated(tmp_path):
         ("precision", "fp8"),
         ("decay", "polynomial"),
         ("optimizer", "sgd"),
+        ("decay_fraction", 0.0),
+        ("decay_fraction", 1.5),
         ("log_every", 0),
         ("validate_every", 0),
         ("validation_sentences", 1),

@@ -74,10 +74,12 @@ class TrainingOptions:
     warmup: OptionalInt = None
     """The number of warm-up steps."""
     decay: Annotated[
-        Literal["linear", "cosine", "inverse_sqrt", "constant_with_warmup"] | None,
-        option("{linear,cosine,inverse_sqrt,constant_with_warmup}"),
+        Literal["linear", "cosine", "inverse_sqrt", "constant_with_warmup", "wsd"] | None,
+        option("{linear,cosine,inverse_sqrt,constant_with_warmup,wsd}"),
     ] = None
-    """The schedule of the learning rate after the warm-up."""
+    """The schedule of the learning rate after the warm-up; wsd stays at the peak and decays at the end."""
+    decay_fraction: OptionalFloat = None
+    """With --decay wsd: the fraction of the steps in which the learning rate decays. Default: 0.2."""
     weight_decay: OptionalFloat = None
     """The weight decay of matrices."""
     ema: OptionalFloat = None
@@ -283,6 +285,8 @@ def _with_training(given: Run, config: RunConfig) -> RunConfig:
     training, options = _replaced(given.records, _replaced(given.training, config.training)), given.training
     if options.mixed_precision is not None:
         training = replace(training, precision=options.mixed_precision)
+    if options.decay_fraction is not None and training.decay != "wsd":
+        raise ValueError(f"--decay-fraction is for --decay wsd, got --decay {training.decay}; leave it out")
     if options.compile and options.no_compile:
         raise ValueError("--compile and --no-compile exclude each other; give one of them")
     if options.no_compile:

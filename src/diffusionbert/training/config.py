@@ -26,7 +26,7 @@ FORMAT = 1
 """The version of the JSON format of a run's configuration."""
 PRECISIONS = "no", "bf16", "fp16"
 OPTIMIZERS = "adamw", "muon"
-DECAYS = "linear", "cosine", "inverse_sqrt", "constant_with_warmup"
+DECAYS = "linear", "cosine", "inverse_sqrt", "constant_with_warmup", "wsd"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class TrainingConfig:
     learning_rate: float = 1e-3
     warmup: int = 100
     decay: str = "linear"
-    """As transformers names it: linear, cosine, inverse_sqrt, constant_with_warmup."""
+    """As transformers names it: linear, cosine, inverse_sqrt, constant_with_warmup; or wsd: warm-up, stable, decay."""
+    decay_fraction: float = 0.2
+    """With `wsd`: the fraction of the steps, at the end, in which the learning rate decays, linearly to 0."""
     weight_decay: float = 0.01
     clip: float = 1.0
     ema: float | None = None
@@ -101,6 +103,7 @@ class TrainingConfig:
             "clip": (self.clip > 0, "greater than 0"),
             "ema": (self.ema is None or 0 < self.ema < 1, "between 0 and 1, such as 0.9999"),
             "precision": (self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+            "decay_fraction": (0 < self.decay_fraction <= 1, "greater than 0 and at most 1"),
             "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             "decay": (self.decay in DECAYS, f"one of {', '.join(DECAYS)}"),
         }

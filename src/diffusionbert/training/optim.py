@@ -89,13 +89,22 @@ def _muon(matrices: list[nn.Parameter], **settings: float) -> Optimizer:
 
 
 def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:
-    """The learning rate at a step, as transformers' schedules have it, with no state to save."""
+    """The learning rate at a step, as transformers' schedules have it, or WSD; with no state to save."""
+    if settings.decay == "wsd":
+        return lambda step: settings.learning_rate * _wsd(step + 1, settings)
     stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = get_scheduler(
         settings.decay, stand_in, num_warmup_steps=settings.warmup, num_training_steps=settings.steps + 1
     )
     factor = schedule.lr_lambdas[0]
     return lambda step: settings.learning_rate * float(factor(step + 1))
+
+
+def _wsd(step: int, settings: TrainingConfig) -> float:
+    """Warm-up, stable, decay: the factor rises to 1 linearly, stays, and falls to 0, one step after the last."""
+    num_decaying = max(1, round(settings.decay_fraction * settings.steps))
+    risen, left = step / max(1, settings.warmup), (settings.steps + 1 - step) / (num_decaying + 1)
+    return max(0.0, min(risen, 1.0, left))
 
 
 def low_precision(settings: TrainingConfig) -> torch.dtype | None:
