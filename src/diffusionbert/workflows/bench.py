@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, Spindle
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.loading import NewBert
+from diffusionbert.networks.loading import NewBert, NewModernBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.reporting import Progress, logger, no_progress
 from diffusionbert.training.batches import FixedSequences
@@ -70,24 +70,9 @@ class Work:
 
     def backbone(self) -> PreTrainedModel:
         """A new network."""
-        if not self.is_modern:
-            size = NewBert(self.layers, self.width, self.heads, self.dropout)
-            return size.build(self.vocabulary, self.length + 1, PAD, causal=False)
-        config = transformers.ModernBertConfig(
-            vocab_size=self.vocabulary,
-            hidden_size=self.width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            intermediate_size=8 * self.width // 3,  # a gated MLP with as many parameters as BERT's
-            max_position_embeddings=self.length + 1,
-            pad_token_id=PAD,
-            cls_token_id=CLS,
-            sep_token_id=SEP,
-            bos_token_id=CLS,
-            eos_token_id=SEP,
-        )
-        model: PreTrainedModel = transformers.ModernBertForMaskedLM(config)
-        return model
+        family = NewModernBert if self.is_modern else NewBert
+        size = family(self.layers, self.width, self.heads, self.dropout)
+        return size.build(self.vocabulary, self.length + 1, PAD, causal=False)
 
     def describe(self) -> str:
         name = "ModernBERT" if self.is_modern else "BERT"
