@@ -74,7 +74,8 @@ def paper(data: str) -> RunConfig:
     """
     training = TrainingConfig(
         steps=1_900_000, batching=FixedSequences(32), learning_rate=3e-6, warmup=10_000, decay="inverse_sqrt",
-        precision="bf16", validate_every=10_000, validation_sentences=2048, save_every=10_000, log_every=100,
+        precision="bf16", compile=True, validate_every=10_000, validation_sentences=2048, save_every=10_000,
+        log_every=100,
     )  # fmt: skip
     config = RunConfig(DataConfig(data, vocabulary="bert-base-uncased"), Pretrained("bert-base-uncased"))
     return replace(config, objective=DiscreteTimeConfig(num_steps=2048, hybrid=0.01), training=training)

@@ -33,7 +33,7 @@ from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.run import make_accelerator
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.step import _aligned, ahead, compile_cache
+from diffusionbert.training.step import _aligned, ahead, compile_cache, compile_module
 from diffusionbert.training.trainer import Trainer
 
 SIZE = 50
@@ -205,6 +205,15 @@ def test_a_network_is_compiled_once_for_all_shapes():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_a_compiler_the_network_stays_as_it_is(monkeypatch):
+    module, lines = module_of(OBJECTIVES["linear"]), []
+    monkeypatch.setattr(step.shutil, "which", lambda name: None)
+    monkeypatch.setattr(step.logger, "warning", lines.append)
+    compile_module(module, sharded=False)
+    assert lines == ["training without compilation, which needs a C++ compiler on this machine"]
+    assert module.network.backbone.base_model._compiled_call_impl is None
 
 
 # ---- batches ahead --------------------------------------------------------------------------------------------------

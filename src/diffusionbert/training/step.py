@@ -8,11 +8,14 @@ All positions are targets in it (`Batch.has_fixed_targets`), since no shape may 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -284,7 +287,15 @@ def compile_cache(path: Path | None) -> Iterator[None]:
 
 
 def compile_module(module: TrainingModule, *, sharded: bool) -> None:
-    """Compiles the network for training, for any shapes: as a whole, unless its parameters are sharded by blocks."""
+    """Compiles the network for training, for any shapes: as a whole, unless its parameters are sharded by blocks.
+
+    Without a compiler on this machine the network stays as it is, and that is said.
+    """
+    is_gpu = next(module.parameters()).is_cuda
+    if not (find_spec("triton") if is_gpu else any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "cl")))):
+        missing = "triton (pip install triton)" if is_gpu else "a C++ compiler"
+        logger.warning(f"training without compilation, which needs {missing} on this machine")
+        return
     compile_training = getattr(module.network, "compile_training", None)
     if sharded or compile_training is None:
         for block in blocks_of(module):
