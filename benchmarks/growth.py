@@ -73,7 +73,10 @@ def draw(rows: list[dict], path: Path) -> None:
     figure, axes = plt.subplots(1, len(names), figsize=(3.2 * len(names), 3), sharey=True, layout="constrained")
     for axis, name in zip(axes, names, strict=True):
         some = [row for row in rows if row["quantity"] == name]
-        axis.loglog([row["value"] for row in some], [row["milliseconds"] for row in some], "o-")
+        values = [row["value"] for row in some]
+        axis.loglog(values, [row["milliseconds"] for row in some], "o-")
+        axis.set_xticks(values, [f"{value:,}" for value in values], fontsize=7)
+        axis.minorticks_off()
         axis.set(title=f"{name}: slope {slope(some):.2f}", xlabel=name)
         axis.grid(alpha=0.3, which="both")
     axes[0].set_ylabel("milliseconds per step")
