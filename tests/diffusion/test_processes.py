@@ -27,7 +27,7 @@ from diffusionbert.diffusion.schedules import (
     uniform_grid,
 )
 from diffusionbert.diffusion.shapes import Batch, sequence_index
-from diffusionbert.diffusion.tokens import LogitsWarper
+from diffusionbert.diffusion.tokens import LogitsWarper, finite_log, log_sum_of
 from diffusionbert.diffusion.uniform import Uniform
 
 LANGUAGE = Language.random(num_words=3, length=2, seed=5)
@@ -277,10 +277,10 @@ def test_a_step_in_which_no_token_can_be_unmasked_has_a_finite_gradient(strength
         state = LANGUAGE.batch(x_t[None])
         at = [torch.tensor([time], dtype=torch.float64) for time in (s, t)]
         log_f = network(state.tokens, state.attention_mask, at[1], process.targets(state))
-        hiding, unmask_probability = process._of_vocabulary(state, log_f, *at)
-        if (hiding * unmask_probability)[:, LANGUAGE.allowed].max() == 0:
+        unmasking, _ = process._divergence_weights(*at, process.guessed_center(state, log_f))
+        if unmasking[:, LANGUAGE.allowed].max() == 0:
             num_idle += 1
-            sums = process._log_sum(log_f, hiding * unmask_probability, torch.zeros(len(log_f), dtype=torch.long))
+            sums = log_sum_of(log_f, finite_log(unmasking), torch.zeros(len(log_f), dtype=torch.long))
             assert bool((sums == -torch.inf).all())
         for loss in (process.divergence(x0[None], state, log_f, *at), process.rate(x0[None], state, log_f, at[1])):
             network.zero_grad()

@@ -219,7 +219,7 @@ def test_a_start_time_must_be_a_time(start_time):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"steps": 0}, "steps must be between 1 and 1000000, got 0; 128 is usual"),
+        ({"steps": 0}, "`steps` must be between 1 and 1000000, got 0; 128 is usual"),
         ({"steps": -1}, "steps"),
         ({"steps": 10**10}, "steps"),
         ({"temperature": 0.0}, "temperature"),

@@ -127,24 +127,21 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPosition:
         """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
 
-    def loss(self, network: NetworkT, x0: Batch, noise: Noise, drawn: Any = None) -> PerSequence:
-        """What training minimizes: one draw of the loss per sequence, summed over its tokens; by default the nats.
-
-        Args:
-            network: The network.
-            x0: The sequences.
-            noise: All random numbers.
-            drawn: What `draw` returned for these sequences and this noise, if it was called before.
-        """
+    def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
+        """What training minimizes: one draw of the loss per sequence, summed over its tokens; by default the nats."""
         return self.nats(network, x0, noise).sum(dim=1)
 
-    def draw(self, x0: Batch, noise: Noise) -> Any:
-        """Draws what `loss` draws before it calls the network; None, by default, leaves that to `loss`.
+    def draw(self, x0: Batch, noise: Noise) -> Draw | None:
+        """Draws what `loss` draws before it calls the network, for `loss_of`; None, by default, leaves it to `loss`.
 
         On a GPU the number of masked positions is only known when they are drawn, and who asks must wait. Drawn on a
         stream of its own, ahead of the network, that does not wait for the step before.
         """
         return None
+
+    def loss_of(self, network: NetworkT, x0: Batch, drawn: Draw) -> PerSequence:
+        """The loss of what was drawn ahead."""
+        raise NotImplementedError
 
     def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles what is worth it in `loss`, beside the network; by default nothing."""
@@ -189,13 +186,14 @@ class TrainingModule(nn.Module):
         self.network = network
         self.objective = objective
 
-    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float, drawn: Any = None) -> Tensor:
+    def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float, drawn: Draw | None = None) -> Tensor:
         """The loss of a part of a global batch of `num_tokens` editable tokens.
 
         The losses of the parts add up to the loss of the whole, however it is split over steps and processes.
         (An engine that averages gradients over W processes needs `num_tokens / W`.)
         """
-        return self.objective.loss(self.network, x0, noise, drawn).sum() / num_tokens
+        loss = self.loss(x0, noise) if drawn is None else self.objective.loss_of(self.network, x0, drawn)
+        return loss.sum() / num_tokens
 
     def loss(self, x0: Batch, noise: Noise) -> PerSequence:
         return self.objective.loss(self.network, x0, noise)

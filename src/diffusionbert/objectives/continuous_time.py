@@ -116,11 +116,14 @@ class ContinuousTime(Objective[Network]):
         self.is_capturable = process.learned is None
         self.time_sampling = time_sampling or UniformTimes()
 
-    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: Draw | None = None) -> PerSequence:
-        return _nats(self.process, network, x0, drawn or self.draw(x0, noise)).sum(dim=1)
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
+        return self.loss_of(network, x0, self.draw(x0, noise))
 
     def draw(self, x0: Batch, noise: Noise) -> Draw:
         return _draw(self.process, x0, noise, self.time_sampling)
+
+    def loss_of(self, network: Network, x0: Batch, drawn: Draw) -> PerSequence:
+        return _nats(self.process, network, x0, drawn).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         return _nats(self.process, network, x0, _draw(self.process, x0, noise, Early()))
@@ -141,7 +144,7 @@ class LearnedSchedule(Objective[Network]):
         process.require_finite_rate()
         self.process = process
 
-    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: None = None) -> PerSequence:
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         """The integrand at one drawn time (from `Early`, since exponents may fall below 1), the mean of two draws."""
         t, weight = Early().times(noise.stratified_uniform(x0))
         first, second = (self.process.corrupt(x0, t, noise, purpose) for purpose in (Purpose.CORRUPT, Purpose.PAIR))

@@ -157,11 +157,14 @@ class DiscreteTime(GridObjective[Network]):
         self.hybrid = hybrid
         self.time_sampling = time_sampling or UniformTimes()
 
-    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: Draw | None = None) -> PerSequence:
-        return self._nats(network, x0, drawn or self.draw(x0, noise), self.hybrid).sum(dim=1)
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
+        return self.loss_of(network, x0, self.draw(x0, noise))
 
     def draw(self, x0: Batch, noise: Noise) -> Draw:
         return self._draw(x0, noise, self.time_sampling)
+
+    def loss_of(self, network: Network, x0: Batch, drawn: Draw) -> PerSequence:
+        return self._nats(network, x0, drawn, self.hybrid).sum(dim=1)
 
     def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         if isinstance(self.process, Absorbing):

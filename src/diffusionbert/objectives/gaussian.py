@@ -111,7 +111,7 @@ class GaussianDiffusion(GridObjective[VectorNetwork]):
         self.process = process
         self.clamped = clamped
 
-    def loss(self, network: VectorNetwork, x0: Batch, noise: Noise, drawn: None = None) -> PerSequence:
+    def loss(self, network: VectorNetwork, x0: Batch, noise: Noise) -> PerSequence:
         clean = network.embed(x0.tokens)
         num_steps = len(self.grid) - 1
         t = self.grid[1 + (noise.stratified_uniform(x0) * num_steps).long()]

@@ -90,7 +90,7 @@ class MaskedLM(Objective[Network]):
         self.rate = rate
         self.register_buffer("allowed_ids", allowed.nonzero()[:, 0], persistent=False)
 
-    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: None = None) -> PerSequence:
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         """The cross-entropy at the selected positions over the rate; some of them are kept or replaced."""
         selected = self._selected(x0, noise)
         outcome = noise.per_position(x0, Purpose.KEEP)
@@ -142,7 +142,7 @@ class BertMouth(Objective[Network]):
         self.training_objective = training
         self.mask_id = mask_id
 
-    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: None = None) -> PerSequence:
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         return self.training_objective.loss(network, x0, noise)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:

@@ -69,7 +69,7 @@ class Sundae(Objective[Network]):
         self.unrolls = unrolls
         self.process = Uniform(Linear(), allowed)  # at time α, a fraction α of the tokens is replaced
 
-    def loss(self, network: Network, x0: Batch, noise: Noise, drawn: None = None) -> PerSequence:
+    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
         # By position first, so that the numbers of a sequence do not depend on its padding.
         uniform = noise.uniform(x0.example, Purpose.UNROLL, x0.tokens.shape[1], self.unrolls - 1)
         x = self.process.corrupt(x0, noise.stratified_uniform(x0), noise)

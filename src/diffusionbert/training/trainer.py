@@ -140,7 +140,7 @@ class Trainer:
             self.accelerator,
             start=(self.state.step, self.state.position),
             max_length=network.max_length,
-            pad_id=network.backbone.config.pad_token_id or 0,
+            pad_id=getattr(network.backbone.config, "pad_token_id", None) or 0,
         )
         for batch in batches:
             loss, norm = self.step(batch)
