@@ -51,6 +51,7 @@ def main() -> None:
     model = ["--model", str(run), "--device", "cpu"]
     if parallel.launch().is_main:
         file.write_text("\n".join([*texts[:5], "", "a [MASK] b", *texts[5:9]]) + "\n", encoding="utf-8")
+    seedless = "--file", str(file), "--steps", "4", "--json", "--output", str(output / "seedless.jsonl")
     commands = {
         "generate": ["generate", "-n", "7", "--steps", "4", "--seed", "1", "--json", *model],
         "prompts": ["generate", "the king", "a queen", "-n", "2", "--steps", "4", "--seed", "1", "--json", *model],
@@ -60,6 +61,7 @@ def main() -> None:
         "ordered": ["score", *texts[:5], "--order", "left-to-right", "--json", *model],
         "paired": ["score", *texts[:3], "--paired", "--precision", "1", "--json", *model],
         "rewrite": ["rewrite", "--file", str(file), "--steps", "4", "--seed", "1", *model],
+        "seedless": ["rewrite", *seedless, *model],
         "evaluate": [
             *(
                 "evaluate",

@@ -75,11 +75,19 @@ def test_lines_of_a_file_keep_their_order_and_their_total(outputs):
 
 
 @pytest.mark.slow
+def test_a_random_seed_is_one_for_all_processes(outputs):
+    _, two = outputs
+    rows = map(json.loads, (two / "seedless.jsonl").read_text().splitlines())
+    assert len({row["seed"] for row in rows if "seed" in row and row["text"]}) == 1
+
+
+@pytest.mark.slow
 def test_every_process_has_the_exit_code_of_one(outputs):
     one, two = outputs
     codes = json.loads((one / "codes-0.json").read_text())
     assert codes == {
-        name: {"score": 1, "interrupted": 130, "resumed": 1, "rewrite": 1, "missing": 2}.get(name, 0) for name in codes
+        name: {"score": 1, "interrupted": 130, "resumed": 1, "rewrite": 1, "missing": 2}.get(name, "seedless" in name)
+        for name in codes
     }
     assert [json.loads((two / f"codes-{index}.json").read_text()) for index in range(2)] == [codes, codes]
 

@@ -27,7 +27,7 @@ from diffusionbert.networks.loading import NewBert
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig, TrainingModule
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
-from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
+from diffusionbert.objectives.discrete_time import DiscreteTime, DiscreteTimeConfig, Quantity
 from diffusionbert.training import step
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
@@ -123,6 +123,25 @@ def test_what_is_drawn_ahead_is_what_the_loss_draws(name):
     expected, found = loss_and_gradient(module, batch), loss_and_gradient(module, batch, drawn)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+
+
+def test_an_own_loss_is_never_bypassed_by_draws_ahead():
+    class Half(DiscreteTime):
+        def loss(self, network, x0, noise):
+            return super().loss(network, x0, noise) / 2
+
+    objective = module_of(OBJECTIVES["linear"]).objective
+    assert objective.draws_ahead
+    assert not Half(objective.process, objective.grid).draws_ahead
+
+
+@pytest.mark.parametrize(("name", "num_calls"), [("linear", 1), ("hybrid", 1), ("sentence mean", 1)])
+def test_an_uncompiled_head_is_computed_once(name, num_calls, monkeypatch):
+    module, calls = module_of(OBJECTIVES[name]), []
+    computed = base.TargetHead.log_probs
+    monkeypatch.setattr(base.TargetHead, "log_probs", lambda *inputs: calls.append(1) or computed(*inputs))
+    loss_and_gradient(module, batch_of(4, 10))
+    assert len(calls) == num_calls
 
 
 def test_noise_does_not_depend_on_padding():
@@ -233,6 +252,10 @@ def test_items_are_computed_one_ahead_and_in_order():
     assert threading.active_count() < 20
 
 
+def test_items_end_where_they_end():
+    assert list(ahead(iter("abc"))) == ["a", "b", "c"]
+
+
 def test_an_error_of_the_preparing_thread_reaches_the_loop():
     def items():
         yield 1
@@ -291,7 +314,7 @@ def test_a_compile_cache_is_read_and_written_only_where_the_user_says(tmp_path, 
     assert not list(tmp_path.iterdir())
     with compile_cache(file):
         assert read == []
-    with compile_cache(file):
+    with compile_cache(file, is_written=False):
         assert read == [b"kernels"]
     assert file.read_bytes() == b"kernels"
 

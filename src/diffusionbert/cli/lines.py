@@ -88,13 +88,25 @@ class SavedState:
         for name, number in numbers.items():
             self.values[name] = self[name] + number
 
+    def share(self) -> None:
+        """Gives all processes of a launch what the main one has read, and a seed while they can still agree on it."""
+
+        def completed() -> dict[str, Any]:
+            self.seed(None)
+            return self.values
+
+        if current().number > 1:
+            self.values.update(current().on_main(completed))
+
     def seed(self, given: int | None) -> int:
         """The given seed, or a random one, which stays the same when the command is continued."""
         if given is not None:
             return given
         from diffusionbert.model import fresh_seed
 
-        return int(self.values.setdefault("seed", fresh_seed()))
+        if "seed" not in self.values:
+            self.values["seed"] = fresh_seed()
+        return int(self.values["seed"])
 
 
 def run_lines(
@@ -132,7 +144,7 @@ def run_lines(
     state, form, is_strict = state or SavedState(), options.chosen_format, options.file is None
     lines = _given(texts, options.file, what)
     answer = load()
-    is_visible = _is_bar_wanted(options)
+    is_visible = _is_bar_wanted(options) and current().is_main
 
     def answered(chunk: list[Line]) -> list[tuple[Line, list[Any], str | None]]:
         return [(line, list(results), error) for line, results, error in _answered(chunk, answer, is_strict=is_strict)]
@@ -149,6 +161,7 @@ def run_lines(
             _count_lines(options.file) if is_visible else None, visible=is_visible, done=int(state["lines"])
         ) as show_progress,
     ):
+        state.share()
         for chunks in _shared(_chunks(output.remaining(lines), at_once=is_strict)):
             # One chunk is answered by all processes together, results as they come; of several each gets its own.
             alone = (_answered(chunk, answer, is_strict=is_strict) for chunk in chunks)

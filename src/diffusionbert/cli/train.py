@@ -87,7 +87,7 @@ class TrainingOptions:
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None
     """The type of matrix products."""
     compile: Flag = False
-    """Compile the network with torch.compile, as the wiki presets do."""
+    """Compile the network with torch.compile, as the wiki presets and the paper preset do."""
     no_compile: Flag = False
     """Do not compile the network, even if the preset does."""
     no_cuda_graphs: Flag = False

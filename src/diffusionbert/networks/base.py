@@ -180,6 +180,8 @@ class TargetHead:
 
     def prediction(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> Prediction:
         """The same, computed when and as far as it is needed."""
+        if self._reduce is _reduced and len(hidden) * len(allowed) <= self._values_at_once:
+            return DensePrediction(self.log_probs(backbone, hidden, allowed))  # for any number of reductions
         log_probs = partial(self.log_probs, backbone)
         return HeadPrediction(hidden, allowed, log_probs, self._reduce, self._values_at_once)
 
@@ -224,15 +226,19 @@ class HeadPrediction(Prediction):
             log_f = self._log_probs(hidden, self._allowed)
             return [(log_f.exp() @ values.to(log_f.dtype)).double()]
 
-        return self._in_parts(expected)[0]
+        return self._in_parts(expected, values_at_once=min(VALUES_AT_ONCE, self._values_at_once))[0]
 
-    def _in_parts(self, function: Callable[..., list[Tensor]], *inputs: Tensor) -> list[Tensor]:
+    def _in_parts(
+        self, function: Callable[..., list[Tensor]], *inputs: Tensor, values_at_once: int | None = None
+    ) -> list[Tensor]:
         """Applies a function of N rows part by part; only one part's values are stored at a time."""
-        at_once = max(1, self._values_at_once // self.vocab_size)
+        at_once = max(1, (values_at_once or self._values_at_once) // self.vocab_size)
         if len(self._hidden) <= at_once:
             return function(self._hidden, *inputs)
         parts = [
-            checkpoint(function, *part, use_reentrant=False) if torch.is_grad_enabled() else function(*part)
+            checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False)
+            if torch.is_grad_enabled()
+            else function(*part)
             for part in zip(*(torch.split(rows, at_once) for rows in (self._hidden, *inputs)), strict=True)
         ]
         return [torch.cat(values) for values in zip(*parts, strict=True)]

@@ -82,9 +82,9 @@ class CausalModel(nn.Module):
         return int(getattr(self.backbone.config, "max_position_embeddings", sys.maxsize))
 
     def forward(self, tokens: Tokens, attention_mask: PositionMask, targets: PositionMask) -> TargetLogProbs:
-        return self.predict(tokens, attention_mask, Targets.of(targets)).dense()
+        return self.predict_next(tokens, attention_mask, Targets.of(targets)).dense()
 
-    def predict(self, tokens: Tokens, attention_mask: PositionMask, targets: Targets) -> Prediction:
+    def predict_next(self, tokens: Tokens, attention_mask: PositionMask, targets: Targets) -> Prediction:
         """The same as calling the network, computed as far as it is needed."""
         require_length(tokens.shape[1], self.max_length)
         _require_causal(attention_mask, targets.mask)

@@ -71,7 +71,7 @@ class Autoregressive(Objective[CausalNetwork]):
         """-log p of each editable token given those before it; the noise is not used."""
         targets = Targets.of(x0.editable)
         if isinstance(network, CausalModel):
-            prediction = network.predict(x0.tokens, x0.attention_mask, targets)
+            prediction = network.predict_next(x0.tokens, x0.attention_mask, targets)
         else:
             prediction = DensePrediction(network(x0.tokens, x0.attention_mask, x0.editable))
         return targets.scatter(-prediction.log_prob(targets.take(x0.tokens)))

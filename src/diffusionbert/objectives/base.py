@@ -128,11 +128,20 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
         """One draw of an unbiased estimate of the nats per position; the nats of a sequence are their sum."""
 
     def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
-        """What training minimizes: one draw of the loss per sequence, summed over its tokens; by default the nats."""
-        return self.nats(network, x0, noise).sum(dim=1)
+        """What training minimizes: one draw of the loss per sequence, summed over its tokens.
+
+        By default that of `draw` and `loss_of`, if they are there, else the nats.
+        """
+        drawn = self.draw(x0, noise)
+        return self.nats(network, x0, noise).sum(dim=1) if drawn is None else self.loss_of(network, x0, drawn)
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether `draw` may be called before `loss_of`: not if `loss` is overridden, which may do anything."""
+        return type(self).loss is Objective.loss
 
     def draw(self, x0: Batch, noise: Noise) -> Draw | None:
-        """Draws what `loss` draws before it calls the network, for `loss_of`; None, by default, leaves it to `loss`.
+        """Draws what `loss` needs before it calls the network, for `loss_of`; None if there is no such thing.
 
         On a GPU the number of masked positions is only known when they are drawn, and who asks must wait. Drawn on a
         stream of its own, ahead of the network, that does not wait for the step before.
@@ -192,8 +201,9 @@ class TrainingModule(nn.Module):
         The losses of the parts add up to the loss of the whole, however it is split over steps and processes.
         (An engine that averages gradients over W processes needs `num_tokens / W`.)
         """
-        loss = self.loss(x0, noise) if drawn is None else self.objective.loss_of(self.network, x0, drawn)
-        return loss.sum() / num_tokens
+        if drawn is None:
+            return self.objective.loss(self.network, x0, noise).sum() / num_tokens
+        return self.objective.loss_of(self.network, x0, drawn).sum() / num_tokens
 
     def loss(self, x0: Batch, noise: Noise) -> PerSequence:
         return self.objective.loss(self.network, x0, noise)

@@ -116,9 +116,6 @@ class ContinuousTime(Objective[Network]):
         self.is_capturable = process.learned is None
         self.time_sampling = time_sampling or UniformTimes()
 
-    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        return self.loss_of(network, x0, self.draw(x0, noise))
-
     def draw(self, x0: Batch, noise: Noise) -> Draw:
         return _draw(self.process, x0, noise, self.time_sampling)
 

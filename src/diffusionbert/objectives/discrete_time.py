@@ -157,9 +157,6 @@ class DiscreteTime(GridObjective[Network]):
         self.hybrid = hybrid
         self.time_sampling = time_sampling or UniformTimes()
 
-    def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        return self.loss_of(network, x0, self.draw(x0, noise))
-
     def draw(self, x0: Batch, noise: Noise) -> Draw:
         return self._draw(x0, noise, self.time_sampling)
 

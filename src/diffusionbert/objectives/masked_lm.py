@@ -140,6 +140,7 @@ class BertMouth(Objective[Network]):
     def __init__(self, training: Objective[Network], mask_id: int):
         super().__init__()
         self.training_objective = training
+        self.is_capturable = training.is_capturable
         self.mask_id = mask_id
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:

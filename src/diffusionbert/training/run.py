@@ -210,7 +210,8 @@ def train(
     def export(weights: dict[str, Tensor], folder: Path) -> None:
         write_model(folder, module, weights, metadata, trainer.state)
 
-    with _lock(run, accelerator), compile_cache(compiled if config.training.compile else None):
+    kernels = compiled if config.training.compile else None
+    with _lock(run, accelerator), compile_cache(kernels, is_written=accelerator.is_main_process):
         about = describe(config, module.network)
         trainer = Trainer(module, sequences, prepared.validation, config.training, run, export, accelerator, about)
         is_resumed = stored is not None and bool(run.resume_candidates())

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.likelihood.estimate import SequenceDataset
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.reporting import logger
-from diffusionbert.storage.files import write_bytes
+from diffusionbert.storage.files import require_writable, write_bytes
 from diffusionbert.training.batches import BatchPlan, BatchPosition, micro_batches
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate
@@ -39,6 +40,8 @@ T = TypeVar("T")
 
 CAPTURED_POSITIONS = 8192
 """Batches of at most so many positions are captured; larger ones keep a GPU busy."""
+MAX_GRAPHS = 64
+"""The shapes that are captured; further ones run as they are, since each graph takes memory and time to capture."""
 WARM_UPS = 2
 """How often a shape is trained on before it is captured: kernels must be loaded, and workspaces allocated."""
 
@@ -81,7 +84,7 @@ def prepared_batches(
 
 
 def _aligned(batch: Batch, max_length: int, pad_id: int, multiple: int = 8) -> Batch:
-    """Pads to a multiple of 8 positions, which kernels need for their fast paths; and shapes become few."""
+    """Pads to a multiple of 8 positions, which kernels need for their fast paths; and shapes become fewer."""
     length = batch.tokens.shape[1]
     more = min(-length % multiple, max_length - length)
     if more <= 0:
@@ -97,11 +100,10 @@ def _aligned(batch: Batch, max_length: int, pad_id: int, multiple: int = 8) -> B
 def ahead(items: Iterator[T]) -> Iterator[T]:
     """The same items, each computed while the one before it is used."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        following = thread.submit(next, items)
-        while True:
-            current = following.result()
-            following = thread.submit(next, items)
-            yield current
+        following = thread.submit(list, islice(items, 1))
+        while current := following.result():
+            following = thread.submit(list, islice(items, 1))
+            yield current[0]
 
 
 class TrainingStep:
@@ -188,7 +190,8 @@ class TrainingStep:
         now = torch.cuda.current_stream()
         with torch.cuda.stream(self.draw_stream), torch.no_grad():
             x0 = part.to(self.accelerator.device)
-            drawn = self.module.objective.draw(x0, noise)
+            objective = self.module.objective
+            drawn = objective.draw(x0, noise) if objective.draws_ahead else None
         now.wait_stream(self.draw_stream)
         for tensor in _tensors_of((x0, drawn)):
             tensor.record_stream(now)  # its memory is not to be used again before this stream is done with it
@@ -206,7 +209,9 @@ class TrainingStep:
 
     def _is_captured(self, batch: StepBatch) -> bool:
         first, *others = batch.micro_batches
-        return self.can_capture and not others and first.tokens.numel() <= CAPTURED_POSITIONS
+        is_small = not others and first.tokens.numel() <= CAPTURED_POSITIONS
+        has_graph = tuple(first.tokens.shape) in self.graphs or len(self.graphs) < MAX_GRAPHS
+        return self.can_capture and is_small and has_graph
 
     def _captured(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """The same by a CUDA graph; the first steps of a shape run as they are."""
@@ -268,8 +273,8 @@ class _CapturedStep:
 
 
 @contextmanager
-def compile_cache(path: Path | None) -> Iterator[None]:
-    """Takes compiled kernels from a file, if it exists, and writes them to it in the end.
+def compile_cache(path: Path | None, *, is_written: bool = True) -> Iterator[None]:
+    """Takes compiled kernels from a file, if it exists, and writes them to it in the end, in one process of several.
 
     Compiling takes about a minute per network; the file makes that portable between machines of one kind. It contains
     code that torch runs, so it is read from where the user says and from nowhere else.
@@ -277,11 +282,15 @@ def compile_cache(path: Path | None) -> Iterator[None]:
     if path is not None and path.exists():
         torchs_own = logging.getLogger("torch.compiler._cache")
         torchs_own.disabled = True  # it would print a traceback
-        if torch.compiler.load_cache_artifacts(path.read_bytes()) is None:
-            logger.warning(f"the compile cache {str(path)!r} is damaged or of another version: compiling anew")
-        torchs_own.disabled = False
+        try:
+            if torch.compiler.load_cache_artifacts(path.read_bytes()) is None:
+                logger.warning(f"the compile cache {str(path)!r} is damaged or of another version: compiling anew")
+        finally:
+            torchs_own.disabled = False
+    elif path is not None:
+        require_writable(path.parent)
     yield
-    artifacts = torch.compiler.save_cache_artifacts() if path is not None else None
+    artifacts = torch.compiler.save_cache_artifacts() if path is not None and is_written else None
     if path is not None and artifacts is not None:
         write_bytes(path, artifacts[0])
 

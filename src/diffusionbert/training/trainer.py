@@ -5,7 +5,7 @@ step, and losses are divided by the tokens of the global batch, so that the spli
 depends on the settings, its number, the position in the batch plan, the parameters and the optimizer; torch's
 generator, from which dropout draws, is seeded in every step. A checkpoint holds all of these: resuming is exact.
 
-Does not depend on the objective; sequences come from anything with `lengths` and `batch`.
+Any objective will do; the network has a Hugging Face backbone. Sequences come from anything with `lengths` and `batch`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.loading import NewBert, NewModernBert
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.parallel import launch
 from diffusionbert.reporting import Progress, logger, no_progress
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
@@ -61,6 +62,7 @@ class Work:
     length: int = 128
     schedule: NoiseSchedule = field(default_factory=Linear)
     ema: float | None = None
+    hybrid: float = 0.0
     is_modern: bool = False
     """ModernBERT instead of BERT."""
 
@@ -81,7 +83,7 @@ class Work:
 
 BASE, BUNDLED = Work(), Work(7, 384, 6, 0.0, 16_000, sequences=512, ema=0.999)  # as in the presets
 SPINDLE, MODERN = replace(BASE, schedule=Spindle(0.3)), replace(BUNDLED, is_modern=True)
-PAPER_BATCH = replace(BASE, sequences=32, length=31)
+PAPER_BATCH = replace(BASE, sequences=32, length=31, hybrid=0.01)
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def our_step(work: Work, settings: TrainingConfig, folder: Path, accelerator: Ac
     """A step of our trainer."""
     counts = (1e9 / torch.arange(1, work.vocabulary + 1)).long()  # Zipf's law
     statistics = TokenStatistics(MASK, PAD, torch.arange(work.vocabulary) >= NUM_SPECIAL, (), counts)
-    objective = DiscreteTimeConfig(work.schedule, num_steps=2048)
+    objective = DiscreteTimeConfig(work.schedule, num_steps=2048, hybrid=work.hybrid)
     config = RunConfig(DataConfig("random", max_length=work.length), objective=objective)
     backbone = work.backbone()
     module = config.make_module(statistics, backbone)
@@ -274,8 +276,12 @@ def bench(
     if unknown:
         names = ", ".join(row.name for row in ROWS)
         raise ValueError(f"`only` must name rows ({names}), got {min(unknown)!r}")
+    if launch().number > 1:
+        raise ValueError("bench measures one process on one device; start it without torchrun or accelerate launch")
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_gpu = where.type == "cuda"
+    if is_gpu:
+        torch.cuda.set_device(where)  # that of Accelerate, too
     settings = TrainingConfig(
         learning_rate=1e-5,
         precision="bf16" if is_gpu else "no",
