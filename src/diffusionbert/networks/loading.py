@@ -81,16 +81,32 @@ class NewNetwork(BackboneConfig):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must lie in [0, 1), got {self.dropout}")
 
+    label: ClassVar[str]
+    """What messages call it."""
+    is_causal: ClassVar[bool] = False
+
+    @abstractmethod
+    def config(self, vocab_size: int, max_positions: int, pad_id: int) -> PreTrainedConfig:
+        """The configuration of transformers' class."""
+
+    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
+        if causal != self.is_causal:
+            remedy = "the objective autoregressive (--system decoder) with it"
+            needed, use = ("causal", f"{type(self.as_causal()).__name__}()") if causal else ("masked", remedy)
+            raise ValueError(f"this objective needs a {needed} language model, got a new {self.label}; use {use}")
+        kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+        return _new(kind, self.config(vocab_size, max_positions, pad_id))
+
 
 @register("bert")
 @dataclass(frozen=True)
 class NewBert(NewNetwork):
     """A BERT with random parameters."""
 
-    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
-        if causal:
-            raise ValueError("this objective needs a causal language model, got a new BERT; use NewDecoder()")
-        config = transformers.BertConfig(
+    label = "BERT"
+
+    def config(self, vocab_size: int, max_positions: int, pad_id: int) -> PreTrainedConfig:
+        return transformers.BertConfig(
             vocab_size=vocab_size,
             hidden_size=self.width,
             num_hidden_layers=self.layers,
@@ -101,7 +117,6 @@ class NewBert(NewNetwork):
             max_position_embeddings=max_positions,
             pad_token_id=pad_id,
         )
-        return _new(transformers.AutoModelForMaskedLM, config)
 
     def as_causal(self) -> BackboneConfig:
         return NewDecoder(*astuple(self))
@@ -112,13 +127,11 @@ class NewBert(NewNetwork):
 class NewDecoder(NewNetwork):
     """A GPT-2 with random parameters and tied embeddings; its layers have the size of a BERT's."""
 
-    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
-        if not causal:
-            raise ValueError(
-                "this objective needs a masked language model, got a new GPT-2; use the objective autoregressive "
-                "(--system decoder) with it"
-            )
-        config = transformers.GPT2Config(
+    label = "GPT-2"
+    is_causal = True
+
+    def config(self, vocab_size: int, max_positions: int, pad_id: int) -> PreTrainedConfig:
+        return transformers.GPT2Config(
             vocab_size=vocab_size,
             n_positions=max_positions,
             n_embd=self.width,
@@ -132,7 +145,6 @@ class NewDecoder(NewNetwork):
             bos_token_id=None,
             eos_token_id=None,
         )
-        return _new(transformers.AutoModelForCausalLM, config)
 
 
 @register("modernbert")
@@ -140,14 +152,12 @@ class NewDecoder(NewNetwork):
 class NewModernBert(NewNetwork):
     """A ModernBERT with random parameters: norms before the layers, rotary positions, gated MLPs, global attention."""
 
-    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
-        if causal:
-            raise ValueError(
-                "this objective needs a causal language model, got a new ModernBERT; use NewModernBertDecoder()"
-            )
+    label = "ModernBERT"
+
+    def config(self, vocab_size: int, max_positions: int, pad_id: int) -> PreTrainedConfig:
         absent = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
         settings = _modern_settings(self, vocab_size, max_positions, pad_id) | absent
-        return _new(transformers.AutoModelForMaskedLM, transformers.ModernBertConfig(**settings))
+        return transformers.ModernBertConfig(**settings)
 
     def as_causal(self) -> BackboneConfig:
         return NewModernBertDecoder(*astuple(self))
@@ -158,16 +168,14 @@ class NewModernBert(NewNetwork):
 class NewModernBertDecoder(NewNetwork):
     """A ModernBERT that attends to the left alone: the same layers, parameters and head as `NewModernBert`."""
 
-    def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
-        if not causal:
-            raise ValueError(
-                "this objective needs a masked language model, got a new ModernBERT decoder; use the objective "
-                "autoregressive (--system decoder) with it"
-            )
+    label = "ModernBERT decoder"
+    is_causal = True
+
+    def config(self, vocab_size: int, max_positions: int, pad_id: int) -> PreTrainedConfig:
         # The class refuses None, and nothing here reads them.
         unused = {"eos_token_id": None, "bos_token_id": pad_id, "cls_token_id": pad_id, "sep_token_id": pad_id}
         settings = _modern_settings(self, vocab_size, max_positions, pad_id) | unused
-        return _new(transformers.AutoModelForCausalLM, transformers.ModernBertDecoderConfig(**settings))
+        return transformers.ModernBertDecoderConfig(**settings)
 
 
 def _modern_settings(size: NewNetwork, vocab_size: int, max_positions: int, pad_id: int) -> dict[str, Any]:
@@ -201,7 +209,7 @@ def of_family(backbone: BackboneConfig, family: str) -> BackboneConfig:
     if not isinstance(backbone, NewNetwork):
         raise ValueError(f"the family is chosen for new networks alone, got {backbone}; leave out --backbone")
     made = _FAMILIES[family](*astuple(backbone))
-    return made.as_causal() if backbone.as_causal() == backbone else made
+    return made.as_causal() if backbone.is_causal else made
 
 
 @register("pretrained")
