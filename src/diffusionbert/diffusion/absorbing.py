@@ -34,7 +34,7 @@ from diffusionbert.diffusion.shapes import (
     from_bits,
     sequence_index,
 )
-from diffusionbert.diffusion.tokens import Prediction, as_prediction, finite_log
+from diffusionbert.diffusion.tokens import AnyPrediction, Prediction, as_prediction, finite_log
 
 
 class LearnedExponents(nn.Module):
@@ -160,13 +160,7 @@ class Absorbing(Process):
         return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
 
     def divergence(
-        self,
-        x0: Tokens,
-        x_t: Batch,
-        log_f: TargetLogProbs | Prediction,
-        s: Times,
-        t: Times,
-        targets: Targets | None = None,
+        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, s: Times, t: Times, targets: Targets | None = None
     ) -> PerTarget:
         """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
@@ -196,9 +190,7 @@ class Absorbing(Process):
             fused = torch.compile(self._divergence_weights, dynamic=True, backend=backend)
             self._divergence_weights = fused  # type: ignore[method-assign]
 
-    def rate(
-        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
-    ) -> PerTarget:
+    def rate(self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, t: Times, targets: Targets | None = None) -> PerTarget:
         """The divergence per unit of time of an infinitesimal step, at each masked position.
 
         It is w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, with w = -ᾱ'/(1-ᾱ) of the forward process and G, G' and
@@ -218,7 +210,7 @@ class Absorbing(Process):
         return torch.where(w > 0, w * (w.log() - log_x0 - 1), 0.0) + (log_flow - log_total).exp()
 
     def log_clean(
-        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
+        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, t: Times, targets: Targets | None = None
     ) -> PerTarget:
         """log f(x0) + log(1 - ᾱ_t(x0)) - log G_t."""
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
@@ -227,9 +219,7 @@ class Absorbing(Process):
         log_f_x0, log_total = self._log_sums(prediction, x0_tokens, (masked,), sequences)
         return log_f_x0 + self._pick(masked, sequences, x0_tokens).log() - log_total
 
-    def guessed_center(
-        self, x_t: Batch, log_f: TargetLogProbs | Prediction, targets: Targets | None = None
-    ) -> PerSequence:
+    def guessed_center(self, x_t: Batch, log_f: AnyPrediction, targets: Targets | None = None) -> PerSequence:
         """The ĉ of the reverse process: the mean of h over unmasked tokens and of E_f[h] over masked positions.
 
         It does not depend on t, so it can be cached until x_t or the network's output changes.

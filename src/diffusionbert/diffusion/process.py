@@ -14,7 +14,7 @@ from torch import nn
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import NoiseSchedule
 from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, Targets, Times, Tokens
-from diffusionbert.diffusion.tokens import Prediction
+from diffusionbert.diffusion.tokens import AnyPrediction
 
 Warp = Callable[[TargetLogProbs], TargetLogProbs]
 
@@ -44,13 +44,7 @@ class Process(nn.Module, ABC):
 
     @abstractmethod
     def divergence(
-        self,
-        x0: Tokens,
-        x_t: Batch,
-        log_f: TargetLogProbs | Prediction,
-        s: Times,
-        t: Times,
-        targets: Targets | None = None,
+        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, s: Times, t: Times, targets: Targets | None = None
     ) -> PerTarget:
         """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each target position, in nats (float64)."""
 
@@ -59,6 +53,6 @@ class Process(nn.Module, ABC):
 
     @abstractmethod
     def log_clean(
-        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
+        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, t: Times, targets: Targets | None = None
     ) -> PerTarget:
         """log p(x0 | x_t, t) at each target position (float64)."""

@@ -123,7 +123,11 @@ class DensePrediction(Prediction):
         return (self.log_f.detach().exp() @ values.to(self.log_f.dtype)).double()
 
 
-def as_prediction(log_f: TargetLogProbs | Prediction) -> Prediction:
+AnyPrediction = TargetLogProbs | Prediction
+"""log f(v | x_t) at target positions: all its values, or what can be asked of them."""
+
+
+def as_prediction(log_f: AnyPrediction) -> Prediction:
     return log_f if isinstance(log_f, Prediction) else DensePrediction(log_f)
 
 

@@ -23,7 +23,7 @@ from diffusionbert.diffusion.shapes import (
     TokenSet,
     sequence_index,
 )
-from diffusionbert.diffusion.tokens import Prediction, as_prediction, log_prob_of
+from diffusionbert.diffusion.tokens import AnyPrediction, as_prediction, log_prob_of
 
 
 class Uniform(Process):
@@ -90,13 +90,7 @@ class Uniform(Process):
         return log_p.masked_fill(~self.allowed, -torch.inf)
 
     def divergence(
-        self,
-        x0: Tokens,
-        x_t: Batch,
-        log_f: TargetLogProbs | Prediction,
-        s: Times,
-        t: Times,
-        targets: Targets | None = None,
+        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, s: Times, t: Times, targets: Targets | None = None
     ) -> PerTarget:
         """The posterior has three values (at x0, at x_t, elsewhere), so Σ_v log p(v) suffices for the KL."""
         targets = targets or Targets.of(self.targets(x_t))
@@ -119,7 +113,7 @@ class Uniform(Process):
         return negative_entropy - at_clean * log_at_clean - at_current * log_at_current - elsewhere * log_elsewhere
 
     def log_clean(
-        self, x0: Tokens, x_t: Batch, log_f: TargetLogProbs | Prediction, t: Times, targets: Targets | None = None
+        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, t: Times, targets: Targets | None = None
     ) -> PerTarget:
         targets = targets or Targets.of(self.targets(x_t))
         return as_prediction(log_f).log_prob(targets.take(x0))

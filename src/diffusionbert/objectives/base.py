@@ -104,6 +104,12 @@ class Draw:
     t: Times
     weight: PerSequence
 
+    @classmethod
+    def of(cls, process: Process, x_t: Batch, s: Times, t: Times, weight: PerSequence | None = None) -> Draw:
+        """A draw of x_t, with the targets of the process; its weight is 1 unless given."""
+        targets = Targets.of(process.targets(x_t), fixed=x_t.has_fixed_targets)
+        return cls(x_t, targets, s, t, torch.ones_like(t) if weight is None else weight)
+
 
 class Round(NamedTuple):
     """One round of draws for each of B sequences."""

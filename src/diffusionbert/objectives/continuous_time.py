@@ -27,7 +27,7 @@ import torch
 from diffusionbert.diffusion.absorbing import Absorbing, LearnedExponents
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, Power
-from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, Targets, Times, Tokens
+from diffusionbert.diffusion.shapes import Batch, PerPosition, PerSequence, Times, Tokens
 from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.base import Network, predict
@@ -162,7 +162,7 @@ class LearnedSchedule(Objective[Network]):
 
 def rate_nats(process: Absorbing, network: Network, x0: Tokens, x_t: Batch, t: Times) -> PerPosition:
     """The integrand of the bound at time t for a given x_t."""
-    return _rate_nats(process, network, x0, Draw(x_t, _targets(process, x_t), t, t, torch.ones_like(t)))
+    return _rate_nats(process, network, x0, Draw.of(process, x_t, t, t))
 
 
 def _rate_nats(process: Absorbing, network: Network, x0: Tokens, drawn: Draw) -> PerPosition:
@@ -170,15 +170,10 @@ def _rate_nats(process: Absorbing, network: Network, x0: Tokens, drawn: Draw) ->
     return targets.scatter(process.rate(x0, x_t, predict(network, x_t, t, targets), t, targets))
 
 
-def _targets(process: Absorbing, x_t: Batch) -> Targets:
-    return Targets.of(process.targets(x_t), fixed=x_t.has_fixed_targets)
-
-
 def _draw(process: Absorbing, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> Draw:
     """Draws a time, and x_t at that time; a step of continuous time has no length, so s = t."""
     t, weight = time_sampling.times(noise.stratified_uniform(x0))
-    x_t = process.corrupt(x0, t, noise)
-    return Draw(x_t, _targets(process, x_t), t, t, weight)
+    return Draw.of(process, process.corrupt(x0, t, noise), t, t, weight)
 
 
 def _nats(process: Absorbing, network: Network, x0: Batch, drawn: Draw) -> PerPosition:

@@ -18,13 +18,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-import torch
-
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, uniform_grid
-from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, Targets, Times, Tokens
+from diffusionbert.diffusion.shapes import Batch, Grid, PerPosition, PerSequence, Times, Tokens
 from diffusionbert.diffusion.time_sampling import Early, TimeSampling, UniformTimes
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.diffusion.uniform import Uniform
@@ -175,7 +173,7 @@ class DiscreteTime(GridObjective[Network]):
         self, network: Network, x0: Tokens, x_t: Batch, s: Times, t: Times, hybrid: float = 0.0
     ) -> PerPosition:
         """The term of step (s, t) for a given x_t."""
-        return self._step_nats(network, x0, Draw(x_t, self._targets(x_t), s, t, torch.ones_like(t)), hybrid)
+        return self._step_nats(network, x0, Draw.of(self.process, x_t, s, t), hybrid)
 
     def _step_nats(self, network: Network, x0: Tokens, drawn: Draw, hybrid: float) -> PerPosition:
         x_t, targets, s, t = drawn.x_t, drawn.targets, drawn.s, drawn.t
@@ -190,16 +188,12 @@ class DiscreteTime(GridObjective[Network]):
             nats = nats - hybrid * self.process.log_clean(x0, x_t, prediction, t, targets)
         return targets.scatter(nats)
 
-    def _targets(self, x_t: Batch) -> Targets:
-        return Targets.of(self.process.targets(x_t), fixed=x_t.has_fixed_targets)
-
     def _draw(self, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> Draw:
         num_steps = len(self.grid) - 1
         time, weight = time_sampling.times(noise.stratified_uniform(x0))
         index = (time * num_steps).long()
         s, t = self.grid[index], self.grid[index + 1]
-        x_t = self.process.corrupt(x0, t, noise)
-        return Draw(x_t, self._targets(x_t), s, t, weight * num_steps)
+        return Draw.of(self.process, self.process.corrupt(x0, t, noise), s, t, weight * num_steps)
 
     def _nats(self, network: Network, x0: Batch, drawn: Draw, hybrid: float) -> PerPosition:
         return drawn.weight[:, None] * self._step_nats(network, x0.tokens, drawn, hybrid)
