@@ -90,11 +90,13 @@ def draw(path: Path) -> None:
     for node, others in reduced(graph).items():
         for other in others:
             # An arrow that skips layers bends around the boxes between them.
-            bend = 0.35 if layers[node] - layers[other] > 1 and position[other][0] < 0 else 0.0
+            side = -1 if position[other][0] > 0 else position[other][0] < 0
+            bend = 0.35 * side if layers[node] - layers[other] > 1 else 0.0
             arrow = {"arrowstyle": "-|>", "color": "0.45", "connectionstyle": f"arc3,rad={bend}", "shrinkA": 0}
             ends = {"patchA": boxes[node].get_bbox_patch(), "patchB": boxes[other].get_bbox_patch(), "shrinkB": 0}
             axes.annotate("", position[other], position[node], arrowprops={**arrow, **ends})
-    everywhere = " and ".join(f"{node}.py" for node in sorted(_EVERYWHERE))
+    *first, last = (f"{node}.py" for node in sorted(_EVERYWHERE))
+    everywhere = f"{', '.join(first)} and {last}"
     axes.text(0, -1.1, f"An arrow means “imports”. Every folder may import\n{everywhere}.", ha="center", va="center")
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
