@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from diffusionbert.training.config import TrainingConfig
+from diffusionbert.training.optim import wait_for
 from diffusionbert.training.run import make_accelerator
 from diffusionbert.workflows.bench import BUNDLED, Work, our_step
 
@@ -46,12 +47,10 @@ def measured(work: Work, settings: TrainingConfig, cpu: bool) -> tuple[float, fl
         step, _ = our_step(work, settings, Path(folder), accelerator)
         times = []
         for number in range(13):
-            if not cpu:
-                torch.cuda.synchronize()
+            wait_for(accelerator.device)
             started = time.perf_counter()
             step()
-            if not cpu:
-                torch.cuda.synchronize()
+            wait_for(accelerator.device)
             if number >= 5:
                 times.append(1e3 * (time.perf_counter() - started))
             elif number == 0 and not cpu:

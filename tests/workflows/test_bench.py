@@ -28,7 +28,7 @@ def counted(monkeypatch):
             return counted_step, backbone
 
         monkeypatch.setattr(bench, function.__name__, made)
-    monkeypatch.setattr(bench, "ROWS", (bench.Row("train-tiny", "a tiny row", TINY, TINY), bench.ROWS[0]))
+    monkeypatch.setattr(bench, "ROWS", (bench.Row("train-tiny", TINY, TINY), bench.ROWS[0]))
     monkeypatch.setattr(bench.Row, "on_cpu", lambda row: row if row.ours is TINY else None)
     monkeypatch.setattr(bench, "SECONDS_PER_TURN", 0.0)
     return steps

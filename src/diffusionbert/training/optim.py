@@ -262,17 +262,18 @@ def _speed(
     batch = Noise(0).stratify(sequences.batch(indices.tolist())).to(device)
     for step in range(3):
         if step == 1:
-            _wait(device)
+            wait_for(device)
             started = time.perf_counter()
         with torch.autocast(device.type, low, enabled=low is not None):
             module(batch, Noise(0, step), batch.num_tokens).backward()
         module.zero_grad(set_to_none=False)  # gradients stay allocated, as they will be in training
         if step == 0:
             optimizer.step()  # and so does its state
-    _wait(device)
+    wait_for(device)
     return 2 * batch.tokens.numel() / (time.perf_counter() - started)
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Waits until a GPU has done its work, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

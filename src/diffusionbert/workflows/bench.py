@@ -14,8 +14,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from diffusionbert.parallel import launch
 from diffusionbert.reporting import Progress, logger, no_progress
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.optim import wait_for
 from diffusionbert.training.run import make_accelerator
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
@@ -91,7 +91,6 @@ class Row:
     """One comparison: our step of one size, and a reference."""
 
     name: str
-    about: str
     ours: Work
     reference: Work
     is_own: bool = False
@@ -106,11 +105,11 @@ class Row:
 
 
 ROWS = (
-    Row("train-base", "BERT-base, 32k tokens per step", BASE, BASE),
-    Row("train-spindle", "the spindle beside the linear schedule", SPINDLE, BASE, is_own=True),
-    Row("train-paper-batch", "the paper's batch beside a batch that keeps the GPU busy", PAPER_BATCH, BASE),
-    Row("train-bundled", "the size of the bundled model, 64k tokens per step", BUNDLED, BUNDLED),
-    Row("train-modernbert", "ModernBERT beside BERT of that size", MODERN, BUNDLED, is_own=True),
+    Row("train-base", BASE, BASE),
+    Row("train-spindle", SPINDLE, BASE, is_own=True),
+    Row("train-paper-batch", PAPER_BATCH, BASE),
+    Row("train-bundled", BUNDLED, BUNDLED),
+    Row("train-modernbert", MODERN, BUNDLED, is_own=True),
 )
 
 
@@ -305,11 +304,10 @@ def bench(
 
 def _measured(row: Row, settings: TrainingConfig, device: torch.device, rounds: int, rate: float) -> RowResult:
     accelerator = make_accelerator(settings, None, cpu=device.type == "cpu")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ours = _Stopwatch(row.ours, our_step(row.ours, settings, folder, accelerator), device)
+    with tempfile.TemporaryDirectory() as folder:
+        ours = _Stopwatch(row.ours, our_step(row.ours, settings, Path(folder), accelerator), device)
         if row.is_own:
-            program = our_step(row.reference, settings, folder, accelerator)
+            program = our_step(row.reference, settings, Path(folder), accelerator)
         else:
             program = reference_step(row.reference, settings, device)
         reference = _Stopwatch(row.reference, program, device)
@@ -333,29 +331,21 @@ class _Stopwatch:
         sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
         # Tokens are multiplied by all parameters but the embeddings.
         self.num_multiplied = sum(size for name, size in sizes.items() if "embeddings" not in name.split("."))
-        started = self._now()
-        for _ in range(5):  # compilation, allocation, capture
-            self.step()
-        self.start_seconds = self._now() - started
-        started = self._now()
-        self.step()
-        self.steps = max(1, int(SECONDS_PER_TURN / (self._now() - started)))
+        self.start_seconds = 5 * _seconds(self.step, 5, device)  # compilation, allocation, capture
+        self.steps = max(1, int(SECONDS_PER_TURN / _seconds(self.step, 1, device)))
         self.times: list[float] = []
         self.memory = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)  # the other program's, too
             self.step()
-            torch.cuda.synchronize(device)
+            wait_for(device)
             kept = (12 if work.ema is None else 16) * sum(sizes.values())  # parameters, two moments, EMA
             self.memory = (kept + torch.cuda.max_memory_allocated(device) - before) / 2**30
 
     def take_turn(self) -> None:
         self.step()
-        started = self._now()
-        for _ in range(self.steps):
-            self.step()
-        self.times.append((self._now() - started) / self.steps)
+        self.times.append(_seconds(self.step, self.steps, self.device))
 
     def speed(self, rate: float) -> Speed:
         seconds = statistics.median(self.times)
@@ -372,26 +362,21 @@ class _Stopwatch:
             self.start_seconds,
         )
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
 
 def matrix_rate(device: torch.device) -> float:
     """FLOPs per second of a large matrix product of random numbers, in bfloat16 on a GPU."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
 
-    def turns() -> Iterator[float]:
-        for _ in range(5):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            started = time.perf_counter()
-            for _ in range(10):
-                left @ right
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            yield (time.perf_counter() - started) / 10
+    turns = [_seconds(lambda: left @ right, 10, device) for _ in range(5)]
+    return 2 * size**3 / statistics.median(turns)
 
-    return 2 * size**3 / statistics.median(turns())
+
+def _seconds(step: Callable[[], object], count: int, device: torch.device) -> float:
+    """The mean time of a step, over several in a row."""
+    wait_for(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        step()
+    wait_for(device)
+    return (time.perf_counter() - started) / count
