@@ -52,6 +52,13 @@ def test_the_command_prints_one_json_object(counted, capsys):
     assert plain["rows"][0]["ours"]["work"] == "BERT 1×16, 4 × 12, linear"
 
 
+def test_a_bench_without_rounds_is_refused_before_any_work(counted, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--rounds", "0"])
+    assert "--rounds must be >= 1, got 0" in capsys.readouterr().err
+    assert set(counted.values()) == {0}
+
+
 def test_an_unknown_row_is_refused_by_name(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--only", "train-nothing"])

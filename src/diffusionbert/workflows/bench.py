@@ -275,6 +275,8 @@ def bench(
     if unknown:
         names = ", ".join(row.name for row in ROWS)
         raise ValueError(f"`only` must name rows ({names}), got {min(unknown)!r}")
+    if rounds < 1:
+        raise ValueError(f"`rounds` must be >= 1, got {rounds}; 5 is usual")
     if launch().number > 1:
         raise ValueError("bench measures one process on one device; start it without torchrun or accelerate launch")
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
