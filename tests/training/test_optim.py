@@ -13,7 +13,7 @@ from training_worker import training_module
 
 from diffusionbert.networks.loading import NewDecoder
 from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.optim import EMA, layer_matrices, new_optimizer
+from diffusionbert.training.optim import EMA, layer_matrices, muon_step, new_optimizer
 
 CPU = torch.device("cpu")
 
@@ -148,6 +148,26 @@ def test_muon_and_adamw_step_as_torchs_own():
         assert optimizer.state[mine].keys() == (
             {"momentum_buffer"} if name in names else {"step", "exp_avg", "exp_avg_sq"}
         )
+
+
+def test_muon_for_many_matrices_at_once_equals_torchs_own(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)  # products of bfloat16 round differently
+    shapes = [(24, 8), (8, 8), (24, 8), (8, 16), (8, 8)]
+    ours, theirs = (nn.ParameterList(torch.full(shape, 0.5) for shape in shapes) for _ in range(2))
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    mine, reference = torch.optim.Muon(ours, **settings), torch.optim.Muon(theirs, **settings)
+    for step in range(3):
+        for made in (ours, theirs):
+            with_gradients(made, step)
+        ours[1].grad = theirs[1].grad = None  # a matrix without a gradient stays as it is
+        muon_step(mine)
+        reference.step()
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-6, rtol=0)
+    assert torch.equal(ours[1], torch.full((8, 8), 0.5))
+    torch.testing.assert_close(
+        mine.state[ours[0]]["momentum_buffer"], reference.state[theirs[0]]["momentum_buffer"], atol=1e-7, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
