@@ -43,6 +43,7 @@ from diffusionbert.samplers.base import Sampler, SamplerConfig
 from diffusionbert.samplers.config import SamplingRequest, parse_sampler
 from diffusionbert.storage.files import require_writable
 from diffusionbert.storage.hub import HubOptions
+from diffusionbert.storage.weights import WeightFormat
 from diffusionbert.training.model_folder import push_model
 
 Length = int | tuple[int, int]
@@ -533,9 +534,15 @@ class Model:
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, path: str | Path) -> Path:
-        """Writes the model folder, which `diffusionbert.load` opens, to a new or empty directory."""
-        return self.engine.save(Path(path))
+    def save_pretrained(self, path: str | Path, *, precision: str | None = None, shard_size: str | None = None) -> Path:
+        """Writes the model folder, which `diffusionbert.load` opens, to a new or empty directory.
+
+        Args:
+            path: The directory.
+            precision: How weights are stored: fp32, fp16 or bf16; None keeps them as they are.
+            shard_size: The size of a file of weights, such as "15MB"; None stores them in one file.
+        """
+        return self.engine.save(Path(path), WeightFormat(precision, shard_size))
 
     def push_to_hub(self, name: str) -> str:
         """Uploads the model folder to the Hub, into a private repository if it is a new one; returns its address."""

@@ -309,7 +309,7 @@ def train(
             "spindle:strength=0.5".
         time: How the time reaches the network: none, prefix, layers or layers-learned.
         backbone: A masked language model to train, given as an object.
-        config: A whole configuration, in place of preset, system and start.
+        config: A whole configuration, in place of preset and system.
         resume: Continues the run in `output`.
         auto: Measures the machine first and chooses the micro-batch that fits.
         cache: Where encoded corpora are kept; None is the user's cache folder.
@@ -331,6 +331,8 @@ def train(
         if data is None:
             raise ValueError("`data` is missing; give a text file, or pydoc for the English that ships with Python")
         config = recipe(str(data), preset, system_name=system, start=None if start is None else str(start))
+    elif start is not None:
+        config = started_from(config, str(start))
     if objective is not None:
         if isinstance(objective, str):
             objective = from_text(objective, ObjectiveConfig, "objective")  # type: ignore[type-abstract]

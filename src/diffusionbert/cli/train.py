@@ -114,6 +114,10 @@ class RecordOptions:
         tuple[Literal["tensorboard", "wandb", "trackio"], ...], option("[{tensorboard,wandb,trackio} ...]")
     ] = ()
     """Experiment trackers to log to, beside log.jsonl."""
+    export_precision: Annotated[Literal["fp32", "fp16", "bf16"] | None, option("{fp32,fp16,bf16}")] = None
+    """The precision of the weights in the model's folder. Default: fp32."""
+    shard_size: OptionalText = None
+    """The size of a file of weights in the model's folder, such as 15MB. Default: all weights in one file."""
     push: OptionalText = None
     """Push the trained model to the Hub under this name; a new repository is private."""
     cache: OptionalPath = None
@@ -139,7 +143,8 @@ class Run(ABC):
     """Size and length of the run; options below override it. tiny: two cores, about a minute. small, wiki-small (the
     bundled model), wiki-medium: one GPU, minutes. paper: BERT-base, 1.9M steps. Default: tiny."""
     config: OptionalPath = None
-    """The configuration of a run (run.json) in place of a preset; other options override it."""
+    """The configuration of a run (run.json) in place of a preset; other options override it. With --start it is the
+    next stage of that run."""
     auto: Flag = False
     """Measure this machine first: choose the micro-batch that fits and estimate the duration of the run."""
     resume: Flag = False
@@ -237,6 +242,7 @@ class Train(Run):
 
 def configure(options: Run) -> RunConfig:
     """The configuration of a new run."""
+    from diffusionbert.recipes import started_from
     from diffusionbert.storage.files import read_json
     from diffusionbert.training.config import RunConfig
 
@@ -244,10 +250,11 @@ def configure(options: Run) -> RunConfig:
         if options.data is None:
             raise ValueError("--data is missing; give a text file, or pydoc for the documentation of Python")
         return _changed(options, options.base(options.data))
-    for name in ("preset", "system", "start"):
+    for name in ("preset", "system"):
         if getattr(options, name, None) is not None:
             raise ValueError(f"--config and --{name} exclude each other; give one of them")
-    return _changed(options, RunConfig.from_json(read_json(options.config), options.config.name))
+    config, start = RunConfig.from_json(read_json(options.config), options.config.name), getattr(options, "start", None)
+    return _changed(options, config if start is None else started_from(config, start))
 
 
 def _changed(options: Run, config: RunConfig) -> RunConfig:

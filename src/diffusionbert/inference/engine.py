@@ -29,6 +29,7 @@ from diffusionbert.samplers.base import Sampler, SamplingContext
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.config import SamplingRequest
 from diffusionbert.storage.hub import HubOptions
+from diffusionbert.storage.weights import WeightFormat
 from diffusionbert.training.model_folder import ModelMetadata, find_model, read_model, restore_beside, save_model
 
 SEQUENCES_AT_ONCE = {"cpu": 32, "cuda": 512}
@@ -87,9 +88,9 @@ class Engine:
         other.__dict__.pop("scoring_objective", None)
         return other
 
-    def save(self, target: Path) -> Path:
+    def save(self, target: Path, form: WeightFormat) -> Path:
         """Writes the model, with its parameters as they are now, as a new model folder."""
-        return save_model(self._module, self.vocabulary, self.folder, target)
+        return save_model(self._module, self.vocabulary, self.folder, target, form)
 
     @property
     def num_parameters(self) -> int:

@@ -20,6 +20,7 @@ from diffusionbert.networks.loading import BackboneConfig, NewBert
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig, TrainingModule
 from diffusionbert.storage.schema import from_json, to_json
+from diffusionbert.storage.weights import EXPORT_PRECISIONS, WeightFormat
 from diffusionbert.training.batches import FixedSequences, TokenBudget
 
 FORMAT = 1
@@ -90,6 +91,10 @@ class TrainingConfig:
     """How many of the latest checkpoints are kept."""
     trackers: tuple[str, ...] = ()
     """Trackers of Accelerate: tensorboard, wandb, trackio."""
+    export_precision: str = "fp32"
+    """How the model's weights are stored: `fp32`, `fp16` or `bf16`."""
+    shard_size: str | None = None
+    """The size of a file of weights, such as `15MB`; None stores them in one file."""
     sharded: bool = False
     """Shard parameters, gradients and optimizer over processes (torch's fully_shard) instead of copying them."""
 
@@ -106,10 +111,17 @@ class TrainingConfig:
             "decay_fraction": (0 < self.decay_fraction <= 1, "greater than 0 and at most 1"),
             "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             "decay": (self.decay in DECAYS, f"one of {', '.join(DECAYS)}"),
+            "export_precision": (self.export_precision in EXPORT_PRECISIONS, f"one of {', '.join(EXPORT_PRECISIONS)}"),
         }
         for name, (holds, rule) in rules.items():
             if not holds:
                 raise ValueError(f"`{name}` of training must be {rule}, got {getattr(self, name)!r}")
+        _ = self.weight_format  # refuses what is no size
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        """How the exported model's weights are stored."""
+        return WeightFormat(None if self.export_precision == "fp32" else self.export_precision, self.shard_size)
 
 
 @dataclass(frozen=True)

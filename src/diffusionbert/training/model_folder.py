@@ -1,7 +1,7 @@
 """The model folder: what a run exports, a Hugging Face folder with what diffusion needs beside it.
 
 config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM (a decoder: AutoModelForCausalLM)
-                                                     and AutoTokenizer
+                                                     and AutoTokenizer; the weights may be in several files
 beside.safetensors                                   parameters beside the backbone's: time embeddings, word vectors;
                                                      absent if there are none
 diffusionbert.json  token_counts.safetensors         the run's configuration, token counts and length histogram
@@ -38,6 +38,7 @@ from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.hub import HubOptions, locate, quiet
 from diffusionbert.storage.schema import from_json, to_json
+from diffusionbert.storage.weights import WeightFormat, reformat_weights
 from diffusionbert.training.config import DataConfig, RunConfig
 from diffusionbert.training.run_folder import RunFolder
 
@@ -91,12 +92,18 @@ class ModelMetadata:
 
 
 def write_model(
-    folder: Path, module: TrainingModule, weights: Mapping[str, Tensor], metadata: ModelMetadata, state: Any
+    folder: Path,
+    module: TrainingModule,
+    weights: Mapping[str, Tensor],
+    metadata: ModelMetadata,
+    state: Any,
+    form: WeightFormat,
 ) -> None:
     """Writes parameters, which may be their EMA, as a model folder."""
     with quiet():
         backbone_of(module).save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
-    beside = _beside(_below(_NETWORK, weights))
+    reformat_weights(folder, form)
+    beside = form.convert(_beside(_below(_NETWORK, weights)))
     if beside:
         save_tensors(beside, folder / "beside.safetensors")
     metadata.vocabulary.save(folder)
@@ -227,7 +234,7 @@ def _description(file: Path) -> tuple[RunConfig, ModelRecord]:
         raise ValueError(f"{str(file)!r} does not describe a model ({reason_of(error)}); export it again") from error
 
 
-def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target: Path) -> Path:
+def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target: Path, form: WeightFormat) -> Path:
     """Writes a loaded model, with its parameters as they are now, as a new model folder.
 
     Args:
@@ -235,6 +242,7 @@ def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target:
         vocabulary: Its tokenizer.
         source: The folder that it was loaded from.
         target: A new or empty directory.
+        form: How its weights are stored.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{str(target)!r} exists and is not an empty directory; choose another")
@@ -242,10 +250,11 @@ def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target:
     assert isinstance(backbone, PreTrainedModel)
     with atomic_folder(target) as folder, quiet():
         backbone.save_pretrained(folder)
+        reformat_weights(folder, form)
         vocabulary.save(folder)
         beside = {name: tensor.detach().cpu() for name, tensor in _beside(dict(network.named_parameters())).items()}
         if beside:
-            save_tensors(beside, folder / "beside.safetensors")
+            save_tensors(form.convert(beside), folder / "beside.safetensors")
         for name in ("diffusionbert.json", "token_counts.safetensors", "README.md"):
             if (source / name).exists():
                 shutil.copyfile(source / name, folder / name)

@@ -202,13 +202,14 @@ def train(
     if auto:
         config = replace(config, training=_measured(config, prepared, start, accelerator, backbone))
     module = _module(config, prepared, start, backbone)
+    form = config.training.weight_format  # also for the model of a run that is over
     sequences, paired = prepared.sequences, open_corpus(config.data, Split.TRAIN).paired
     metadata = ModelMetadata(
         config, prepared.vocabulary, prepared.statistics, sequences.length_histogram, sequences.fingerprint, paired
     )
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
-        write_model(folder, module, weights, metadata, trainer.state)
+        write_model(folder, module, weights, metadata, trainer.state, form)
 
     kernels = compiled if config.training.compile else None
     with _lock(run, accelerator), compile_cache(kernels, is_written=accelerator.is_main_process):
