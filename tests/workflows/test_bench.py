@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from diffusionbert.cli.main import main
-from diffusionbert.workflows import bench
+from diffusionbert.networks.loading import NewBert
+from diffusionbert.workflows import bench, timing
+from diffusionbert.workflows.sampling_work import DecoderSampling, DecoderScoring, Forwards, OurSampling, Texts
+from diffusionbert.workflows.timing import Machine, Program, Work
+from diffusionbert.workflows.training_work import HandWrittenTraining, OurTraining, TrainingSize
 
-TINY = bench.Work(1, 16, 2, 0.0, 60, sequences=4, length=12, ema=0.9)
+TINY = TrainingSize(1, 16, 2, 0.0, 60, sequences=4, length=12, ema=0.9)
+FEW = Texts(2, 5, NewBert(1, 16, 2, 0.0), vocabulary=60)
+MACHINE = Machine(torch.device("cpu"), compile=False, folder=Path("nowhere"))
+
+
+@dataclass(frozen=True)
+class Counted(Work):
+    """Counts the steps of another work, at its own size on any device."""
+
+    work: Work
+    steps: Counter[str]
+
+    def describe(self) -> str:
+        return self.work.describe()
+
+    def on(self, device: str) -> Work:
+        return self
+
+    def program(self, machine: Machine) -> Program:
+        program = self.work.program(machine)
+
+        def step() -> float:
+            self.steps[type(self.work).__name__] += 1
+            return program.step()
+
+        return replace(program, step=step)
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """One tiny row, and the number of steps of each program."""
-    steps: dict[str, int] = {"ours": 0, "reference": 0}
-    for name, function in (("ours", bench.our_step), ("reference", bench.reference_step)):
-
-        def made(*arguments, name=name, function=function):
-            step, backbone = function(*arguments)
-
-            def counted_step():
-                steps[name] += 1
-                step()
-
-            return counted_step, backbone
-
-        monkeypatch.setattr(bench, function.__name__, made)
-    monkeypatch.setattr(bench, "ROWS", (bench.Row("train-tiny", TINY, TINY), bench.ROWS[0]))
-    monkeypatch.setattr(bench.Row, "on_cpu", lambda row: row if row.ours is TINY else None)
-    monkeypatch.setattr(bench, "SECONDS_PER_TURN", 0.0)
+    steps = Counter[str]()
+    row = bench.Row("train-tiny", Counted(OurTraining(TINY), steps), Counted(HandWrittenTraining(TINY), steps))
+    monkeypatch.setattr(bench, "ROWS", (row, bench.ROWS[0]))
+    monkeypatch.setattr(timing, "SECONDS_PER_TURN", 0.0)
     return steps
 
 
 def test_both_programs_take_turns_equally_often(counted):
     result = bench.bench(device="cpu", rounds=3)
     (row,) = result.rows
-    # Five to warm up, one to count, then per round one before the clock starts and one that is timed.
-    assert counted == {"ours": 5 + 1 + 3 * 2, "reference": 5 + 1 + 3 * 2}
+    # Five to warm up, then one per round.
+    assert counted == {"OurTraining": 5 + 3, "HandWrittenTraining": 5 + 3}
     assert row.ratio == row.ours.tokens_per_second / row.reference.tokens_per_second
     assert row.ours.memory_gib is None
     assert list(result.skipped) == ["train-base"]
@@ -56,10 +77,33 @@ def test_a_bench_without_rounds_is_refused_before_any_work(counted, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--rounds", "0"])
     assert "--rounds must be >= 1, got 0" in capsys.readouterr().err
-    assert set(counted.values()) == {0}
+    assert not counted
 
 
 def test_an_unknown_row_is_refused_by_name(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--only", "train-nothing"])
     assert "--only must name rows (train-base" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        OurSampling(FEW, steps=4),
+        OurSampling(FEW, "ancestral", top_k=3, steps=4),
+        Forwards(FEW, 2),
+        DecoderSampling(FEW),
+        DecoderScoring(FEW),
+    ],
+    ids=lambda work: work.describe(),
+)
+def test_a_sampling_program_does_its_work(work):
+    program = work.program(MACHINE)
+    assert program.step() > 0
+    assert program.num_tokens == 10
+
+
+def test_each_row_is_about_one_kind_of_device_or_both():
+    for row in bench.ROWS:
+        kinds = {device for device in ("cpu", "cuda") if row.on(device) is not None}
+        assert kinds == ({"cpu"} if "cpu" in row.name else {"cuda"} if "sample" in row.name else kinds | {"cuda"})

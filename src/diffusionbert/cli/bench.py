@@ -1,4 +1,4 @@
-"""`bench`: measures how fast this machine trains."""
+"""`bench`: measures how fast this machine trains, generates and scores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from diffusionbert.reporting import progress_line
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure the speed of training on this machine beside a hand-written reference.
+    """Measure the speed of training, generation and scoring on this machine beside references.
 
-    Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert; on a CPU, the last two at a
-    small size. Each compiles its networks first: about a minute per row on a GPU.
+    Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert (on a CPU, the last two at a
+    small size); on a GPU sample-32, sample-256, sample-1, sample-forwards, sample-ancestral, sample-spindle; on a CPU
+    sample-cpu-1, sample-cpu-32, sample-cpu-100, score-cpu. On a GPU training compiles: about a minute per row.
 
     Example: diffusionbert bench --only train-bundled train-modernbert
     """

@@ -1,0 +1,236 @@
+"""Generation and scoring to time: ours, beside decoders with a key-value cache and bare forward passes.
+
+Networks for GPUs are new ones of BERT-base's size; on a CPU it is the bundled model. A decoder is a new GPT-2 of the
+same size, sampled by transformers. Speed does not depend on what parameters say, except for scores, which are drawn
+until they are precise: those are of the bundled model on texts that it generated itself.
+
+FLOPs are 2 per parameter and position that is read; the vocabulary's matrix counts once per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BertTokenizer, PreTrainedModel
+
+from diffusionbert.data.tokenizer import SPECIAL, Vocabulary
+from diffusionbert.diffusion.schedules import Linear, NoiseSchedule
+from diffusionbert.inference.engine import Engine, load_engine
+from diffusionbert.inference.generate import generate
+from diffusionbert.inference.score import ScoreSettings, score
+from diffusionbert.inference.tasks import Task
+from diffusionbert.networks.loading import NewBert, NewDecoder
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.samplers.base import SamplerConfig
+from diffusionbert.samplers.config import SamplingRequest, parse_sampler
+from diffusionbert.training.config import DataConfig, RunConfig
+from diffusionbert.training.model_folder import ModelMetadata, token_statistics
+from diffusionbert.workflows.timing import Machine, Program, Work, num_multiplied
+from diffusionbert.workflows.training_work import zipf_counts
+
+MAX_POSITIONS = 128
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How many texts of how many tokens, of which kind of model."""
+
+    sequences: int
+    length: int = 64
+    size: NewBert | None = NewBert(12, 768, 12, 0.0)
+    """A new network; None is the bundled model, on a CPU."""
+    vocabulary: int = 30_522
+
+    @property
+    def num_tokens(self) -> int:
+        return self.sequences * self.length
+
+    @property
+    def device(self) -> str:
+        """The kind of device that they are generated on."""
+        return "cpu" if self.size is None else "cuda"
+
+    def describe(self) -> str:
+        return f"{self.sequences} × {self.length}"
+
+    def engine(self, machine: Machine, schedule: NoiseSchedule | None = None) -> Engine:
+        """The model."""
+        if self.size is None:
+            return load_engine(device=machine.device)
+        words = [*SPECIAL, *(f"w{number}" for number in range(self.vocabulary - len(SPECIAL)))]
+        vocabulary = Vocabulary(BertTokenizer(vocab={word: number for number, word in enumerate(words)}))
+        statistics = token_statistics(vocabulary, zipf_counts(vocabulary.size) * vocabulary.allowed)
+        objective = DiscreteTimeConfig(schedule or Linear(), num_steps=2048)
+        config = RunConfig(DataConfig("random", max_length=MAX_POSITIONS), self.size, objective=objective)
+        return Engine(ModelMetadata(config, vocabulary, statistics), Path("random"), "random", machine.device)
+
+    def decoder(self, machine: Machine) -> PreTrainedModel:
+        """A decoder of the same size."""
+        size, vocabulary = self.size, self.vocabulary
+        if size is None:
+            config = load_engine(device="cpu").network.backbone.config
+            size = NewBert(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, 0.0)
+            vocabulary = config.vocab_size
+        made: Any = NewDecoder(size.layers, size.width, size.heads, 0.0).build(
+            vocabulary, MAX_POSITIONS, 0, causal=True
+        )
+        moved: PreTrainedModel = made.to(machine.device, torch.bfloat16 if machine.is_gpu else None).eval()
+        return moved
+
+
+@dataclass(frozen=True)
+class OurSampling(Work):
+    """Texts by `generate`, from the request to the strings."""
+
+    texts: Texts
+    sampler: str = "exact"
+    schedule: NoiseSchedule = field(default_factory=Linear)
+    top_k: int | None = None
+    steps: int = 128
+
+    def describe(self) -> str:
+        top_k = "" if self.top_k is None else f", top-k {self.top_k}"
+        name = "" if self.texts.size is None else f", {self.schedule}"
+        return f"{self.texts.describe()}{name}, {self.sampler}{top_k}, {self.steps} steps"
+
+    def on(self, device: str) -> OurSampling | None:
+        return self if device == self.texts.device else None
+
+    def program(self, machine: Machine) -> Program:
+        texts, engine = self.texts, self.texts.engine(machine, self.schedule)
+        request = SamplingRequest(parse_sampler(self.sampler), SamplerConfig(self.steps, top_k=self.top_k))
+        seed = 0
+
+        def step() -> float:
+            nonlocal seed
+            seed += 1
+            task = Task(texts.sequences, texts.length, seed=seed)
+            calls = sum(text.calls for text in generate(engine, task, request))
+            return _flops(engine.network.backbone, calls * (texts.length + 2), texts.num_tokens)
+
+        return Program(step, texts.num_tokens, _bytes(engine.network.backbone), warm_ups=3)
+
+
+@dataclass(frozen=True)
+class Forwards(Work):
+    """Bare forward passes of the same network, as many as an exact sample needs at most, with all logits, compiled."""
+
+    texts: Texts
+    number: int
+
+    def describe(self) -> str:
+        return f"{self.texts.describe()}, {self.number} forward passes with all logits"
+
+    def on(self, device: str) -> Forwards | None:
+        return self if device == self.texts.device else None
+
+    def program(self, machine: Machine) -> Program:
+        texts = self.texts
+        backbone: Any = texts.engine(machine).network.backbone
+        backbone.to(torch.bfloat16 if machine.is_gpu else None)
+        tokens = torch.full((texts.sequences, texts.length + 2), 9, device=machine.device)
+        seen = torch.ones_like(tokens)
+        model = torch.compile(backbone, mode="reduce-overhead") if machine.compile else backbone
+
+        @torch.no_grad()
+        def step() -> float:
+            for _ in range(self.number):
+                model(input_ids=tokens, attention_mask=seen)
+            return self.number * _flops(backbone, tokens.numel(), tokens.numel())
+
+        return Program(step, texts.num_tokens, _bytes(backbone), warm_ups=3)
+
+
+@dataclass(frozen=True)
+class DecoderSampling(Work):
+    """The same number of tokens by a decoder with a key-value cache, sampled by transformers' `generate`."""
+
+    texts: Texts
+
+    def describe(self) -> str:
+        return f"{self.texts.describe()}, GPT-2 with a cache"
+
+    def on(self, device: str) -> DecoderSampling | None:
+        return self if device == self.texts.device else None
+
+    def program(self, machine: Machine) -> Program:
+        texts = self.texts
+        model: Any = texts.decoder(machine)
+        begin = torch.ones(texts.sequences, 1, dtype=torch.long, device=machine.device)
+        given = {"attention_mask": torch.ones_like(begin), "max_new_tokens": texts.length, "pad_token_id": 0}
+
+        @torch.no_grad()
+        def step() -> float:
+            model.generate(begin, do_sample=True, top_k=0, use_cache=True, **given)
+            return _flops(model, texts.num_tokens, texts.num_tokens)
+
+        return Program(step, texts.num_tokens, _bytes(model), warm_ups=3)
+
+
+@dataclass(frozen=True)
+class OurScoring(Work):
+    """Scores of texts of the bundled model, each until it is precise."""
+
+    texts: Texts
+
+    def describe(self) -> str:
+        return f"{self.texts.sequences} texts, the bound of each to ±25 %"
+
+    def on(self, device: str) -> OurScoring | None:
+        return self if device == self.texts.device else None
+
+    def program(self, machine: Machine) -> Program:
+        engine, texts = self.texts.engine(machine), self.texts
+        task = Task(texts.sequences, (texts.length // 2, texts.length * 3 // 2))
+        few = SamplingRequest(parse_sampler("exact"), SamplerConfig(8))
+        lines = [text.text for text in generate(engine, task, few)]
+
+        def step() -> float:
+            found = [one for one in score(engine, lines, ScoreSettings()) if one is not None]
+            read = sum(one.num_draws * (one.num_tokens + 2) for one in found)
+            # Half of the tokens are masked on average.
+            return _flops(engine.network.backbone, read, sum(one.num_draws * one.num_tokens // 2 for one in found))
+
+        return Program(step, sum(len(tokens) - 2 for tokens in engine.vocabulary.encode(lines)))
+
+
+@dataclass(frozen=True)
+class DecoderScoring(Work):
+    """The exact NLL of as many tokens by one forward pass of a decoder over each text."""
+
+    texts: Texts
+
+    def describe(self) -> str:
+        return f"{self.texts.sequences} texts, NLL of a GPT-2"
+
+    def on(self, device: str) -> DecoderScoring | None:
+        return self if device == self.texts.device else None
+
+    def program(self, machine: Machine) -> Program:
+        texts = self.texts
+        model: Any = texts.decoder(machine)
+        tokens = torch.randint(1, model.config.vocab_size, (texts.sequences, texts.length + 1), device=machine.device)
+
+        @torch.no_grad()
+        def step() -> float:
+            for part in torch.split(tokens, 16):
+                model(input_ids=part, labels=part)
+            return _flops(model, tokens.numel(), tokens.numel())
+
+        return Program(step, texts.num_tokens)
+
+
+def _flops(backbone: PreTrainedModel, num_positions: int, num_predicted: int) -> float:
+    head: int = backbone.config.vocab_size * backbone.config.hidden_size
+    return 2.0 * (num_positions * num_multiplied(backbone) + num_predicted * head)
+
+
+def _bytes(backbone: PreTrainedModel) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in backbone.parameters())
+
+
+BASE = Texts(32)
+CPU = replace(BASE, length=24, size=None)

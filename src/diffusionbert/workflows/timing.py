@@ -1,0 +1,152 @@
+"""Programs that are timed in turns, and how fast they were.
+
+A program does one piece of work again and again: a training step, a batch of texts, scores. It says how much it
+computed, so that its speed can be compared with the chip's own rate of matrix products.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from diffusionbert.training.optim import wait_for
+
+SECONDS_PER_TURN = 1.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where programs run."""
+
+    device: torch.device
+    compile: bool
+    folder: Path
+    """For files that a program writes; removed afterwards."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Something that can be done again and again."""
+
+    step: Callable[[], float]
+    """Does it once and returns the FLOPs of that."""
+    num_tokens: int
+    """The tokens that it trains on, generates or scores."""
+    kept_bytes: int = 0
+    """The memory that it holds between steps."""
+    warm_ups: int = 1
+    """How often it is done until it is at its speed."""
+
+
+class Work(ABC):
+    """What a program does; a member is a frozen dataclass."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """In a few words."""
+
+    @abstractmethod
+    def on(self, device: str) -> Work | None:
+        """The same at the size of this kind of device (`cpu` or `cuda`); None if it is about another kind."""
+
+    @abstractmethod
+    def program(self, machine: Machine) -> Program:
+        """Makes everything that it needs."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of one program."""
+
+    work: str
+    tokens_per_second: float
+    """The median over the rounds."""
+    spread: float
+    """The distance between the quartiles over the rounds, relative to the median."""
+    milliseconds_per_step: float
+    flops_fraction: float
+    """The fraction of the chip's matrix rate."""
+    memory_gib: float | None
+    """The peak of the allocated memory; None on a CPU."""
+    start_seconds: float
+    """Until the first steps were done: compilation and warm-up."""
+
+
+class Stopwatch:
+    """Times a program in turns."""
+
+    def __init__(self, work: Work, machine: Machine):
+        self.work, self.device = work, machine.device
+        self.program = work.program(machine)
+        *_, last = durations = [self._seconds(1) for _ in range(self.program.warm_ups)]
+        self.start_seconds = sum(durations)
+        self.steps = max(1, int(SECONDS_PER_TURN / last))
+        self.times: list[float] = []
+        self.memory = None
+        if machine.is_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)  # the other program's, too
+            self._seconds(1)
+            peak = torch.cuda.max_memory_allocated(self.device) - before
+            self.memory = (self.program.kept_bytes + peak) / 2**30
+
+    def take_turn(self) -> None:
+        if self.steps > 1:  # what the other program left in caches matters to short steps alone
+            self.program.step()
+        self.times.append(self._seconds(self.steps))
+
+    def _seconds(self, count: int) -> float:
+        def step() -> None:
+            self.flops = self.program.step()
+
+        return seconds(step, count, self.device)
+
+    def speed(self, rate: float) -> Speed:
+        """The speed over all turns; `rate` is that of the chip."""
+        median = statistics.median(self.times)
+        low, _, high = statistics.quantiles(self.times, n=4) if len(self.times) > 1 else (median,) * 3
+        return Speed(
+            self.work.describe(),
+            self.program.num_tokens / median,
+            (high - low) / median,
+            1e3 * median,
+            self.flops / median / rate,
+            self.memory,
+            self.start_seconds,
+        )
+
+
+def seconds(step: Callable[[], object], count: int, device: torch.device) -> float:
+    """The mean time of a step, over several in a row."""
+    wait_for(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        step()
+    wait_for(device)
+    return (time.perf_counter() - started) / count
+
+
+def matrix_rate(device: torch.device) -> float:
+    """FLOPs per second of a large matrix product of random numbers, in bfloat16 on a GPU."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+
+    turns = [seconds(lambda: left @ right, 10, device) for _ in range(5)]
+    return 2 * size**3 / statistics.median(turns)
+
+
+def num_multiplied(backbone: PreTrainedModel) -> int:
+    """The parameters by which every token is multiplied: all but the embeddings, and so the vocabulary's matrix."""
+    parameters = backbone.named_parameters()
+    return sum(one.numel() for name, one in parameters if not {"embeddings", "wte", "wpe"} & set(name.split(".")))
