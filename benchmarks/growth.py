@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,17 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.optim import wait_for
-from diffusionbert.training.run import make_accelerator
-from diffusionbert.workflows.bench import BUNDLED, Work, our_step
+from diffusionbert.workflows.timing import Machine, Stopwatch
+from diffusionbert.workflows.training_work import BUNDLED, OurTraining, TrainingSize
 
 START = replace(BUNDLED, layers=6, sequences=64, length=128, ema=None)
 SMALL = replace(START, layers=2, width=64, heads=2, vocabulary=1000, sequences=4, length=16)
 
 
-def sizes(start: Work) -> Iterator[tuple[str, int, Work]]:
-    """What is doubled, its value, and the work."""
+def sizes(start: TrainingSize) -> Iterator[tuple[str, int, TrainingSize]]:
+    """What is doubled, its value, and the size."""
     for factor in (1, 2, 4, 8):
         yield "length", factor * start.length, replace(start, length=factor * start.length)
         yield "batch", factor * start.sequences, replace(start, sequences=factor * start.sequences)
@@ -40,23 +36,14 @@ def sizes(start: Work) -> Iterator[tuple[str, int, Work]]:
         yield "parameters", 12 * layers * start.width**2, replace(start, layers=layers)
 
 
-def measured(work: Work, settings: TrainingConfig, cpu: bool) -> tuple[float, float | None]:
+def measured(size: TrainingSize, cpu: bool, compile: bool) -> tuple[float, float | None]:
     """The median milliseconds of a step, and its peak memory in GiB on a GPU."""
-    accelerator = make_accelerator(settings, None, cpu=cpu)
     with tempfile.TemporaryDirectory() as folder:
-        step, _ = our_step(work, settings, Path(folder), accelerator)
-        times = []
-        for number in range(13):
-            wait_for(accelerator.device)
-            started = time.perf_counter()
-            step()
-            wait_for(accelerator.device)
-            if number >= 5:
-                times.append(1e3 * (time.perf_counter() - started))
-            elif number == 0 and not cpu:
-                torch.cuda.reset_peak_memory_stats()
-    memory = None if cpu else torch.cuda.max_memory_allocated() / 2**30
-    return statistics.median(times), memory
+        watch = Stopwatch(OurTraining(size), Machine(torch.device("cpu" if cpu else "cuda"), compile, Path(folder)))
+        for _ in range(3):
+            watch.take_turn()
+    speed = watch.speed(1.0)
+    return speed.milliseconds_per_step, speed.memory_gib
 
 
 def slope(rows: list[dict]) -> float:
@@ -91,10 +78,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     cpu = options.device == "cpu"
-    settings = TrainingConfig(precision="no" if cpu else "bf16", compile=options.compile)
     rows = []
-    for quantity, value, work in sizes(SMALL if options.small else START):
-        milliseconds, memory = measured(work, settings, cpu)
+    for quantity, value, size in sizes(SMALL if options.small else START):
+        milliseconds, memory = measured(size, cpu, options.compile)
         rows.append({"quantity": quantity, "value": value, "milliseconds": milliseconds, "memory_gib": memory})
         print(f"{quantity:12} {value:10,} {milliseconds:9.2f} ms", flush=True)
     options.json.write_text(json.dumps(rows, indent=1) + "\n")

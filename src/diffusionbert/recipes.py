@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, Spindle, Sqrt
 from diffusionbert.diffusion.time_sampling import Bell
-from diffusionbert.networks.loading import BackboneConfig, NewBert, Pretrained
+from diffusionbert.networks.loading import BackboneConfig, NewBert, NewModernBert, Pretrained
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.autoregressive import AutoregressiveConfig
 from diffusionbert.objectives.base import ObjectiveConfig
@@ -101,8 +101,25 @@ def wiki_medium(data: str) -> RunConfig:
     return replace(wiki_small(data), backbone=NewBert(layers=8, width=512, heads=8, dropout=0.0))
 
 
+def bundled(data: str) -> RunConfig:
+    """A ModernBERT of 39.5M parameters (10 layers, width 512) from scratch: one stage of 14,000 steps of 96k tokens.
+
+    Muon, a learning rate that stays at its peak, weights exported in half precision: further stages start from them,
+    and the last one decays (`--decay wsd --decay-fraction 0.5`). docs/bundled_model.md has the commands.
+    """
+    training = TrainingConfig(
+        steps=14_000, batching=TokenBudget(98_304), optimizer="muon", learning_rate=2e-3, weight_decay=0.1, warmup=300,
+        decay="constant_with_warmup", ema=0.999, precision="bf16", compile=True, validate_every=2000, log_every=50,
+        validation_sentences=4000, validation_draws=4, save_every=2000, export_precision="fp16",
+    )  # fmt: skip
+    objective = DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False))
+    backbone = NewModernBert(layers=10, width=512, heads=8, dropout=0.0)
+    return RunConfig(DataConfig(data, vocabulary=16_000), backbone, objective=objective, training=training)
+
+
 PRESETS: dict[str, Callable[[str], RunConfig]] = {
-    "tiny": tiny, "small": small, "paper": paper, "wiki-small": wiki_small, "wiki-medium": wiki_medium
+    "tiny": tiny, "small": small, "paper": paper, "wiki-small": wiki_small, "wiki-medium": wiki_medium,
+    "bundled": bundled,
 }  # fmt: skip
 
 
@@ -302,7 +319,7 @@ def train(
         output: The run directory: configuration, log, checkpoints and, in the end, the model.
         start: The network to start from: "bundled", a run directory, a model folder, a Hub name or an original `.th`
             file; None starts from random parameters.
-        preset: The size and length of the run: tiny, small, paper, wiki-small or wiki-medium.
+        preset: The size and length of the run: tiny, small, paper, wiki-small, wiki-medium or bundled.
         system: A system of the paper or one of its peers, such as "d3pm"; None trains the preset's objective.
         objective: An objective in place of the system's, or its name with settings.
         schedule: A noise schedule in place of the objective's, or its name with settings such as

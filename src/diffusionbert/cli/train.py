@@ -137,11 +137,12 @@ class Run(ABC):
     """The training corpus: a text file (also .gz, .xz, .zst), a folder or glob, .jsonl with --field, .tsv pairs, pydoc
     (the documentation of Python), lm1b:FOLDER or hf:NAME. Required unless --config or --resume names it."""
     preset: Annotated[
-        Literal["tiny", "small", "paper", "wiki-small", "wiki-medium"] | None,
-        option("{tiny,small,paper,wiki-small,wiki-medium}"),
+        Literal["tiny", "small", "paper", "wiki-small", "wiki-medium", "bundled"] | None,
+        option("{tiny,small,paper,wiki-small,wiki-medium,bundled}"),
     ] = None
-    """Size and length of the run; options below override it. tiny: two cores, about a minute. small, wiki-small (the
-    bundled model), wiki-medium: one GPU, minutes. paper: BERT-base, 1.9M steps. Default: tiny."""
+    """Size and length of the run; options below override it. tiny: two cores, about a minute. small,
+    wiki-small, wiki-medium: one GPU, minutes. bundled: a stage of the bundled model. paper: BERT-base, 1.9M steps.
+    Default: tiny."""
     config: OptionalPath = None
     """The configuration of a run (run.json) in place of a preset; other options override it. With --start it is the
     next stage of that run."""
