@@ -10,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -149,10 +148,7 @@ _shared_kernels = _SharedKernels()
 # targets. So the base model runs by itself, the target positions are selected, and the modules of the head follow.
 # The forward of a class that is not listed below may do more with its logits (scale or cap them): it runs as a whole.
 
-Head = Callable[[PreTrainedModel, Tensor, int], Tensor]
-"""Turns hidden states [1, N, D] into logits [1, N, V], and some more that mean nothing, if asked for: matrix products
-have fast kernels for multiples of 8, and BERT's vocabulary is none.
-"""
+Head = Callable[[PreTrainedModel, Tensor], Tensor]  # turns hidden states [1, N, D] into logits [1, N, V]
 
 
 def head_of(backbone: PreTrainedModel) -> Head | None:
@@ -178,11 +174,9 @@ class TargetHead:
 
     def log_probs(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> TargetLogProbs:
         """The log-probabilities [N, V] at positions with these hidden states."""
-        if self._head is None:
-            return distribution(hidden.clone(), allowed)  # logits are overwritten, hidden states are not
-        num_added = -len(allowed) % 8 if torch.compiler.is_compiling() else 0
-        logits = self._head(backbone, hidden[None], num_added).squeeze(0)
-        return distribution(logits, functional.pad(allowed, (0, num_added)))[:, : len(allowed)]
+        # Logits are overwritten, hidden states are not.
+        logits = hidden.clone() if self._head is None else self._head(backbone, hidden[None]).squeeze(0)
+        return distribution(logits, allowed)
 
     def prediction(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> Prediction:
         """The same, computed when and as far as it is needed."""
@@ -274,28 +268,17 @@ def nats_at(network: Network, x_t: Batch, t: Times, targets: PositionMask, x0: T
     return chosen.scatter(-predict(network, x_t, t, chosen).log_prob(chosen.take(x0)))
 
 
-def _modules(names: tuple[str, ...], backbone: PreTrainedModel, hidden: Tensor, num_added: int) -> Tensor:
+def _modules(names: tuple[str, ...], backbone: PreTrainedModel, hidden: Tensor) -> Tensor:
     for name in names:
-        module = getattr(backbone, name)
-        hidden = functional_call(module, _longer(module, backbone, num_added), hidden) if num_added else module(hidden)
+        hidden = getattr(backbone, name)(hidden)
     return hidden
 
 
-def _longer(module: nn.Module, backbone: Any, num_added: int) -> dict[str, Tensor]:
-    """The parameters of the output embedding, if it is in the module, with some more rows."""
-    output = backbone.get_output_embeddings()
-    prefix = next((f"{name}." if name else "" for name, part in module.named_modules() if part is output), None)
-    if prefix is None:
-        return {}
-    added = {"weight": (0, 0, 0, num_added), "bias": (0, num_added)}
-    return {prefix + name: functional.pad(weight, added[name]) for name, weight in output.named_parameters()}
-
-
-def _deberta(backbone: Any, hidden: Tensor, num_added: int) -> Tensor:
+def _deberta(backbone: Any, hidden: Tensor) -> Tensor:
     if backbone.legacy:
-        return _modules(("cls",), backbone, hidden, num_added)
+        return _modules(("cls",), backbone, hidden)
     logits: Tensor = backbone.lm_predictions(hidden, backbone.get_input_embeddings())
-    return functional.pad(logits, (0, num_added))
+    return logits
 
 
 _MODULES = {
