@@ -45,6 +45,11 @@ def test_less_than_ten_percent_is_padding(batching):
     assert 1 - LENGTHS.sum() / sum(BatchPlan(LENGTHS, batching, seed=0).positions()) < 0.1
 
 
+def test_large_batches_have_as_little_padding():
+    lengths = np.tile(LENGTHS, 20)
+    assert 1 - lengths.sum() / sum(BatchPlan(lengths, TokenBudget(98_304), seed=0).positions()) < 0.03
+
+
 def test_fixed_batch_sizes_differ_only_at_the_ends_of_pools():
     sizes = [len(batch) for batch in BatchPlan(LENGTHS, FixedSequences(32), seed=0).epoch(0)]
     assert sum(size != 32 for size in sizes) <= 2

@@ -29,6 +29,10 @@ class TokenBudget:
         if self.tokens < 1:
             raise ValueError(f"tokens per batch (--batch-tokens) must be >= 1, got {self.tokens}; 4096 is usual")
 
+    def num_sequences(self, lengths: npt.NDArray[np.integer]) -> int:
+        """The number of sequences of a batch without padding."""
+        return math.ceil(self.tokens * len(lengths) / max(1, int(lengths.sum())))
+
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
         """The sizes of successive batches; a sequence that exceeds the budget becomes a batch by itself."""
         return batch_sizes(lengths.tolist(), self.tokens)
@@ -43,6 +47,10 @@ class FixedSequences:
     def __post_init__(self) -> None:
         if self.sequences < 1:
             raise ValueError(f"sequences per batch (--batch-sequences) must be >= 1, got {self.sequences}; 32 is usual")
+
+    def num_sequences(self, lengths: npt.NDArray[np.integer]) -> int:
+        """The number of sequences of a batch."""
+        return self.sequences
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
         full, rest = divmod(len(lengths), self.sequences)
@@ -66,13 +74,12 @@ class BatchPlan:
         lengths: The number of tokens of each sequence.
         batching: The size of batches.
         seed: The seed of all shuffles.
-        pool: How many sequences are sorted together: more give less padding, fewer give more randomness.
     """
 
-    def __init__(
-        self, lengths: npt.NDArray[np.integer], batching: TokenBudget | FixedSequences, seed: int, pool: int = 20_000
-    ):
-        self.lengths, self.batching, self.seed, self.pool = lengths, batching, seed, pool
+    def __init__(self, lengths: npt.NDArray[np.integer], batching: TokenBudget | FixedSequences, seed: int):
+        self.lengths, self.batching, self.seed = lengths, batching, seed
+        # The sequences that are sorted together: more give less padding, fewer give more randomness.
+        self.pool = max(20_000, 100 * batching.num_sequences(lengths))
 
     def epoch(self, epoch: int) -> list[Indices]:
         """The global batches of one epoch, in order, as indices of sequences."""
