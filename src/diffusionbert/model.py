@@ -539,7 +539,7 @@ class Model:
 
         Args:
             path: The directory.
-            precision: How weights are stored: fp32, fp16 or bf16; None keeps them as they are.
+            precision: How weights are stored: fp32, fp16, bf16, or int8 for matrices; None keeps them as they are.
             shard_size: The size of a file of weights, such as "15MB"; None stores them in one file.
         """
         return self.engine.save(Path(path), WeightFormat(precision, shard_size))

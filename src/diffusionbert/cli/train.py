@@ -114,8 +114,8 @@ class RecordOptions:
         tuple[Literal["tensorboard", "wandb", "trackio"], ...], option("[{tensorboard,wandb,trackio} ...]")
     ] = ()
     """Experiment trackers to log to, beside log.jsonl."""
-    export_precision: Annotated[Literal["fp32", "fp16", "bf16"] | None, option("{fp32,fp16,bf16}")] = None
-    """The precision of the weights in the model's folder. Default: fp32."""
+    export_precision: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, option("{fp32,fp16,bf16,int8}")] = None
+    """The precision of the weights in the model's folder; int8 is opened by diffusionbert alone. Default: fp32."""
     shard_size: OptionalText = None
     """The size of a file of weights in the model's folder, such as 15MB. Default: all weights in one file."""
     push: OptionalText = None

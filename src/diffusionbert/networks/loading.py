@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from diffusionbert.registry import Registry, describe, register
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.hub import locate, not_found, quiet
+from diffusionbert.storage.weights import load_int8
 
 logger = logging.getLogger(__name__)
 FILES = "a folder with config.json and model.safetensors"  # what a model is opened from, for error messages
@@ -275,6 +276,11 @@ class _Kind:
         is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not is_masked
         return not config.is_encoder_decoder and (is_masked if self is _MASKED else is_causal)
 
+    def class_of(self, config: PreTrainedConfig) -> Any:
+        """The class of transformers that a config of this kind belongs to."""
+        masked, causal = transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        return (masked if self is _MASKED else causal)[type(config)]
+
 
 _ENCODERS = "a BERT-like encoder (bert, roberta, electra, distilbert, modernbert, deberta-v2, …)"
 _MASKED = _Kind("masked language model", transformers.AutoModelForMaskedLM, _ENCODERS)
@@ -312,8 +318,7 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
             f"(model type {config.model_type!r}): call AutoConfig.register({config.model_type!r}, {config_name}) and "
             f"AutoModelForMaskedLM.register({config_name}, {own.__name__}) first"
         )
-    masked, causal = transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    opened: Any = (masked if kind is _MASKED else causal)[type(config)]
+    opened = kind.class_of(config)
     if opened is not own:
         raise ValueError(
             f"a saved {own.__name__} would be opened again as a {opened.__name__}: give it a config class with a model "
@@ -339,9 +344,14 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
     model: PreTrainedModel
     with quiet():
         config = _config(kind, name_or_folder, folder)
+        weights = load_int8(folder)
+        if weights is None:
+            _require_floats(folder)
+        opener, source = (kind.auto, str(folder)) if weights is None else (kind.class_of(config), None)
         try:
-            model, report = kind.auto.from_pretrained(
-                str(folder),
+            model, report = opener.from_pretrained(
+                source,
+                state_dict=weights,
                 config=config,
                 dtype=torch.float32,
                 use_safetensors=True,
@@ -393,6 +403,20 @@ def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Ex
             "convert them to model.safetensors where you trust them (from_pretrained, then save_pretrained)"
         )
     return not_found(kind.name, name_or_folder, FILES, error)
+
+
+def _require_floats(folder: Path) -> None:
+    """Refuses weights that are stored as bytes, which would be taken for their values."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        if _is_damaged(file):
+            continue  # which has an error of its own
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                if (kind := stored.get_slice(name).get_dtype()) in ("I8", "U8"):
+                    raise ValueError(
+                        f"{str(file)!r} stores {name} as {kind}, which needs a scale per row; export the model again, "
+                        "or dequantize it with the library that quantized it"
+                    )
 
 
 def _is_damaged(weights: Path) -> bool:

@@ -2,6 +2,10 @@
 
 Files are named as transformers names them: model.safetensors, or model-00001-of-00003.safetensors and so on, with
 model.safetensors.index.json, which says where each tensor is.
+
+With int8, a matrix W is stored as integers Q and one scale per row, W ≈ scale · Q, under the names W and W.scale.
+transformers would take Q for W without a warning, so these files have another name, which it does not look for:
+model-int8.safetensors. `diffusionbert.load(folder).save_pretrained(other)` writes an ordinary folder.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffusionbert.storage.files import load_tensors, write_json
+from diffusionbert.storage.files import load_tensors, read_json, write_json
+from diffusionbert.storage.schema import from_json
 
-EXPORT_PRECISIONS = "fp32", "fp16", "bf16"
+EXPORT_PRECISIONS = "fp32", "fp16", "bf16", "int8"
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+INT8 = "model-int8"
+"""The name of files whose matrices are stored as int8."""
+_SCALE = ".scale"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 _METADATA = {"format": "pt"}  # transformers opens no file without it
 
@@ -30,7 +38,7 @@ class WeightFormat:
     """How weights are stored; the default leaves them as they are, in one file."""
 
     precision: str | None = None
-    """fp32, fp16 or bf16."""
+    """fp32, fp16, bf16, or int8 for matrices (all else as it is)."""
     shard_size: str | None = None
     """The size of a file, such as 15MB (a megabyte is 10⁶ bytes); only a larger tensor makes a larger file."""
 
@@ -55,6 +63,8 @@ class WeightFormat:
         """The tensors in this precision; raises ValueError if one is too large for it."""
         if self.precision is None:
             return dict(tensors)
+        if self.precision == "int8":
+            return quantized(tensors)
         kind = _TYPES[self.precision]
         converted = {name: value.to(kind) if value.is_floating_point() else value for name, value in tensors.items()}
         for name, value in converted.items():
@@ -71,27 +81,55 @@ def reformat_weights(folder: Path, form: WeightFormat) -> None:
     tensors = {name: value.clone() for file in files for name, value in load_tensors(file).items()}
     for file in (*files, *folder.glob("model*.safetensors.index.json")):
         file.unlink()
-    save_weights(form.convert(tensors), folder, form.max_bytes)
+    save_weights(form.convert(tensors), folder, form.max_bytes, INT8 if form.precision == "int8" else "model")
 
 
-def save_weights(tensors: Mapping[str, Tensor], folder: Path, max_bytes: int | None = None) -> None:
-    """Writes the weights of a Hugging Face folder into as few files as their size allows."""
+def save_weights(
+    tensors: Mapping[str, Tensor], folder: Path, max_bytes: int | None = None, name: str = "model"
+) -> None:
+    """Writes the weights of a folder into as few files as their size allows."""
     shards = list(_shards(tensors, max_bytes))
-    many = f"-of-{len(shards):05d}"
     places: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}{many}.safetensors"
+        part = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
+        file = f"{name}{part}.safetensors"
         places |= dict.fromkeys(names, file)
         try:
-            save_file({name: tensors[name].contiguous() for name in names}, folder / file, _METADATA)
+            save_file({key: tensors[key].contiguous() for key in names}, folder / file, _METADATA)
         except SafetensorError as error:
             raise OSError(f"{str(folder / file)!r} cannot be written ({error})") from None
     if len(shards) > 1:
         size = sum(tensor.nbytes for tensor in tensors.values())
         write_json(
-            folder / "model.safetensors.index.json",
+            folder / f"{name}.safetensors.index.json",
             {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))},
         )
+
+
+def load_int8(folder: Path) -> dict[str, Tensor] | None:
+    """The weights of a folder that stores them as int8 alone, in float32; None if it does not.
+
+    Raises ValueError if a file is missing or damaged, or if integers and scales do not fit each other.
+    """
+    files = sorted(folder.glob(f"{INT8}*.safetensors"))
+    index = folder / f"{INT8}.safetensors.index.json"
+    has_floats = any(folder.glob("model.safetensors*"))  # with an index, too
+    if has_floats or not (files or index.exists()):
+        return None
+    if index.exists():
+        files = [folder / Path(name).name for name in sorted(set(_places(index).values()))]
+    stored = {name: value for file in files for name, value in load_tensors(file).items()}
+    if index.exists() and (missing := _places(index).keys() - stored.keys()):
+        raise ValueError(
+            f"{str(folder)!r} lacks {min(missing)}, which {index.name!r} names; copy the whole folder again"
+        )
+    return dequantized(stored, str(folder))
+
+
+def _places(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index has them."""
+    plain = read_json(index)
+    return from_json(plain.get("weight_map") if isinstance(plain, dict) else None, dict[str, str], index.name)
 
 
 def _shards(tensors: Mapping[str, Tensor], max_bytes: int | None) -> Iterator[list[str]]:
@@ -108,3 +146,58 @@ def _shards(tensors: Mapping[str, Tensor], max_bytes: int | None) -> Iterator[li
         names.append(name)
         size += added
     yield names
+
+
+# ---- int8 -----------------------------------------------------------------------------------------------------------
+
+
+def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounds each row (the last dimension) to 255 levels: integers in [-127, 127], and a scale per row in float32.
+
+    No value is off by more than half its row's scale.
+    """
+    values = matrix.float()
+    if not values.isfinite().all():
+        raise ValueError("values that are not finite cannot be stored as int8; use fp32")
+    scale = values.abs().amax(dim=-1) / 127
+    steps = torch.where(scale > 0, scale, 1.0)  # a row of zeros has the scale 0
+    return (values / steps[..., None]).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def dequantize_rows(integers: Tensor, scale: Tensor) -> Tensor:
+    """The matrix that integers and scales stand for, in float32."""
+    return integers.float() * scale[..., None]
+
+
+def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with matrices as int8, each with its scales beside it."""
+    stored: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if value.ndim >= 2 and value.is_floating_point():
+            stored[name], stored[name + _SCALE] = quantize_rows(value)
+        else:
+            stored[name] = value
+    return stored
+
+
+def dequantized(stored: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """The tensors that `quantized` was given, up to rounding; without int8 among them, as they are.
+
+    Args:
+        stored: Tensors by name.
+        where: Where they are from, for error messages.
+    """
+    tensors, scales = dict(stored), set()
+    for name, value in stored.items():
+        if value.dtype != torch.int8:
+            continue
+        scale = stored.get(name + _SCALE)
+        if scale is None or scale.shape != value.shape[:-1] or not scale.is_floating_point():
+            raise ValueError(
+                f"{where!r}: {name} is stored as int8 without a scale per row ({name}{_SCALE}); export it again"
+            )
+        if not (scale.isfinite() & (scale >= 0)).all():
+            raise ValueError(f"{where!r}: {name}{_SCALE} must be finite and not negative; export it again")
+        tensors[name] = dequantize_rows(value, scale)
+        scales.add(name + _SCALE)
+    return {name: value for name, value in tensors.items() if name not in scales}

@@ -92,7 +92,7 @@ class TrainingConfig:
     trackers: tuple[str, ...] = ()
     """Trackers of Accelerate: tensorboard, wandb, trackio."""
     export_precision: str = "fp32"
-    """How the model's weights are stored: `fp32`, `fp16` or `bf16`."""
+    """How the model's weights are stored: `fp32`, `fp16`, `bf16`, or `int8` for matrices."""
     shard_size: str | None = None
     """The size of a file of weights, such as `15MB`; None stores them in one file."""
     sharded: bool = False

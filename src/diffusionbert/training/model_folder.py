@@ -1,7 +1,8 @@
 """The model folder: what a run exports, a Hugging Face folder with what diffusion needs beside it.
 
 config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM (a decoder: AutoModelForCausalLM)
-                                                     and AutoTokenizer; the weights may be in several files
+                                                     and AutoTokenizer; the weights may be in several files, or in
+                                                     model-int8.safetensors, which this package alone opens
 beside.safetensors                                   parameters beside the backbone's: time embeddings, word vectors;
                                                      absent if there are none
 diffusionbert.json  token_counts.safetensors         the run's configuration, token counts and length histogram
@@ -38,13 +39,15 @@ from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.hub import HubOptions, locate, quiet
 from diffusionbert.storage.schema import from_json, to_json
-from diffusionbert.storage.weights import WeightFormat, reformat_weights
+from diffusionbert.storage.weights import WeightFormat, dequantized, reformat_weights
 from diffusionbert.training.config import DataConfig, RunConfig
 from diffusionbert.training.run_folder import RunFolder
 
 BUNDLED = Path(str(files("diffusionbert"))) / "bundled"
 """The model inside the package, called "bundled"."""
 _NETWORK, _BACKBONE = "network.", "network.backbone."
+_OPENS = "opens with `AutoModelFor{family}LM`"
+_AFTER_LOADING = " after `diffusionbert.load(FOLDER).save_pretrained(OTHER)`, since its matrices are stored as int8"
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def write_model(
         validation=ValidationRecord(step, kind, **figures),
     )
     write_json(folder / "diffusionbert.json", {"config": metadata.config.to_json(), **to_json(record)})
-    (folder / "README.md").write_text(_card(module, metadata, state), encoding="utf-8")
+    (folder / "README.md").write_text(_card(module, metadata, state, form), encoding="utf-8")
 
 
 def training_source(data: DataConfig) -> Source:
@@ -255,9 +258,14 @@ def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target:
         beside = {name: tensor.detach().cpu() for name, tensor in _beside(dict(network.named_parameters())).items()}
         if beside:
             save_tensors(form.convert(beside), folder / "beside.safetensors")
-        for name in ("diffusionbert.json", "token_counts.safetensors", "README.md"):
+        for name in ("diffusionbert.json", "token_counts.safetensors"):
             if (source / name).exists():
                 shutil.copyfile(source / name, folder / name)
+        if (source / "README.md").exists():
+            card = (source / "README.md").read_text(encoding="utf-8").replace(_AFTER_LOADING, "")
+            for opening in (_OPENS.format(family=family) for family in ("Masked", "Causal")):
+                card = card.replace(opening, opening + _AFTER_LOADING * (form.precision == "int8"))
+            (folder / "README.md").write_text(card, encoding="utf-8")
     return target
 
 
@@ -281,7 +289,7 @@ def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
     has_same_vectors = earlier.objective.has_word_vectors == config.objective.has_word_vectors
     if earlier.time is not config.time or not has_same_vectors:
         return
-    stored, own = load_tensors(file), _beside(dict(network.named_parameters()))
+    stored, own = dequantized(load_tensors(file), str(file)), _beside(dict(network.named_parameters()))
     if {name: weight.shape for name, weight in own.items()} != {name: weight.shape for name, weight in stored.items()}:
         raise ValueError(f"{str(file)!r} does not fit this network; use the settings it was trained with")
     with torch.no_grad():
@@ -313,13 +321,15 @@ def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-def _card(module: TrainingModule, metadata: ModelMetadata, state: Any) -> str:
+def _card(module: TrainingModule, metadata: ModelMetadata, state: Any, form: WeightFormat) -> str:
     config, objective = metadata.config, metadata.config.objective
     num_parameters = sum(parameter.numel() for parameter in module.network.parameters())
     family = "causal" if objective.is_causal else "masked"
-    opening = f"opens with `AutoModelFor{family.title()}LM`"
+    opening = _OPENS.format(family=family.title())
     if _beside(dict(module.network.named_parameters())):
         opening = "has parameters beside its backbone's, and opens with diffusionbert alone"
+    elif form.precision == "int8":
+        opening += _AFTER_LOADING
     kind, training = module.objective.likelihood, config.training
     unit = f"nats per token, kind: {kind.value}"
     if kind is Likelihood.NONE:
