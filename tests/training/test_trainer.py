@@ -753,6 +753,36 @@ def test_the_logged_learning_rate_is_that_of_the_optimizer(tmp_path, straight):
     assert logged[0] == {1e-2 / 2}
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_weight_decay_of_matrices_changes_linearly(tmp_path, optimizer):
+    trainer = trainer_of(tmp_path, replace(QUICK, optimizer=optimizer, weight_decay=0.0, weight_decay_end=0.7))
+    for step in range(QUICK.steps):
+        trainer.step._set_rates(step)
+        for group in trainer.optimizer.param_groups:
+            is_matrix = group["params"][0].ndim > 1
+            assert group["weight_decay"] == (pytest.approx(0.1 * step) if is_matrix else 0.0)
+
+
+def test_a_run_whose_weight_decay_changes_is_resumed_exactly(tmp_path):
+    settings = replace(QUICK, weight_decay=2.0, weight_decay_end=0.0)
+    trainer_of(tmp_path / "straight", settings).train()
+    trainer_of(tmp_path / "constant", replace(settings, weight_decay_end=None)).train()
+    interrupted = trainer_of(tmp_path / "resumed", settings)
+    taken = interrupted.step
+
+    def step(batch):
+        interrupted.is_signaled = batch.step == 2
+        return taken(batch)
+
+    interrupted.step = step
+    assert interrupted.train().step == 3
+    resumed(tmp_path / "resumed", settings).train()
+    names = "straight", "resumed", "constant"
+    straight, again, constant = (load_file(checkpoint(tmp_path / n, "last") / "weights.safetensors") for n in names)
+    assert equal(straight, again)
+    assert not equal(straight, constant)
+
+
 # ---- accumulation -----------------------------------------------------------------------------------------------
 
 

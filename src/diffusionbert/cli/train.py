@@ -82,6 +82,8 @@ class TrainingOptions:
     """With --decay wsd: the fraction of the steps in which the learning rate decays. Default: 0.2."""
     weight_decay: OptionalFloat = None
     """The weight decay of matrices."""
+    weight_decay_end: OptionalFloat = None
+    """The weight decay of the last step, reached linearly. Default: that of the first."""
     ema: OptionalFloat = None
     """Validate and export an exponential moving average of the parameters with this decay, such as 0.9999."""
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None

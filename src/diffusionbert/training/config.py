@@ -71,6 +71,8 @@ class TrainingConfig:
     decay_fraction: float = 0.2
     """With `wsd`: the fraction of the steps, at the end, in which the learning rate decays, linearly to 0."""
     weight_decay: float = 0.01
+    weight_decay_end: float | None = None
+    """The weight decay of the last step, which `weight_decay` reaches linearly; None keeps it constant."""
     clip: float = 1.0
     ema: float | None = None
     """The decay of an exponential moving average of the parameters, such as 0.9999, which is validated and exported."""
@@ -101,6 +103,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         least = {"warmup": 0, "weight_decay": 0, "seed": 0, "validation_sentences": 2}
         least |= dict.fromkeys(("steps", "log_every", "validate_every", "validation_draws", "save_every", "keep"), 1)
+        least |= {} if self.weight_decay_end is None else {"weight_decay_end": 0}
         least |= {name: 1 for name in ("micro_tokens", "patience") if getattr(self, name) is not None}
         rules = {name: (getattr(self, name) >= number, f"{number} or more") for name, number in least.items()}
         rules |= {

@@ -145,6 +145,17 @@ def _wsd(step: int, settings: TrainingConfig) -> float:
     return max(0.0, min(risen, 1.0, left))
 
 
+def weight_decay(settings: TrainingConfig) -> Callable[[int], float]:
+    """The weight decay at a step: constant, or linear from the first step to the last; with no state to save.
+
+    Optimizers multiply it by the learning rate, whose schedule it follows in any case.
+    """
+    first, last = settings.weight_decay, settings.weight_decay_end
+    if last is None:
+        return lambda step: first
+    return lambda step: first + (last - first) * min(1.0, step / max(1, settings.steps - 1))
+
+
 def low_precision(settings: TrainingConfig) -> torch.dtype | None:
     """The precision of most of the computation; None if all of it is in full precision."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)

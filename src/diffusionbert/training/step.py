@@ -34,7 +34,7 @@ from diffusionbert.reporting import logger
 from diffusionbert.storage.files import require_writable, write_bytes
 from diffusionbert.training.batches import BatchPlan, BatchPosition, micro_batches
 from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate
+from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate, weight_decay
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class TrainingStep:
     ):
         self.module, self.wrapped, self.optimizer, self.ema = module, wrapped, optimizer, ema
         self.settings, self.accelerator = settings, accelerator
-        self.learning_rate = learning_rate(settings)
+        self.learning_rate, self.weight_decay = learning_rate(settings), weight_decay(settings)
         self.parameters = list(module.parameters())
         is_alone = accelerator.device.type == "cuda" and accelerator.num_processes == 1
         # Gradients remember the stream they were first computed on, and the default one cannot be captured.
@@ -137,8 +137,9 @@ class TrainingStep:
         self.stream = new_stream(accelerator.device) if is_alone else None
         self.draw_stream = new_stream(accelerator.device, priority=-1) if is_alone else None
         self.can_capture = is_alone and settings.cuda_graphs and module.objective.is_capturable
-        # Muon's step reads the learning rate on the CPU.
-        self.can_capture &= accelerator.scaler is None and settings.optimizer == "adamw"
+        # Muon's step reads the learning rate on the CPU, and every step the weight decay.
+        is_constant = settings.optimizer == "adamw" and settings.weight_decay_end is None
+        self.can_capture &= accelerator.scaler is None and is_constant
         self.graphs: dict[tuple[int, ...], _CapturedStep] = {}
         self.num_uncaptured: Counter[tuple[int, ...]] = Counter()
 
@@ -151,7 +152,7 @@ class TrainingStep:
         process = self.accelerator.process_index
         # The seed of dropout.
         torch.manual_seed(((self.settings.seed * 1_000_003 + batch.step) * 65_536 + process) % 2**63)
-        self._set_learning_rate(self.learning_rate(batch.step))
+        self._set_rates(batch.step)
         stream = self.stream
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())
@@ -163,12 +164,16 @@ class TrainingStep:
             torch.cuda.current_stream().wait_stream(stream)
         return loss, norm
 
-    def _set_learning_rate(self, value: float) -> None:
+    def _set_rates(self, step: int) -> None:
+        """Sets the learning rate and the weight decay of matrices."""
+        rate, decay = self.learning_rate(step), self.weight_decay(step)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(value)  # a captured step reads it
+                group["lr"].fill_(rate)  # a captured step reads it
             else:
-                group["lr"] = value
+                group["lr"] = rate
+            if any(weight.ndim > 1 for weight in group["params"]):
+                group["weight_decay"] = decay
 
     def _computed(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         accelerator = self.accelerator
