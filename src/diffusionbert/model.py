@@ -200,8 +200,8 @@ class Model:
             source: The text to answer, for models trained on pairs.
             num_candidates: With a source, generates so many answers for each that is returned and returns the one that
                 agrees most with the others (minimum Bayes risk).
-            capitalize: Capitalizes generated text where English does it for certain (the start of a sentence, "I"), if
-                the tokenizer is uncased; given text stays as it is.
+            capitalize: Gives generated text of an uncased model capitals at the start of a sentence, in "I" and, if its
+                training text had them, in names; given text stays as it is.
             seed: The same seed gives the same texts; None draws a fresh one.
 
         Returns:

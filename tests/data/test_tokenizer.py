@@ -352,7 +352,8 @@ def test_the_partial_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, wor
         with pytest.raises(ZeroDivisionError):
             encode_corpus(corpus, wordpiece, cache)
     (partial,) = folders(cache)
-    assert {"tokens.bin", "offsets.bin", "counts.npy", "encoded.json"} == {path.name for path in partial.iterdir()}
+    files = {"tokens.bin", "offsets.bin", "counts.npy", "encoded.json", "letter_case.npy"}
+    assert files == {path.name for path in partial.iterdir()}
     encoded = encode_corpus(corpus, wordpiece, cache)
     assert [path for path in cache.iterdir() if path.is_dir()] == [encoded.folder]
     assert len(encoded) == len(SENTENCES)

@@ -68,7 +68,11 @@ def test_transformers_opens_a_pretrained_model(masked_run):
     assert (masked_run / "model" / "README.md").read_text().count("pseudo") == 1
     about = json.loads((masked_run / "model" / "diffusionbert.json").read_text())
     assert about["config"]["objective"]["name"] == "masked-lm"
-    assert set(load_file(masked_run / "model" / "token_counts.safetensors")) == {"counts", "length_histogram"}
+    assert set(load_file(masked_run / "model" / "token_counts.safetensors")) == {
+        "counts",
+        "length_histogram",
+        "letter_case",
+    }
 
 
 @pytest.mark.slow

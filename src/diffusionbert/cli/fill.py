@@ -34,8 +34,8 @@ class Fill:
     top_p: OptionalFloat = None
     """Search among the most probable tokens that together reach this probability. Default: all."""
     capitalize: Capitalize = True
-    """Leave generated text in lower case. Default: capitalized where English does it for certain (the start of a
-    sentence, "I"), if the model is uncased."""
+    """Leave generated text in lower case. Default: an uncased model's text gets capitals at the start of a sentence, in
+    "I" and, if its training text had them, in names."""
     seed: int = 0
     """The seed of the random part of the search."""
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)

@@ -57,8 +57,8 @@ class Generate:
     """With a source: generate this many candidates per text and print the one that agrees most with the others
     (minimum Bayes risk)."""
     capitalize: Capitalize = True
-    """Leave generated text in lower case. Default: capitalized where English does it for certain (the start of a
-    sentence, "I"), if the model is uncased."""
+    """Leave generated text in lower case. Default: an uncased model's text gets capitals at the start of a sentence, in
+    "I" and, if its training text had them, in names."""
     watch: Flag = False
     """Show every state of one text while it is generated; on a terminal in place."""
     seed: OptionalInt = None

@@ -27,8 +27,8 @@ class Rewrite:
     forbid: Words = ()
     """Words to replace wherever they occur; they are not generated."""
     capitalize: Capitalize = True
-    """Leave generated text in lower case. Default: capitalized where English does it for certain (the start of a
-    sentence, "I"), if the model is uncased."""
+    """Leave generated text in lower case. Default: an uncased model's text gets capitals at the start of a sentence, in
+    "I" and, if its training text had them, in names."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
     sampling: tyro.conf.OmitArgPrefixes[SamplerOptions] = field(default_factory=SamplerOptions)

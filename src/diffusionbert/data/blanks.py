@@ -21,7 +21,7 @@ from typing import final
 import torch
 
 from diffusionbert.data.canvas import batch_of
-from diffusionbert.data.capitals import capitalized
+from diffusionbert.data.letter_case import with_capitals
 from diffusionbert.data.text import BLANK, MASK, blank_marks
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch, PositionMask
@@ -157,8 +157,8 @@ class Blanks:
                 filling = self._decoded(run)
                 generated.append((len(text), len(text) + len(filling)))
                 text, run = text + filling + after, []
-        if capitalize and self.vocabulary.lowers:
-            text = capitalized(text, generated)
+        if capitalize:
+            text = with_capitals(text, generated, self.vocabulary)
         return text, tuple(map(self._decoded, tokens))
 
     def _decoded(self, tokens: Sequence[int]) -> str:

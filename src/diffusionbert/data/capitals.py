@@ -1,7 +1,7 @@
 """Capital letters where English has them for certain: the first letter of a sentence, and the word "I".
 
 For text that an uncased model generated. A full stop may also end an abbreviation ("u.s. officials"): after one that
-may, nothing is capitalized. Names stay lower-case, because no rule is certain about them.
+may, nothing is capitalized. No rule is certain about names; their case is learned (`data.letter_case`).
 """
 
 from __future__ import annotations

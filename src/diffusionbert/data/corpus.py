@@ -80,10 +80,11 @@ class Cleaning:
             return Flaw.NOT_UTF8
         return text
 
-    def restyle(self, text: str) -> str:
+    def record(self, content: str | Pair, location: Location) -> Record:
         """Detokenizes and lower-cases, as the settings say."""
-        text = detokenize(text) if self.detokenize else text
-        return text.lower() if self.lower else text
+        styled = [detokenize(text) if self.detokenize else text for text in _texts(content)]
+        shown = [text.lower() for text in styled] if self.lower else styled
+        return Record(shown[0] if isinstance(content, str) else Pair(*shown), location, styled[-1])
 
 
 AS_IT_IS = Cleaning()
@@ -94,6 +95,8 @@ class Record(NamedTuple):
 
     content: str | Pair
     location: Location
+    cased: str
+    """The text, or the target of a pair, before it was lower-cased."""
 
 
 @final
@@ -131,10 +134,7 @@ class Corpus:
             else:
                 num_kept += 1
                 report.kept += 1
-                restyle = self.cleaning.restyle
-                yield Record(
-                    restyle(content) if isinstance(content, str) else Pair(*map(restyle, content)), item.location
-                )
+                yield self.cleaning.record(content, item.location)
         if not num_kept:
             part_of = "" if self.split is Split.ALL else f"the {self.split.value} split of "
             remedy = "give UTF-8 text, one sentence per line"
@@ -153,8 +153,12 @@ class Corpus:
         return target if isinstance(target, Flaw) else Pair(source, target)
 
     def __iter__(self) -> Iterator[str]:
-        for content, _ in self.records(Report()):
-            yield from (content,) if isinstance(content, str) else content
+        for record in self.records(Report()):
+            yield from _texts(record.content)
+
+
+def _texts(content: str | Pair) -> Sequence[str]:
+    return (content,) if isinstance(content, str) else content
 
 
 def parse_corpus(

@@ -29,7 +29,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.storage.files import build_once, restore_replaced
 from diffusionbert.storage.schema import from_json
 
-VERSION = 2
+VERSION = 3
 """To be incremented when the files or their meaning change; part of every cache key."""
 
 
@@ -53,6 +53,8 @@ class Encoded:
     report: Report
     fingerprint: str
     """A hash of the sequences, for evaluation protocols."""
+    letter_case: Tensor | None = None
+    """The usual letter case of words (`data.letter_case`), if the tokenizer lower-cases text of natural case."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -118,6 +120,8 @@ def open_encoded(folder: Path) -> Encoded:
         tokens = np.asarray(np.memmap(folder / "tokens.bin", dtype=values["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets.bin", dtype=np.int64, mode="r"))
         counts = torch.from_numpy(np.load(folder / "counts.npy", allow_pickle=False))
+        case = folder / "letter_case.npy"
+        letter_case = torch.from_numpy(np.load(case, allow_pickle=False)) if case.exists() else None
         if len(offsets) != values["num_sequences"] + 1 or len(tokens) != offsets[-1]:
             raise ValueError("it is incomplete")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -127,4 +131,5 @@ def open_encoded(folder: Path) -> Encoded:
     special = torch.zeros(len(counts), dtype=torch.bool)
     special[values["special"]] = True
     histogram, report = torch.tensor(values["length_histogram"]), from_json(values["report"], Report)
-    return Encoded(folder, tokens, offsets, special, values["pad_id"], counts, histogram, report, values["fingerprint"])
+    numbers = tokens, offsets, special, values["pad_id"], counts, histogram
+    return Encoded(folder, *numbers, report, values["fingerprint"], letter_case)

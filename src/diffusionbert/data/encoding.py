@@ -1,6 +1,7 @@
 """Encodes a corpus part by part, by all processes that want it: of one launch or of several, on any machines.
 
-    cache/KEY.parts-32768/000000.npz, 000001.npz, …   ->   cache/KEY/tokens.bin, offsets.bin, counts.npy, encoded.json
+    cache/KEY.parts-32768/000000.npz, 000001.npz, …   ->   cache/KEY/tokens.bin, offsets.bin, counts.npy, encoded.json,
+                                                           letter_case.npy
 
 Every process reads the whole corpus, which takes a fourteenth of the time of encoding it, and encodes the parts that no
 other has. It claims a part by a file lock, which the system releases when its holder dies: then another process takes
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from diffusionbert.data.corpus import Corpus, Record, Report, Tally
 from diffusionbert.data.files import Pair
+from diffusionbert.data.letter_case import count_forms, learned
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.parallel import launch
 from diffusionbert.reporting import progress_line
@@ -88,7 +90,7 @@ class Encoder:
         if self._is_needed(number):
             with suppress(Timeout), FileLock(self._lock(number), timeout=0):
                 if self._is_needed(number):
-                    self._save(number, self._encoded(records))
+                    self._save(number, self._encoded(records) | {"forms": self._forms(number, records)})
 
     def _wait_for(self, number: int) -> None:
         """Waits until a part is complete, or its process has died."""
@@ -132,6 +134,16 @@ class Encoder:
             "skipped": np.array(json.dumps(to_json(report)["skipped"])),
         }
 
+    def _forms(self, number: int, records: list[Record]) -> NDArray[np.int64]:
+        """The letter case of words in a sample of a part; the later the part, the smaller the sample.
+
+        Counting takes as long as encoding, and more text hardly teaches more.
+        """
+        if not self.vocabulary.lowers:
+            return np.zeros((2, 0), np.int64)
+        every = max(1, len(records) // max(1, CHUNK // min(number + 1, 8)))
+        return count_forms((record.cased for record in records[::every]), self.vocabulary)
+
     @property
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint16 if self.vocabulary.size <= 1 << 16 else np.uint32)
@@ -146,6 +158,7 @@ class Encoder:
         """
         vocabulary, max_length = self.vocabulary, self.max_length
         counts, histogram = np.zeros(vocabulary.size, np.int64), np.zeros(max_length + 1, np.int64)
+        forms: list[NDArray[np.int64]] = []
         tokens_hash, lengths_hash, end = hashlib.sha256(), hashlib.sha256(), np.int64(0)
         with (folder / "tokens.bin").open("wb") as tokens_file, (folder / "offsets.bin").open("wb") as offsets_file:
             offsets_file.write(end.tobytes())
@@ -154,6 +167,7 @@ class Encoder:
                     tokens, lengths = part["tokens"], part["lengths"].astype(np.int64)
                     counts += part["counts"]
                     histogram += part["histogram"]
+                    forms.append(part["forms"])
                     skipped = from_json(json.loads(str(part["skipped"])), dict[str, Tally])
                 tokens_file.write(tokens.tobytes())
                 offsets_file.write((end + lengths.cumsum()).tobytes())
@@ -168,6 +182,8 @@ class Encoder:
                 f"no sequence is left ({report.summary()}); raise `max_length` from {max_length}, or shorten the texts"
             )
         np.save(folder / "counts.npy", counts, allow_pickle=False)
+        if (letter_case := learned(np.concatenate(forms, axis=1), vocabulary.size)) is not None:
+            np.save(folder / "letter_case.npy", letter_case.numpy(), allow_pickle=False)
         description = {
             "dtype": self._dtype.name,
             "num_sequences": int(histogram.sum()),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.data.canvas import batch_of
-from diffusionbert.data.capitals import capitalized
+from diffusionbert.data.letter_case import with_capitals
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PositionMask
@@ -190,7 +190,7 @@ class EditedText:
         Args:
             tokens: The generated sequence; masked positions are shown as `[MASK]`.
             editable: Which positions were generated.
-            capitalize: Whether the generated parts are capitalized where English does it for certain.
+            capitalize: Whether the generated parts get the capitals that are known.
         """
         ids = [int(token) for token in tokens]
         text, at, generated = "", 0, []
@@ -205,7 +205,7 @@ class EditedText:
             generated.append((len(text), len(text) + len(middle)))
             text, at = text + middle, end
         text += self.text[at:]
-        return capitalized(text, generated) if capitalize and self.vocabulary.lowers else text
+        return with_capitals(text, generated, self.vocabulary) if capitalize else text
 
     def _changed(self, tokens: Sequence[int], editable: Sequence[bool]) -> Sequence[bool]:
         """The generated positions, without words that were generated as they were: these keep their case, too."""

@@ -56,6 +56,8 @@ class Vocabulary:
     """A tokenizer, with its special, allowed and continuation tokens."""
 
     tokenizer: PreTrainedTokenizerBase
+    letter_case: Tensor | None = None
+    """The usual letter case of words (`data.letter_case`), if the tokenizer lower-cases text and it was learned."""
 
     def __post_init__(self) -> None:
         name = self.tokenizer.name_or_path or type(self.tokenizer).__name__

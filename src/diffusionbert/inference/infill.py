@@ -64,8 +64,7 @@ def fill_together(
         top_k: Searches among the k most probable tokens of a position; 0 or None keeps all.
         top_p: Searches among the most probable tokens that together reach this probability.
         seed: Of the random part of the search.
-        capitalize: Whether fillings are capitalized in `Filling.text` where English does it for certain, if the
-            tokenizer is uncased.
+        capitalize: Whether fillings of an uncased model get the capitals that are known, in `Filling.text`.
     """
     for name, value in (("num_alternatives", num_alternatives), ("max_blank_tokens", max_blank_tokens)):
         if value < 1:

@@ -56,7 +56,7 @@ class Task:
     max_new_tokens: int | None = None
     """Tokens after the prompt, in place of `length`."""
     capitalize: bool = False
-    """Whether generated text is capitalized where English does it for certain, if the tokenizer is uncased."""
+    """Whether generated text of an uncased model gets the capitals that are known."""
 
     def __post_init__(self) -> None:
         self._require_kinds()

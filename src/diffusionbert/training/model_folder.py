@@ -5,7 +5,8 @@ config.json  model.safetensors  tokenizer files      open with AutoModelForMaske
                                                      model-int8.safetensors, which this package alone opens
 beside.safetensors                                   parameters beside the backbone's: time embeddings, word vectors;
                                                      absent if there are none
-diffusionbert.json  token_counts.safetensors         the run's configuration, token counts and length histogram
+diffusionbert.json  token_counts.safetensors         the run's configuration, token counts, length histogram and, of
+                                                     uncased models, the usual letter case of words
 README.md                                            the model card
 """
 
@@ -28,6 +29,7 @@ from typing_extensions import Unpack
 
 from diffusionbert import __version__
 from diffusionbert.data.corpus import parse_source
+from diffusionbert.data.letter_case import NUM_CONTEXTS
 from diffusionbert.data.sources import Source
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.absorbing import LearnedExponents
@@ -45,6 +47,8 @@ from diffusionbert.training.run_folder import RunFolder
 
 BUNDLED = Path(str(files("diffusionbert"))) / "bundled"
 """The model inside the package, called "bundled"."""
+RARE = 20
+"""Words that occur less often in a text do not change what a model knows about their letter case."""
 _NETWORK, _BACKBONE = "network.", "network.backbone."
 _OPENS = "opens with `AutoModelFor{family}LM`"
 _AFTER_LOADING = " after `diffusionbert.load(FOLDER).save_pretrained(OTHER)`, since its matrices are stored as int8"
@@ -114,6 +118,7 @@ def write_model(
         "counts": metadata.statistics.counts,
         "length_histogram": metadata.length_histogram,
         "exponents": _exponents(module, weights),
+        "letter_case": metadata.vocabulary.letter_case,
     }
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     save_tensors(given, folder / "token_counts.safetensors")
@@ -195,6 +200,7 @@ def read_model(folder: Path) -> ModelMetadata:
     objective = config.objective
     tensors = load_tensors(folder / "token_counts.safetensors")
     _require_frequencies(folder, tensors, vocabulary.size, objective.learns_exponents)
+    vocabulary = replace(vocabulary, letter_case=_letter_case(folder, tensors, vocabulary.size))
     is_conditioned = config.time is not TimeEmbedding.NONE
     if (objective.has_word_vectors or is_conditioned) and not (folder / "beside.safetensors").exists():
         what = "has its own word vectors" if objective.has_word_vectors else "is time-conditioned"
@@ -223,6 +229,26 @@ def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int
             f"{str(folder)!r} lacks {', '.join(sorted(needed))} of {num_ids} tokens in token_counts.safetensors; "
             "export it again"
         )
+
+
+def _letter_case(folder: Path, found: Mapping[str, Tensor], num_ids: int) -> Tensor | None:
+    """The usual letter case of words; None in folders of earlier versions and of text without natural case."""
+    case = found.get("letter_case")
+    if case is not None and (case.shape != (num_ids, 2, NUM_CONTEXTS) or case.dtype != torch.uint8):
+        raise ValueError(
+            f"{str(folder)!r} has a letter_case that does not fit its {num_ids} tokens in token_counts.safetensors; "
+            "export it again"
+        )
+    return case
+
+
+def started_letter_case(own: Tensor | None, counts: Tensor, folder: Path) -> Tensor | None:
+    """The letter case that a text teaches; for words that are rare in it, that of the model it starts from."""
+    file = folder / "token_counts.safetensors"
+    start = _letter_case(folder, load_tensors(file), len(counts)) if file.exists() else None
+    if own is None or start is None:
+        return start if own is None else own
+    return torch.where((counts < RARE)[:, None, None], start, own)
 
 
 def _description(file: Path) -> tuple[RunConfig, ModelRecord]:

@@ -41,6 +41,7 @@ from diffusionbert.training.model_folder import (
     find_start,
     learned_exponents,
     restore_beside,
+    started_letter_case,
     token_statistics,
     write_model,
 )
@@ -204,8 +205,9 @@ def train(
     module = _module(config, prepared, start, backbone)
     form = config.training.weight_format  # also for the model of a run that is over
     sequences, paired = prepared.sequences, open_corpus(config.data, Split.TRAIN).paired
+    vocabulary = replace(prepared.vocabulary, letter_case=_letter_case(config, sequences))
     metadata = ModelMetadata(
-        config, prepared.vocabulary, prepared.statistics, sequences.length_histogram, sequences.fingerprint, paired
+        config, vocabulary, prepared.statistics, sequences.length_histogram, sequences.fingerprint, paired
     )
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
@@ -236,6 +238,14 @@ def train(
         for tracker in accelerator.trackers:
             tracker.finish()
     return TrainingRun(output, state, trainer.is_stopped, accelerator.is_main_process)
+
+
+def _letter_case(config: RunConfig, sequences: Encoded) -> Tensor | None:
+    """The usual letter case of words, from the text and from the model that a run starts from with its vocabulary."""
+    start = config.backbone.pretrained
+    if start is None or start != config.data.vocabulary:
+        return sequences.letter_case
+    return started_letter_case(sequences.letter_case, sequences.counts, Path(start))
 
 
 def _lock(run: RunFolder, accelerator: Accelerator) -> AbstractContextManager[object]:
