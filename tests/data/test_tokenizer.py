@@ -574,3 +574,22 @@ def test_tokenizers_with_a_mask_are_loaded_unchanged(kind, tmp_path):
     assert type(opened) is type(plain)
     assert opened.backend_tokenizer.to_str() == plain.backend_tokenizer.to_str()
     assert opened.special_tokens_map == plain.special_tokens_map
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'the king "saw" it.',
+        'films such as "platoon", "full metal jacket", and "the end".',
+        'he said, "that is nice. can we play? the lady said, "yes.',  # the first quotation is not closed
+        '"so what," she said. "it is late."',
+        'the king said: "no"',
+        "the players' club, a king's son, and 'no' or 'yes'.",
+        "i do not know; i don't.",
+        "the u.s. and a.b.c. at 10:30, and/or r&b, #1 of 1,000 or 2.5%.",
+        'she saw "".',
+    ],
+)
+def test_text_is_decoded_as_people_write_it(text):
+    characters = train_wordpiece([text, "abcdefghijklmnopqrstuvwxyz"], 600)
+    assert characters.decode(characters.encode([text])[0]) == text

@@ -43,11 +43,20 @@ SMALLEST = 512
 _INNER_RULES = [
     (r"(?<=\w) (['’]) (?=(?:s|t|re|ve|ll|d|m)\b)", r"\1"),
     (r"(?<=\b[odl]) (['’]) (?=\w)", r"\1"),  # o'neill
-    (r"(?<=\w) - (?=\w)", "-"),
+    (r"(?<=\w) ([-/]) (?=\w)", r"\1"),
+    (r"(?<=\b\w) & (?=\w\b)", "&"),  # r&b
+    (r"(?<=#) (?=\d)", ""),
     (r"\b(\d+) ?\. (?=\d)", r"\1."),
     (r"\b(\d{1,3}) ?, (?=\d{3}\b)", r"\1,"),
+    (r"\b(\d{1,2}) ?: (?=\d\d\b)", r"\1:"),
+    (r"(?<=\b[^\W\d_]) ?\. (?=[^\W\d_] ?\.)", "."),  # u.s.
 ]
 """Remove the spaces that a tokenizer puts around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
+_ENDS = frozenset(["", ",", ".", ";", ":", ")", "?", "!"])
+_SAYING = frozenset([
+    "said", "says", "say", "asked", "replied", "answered", "thought", "shouted", "cried", "called", "yelled",
+    "whispered", "exclaimed", "added",
+])  # fmt: skip
 
 
 @final
@@ -248,8 +257,12 @@ class Vocabulary:
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
         """The text of a sequence, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
-        text = str(self.tokenizer.decode(ids[~self.special[ids]].tolist())).removeprefix("##")
-        return detokenize(substituted(text, _INNER_RULES)) if self._splits_punctuation else text
+        own = ids[~self.special[ids]].tolist()
+        if not self._splits_punctuation:
+            return str(self.tokenizer.decode(own)).removeprefix("##")
+        # Not by the tokenizer itself, which would join some punctuation, and make "don't" of "do not".
+        text = " ".join(self.tokenizer.convert_ids_to_tokens(own)).replace(" ##", "").removeprefix("##")
+        return detokenize(_with_quotes(_with_quotes(substituted(text, _INNER_RULES), '"'), "'"))
 
     def spelled(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token, with `##` before those that continue a word, in every kind of vocabulary."""
@@ -265,7 +278,8 @@ class Vocabulary:
     @cached_property
     def _splits_punctuation(self) -> bool:
         """Whether spaces around punctuation are lost, as in BERT's WordPiece: `it's` and `it ' s` are the same."""
-        return len({tuple(tokens) for tokens in self.encode(["it's-a", "it ' s - a"])}) == 1
+        is_lost = len({tuple(tokens) for tokens in self.encode(["it's-a", "it ' s - a"])}) == 1
+        return is_lost and getattr(self._plain.model, "continuing_subword_prefix", None) == "##"
 
     @cached_property
     def _plain(self) -> Any:
@@ -315,6 +329,27 @@ def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         pad_token=padding,
         mask_token=mask,
     )
+
+
+def _with_quotes(text: str, mark: str) -> str:
+    """Attaches quotation marks, which stand alone, to what they enclose; they open and close by turns.
+
+    One before punctuation or at the end never opens, one after `said,` or a colon never closes, and `'` after an s
+    marks a possessive unless a quotation is open.
+    """
+    words = [*text.split(" "), ""]
+    shown, is_open = "", False
+    space = ""
+    for at, word in enumerate(words[:-1]):
+        before, after = words[at - 1] if at else "", words[at + 1]
+        if word != mark:
+            shown, space = shown + space + word, " "
+            continue
+        begins = not before or before == ":" or (before == "," and at > 1 and words[at - 2] in _SAYING)
+        is_stray = after in _ENDS or (mark == "'" and before.endswith("s"))
+        is_open = begins or not (is_open or is_stray)
+        shown, space = (shown + space + mark, "") if is_open else (shown + mark, " ")
+    return shown
 
 
 def _spellings(word: str, known: dict[str, int], begin: str = "") -> list[list[int]]:
