@@ -141,7 +141,7 @@ def bench(
     if launch().number > 1:
         raise ValueError("bench measures one process on one device; start it without torchrun or accelerate launch")
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda" and where.index is None:
+    if str(where) == "cuda":
         where = torch.device("cuda", torch.cuda.current_device())
     is_gpu = where.type == "cuda"
     if is_gpu:
