@@ -23,7 +23,7 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.diffusion.tokens import DensePrediction, TokenStatistics
 from diffusionbert.networks import base
-from diffusionbert.networks.loading import NewBert
+from diffusionbert.networks.loading import NewBert, NewModernBert
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig, TrainingModule
 from diffusionbert.objectives.continuous_time import ContinuousTimeConfig
@@ -214,10 +214,25 @@ def compile_once(backbone) -> None:
     assert len([graph for graph in counter.graphs if len(graph.graph.nodes)]) == 3
 
 
+def compile_packed_once() -> None:
+    """One graph for the encoder, one for the head: lengths and numbers of packed sequences are not compiled in."""
+    torch._dynamo.reset()
+    module = module_of(OBJECTIVES["linear"], lambda: NewModernBert(2, 16, 2, 0.0).build(SIZE, 40, 0, causal=False))
+    plain, counter = copy.deepcopy(module), CompileCounterWithBackend("aot_eager")
+    assert module.network.prepare_packing()
+    module.network.compile_training(counter)
+    for size, length in ((4, 12), (6, 20), (3, 9), (8, 28)):
+        batch = batch_of(size, length)
+        found, expected = loss_and_gradient(module, batch.packed()), loss_and_gradient(plain, batch)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len([graph for graph in counter.graphs if len(graph.graph.nodes)]) == 2
+
+
 @pytest.mark.slow
 def test_a_network_is_compiled_once_for_all_shapes():
     """In a process of its own, because the compiler cannot trace the shape checks that tests put into all functions."""
     code = "import test_step as test\nfor each in (test.bert, test.roberta, test.modernbert): test.compile_once(each)"
+    code += "\ntest.compile_packed_once()"
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}

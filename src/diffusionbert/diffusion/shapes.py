@@ -53,6 +53,32 @@ Values = Float[Tensor, "..."]
 
 
 @dataclass(frozen=True, eq=False)
+class Packing:
+    """Where the P positions that are not padding are in one row of all sequences."""
+
+    positions: Tensor  # [P]: their numbers through all sequences of the batch
+    offsets: Tensor  # [P]: the position of each in its sequence
+    starts: Tensor  # [B + 1]: where sequences start in the row, and its end; 32 bits, as kernels want them
+    rows: Tensor  # [B · L]: the place in the row of each position of the batch; 0 for padding
+
+    @classmethod
+    def of(cls, attention_mask: PositionMask) -> Packing:
+        """Packs the marked positions."""
+        flat = attention_mask.flatten()
+        ends = attention_mask.sum(dim=1).cumsum(dim=0)
+        starts = torch.cat([torch.zeros_like(ends[:1]), ends]).to(torch.int32)
+        positions = flat.nonzero().squeeze(1)
+        return cls(positions, positions % attention_mask.shape[1], starts, (flat.cumsum(dim=0) - 1).clamp(min=0))
+
+    def pack(self, values: Tensor) -> Tensor:
+        """The values [B, L] without padding, [P]."""
+        return values.flatten().index_select(0, self.positions)
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Packing:
+        return Packing(*(function(getattr(self, field.name)) for field in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """A batch of sequences: text to train on or to score, or canvases to generate on.
 
@@ -68,6 +94,8 @@ class Batch:
     has_fixed_targets: bool = False
     """Whether all positions become targets, of which those that were not drawn count 0: then no shape depends on what
     is drawn, as a CUDA graph needs it."""
+    packing: Packing | None = None
+    """Set if the network may leave out padding, which it finds here."""
 
     @classmethod
     def of(cls, tokens: Tokens, editable: PositionMask, attention_mask: PositionMask | None = None) -> Batch:
@@ -100,7 +128,11 @@ class Batch:
             values[index, :length] for values in (self.tokens, self.attention_mask, self.editable)
         )
         chosen: dict[str, Any] = {"example": self.example[index], "strata": self.strata[index]}
-        return replace(self, tokens=tokens, attention_mask=attention_mask, editable=editable, **chosen)
+        return replace(self, tokens=tokens, attention_mask=attention_mask, editable=editable, packing=None, **chosen)
+
+    def packed(self) -> Batch:
+        """The same, for a network that leaves out padding."""
+        return replace(self, packing=Packing.of(self.attention_mask))
 
     def to(self, device: torch.device | str) -> Batch:
         return self._mapped(lambda tensor: _moved(tensor, torch.device(device)))
@@ -117,7 +149,7 @@ class Batch:
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
         changed: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors.items()}
-        return replace(self, **changed)
+        return replace(self, packing=self.packing and self.packing.mapped(function), **changed)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -26,6 +26,7 @@ from diffusionbert.diffusion.shapes import (
 )
 from diffusionbert.diffusion.tokens import Prediction
 from diffusionbert.networks.base import TargetHead, attention_kernels, max_positions, padded_allowed, require_length
+from diffusionbert.networks.packing import call_packed, can_pack, prepare
 from diffusionbert.networks.time_conditioning import TimeConditioning, without_prefix
 
 
@@ -56,8 +57,20 @@ class Denoiser(nn.Module):
 
     def predict(self, x_t: Batch, t: Times, targets: Targets) -> Prediction:
         """The same as calling the network, computed as far as it is needed."""
-        hidden = self._hidden_at(x_t.tokens, x_t.attention_mask, t, targets)
+        if x_t.packing is None:
+            hidden = self._hidden_at(x_t.tokens, x_t.attention_mask, t, targets)
+        else:
+            with attention_kernels():
+                packed = call_packed(self.backbone.base_model, x_t.tokens, x_t.packing)
+            hidden = packed.index_select(0, x_t.packing.rows.index_select(0, targets.positions))
         return self._head.prediction(self.backbone, hidden, self.allowed)
+
+    def prepare_packing(self) -> bool:
+        """Lets `predict` take packed batches, if this network can."""
+        is_possible = can_pack(self.backbone, self.conditioning)
+        if is_possible:
+            prepare(self.backbone)
+        return is_possible
 
     def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles the encoder, and the head with its reductions, for any shapes."""

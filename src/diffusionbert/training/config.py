@@ -81,6 +81,8 @@ class TrainingConfig:
     compile: bool = False
     cuda_graphs: bool = True
     """Capture the steps of small batches on one GPU as CUDA graphs."""
+    packing: bool = False
+    """Leave out padding on a GPU in half precision, if the network can: attention of variable length."""
     seed: int = 0
     log_every: int = 10
     validate_every: int = 200

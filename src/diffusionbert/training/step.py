@@ -29,12 +29,13 @@ from torch.nn import functional
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.likelihood.estimate import SequenceDataset
+from diffusionbert.networks.packing import has_packed_kernel
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.reporting import logger
 from diffusionbert.storage.files import require_writable, write_bytes
 from diffusionbert.training.batches import BatchPlan, BatchPosition, micro_batches
 from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate, weight_decay
+from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate, low_precision, weight_decay
 
 T = TypeVar("T")
 
@@ -67,8 +68,20 @@ def prepared_batches(
     start: tuple[int, BatchPosition],
     max_length: int,
     pad_id: int,
+    packed: bool,
 ) -> Iterator[StepBatch]:
-    """The batches of successive steps, prepared one step ahead by a thread of its own."""
+    """The batches of successive steps, prepared one step ahead by a thread of its own.
+
+    Args:
+        sequences: What is trained on.
+        plan: The batches.
+        settings: Optimization.
+        accelerator: The devices and processes.
+        start: The number of the first step, and its position in the plan.
+        max_length: The most positions of a sequence.
+        pad_id: The token of padding.
+        packed: Leave out padding in batches that are not captured.
+    """
     is_gpu = accelerator.device.type == "cuda"
     first, position = start
 
@@ -76,11 +89,30 @@ def prepared_batches(
         for step, (after, indices) in enumerate(plan.following(position), start=first):
             batch = Noise(settings.seed, step).stratify(sequences.batch(indices.tolist()))
             parts = micro_batches(batch, accelerator.num_processes, accelerator.process_index, settings.micro_tokens)
+            if packed and batch.tokens.numel() > CAPTURED_POSITIONS:
+                parts = [part.packed() for part in parts]
+            elif is_gpu:
+                parts = [_aligned(part, max_length, pad_id) for part in parts]
             if is_gpu:
-                parts = [_aligned(part, max_length, pad_id).pinned() for part in parts]
+                parts = [part.pinned() for part in parts]
             yield StepBatch(step, after, parts, int(batch.num_tokens))
 
     return ahead(prepared())
+
+
+def packs(module: TrainingModule, settings: TrainingConfig, device: torch.device) -> bool:
+    """Whether training leaves out padding, for which the network is then prepared; says if it cannot."""
+    if not settings.packing:
+        return False
+    prepare_packing = getattr(module.network, "prepare_packing", None)
+    has_kernel = device.type == "cuda" and low_precision(settings) is not None and has_packed_kernel()
+    is_possible: bool = has_kernel and prepare_packing is not None and prepare_packing()
+    if not is_possible:
+        logger.warning(
+            "training with padding: --packing needs a GPU, bf16 or fp16, torch 2.10, and a time-agnostic BERT or "
+            "ModernBERT without dropout in its attention"
+        )
+    return is_possible
 
 
 def _aligned(batch: Batch, max_length: int, pad_id: int, multiple: int = 8) -> Batch:

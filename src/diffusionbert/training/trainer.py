@@ -46,7 +46,7 @@ from diffusionbert.training.log import (
 )
 from diffusionbert.training.optim import EMA, distributed, low_precision, new_optimizer
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.step import TrainingStep, compile_module, prepared_batches
+from diffusionbert.training.step import TrainingStep, compile_module, packs, prepared_batches
 
 
 class Trainer:
@@ -79,6 +79,7 @@ class Trainer:
         self.sequences, self.validation = sequences, validation
         self.plan = BatchPlan(np.asarray(sequences.lengths), settings.batching, settings.seed)
         self.module = module.to(accelerator.device).train()
+        self.packed = packs(self.module, settings, accelerator.device)
         if settings.compile:
             compile_module(self.module, sharded=settings.sharded and accelerator.num_processes > 1)
         wrapped = distributed(self.module, accelerator, sharded=settings.sharded)
@@ -141,6 +142,7 @@ class Trainer:
             start=(self.state.step, self.state.position),
             max_length=network.max_length,
             pad_id=getattr(network.backbone.config, "pad_token_id", None) or 0,
+            packed=self.packed,
         )
         for batch in batches:
             loss, norm = self.step(batch)
