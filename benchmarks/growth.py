@@ -22,7 +22,7 @@ import torch
 from diffusionbert.workflows.timing import Machine, Stopwatch
 from diffusionbert.workflows.training_work import BUNDLED, OurTraining, TrainingSize
 
-START = replace(BUNDLED, layers=6, sequences=64, length=128, ema=None)
+START = replace(BUNDLED, layers=6, sequences=256, length=128, ema=None)  # too large to be captured
 SMALL = replace(START, layers=2, width=64, heads=2, vocabulary=1000, sequences=4, length=16)
 
 
