@@ -38,9 +38,9 @@ def counted(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     own = model.engine.network.forward
 
-    def forward(tokens, *rest):
+    def forward(tokens, *rest, **options):
         sizes.append(len(tokens))
-        return own(tokens, *rest)
+        return own(tokens, *rest, **options)
 
     monkeypatch.setattr(model.engine.network, "forward", forward)
     return sizes
@@ -212,11 +212,11 @@ def test_a_stopped_call_leaves_the_model_usable(model, monkeypatch, stop):
     texts.close()
     own, calls = model.engine.network.forward, []
 
-    def forward(*arguments):
+    def forward(*arguments, **options):
         calls.append(1)
         if len(calls) == 3:
             raise stop
-        return own(*arguments)
+        return own(*arguments, **options)
 
     for call in (
         lambda: model.generate(length=12),

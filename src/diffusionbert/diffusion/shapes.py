@@ -45,6 +45,7 @@ PerTarget = Float[Tensor, "N"]
 TargetVectors = Float[Tensor, "N D"]
 TargetTokens = Int[Tensor, "N"]
 TargetIndices = Int[Tensor, "N"]
+TargetFlags = Bool[Tensor, "N"]
 TargetLogProbs = Float[Tensor, "N V"]
 PerToken = Float[Tensor, "V"]
 TokenSet = Bool[Tensor, "V"]
@@ -135,7 +136,7 @@ class Batch:
         return replace(self, packing=Packing.of(self.attention_mask))
 
     def to(self, device: torch.device | str) -> Batch:
-        return self._mapped(lambda tensor: _moved(tensor, torch.device(device)))
+        return self._mapped(lambda tensor: to_device(tensor, torch.device(device)))
 
     def pinned(self) -> Batch:
         """The same in memory from which a GPU copies without waiting."""
@@ -152,7 +153,8 @@ class Batch:
         return replace(self, packing=self.packing and self.packing.mapped(function), **changed)
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; a copy to a GPU is queued, and nothing waits for it."""
     # A copy from pageable memory would wait for all work queued on the GPU.
     is_upload = device.type == "cuda" and tensor.device.type == "cpu"
     needs_pinning = is_upload and not tensor.is_pinned()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from diffusionbert.diffusion.shapes import (
     PerPosition,
     PerTarget,
     PositionMask,
+    TargetFlags,
     TargetIndices,
     TargetLogProbs,
     TargetTokens,
@@ -142,14 +144,26 @@ def draw(log_p: TargetLogProbs, uniform: PerTarget) -> TargetTokens:
     The CDF is computed in float64, because float32 would round rare tokens away. A token of probability 0 is never
     drawn.
     """
+    tokens, is_possible = draw_unchecked(log_p, uniform)
+    require_possible(is_possible)
+    return tokens
+
+
+def draw_unchecked(log_p: TargetLogProbs, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
+    """The same without waiting for a GPU, and whether there was a token to draw; if not, some token is returned."""
     cumulative = log_p.double().exp().cumsum(dim=-1)
-    if not bool((cumulative[:, -1] > 0).all()):  # also false for NaN
+    total = cumulative[:, -1]
+    found = torch.searchsorted(cumulative, (uniform.double() * total)[:, None], right=True)[:, 0]
+    return found.clamp(max=log_p.shape[-1] - 1), total > 0  # also false for NaN
+
+
+def require_possible(is_possible: Tensor) -> None:
+    """Raises ValueError unless there was a token to draw at all positions."""
+    if not bool(is_possible.all()):
         raise ValueError(
             "no token has a positive probability at some position; forbid fewer tokens, or check whether the "
             "network's output is NaN"
         )
-    threshold = uniform.double() * cumulative[:, -1]
-    return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -179,7 +193,7 @@ class LogitsWarper:
 
     def __call__(self, log_p: TargetLogProbs) -> TargetLogProbs:
         if self.forbidden:
-            log_p = log_p.index_fill(-1, torch.tensor(self.forbidden, device=log_p.device), -torch.inf)
+            log_p = log_p.index_fill(-1, _on_device(self.forbidden, log_p.device), -torch.inf)
         if self.temperature != 1:
             # Relative to the most likely token, so that a tiny temperature does not overflow.
             relative = (log_p - log_p.amax(dim=-1, keepdim=True)).double()
@@ -192,6 +206,12 @@ class LogitsWarper:
         if self.top_p is not None and self.top_p < 1:
             log_p = _keep_nucleus(log_p, self.top_p).log_softmax(dim=-1)
         return log_p
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Token ids as a tensor; kept, because a copy to a GPU would wait for all work queued on it."""
+    return torch.tensor(ids, device=device)
 
 
 def _keep_nucleus(log_p: TargetLogProbs, top_p: float) -> TargetLogProbs:

@@ -43,6 +43,16 @@ class Network(Protocol):
 
 
 @runtime_checkable
+class AnswersAt(Protocol):
+    """A network that can be told where its targets are, so that it need not look for them, which a GPU waits for."""
+
+    def log_probs_at(
+        self, tokens: Tokens, attention_mask: PositionMask | None, t: Times, positions: TargetIndices
+    ) -> TargetLogProbs:
+        """As calling it; the targets are numbered through all sequences, and no attention mask means no padding."""
+
+
+@runtime_checkable
 class PredictsInParts(Protocol):
     """A network whose log-probabilities need not exist as a whole."""
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from diffusionbert.diffusion.shapes import (
     Batch,
     PositionMask,
+    TargetIndices,
     TargetLogProbs,
     Targets,
     TargetVectors,
@@ -51,14 +52,31 @@ class Denoiser(nn.Module):
     def max_length(self) -> int:
         return self._num_positions - self.conditioning.num_prefix_positions
 
-    def forward(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
-        hidden = self._hidden_at(tokens, attention_mask, t, Targets.of(targets))
+    def forward(
+        self,
+        tokens: Tokens,
+        attention_mask: PositionMask | None,
+        t: Times,
+        targets: PositionMask | None = None,
+        positions: TargetIndices | None = None,
+    ) -> TargetLogProbs:
+        """log f(v | x_t) at the targets, given as a mask or by their positions; without a mask nothing is padding."""
+        if positions is None:
+            assert targets is not None
+            positions = Targets.of(targets).positions
+        hidden = self._hidden_at(tokens, attention_mask, t, positions)
         return self._head.log_probs(self.backbone, hidden, self.allowed)
+
+    def log_probs_at(
+        self, tokens: Tokens, attention_mask: PositionMask | None, t: Times, positions: TargetIndices
+    ) -> TargetLogProbs:
+        log_f: TargetLogProbs = self(tokens, attention_mask, t, positions=positions)
+        return log_f
 
     def predict(self, x_t: Batch, t: Times, targets: Targets) -> Prediction:
         """The same as calling the network, computed as far as it is needed."""
         if x_t.packing is None:
-            hidden = self._hidden_at(x_t.tokens, x_t.attention_mask, t, targets)
+            hidden = self._hidden_at(x_t.tokens, x_t.attention_mask, t, targets.positions)
         else:
             with attention_kernels():
                 packed = call_packed(self.backbone.base_model, x_t.tokens, x_t.packing)
@@ -77,12 +95,13 @@ class Denoiser(nn.Module):
         self.backbone.base_model.compile(dynamic=True, backend=backend)
         self._head.compile(backend)
 
-    def _hidden_at(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: Targets) -> TargetVectors:
+    def _hidden_at(
+        self, tokens: Tokens, attention_mask: PositionMask | None, t: Times, positions: TargetIndices
+    ) -> TargetVectors:
         length, num_inserted = tokens.shape[1], self.conditioning.num_prefix_positions
         require_length(length, self.max_length)
-        positions = targets.positions
         if num_inserted:  # after the first position of each sequence
-            positions = positions + num_inserted * (targets.sequences + (positions % length > 0))
+            positions = positions + num_inserted * (positions // length + (positions % length > 0))
         call = partial(self.conditioning, tokens=tokens, attention_mask=attention_mask, t=t)
         return self._head.hidden_at(positions, self.backbone, call)
 

@@ -62,14 +62,18 @@ class TimeConditioning(nn.Module, ABC):
         """Prepares a backbone for calls with a time; called once, when a network is made around it."""
 
     @abstractmethod
-    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask, t: Times) -> ModelOutput:
+    def forward(
+        self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask | None, t: Times
+    ) -> ModelOutput:
         """Returns the encoder's output; its sequences are longer by `num_prefix_positions` positions."""
 
 
 class TimeAgnostic(TimeConditioning):
     """Ignores t (TAD): the output is that of the bare model."""
 
-    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask, t: Times) -> ModelOutput:
+    def forward(
+        self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask | None, t: Times
+    ) -> ModelOutput:
         return _call(encoder, attention_mask, input_ids=tokens)
 
 
@@ -89,11 +93,14 @@ class PrefixTime(TimeConditioning):
         self.embedding = LearnedTime(num_steps, words.embedding_dim)
         nn.init.normal_(self.embedding.table.weight, std=backbone.config.initializer_range)
 
-    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask, t: Times) -> ModelOutput:
+    def forward(
+        self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask | None, t: Times
+    ) -> ModelOutput:
         words = encoder.get_input_embeddings()(tokens)
         time = self.embedding(t)[:, None].to(words.dtype)
-        seen = attention_mask.new_ones(len(attention_mask), 1)
-        return _call(encoder, after_first(attention_mask, seen), inputs_embeds=after_first(words, time))
+        if attention_mask is not None:
+            attention_mask = after_first(attention_mask, attention_mask.new_ones(len(attention_mask), 1))
+        return _call(encoder, attention_mask, inputs_embeds=after_first(words, time))
 
 
 class LayerwiseTime(TimeConditioning):
@@ -116,7 +123,9 @@ class LayerwiseTime(TimeConditioning):
         for index, layer in enumerate(_layers_of(backbone)):
             _accept_time(layer, index)
 
-    def forward(self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask, t: Times) -> ModelOutput:
+    def forward(
+        self, encoder: PreTrainedModel, tokens: Tokens, attention_mask: PositionMask | None, t: Times
+    ) -> ModelOutput:
         features = self.features(t)
         vectors = _LayerVectors([project(features)[:, None] for project in self.projections])
         output = _call(encoder, attention_mask, input_ids=tokens, output_attentions=vectors)
@@ -181,9 +190,10 @@ def without_prefix(sequences: Tensor, num_prefix_positions: int) -> Tensor:
     return torch.cat([sequences[:, :1], sequences[:, 1 + num_prefix_positions :]], dim=1)
 
 
-def _call(encoder: PreTrainedModel, attention_mask: PositionMask, **inputs: Any) -> ModelOutput:
+def _call(encoder: PreTrainedModel, attention_mask: PositionMask | None, **inputs: Any) -> ModelOutput:
     # Numbers, not booleans: DeBERTa's convolution subtracts the mask from one.
-    output: ModelOutput = encoder(**inputs, attention_mask=attention_mask.long(), return_dict=True)
+    mask = None if attention_mask is None else attention_mask.long()
+    output: ModelOutput = encoder(**inputs, attention_mask=mask, return_dict=True)
     return output
 
 

@@ -28,6 +28,7 @@ from diffusionbert.diffusion.shapes import (
     Flags,
     Grid,
     PositionMask,
+    TargetIndices,
     TargetLogProbs,
     Times,
     Tokens,
@@ -35,7 +36,7 @@ from diffusionbert.diffusion.shapes import (
     Vectors,
 )
 from diffusionbert.diffusion.tokens import LogitsWarper
-from diffusionbert.networks.base import Network
+from diffusionbert.networks.base import AnswersAt, Network
 from diffusionbert.networks.causal import CausalNetwork, KeyValues
 from diffusionbert.networks.embedding import VectorNetwork
 from diffusionbert.registry import Registry
@@ -92,7 +93,15 @@ class Query:
     tokens: Tokens
     attention_mask: PositionMask
     t: Times
-    targets: PositionMask
+    positions: TargetIndices  # the targets, numbered through all sequences
+    is_padded: bool = True  # False where it is known that no position is padding
+
+    @cached_property
+    def targets(self) -> PositionMask:
+        """The target positions as a mask."""
+        mask = torch.zeros_like(self.attention_mask)
+        mask.view(-1).index_fill_(0, self.positions, True)
+        return mask
 
     @classmethod
     def of(cls, x_t: Batch, t: Times, targets: PositionMask) -> Query | None:
@@ -104,9 +113,13 @@ class Query:
         if not len(sequences):
             return None
         sent = x_t.select(sequences)
-        return cls(sent.tokens, sent.attention_mask, t[sequences], targets[sequences, : sent.tokens.shape[1]])
+        chosen = targets[sequences, : sent.tokens.shape[1]]
+        return cls(sent.tokens, sent.attention_mask, t[sequences], chosen.flatten().nonzero()[:, 0])
 
     def run(self, network: Network) -> TargetLogProbs:
+        if isinstance(network, AnswersAt):
+            mask = self.attention_mask if self.is_padded else None
+            return network.log_probs_at(self.tokens, mask, self.t, self.positions)
         return network(self.tokens, self.attention_mask, self.t, self.targets)
 
 
@@ -138,19 +151,24 @@ AnyQuery = Query | VectorQuery | CausalQuery
 
 def concatenate_queries(queries: Sequence[Query]) -> Query:
     """Joins queries into one, padded at the end to the longest sequence."""
-    length = max(query.tokens.shape[1] for query in queries)
+    lengths = [query.tokens.shape[1] for query in queries]
+    length, first, positions = max(lengths), 0, []
+    for query, own in zip(queries, lengths, strict=True):
+        positions.append((first + query.positions // own) * length + query.positions % own)
+        first += len(query.tokens)
 
     def padded(name: str) -> Any:
         parts = [getattr(query, name) for query in queries]
         return torch.cat([pad(part, (0, length - part.shape[1])) for part in parts])
 
     t = torch.cat([query.t for query in queries])
-    return Query(padded("tokens"), padded("attention_mask"), t, padded("targets"))
+    is_padded = len(set(lengths)) > 1 or any(query.is_padded for query in queries)
+    return Query(padded("tokens"), padded("attention_mask"), t, torch.cat(positions), is_padded)
 
 
 def split_answer(answer: TargetLogProbs, queries: Sequence[Query]) -> list[Tensor]:
     """The parts of the answer to concatenated queries, one per query."""
-    return list(torch.split(answer, [int(query.targets.sum()) for query in queries]))
+    return list(torch.split(answer, [len(query.positions) for query in queries]))
 
 
 # ---- context and state ----------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ depend on the tokens:
 So the intervals are drawn first, and the network is called at those times only, with each sequence's own t: at most
 min(L, T) calls per sequence. Texts are distributed exactly as by `Ancestral` over the same time grid, for every
 network. A finer grid costs nothing: continuous time is `steps=1_000_000`.
+
+With the intervals, all queries are known before the first one (`plan`): the loop waits for nothing that a GPU computes.
 """
 
 from __future__ import annotations
@@ -20,30 +22,24 @@ from torch import Tensor
 
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PositionMask, TargetLogProbs
-from diffusionbert.diffusion.tokens import draw
+from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, TargetLogProbs, to_device
+from diffusionbert.diffusion.tokens import draw_unchecked, require_possible
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
+from diffusionbert.samplers.plan import PlannedCall, plan_calls
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FirstHittingState(State):
-    """Which positions are masked, and the interval in which each is unmasked."""
+    """What is asked when, and how far that has got."""
 
-    grid: Grid
-    masked: PositionMask
-    interval: Tensor  # [B, L]: the k of the interval (grid[k], grid[k + 1])
+    plan: tuple[PlannedCall, ...]
+    query_times: Tensor  # [calls, B]: at which each call asks about a sequence
+    times: Tensor  # [calls + 1, B]: where a sequence is before each call, and after the last one
+    num_calls: Counts  # that each sequence needs
+    number: int  # of the next call
     uniform: PerPosition  # one number per position, which draws its token
-
-    @property
-    def latest(self) -> Counts:
-        """The interval of each sequence in which its next position is unmasked; -1 if none is left."""
-        return torch.where(self.masked, self.interval, -1).amax(dim=1)
-
-    @property
-    def due(self) -> PositionMask:
-        """The positions that are unmasked in that interval."""
-        return self.masked & (self.interval == self.latest[:, None])
+    is_possible: Tensor  # whether there was a token to draw at all positions so far
 
 
 @register("first-hitting")
@@ -64,27 +60,66 @@ class FirstHitting(Sampler):
         return self
 
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> FirstHittingState:
-        process, noise = context.absorbing(self), Noise(seed)
-        grid = context.grid.to(canvas.tokens.device)
+        process, noise, device = context.absorbing(self), Noise(seed), canvas.tokens.device
         x = process.prior(canvas, noise)
-        masked = process.targets(x)
-        time = torch.where(masked.any(dim=1), grid[-1], 0.0)
-        interval = _intervals(process, grid, noise.per_position(x, Purpose.UNMASK))
-        own = {"grid": grid, "masked": masked, "interval": interval, "uniform": noise.per_position(x, Purpose.SAMPLE)}
-        return FirstHittingState.begin(context, canvas, seed, x.tokens, time, **own)
+        drawn = _intervals(process, context.grid.to(device), noise.per_position(x, Purpose.UNMASK))
+        # Here a GPU is waited for, and nowhere else.
+        interval, editable, seen = (values.cpu() for values in (drawn, canvas.editable, canvas.attention_mask))
+        number, latest = _numbered(interval.masked_fill(~editable, -1))
+        plan = plan_calls(number, seen, device)
+        query_times, times = _times(context.grid, latest[:, : len(plan)])
+        tables = (to_device(table, device) for table in (query_times, times, number.amax(dim=1) + 1))
+        own = dict(zip(("query_times", "times", "num_calls"), tables, strict=True))
+        return FirstHittingState.begin(
+            context,
+            canvas,
+            seed,
+            x.tokens,
+            own["times"][0],
+            **own,
+            done=not plan,
+            plan=plan,
+            number=0,
+            uniform=noise.per_position(x, Purpose.SAMPLE),
+            is_possible=torch.ones((), dtype=torch.bool, device=device),
+        )
 
-    def query(self, state: FirstHittingState) -> Query | None:
+    def query(self, state: FirstHittingState) -> Query:
         """The positions that are due, each sequence at its own time."""
-        return Query.of(state.x, state.grid[state.latest + 1], state.due)
+        call = state.plan[state.number]
+        return call.query(state.tokens, state.canvas.attention_mask, state.query_times[state.number])
 
     def update(self, state: FirstHittingState, answer: TargetLogProbs) -> FirstHittingState:
-        due = state.due
-        tokens = draw(state.context.warper(answer), state.uniform[due])
-        masked = state.masked & ~due
-        unfinished = masked.any(dim=1)
-        tokens = state.tokens.masked_scatter(due, tokens)
-        time = torch.where(unfinished, state.grid[state.latest], 0.0)
-        return state.advance(tokens, time, state.masked.any(dim=1), not bool(unfinished.any()), masked=masked)
+        where, number = state.plan[state.number].where, state.number + 1
+        drawn, is_possible = draw_unchecked(state.context.warper(answer), state.uniform.flatten()[where])
+        is_possible, done = is_possible.all() & state.is_possible, number == len(state.plan)
+        if done or not answer.is_cuda:  # a GPU is not waited for in between
+            require_possible(is_possible)
+        tokens = state.tokens.flatten().index_copy(0, where, drawn).view_as(state.tokens)
+        own = {"number": number, "is_possible": is_possible}
+        return state.advance(tokens, state.times[number], state.number < state.num_calls, done, **own)
+
+
+def _numbered(interval: Tensor) -> tuple[Tensor, Tensor]:
+    """The calls of sequences by the intervals [B, L] of their positions, -1 where a position has none.
+
+    Returns:
+        The number of each position's call, -1 if it has none: intervals come in falling order, and positions with the
+        same one share a call. And the interval of each call [B, L], -1 after the last.
+    """
+    falling, order = interval.sort(dim=1, descending=True)
+    rank = (falling.diff(dim=1, prepend=falling[:, :1]) != 0).cumsum(dim=1)
+    latest = torch.full_like(interval, -1).scatter(1, rank, falling)
+    return torch.zeros_like(interval).scatter(1, order, rank).masked_fill(interval < 0, -1), latest
+
+
+def _times(grid: Grid, latest: Tensor) -> tuple[Tensor, Tensor]:
+    """The times [calls, B] at which calls ask, by their intervals [B, calls]; and those in between [calls + 1, B]."""
+    latest = latest.T
+    is_left = latest >= 0
+    start = torch.where(is_left[:1], grid[-1], 0.0) if len(latest) else grid.new_zeros(1, latest.shape[1])
+    between = torch.where(is_left[1:], grid[latest[:-1]], 0.0)
+    return grid[latest + 1], torch.cat([start, between, torch.zeros_like(start)[: len(latest)]])
 
 
 def _intervals(process: Absorbing, grid: Grid, uniform: PerPosition) -> Tensor:

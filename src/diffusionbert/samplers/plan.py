@@ -1,0 +1,79 @@
+"""Queries that are known before the first one, so that nothing in the loop waits for the network.
+
+Where a sampler knows ahead which positions it will unmask when, so are the shapes of all queries: which sequences have
+a target, how many positions of them are shown, where the targets are. All this is computed once, on the CPU, and
+copied at once. On a GPU the loop then only launches kernels: it looks for no position and asks whether no sequence is
+done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionbert.diffusion.shapes import Counts, PositionMask, TargetIndices, Times, Tokens, to_device
+from diffusionbert.samplers.base import Query
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedCall:
+    """One query: its sequences and targets."""
+
+    sequences: Counts | None  # indices of those that have a target; None if all have
+    length: int  # so many positions of each are shown: up to the last that one of them attends to
+    is_padded: bool  # whether some of these positions are padding
+    positions: TargetIndices  # the targets among the positions shown, numbered through all sequences
+    where: TargetIndices  # the same among all positions
+
+    def query(self, tokens: Tokens, attention_mask: PositionMask, t: Times) -> Query:
+        """The query about sequences [B, L] at their times [B]."""
+        shown = [values[:, : self.length] for values in (tokens, attention_mask)]
+        if self.sequences is not None:
+            *shown, t = (values.index_select(0, self.sequences) for values in (*shown, t))
+        return Query(shown[0], shown[1], t, positions=self.positions, is_padded=self.is_padded)
+
+
+def plan_calls(number: Tensor, attention_mask: PositionMask, device: torch.device) -> tuple[PlannedCall, ...]:
+    """The calls in which positions are targets.
+
+    Args:
+        number: [B, L], on the CPU: the number 0, 1, … of each position's call; -1 if it is never a target.
+        attention_mask: [B, L], on the CPU.
+        device: Where the sequences are.
+
+    Returns:
+        One per number up to the largest; each of these numbers must occur.
+    """
+    num_positions = number.shape[1]
+    last = torch.arange(1, num_positions + 1, device=number.device) * attention_mask
+    num_shown = last.amax(dim=1)  # of each sequence
+    is_gapped = attention_mask.sum(dim=1) < num_shown
+    where = (number.flatten() >= 0).nonzero()[:, 0]
+    where = where[number.flatten()[where].argsort(stable=True)]  # by call, then by sequence and position
+    sizes = torch.bincount(number.flatten()[where]).tolist() if len(where) else []
+    calls: list[dict[str, Any]] = []
+    for targets in torch.split(where, sizes):
+        sequence = targets // num_positions
+        sequences, index = torch.unique_consecutive(sequence, return_inverse=True)
+        shown = num_shown[sequences]
+        length = int(shown.amax())
+        calls.append(
+            {
+                "length": length,
+                "is_padded": bool((shown < length).any()) or bool(is_gapped[sequences].any()),
+                "sequences": None if len(sequences) == len(number) else sequences,
+                "positions": index * length + targets % num_positions,
+                "where": targets,
+            }
+        )
+    names = ("sequences", "positions", "where")
+    given = [(call, name) for call in calls for name in names if call[name] is not None]
+    if given:  # one copy for all
+        moved = to_device(torch.cat([call[name] for call, name in given]), device)
+        parts = torch.split(moved, [len(call[name]) for call, name in given])
+        for (call, name), part in zip(given, parts, strict=True):
+            call[name] = part
+    return tuple(PlannedCall(**call) for call in calls)

@@ -1,0 +1,100 @@
+"""Queries planned ahead equal those found step by step, and the loop over them asks nothing of the tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from backbones import MASK, Spy, backbone_of, mixed_canvas, tokenizer_allowed
+from drawing import drawing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.schedules import Linear
+from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import TimeAgnostic
+from diffusionbert.samplers.base import Query
+from diffusionbert.samplers.first_hitting import FirstHitting, _intervals
+from diffusionbert.samplers.plan import plan_calls
+
+LINEAR = Absorbing(Linear(), MASK)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 7))
+def test_a_planned_query_is_the_one_that_is_found_in_the_tokens(seed, num_sequences, length):
+    generator = torch.Generator().manual_seed(seed)
+    shape = num_sequences, length
+    tokens = torch.randint(0, 99, shape, generator=generator)
+    lengths = torch.randint(1, length + 1, (num_sequences, 1), generator=generator)
+    seen = torch.arange(length) < lengths
+    raw = torch.randint(-1, 4, shape, generator=generator).masked_fill(~seen, -1)
+    number = torch.bucketize(raw, raw[raw >= 0].unique()).masked_fill(raw < 0, -1)  # without gaps
+    t = torch.rand(num_sequences, generator=generator, dtype=torch.float64)
+    plan = plan_calls(number, seen, torch.device("cpu"))
+    assert len(plan) == int(number.max()) + 1
+    for index, call in enumerate(plan):
+        expected = Query.of(Batch.of(tokens, seen, seen), t, number == index)
+        planned = call.query(tokens, seen, t)
+        assert expected is not None
+        for name in ("tokens", "attention_mask", "t", "positions", "targets"):
+            assert torch.equal(getattr(planned, name), getattr(expected, name))
+        assert planned.is_padded == (not bool(planned.attention_mask.all()))
+        assert torch.equal(call.where, (number == index).flatten().nonzero()[:, 0])
+
+
+@pytest.fixture
+def network() -> Denoiser:
+    return Denoiser(backbone_of("bert"), TimeAgnostic(), tokenizer_allowed()).eval()
+
+
+def test_planned_calls_are_those_of_walking_from_interval_to_interval(network):
+    """The simple way: with each call, every unfinished sequence unmasks what is due in its latest interval."""
+    canvas, spy = mixed_canvas(network.backbone), Spy(network)
+    sampler = drawing(FirstHitting(), LINEAR, steps=9)
+    grid = sampler.context.grid
+    interval = _intervals(LINEAR, grid, Noise(5).per_position(canvas, Purpose.UNMASK))
+    masked = canvas.editable.clone()
+    states = sampler.sample(spy, canvas, seed=5)
+    next(states)
+    for state in states:
+        latest = torch.where(masked, interval, -1).amax(dim=1)
+        due = masked & (interval == latest[:, None])
+        called = due.any(dim=1)
+        tokens, _, t, targets = spy.questions[-1]
+        assert torch.equal(targets, due[called][:, : tokens.shape[1]])
+        assert torch.equal(t, grid[latest + 1][called])
+        masked &= ~due
+        assert torch.equal(state.time, torch.where(masked.any(dim=1), grid[latest], 0.0))
+    assert not bool(masked.any())
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations for which the CPU waits for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = str(function).split(".")[1]
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero"):
+            self.counts[name] += 1
+        return function(*arguments, **(options or {}))
+
+
+def test_the_loop_waits_for_nothing_but_the_check_that_a_gpu_makes_once(network):
+    canvas = mixed_canvas(network.backbone)
+    canvas = canvas.select(canvas.attention_mask.all(dim=1).nonzero()[:, 0])  # transformers looks for padding itself
+    sampler = drawing(FirstHitting(), LINEAR, steps=9)
+    states = sampler.sample(network, canvas, seed=0)
+    next(states)
+    with Waits() as waits:
+        number = len(list(states))
+    assert number > 2
+    assert waits.counts == {"_local_scalar_dense": number}
