@@ -6,7 +6,8 @@ many threads.
 
 from __future__ import annotations
 
-from copy import copy
+import threading
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.networks.base import HasBackbone
+from diffusionbert.networks.captured import Captured
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Objective, ScoringQuantity, TrainingModule
@@ -47,7 +49,7 @@ class Engine:
         folder: The model folder.
         name: What the model is called in results and messages.
         device: Where the network runs.
-        dtype: The type of the network's parameters; None keeps float32.
+        dtype: The type of the network's parameters; None keeps float32, and on a GPU generates in bfloat16.
     """
 
     network: HasBackbone
@@ -65,6 +67,7 @@ class Engine:
         restore_beside(network, folder, metadata.config)
         self._module: nn.Module = network.to(device=device, dtype=dtype).eval()
         self.network = cast("HasBackbone", self._module)
+        self._dtype, self._captured = dtype, _CapturedCopy()
         self.config = metadata.config
         self.statistics = metadata.statistics.padded(len(self.network.allowed))
         self.vocabulary, self.length_histogram = metadata.vocabulary, metadata.length_histogram
@@ -78,6 +81,7 @@ class Engine:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         """Moves the network."""
         self._module.to(device=None if device is None else torch.device(device), dtype=dtype)
+        self._dtype = dtype or self._dtype
         self.__dict__.pop("process", None)
         self.__dict__.pop("scoring_objective", None)
 
@@ -168,6 +172,14 @@ class Engine:
             return torch.zeros(len(lengths), dtype=torch.float64)
         return length_nats(histogram, lengths)
 
+    @property
+    def sampling_network(self) -> Any:
+        """The network as samplers call it: on a GPU by CUDA graphs, in bfloat16 unless its type was chosen."""
+        network = self.masked_network
+        if network is None or self.device.type != "cuda":
+            return self.network
+        return self._captured.of(network, torch.bfloat16 if self._dtype is None else None)
+
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     @property
@@ -188,6 +200,24 @@ class Engine:
         if positions > self.max_positions:
             num_tokens = positions - self.max_positions + self.max_length
             raise ValueError(f"{what} {num_tokens} tokens, but this model reads at most {self.max_length}; {remedy}")
+
+
+class _CapturedCopy:
+    """A network as it is captured, made anew when its parameters have changed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._version: object = None
+        self._captured: Captured | None = None
+
+    def of(self, network: Denoiser, dtype: torch.dtype | None) -> Captured:
+        """The captured network, of another type of parameters if one is given."""
+        version = dtype, *((one.data_ptr(), one._version) for one in network.parameters())
+        with self._lock:
+            if self._captured is None or self._version != version:
+                made = network if dtype is None else deepcopy(network).to(dtype)
+                self._version, self._captured = version, Captured(made)
+            return self._captured
 
 
 def load_engine(

@@ -83,7 +83,7 @@ def make_canvas(engine: Engine, task: Task, request: SamplingRequest) -> Batch:
 
 def constrained_network(engine: Engine, task: Task, **rules: Any) -> Any:
     """The network with the constraints of a task around it, and further rules of `Constrained`."""
-    network: Any = engine.network
+    network: Any = engine.sampling_network
     if engine.masked_network is None:
         if task.include or task.forbid:
             raise ValueError("`include` and `forbid` need a masked language model, which this is not; leave them out")

@@ -1,0 +1,117 @@
+"""Captured calls equal plain ones, whatever is padded and whichever graph is used; on a CPU a "graph" is a function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backbones import backbone_of, mixed_canvas, timed_bert, tokenizer_allowed
+from torch import Tensor
+
+from diffusionbert.diffusion.shapes import Batch, Targets
+from diffusionbert.networks import captured
+from diffusionbert.networks.base import AnswersAt, Network
+from diffusionbert.networks.captured import Captured, Size
+from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.time_conditioning import PrefixTime, TimeAgnostic
+
+NETWORKS = {
+    "time-agnostic": lambda: Denoiser(backbone_of("bert"), TimeAgnostic(), tokenizer_allowed()).eval(),
+    "prefix": lambda: Denoiser(backbone_of("bert"), PrefixTime(backbone_of("bert"), 8), tokenizer_allowed()).eval(),
+    "layers": timed_bert,
+}
+
+
+class Recorder:
+    """Stands in for CUDA graphs: replays a function by calling it, into the same tensor."""
+
+    def __init__(self) -> None:
+        self.num_captured = self.num_replayed = 0
+
+    def __call__(self, function):
+        self.num_captured += 1
+        with torch.no_grad():
+            result: Tensor = function().clone()
+
+        def replay() -> None:
+            self.num_replayed += 1
+            result.copy_(function())
+
+        return replay, result
+
+
+def calls(batch: Batch, number: int) -> list[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
+    """Queries about ever fewer sequences and other targets."""
+    generator = torch.Generator().manual_seed(number)
+    found = []
+    for size in (len(batch.tokens), 3, 1, 2, len(batch.tokens)):
+        part = batch.select(torch.arange(size))
+        masked = (torch.rand(part.tokens.shape, generator=generator) < 0.4) & part.attention_mask
+        masked[0, 1] = True
+        t = torch.rand(size, generator=generator, dtype=torch.float64)
+        found.append((part.tokens, part.attention_mask, t, masked))
+    return found
+
+
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+def test_captured_calls_equal_plain_ones(make):
+    network, recorder = make(), Recorder()
+    graphed = Captured(network, recorder)
+    assert isinstance(graphed, AnswersAt)
+    assert isinstance(graphed, Network)
+    batch = mixed_canvas(network.backbone)
+    with torch.no_grad():
+        for number in range(5):
+            for query in calls(batch, number):
+                torch.testing.assert_close(graphed(*query), network(*query))
+            tokens, _, t, _ = query
+            positions = torch.tensor([1, 3])
+            torch.testing.assert_close(
+                graphed.log_probs_at(tokens, None, t, positions), network.log_probs_at(tokens, None, t, positions)
+            )
+    assert 0 < recorder.num_captured < recorder.num_replayed
+
+
+def test_an_answer_is_not_overwritten_by_the_next_call():
+    network = NETWORKS["time-agnostic"]()
+    graphed = Captured(network, Recorder())
+    tokens = torch.full((2, 8), 7)
+    t, positions = torch.ones(2, dtype=torch.float64), torch.tensor([1])
+    answers = [graphed.log_probs_at(tokens + number, None, t, positions) for number in range(5)]
+    for number, answer in enumerate(answers):
+        torch.testing.assert_close(answer, network.log_probs_at(tokens + number, None, t, positions).detach())
+
+
+def test_a_graph_is_captured_once_its_size_has_come_up_often_enough():
+    recorder = Recorder()
+    graphed = Captured(NETWORKS["time-agnostic"](), recorder)
+
+    def call(sequences: int, times: int) -> tuple[int, int]:
+        tokens = torch.full((sequences, 8), 7)
+        for _ in range(times):
+            graphed.log_probs_at(tokens, None, torch.ones(sequences, dtype=torch.float64), torch.arange(sequences))
+        return recorder.num_captured, recorder.num_replayed
+
+    assert call(8, captured.WARM_UPS) == (0, 0)
+    assert call(8, 1) == (1, 1)
+    assert call(5, 3) == (1, 4)  # padded to 8
+    assert call(2, captured.PATIENCE) == (1, 4 + captured.PATIENCE)  # much smaller: gets its own in time
+    assert call(2, 1) == (2, 5 + captured.PATIENCE)
+
+
+def test_a_busy_gpu_is_not_given_twice_the_work():
+    large = Size(512, 64, 512, False)
+    assert large.fits(large._replace(sequences=300))
+    assert not large.fits(large._replace(sequences=200))
+    assert not large.fits(large._replace(length=56))
+    assert Size(32, 64, 32, False).fits(Size(1, 64, 1, False))
+
+
+def test_targets_may_be_given_by_their_positions():
+    network = NETWORKS["prefix"]()
+    for tokens, attention_mask, t, masked in calls(mixed_canvas(network.backbone), 0):
+        assert attention_mask is not None
+        by_mask = network(tokens, attention_mask, t, masked)
+        assert torch.equal(by_mask, network.log_probs_at(tokens, attention_mask, t, Targets.of(masked).positions))
+    alone, t = mixed_canvas(network.backbone).select(torch.tensor([1])), torch.ones(1, dtype=torch.float64)
+    seen = network(alone.tokens, alone.attention_mask, t, alone.editable)  # nothing is padding
+    assert torch.equal(seen, network.log_probs_at(alone.tokens, None, t, Targets.of(alone.editable).positions))
