@@ -29,6 +29,7 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.config import PRESETS
+from diffusionbert.samplers.entropy_bounded import EntropyBounded, UnmaskingOrder
 from diffusionbert.samplers.exact import Exact, SkipExact
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gaussian import GaussianAncestral
@@ -64,6 +65,7 @@ NAMES: dict[str, Sampler] = {
     "left-to-right": LeftToRight(),
     "gaussian-ancestral": GaussianAncestral(None),
     "blocks": Blocks(32, Exact()),
+    "entropy-bounded": EntropyBounded(0.1, UnmaskingOrder.RANDOM),
 }
 SETTINGS: dict[str, Sampler] = {
     "remasking:eta=0.2": Remasking(0.2),
@@ -76,6 +78,7 @@ SETTINGS: dict[str, Sampler] = {
     "gibbs:order=left-to-right": Gibbs(Order.LEFT_TO_RIGHT),
     "refining:update_fraction=0.3": Refinement(0.3),
     "gaussian-ancestral:clamped=true": GaussianAncestral(True),
+    "entropy-bounded:epsilon=0.3,order=entropy": EntropyBounded(0.3, UnmaskingOrder.ENTROPY),
     "blocks:size=8,inner=margin": Blocks(8, Confidence(Criterion.MARGIN)),
 }
 
@@ -114,7 +117,7 @@ def test_a_sampler_is_a_frozen_dataclass(sampler):
     [
         (
             "telepathy",
-            "unknown sampler 'telepathy'; known: ancestral, blocks, confidence, entropy, exact, first-hitting",
+            "unknown sampler 'telepathy'; known: ancestral, blocks, confidence, entropy, entropy-bounded, exact",
         ),
         ("", "unknown sampler ''"),
         ("remaskin", "did you mean 'remasking'"),

@@ -44,6 +44,7 @@ from diffusionbert.samplers import State
 from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import Confidence, Criterion
+from diffusionbert.samplers.entropy_bounded import EntropyBounded, UnmaskingOrder
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.remasking import Remasking, Renoising, Strategy
@@ -62,6 +63,10 @@ SAMPLERS: dict[str, Factory] = {
     "margin": lambda warper: drawing(Confidence(Criterion.MARGIN), LINEAR, steps=30, warper=warper),
     "entropy, threshold": lambda warper: drawing(
         Confidence(Criterion.ENTROPY, -1.0), by_token(), steps=6, warper=warper, end=0.7
+    ),
+    "entropy-bounded": lambda warper: drawing(EntropyBounded(1.0), LINEAR, steps=30, warper=warper),
+    "entropy-bounded, by entropy": lambda warper: drawing(
+        EntropyBounded(2.0, UnmaskingOrder.ENTROPY), by_token(), steps=5, warper=warper, end=0.7
     ),
     "mask-predict": lambda warper: drawing(MaskPredict(), LINEAR, steps=4, warper=warper),
     "mask-predict, many rounds": lambda warper: drawing(MaskPredict(), by_token(), steps=12, warper=warper, end=0.7),

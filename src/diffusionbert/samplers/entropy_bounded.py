@@ -1,0 +1,110 @@
+"""Entropy-bounded sampling (Ben-Hamu et al. 2025, "Accelerated sampling from masked diffusion models via entropy
+bounded unmasking", the EB-sampler).
+
+A network gives the marginals of masked positions, so drawing a set U of them in one step ignores how they depend on
+each other. What is lost is their total correlation, which the marginals bound:
+
+    KL( p(x_U) ‖ Π_i p(x_i) ) = Σ_i H(x_i) - H(x_U) ≤ Σ_i H(x_i) - max_i H(x_i),    since H(x_U) ≥ H(x_i)
+
+A round takes positions in order, as many as keep the right side at most ε: certain positions come for free, and one
+uncertain position, whose entropy is the maximum, too. So a text of n rounds is drawn from a distribution within n·ε
+nats of that which one position per round would give, and ε = 0 is exactly that. p is what is drawn from: temperature,
+top-k and top-p lower its entropy, and more positions fit.
+
+The order begins with a random position, drawn ahead as the noise would unmask it, and goes on by rising entropy: ε = 0
+is then the distribution of the exact samplers in continuous time, and what else is unmasked was all but certain. Or it
+is by rising entropy throughout, as in the paper: more positions fit, but a network that is not perfect then prefers
+likely texts. Tokens come from f and not from f·(1 - ᾱ_t), since the sampler and not the noise chooses what is masked:
+the schedule plays no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from diffusionbert.diffusion.rng import Noise, Purpose
+from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PositionMask, TargetLogProbs
+from diffusionbert.diffusion.tokens import draw
+from diffusionbert.registry import register
+from diffusionbert.samplers.base import (
+    RoundSampler,
+    RoundState,
+    SamplingContext,
+    due_after,
+    masked_fraction,
+)
+
+
+class UnmaskingOrder(Enum):
+    """In which order a round considers positions."""
+
+    RANDOM = "random"  # a random one, then by rising entropy
+    ENTROPY = "entropy"  # by rising entropy
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EntropyBoundedState(RoundState):
+    """The masked positions, and the numbers drawn ahead."""
+
+    rank: PerPosition  # the masked position of the least rank is the random one
+    uniform: PerPosition  # one number per position, which draws its token
+
+
+@register("entropy-bounded")
+@dataclass(frozen=True)
+class EntropyBounded(RoundSampler):
+    """Unmasks positions together while their dependence is certain to be small.
+
+    The number of rounds depends on the text; `steps` limits it, at the price of the bound.
+
+    Args:
+        epsilon: The most nats that a round may lose.
+        order: In which order positions are considered.
+    """
+
+    epsilon: float = 0.1
+    order: UnmaskingOrder = UnmaskingOrder.RANDOM
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon must be >= 0 nats, got {self.epsilon}; 0 unmasks one position per round")
+
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> EntropyBoundedState:
+        x, noise = context.absorbing(self).prior(canvas, Noise(seed)), Noise(seed)
+        own = {"masked": canvas.editable, "num_rounds": 0}
+        numbers = {"rank": noise.per_position(x, Purpose.ORDER), "uniform": noise.per_position(x, Purpose.SAMPLE)}
+        return EntropyBoundedState.begin(context, canvas, seed, x.tokens, masked_fraction(context, x), **own, **numbers)
+
+    def update(self, state: EntropyBoundedState, answer: TargetLogProbs) -> EntropyBoundedState:
+        context, masked = state.context, state.masked
+        log_p = context.warper(answer)
+        entropy = log_p.new_full(masked.shape, torch.inf, dtype=torch.float64)
+        entropy = entropy.masked_scatter(masked, torch.special.entr(log_p.exp()).sum(dim=-1).double())
+        kept = masked & self._kept(state, entropy)
+        tokens = state.tokens.masked_scatter(kept, draw(log_p[kept[masked]], state.uniform[kept]))
+        time = masked_fraction(context, replace(state.x, tokens=tokens))
+        left, called = masked & ~kept, masked.any(dim=1)
+        own = {"masked": left, "num_rounds": state.num_rounds + 1}
+        return state.advance(tokens, time, called, not bool(left.any()), **own)
+
+    def _kept(self, state: EntropyBoundedState, entropy: PerPosition) -> PositionMask:
+        """The first positions of the order, as many as are within the bound; infinite entropies are not considered."""
+        key = entropy
+        if self.order is UnmaskingOrder.RANDOM:
+            first = state.rank.masked_fill(~state.masked, torch.inf).argmin(dim=1, keepdim=True)
+            key = entropy.scatter(1, first, -1.0)
+        order = key.argsort(dim=1, stable=True)
+        in_order = entropy.gather(1, order)
+        bound = in_order.cumsum(dim=1) - in_order.cummax(dim=1).values  # 0 at first, then rising
+        number = torch.arange(bound.shape[1], device=bound.device)
+        is_kept = (bound <= self.epsilon) | (number < self._quota(state)[:, None])
+        return torch.zeros_like(state.masked).scatter(1, order, is_kept)
+
+    def _quota(self, state: EntropyBoundedState) -> Counts:
+        """The positions that are unmasked at least: one, or more if `steps` would not suffice."""
+        length, num_masked = state.canvas.editable.sum(dim=1), state.masked.sum(dim=1)
+        due = due_after(state.num_rounds, length, state.context.config.steps)
+        return (due - (length - num_masked)).clamp(min=1)
