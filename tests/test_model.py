@@ -616,3 +616,12 @@ def test_wrong_types_are_rejected_in_one_line():
     assert done.returncode == 0, done.stderr
     for line, (call, pattern) in zip(done.stdout.splitlines(), WRONG_TYPES.items(), strict=True):
         assert re.fullmatch(pattern, line), call
+
+
+def test_a_model_in_int8_scores_about_the_same_and_keeps_its_parameters(model):
+    made = load(str(model.engine.folder), device="cpu", dtype=torch.int8)
+    assert len(made.generate(length=6, seed=0)) == 1
+    assert nats(made) == pytest.approx(nats(model), rel=0.02)
+    assert nats(made) != nats(model)
+    own = model.backbone.state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in made.backbone.state_dict().items())

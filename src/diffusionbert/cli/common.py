@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -52,12 +52,17 @@ class ModelOptions:
     model."""
     device: OptionalText = None
     """The device: cpu, cuda, cuda:1, … Default: a GPU if there is one."""
+    dtype: Annotated[Literal["float32", "bfloat16", "int8"] | None, option("{float32,bfloat16,int8}")] = None
+    """The type of the network's parameters; int8 is for CPUs, two to three times as fast, and costs about 0.005 nats
+    per token. Default: float32, and a GPU generates in bfloat16."""
 
     def loaded(self) -> Model:
+        import torch
+
         from diffusionbert.model import load
 
         require_device(self.device)
-        return load(self.model, device=self.device)
+        return load(self.model, device=self.device, dtype=self.dtype and getattr(torch, self.dtype))
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,8 @@ class SamplerOptions:
     """Steps of the time grid. With most samplers the cost does not grow beyond one network call per token."""
     sampler: OptionalText = None
     """A sampler by name, with its settings if they differ from the defaults, such as remasking:eta=0.1. exact (the
-    model's distribution with the fewest network calls), ancestral, confidence, margin, entropy, mask-predict,
-    remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right, … Default: the model's own."""
+    model's distribution with the fewest network calls), ancestral, entropy-bounded, confidence, margin, entropy,
+    mask-predict, remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right, … Default: the model's own."""
     temperature: float = 1.0
     """Divides the log-probabilities of tokens; below 1, probable tokens become more probable."""
     top_k: int = 30

@@ -23,6 +23,7 @@ from diffusionbert.diffusion.process import Process
 from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.captured import Captured
+from diffusionbert.networks.int8 import use_int8
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Objective, ScoringQuantity, TrainingModule
@@ -49,7 +50,8 @@ class Engine:
         folder: The model folder.
         name: What the model is called in results and messages.
         device: Where the network runs.
-        dtype: The type of the network's parameters; None keeps float32, and on a GPU generates in bfloat16.
+        dtype: The type of the network's parameters; None keeps float32, and on a GPU generates in bfloat16. int8 keeps
+            float32, too, and computes linear layers in integers, on a CPU.
     """
 
     network: HasBackbone
@@ -65,9 +67,10 @@ class Engine:
         self.metadata, self.folder, self.name = metadata, folder, name
         network = metadata.config.make_network(metadata.statistics)
         restore_beside(network, folder, metadata.config)
-        self._module: nn.Module = network.to(device=device, dtype=dtype).eval()
+        self._module: nn.Module = network.eval()
         self.network = cast("HasBackbone", self._module)
         self._dtype, self._captured = dtype, _CapturedCopy()
+        self.to(device, dtype)
         self.config = metadata.config
         self.statistics = metadata.statistics.padded(len(self.network.allowed))
         self.vocabulary, self.length_histogram = metadata.vocabulary, metadata.length_histogram
@@ -80,8 +83,13 @@ class Engine:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         """Moves the network."""
-        self._module.to(device=None if device is None else torch.device(device), dtype=dtype)
+        device = self.device if device is None else torch.device(device)
         self._dtype = dtype or self._dtype
+        if self._dtype is torch.int8 and device.type != "cpu":
+            raise ValueError(f"int8 is for CPUs, and the device is {str(device)!r}; give dtype=torch.bfloat16")
+        self._module.to(device=device, dtype=None if dtype is torch.int8 else dtype)
+        if dtype is torch.int8:
+            use_int8(self.network.backbone)
         self.__dict__.pop("process", None)
         self.__dict__.pop("scoring_objective", None)
 

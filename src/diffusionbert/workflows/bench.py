@@ -45,6 +45,7 @@ def _rows() -> tuple[Row, ...]:
     paper_batch = replace(base, sequences=32, length=31, hybrid=0.01)
     texts, on_cpu = sampling_work.BASE, sampling_work.CPU
     one, many = replace(texts, sequences=1), replace(texts, sequences=256)
+    scored = replace(on_cpu, sequences=100)
     return (
         Row("train-base", OurTraining(base), HandWrittenTraining(base)),
         Row("train-spindle", OurTraining(spindle), OurTraining(base)),
@@ -61,7 +62,9 @@ def _rows() -> tuple[Row, ...]:
             Row(f"sample-cpu-{number}", OurSampling(size), DecoderSampling(size))
             for number, size in ((number, replace(on_cpu, sequences=number)) for number in (1, 32, 100))
         ),
-        Row("score-cpu", *(kind(replace(on_cpu, sequences=100)) for kind in (OurScoring, DecoderScoring))),
+        Row("sample-cpu-32-int8", OurSampling(replace(on_cpu, is_int8=True)), DecoderSampling(on_cpu)),
+        Row("score-cpu", OurScoring(scored), DecoderScoring(scored)),
+        Row("score-cpu-int8", OurScoring(replace(scored, is_int8=True)), DecoderScoring(scored)),
     )
 
 

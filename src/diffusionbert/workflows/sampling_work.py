@@ -43,6 +43,8 @@ class Texts:
     size: NewBert | None = NewBert(12, 768, 12, 0.0)
     """A new network; None is the bundled model, on a CPU."""
     vocabulary: int = 30_522
+    is_int8: bool = False
+    """Whether our model computes in integers."""
 
     @property
     def num_tokens(self) -> int:
@@ -54,12 +56,12 @@ class Texts:
         return "cpu" if self.size is None else "cuda"
 
     def describe(self) -> str:
-        return f"{self.sequences} × {self.length}"
+        return f"{self.sequences} × {self.length}{', int8' if self.is_int8 else ''}"
 
     def engine(self, machine: Machine, schedule: NoiseSchedule | None = None) -> Engine:
         """The model."""
         if self.size is None:
-            return load_engine(device=machine.device)
+            return load_engine(device=machine.device, dtype=torch.int8 if self.is_int8 else None)
         words = [*SPECIAL, *(f"w{number}" for number in range(self.vocabulary - len(SPECIAL)))]
         vocabulary = Vocabulary(BertTokenizer(vocab={word: number for number, word in enumerate(words)}))
         statistics = token_statistics(vocabulary, zipf_counts(vocabulary.size) * vocabulary.allowed)
@@ -177,7 +179,7 @@ class OurScoring(Work):
     texts: Texts
 
     def describe(self) -> str:
-        return f"{self.texts.sequences} texts, the bound of each to ±25 %"
+        return f"{self.texts.describe()} or so, the bound of each to ±25 %"
 
     def on(self, device: str) -> OurScoring | None:
         return self if device == self.texts.device else None
