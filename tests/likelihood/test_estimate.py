@@ -51,7 +51,7 @@ from diffusionbert.objectives.base import (
 )
 from diffusionbert.objectives.continuous_time import ContinuousTime
 from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
-from diffusionbert.objectives.order_agnostic import OrderAgnostic
+from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.storage.schema import Component, from_json, to_json
 
 LANGUAGE = Language.random(3, 2, seed=6)
@@ -236,6 +236,19 @@ def test_where_sentences_are_too_few_drawing_stops_and_says_so():
     assert found.scores.spread.draws <= 0.1 * found.scores.spread.total
     before = estimate(method, [batch], EstimationBudget(None, found.protocol.num_draws - 1, strata=1)).scores.spread
     assert before.draws > 0.1 * before.total
+
+
+def test_half_a_percent_takes_far_fewer_calls_than_walking_the_grid():
+    """Walking the grid takes a call per step and batch; here several draws share one."""
+    num_steps, network = 1024, Table(LANGUAGE, seed=2)
+    method = TrainingModule(network, OrderAgnosticGrid(Linear(), uniform_grid(num_steps), LANGUAGE.mask_id))
+    batch, sizes = corpus(1000, seed=3), []
+    network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    found = estimate(method, [batch], EstimationBudget(0.005), given=True)
+    assert found.half_width <= math.log1p(0.005)
+    assert len(sizes) <= num_steps / 10
+    assert sum(sizes) == 1000 * found.protocol.num_draws <= 1000 * num_steps / 10
+    assert max(sizes) == 2000  # two draws of all sentences
 
 
 def test_given_sentences_are_drawn_for_until_they_themselves_are_known():
