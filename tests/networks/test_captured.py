@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backbones import backbone_of, mixed_canvas, timed_bert, tokenizer_allowed
+from backbones import MASK, backbone_of, mixed_canvas, timed_bert, tokenizer_allowed
+from drawing import drawing
 from torch import Tensor
 
+from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch, Targets
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks import captured
 from diffusionbert.networks.base import AnswersAt, Network
 from diffusionbert.networks.captured import Captured, Size
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import PrefixTime, TimeAgnostic
+from diffusionbert.samplers.base import last_state
+from diffusionbert.samplers.first_hitting import FirstHitting
 
 NETWORKS = {
     "time-agnostic": lambda: Denoiser(backbone_of("bert"), TimeAgnostic(), tokenizer_allowed()).eval(),
@@ -115,3 +121,37 @@ def test_targets_may_be_given_by_their_positions():
     alone, t = mixed_canvas(network.backbone).select(torch.tensor([1])), torch.ones(1, dtype=torch.float64)
     seen = network(alone.tokens, alone.attention_mask, t, alone.editable)  # nothing is padding
     assert torch.equal(seen, network.log_probs_at(alone.tokens, None, t, Targets.of(alone.editable).positions))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+def test_cuda_graphs_equal_plain_calls(make):
+    network = make().cuda()
+    graphed, batch = Captured(network), mixed_canvas(network.backbone)
+    with torch.no_grad():
+        for number in range(4):
+            for query in calls(batch, number):
+                on_gpu = [part if part is None else part.cuda() for part in query]
+                torch.testing.assert_close(graphed(*on_gpu), network(*on_gpu), atol=1e-4, rtol=1e-4)
+    assert graphed._graphs
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_first_hitting_does_not_wait_for_the_gpu_before_its_last_token():
+    network = NETWORKS["time-agnostic"]().cuda()
+    graphed, canvas = Captured(network), mixed_canvas(network.backbone).to("cuda")
+    process = Absorbing(Linear(), MASK).to("cuda")
+    sampler = drawing(FirstHitting(), process, steps=9, warper=LogitsWarper(0.9, top_k=5, forbidden=(9,)))
+    for _ in range(4):  # the graphs are captured
+        expected = last_state(sampler.sample(graphed, canvas, seed=0)).tokens
+    assert torch.equal(expected, last_state(sampler.sample(network, canvas, seed=0)).tokens)
+    with torch.no_grad():
+        state = sampler.sampler.start(sampler.context, canvas, 0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            while state.number < len(state.plan) - 1:
+                state = sampler.sampler.update(state, sampler.sampler.query(state).run(graphed))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        state = sampler.sampler.update(state, sampler.sampler.query(state).run(graphed))
+    assert torch.equal(state.tokens, expected)
