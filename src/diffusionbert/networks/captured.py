@@ -4,8 +4,8 @@ A call launches hundreds of small kernels, and for a sampler's batches launching
 running them. A graph launches them at once, but for one shape only and from tensors of its own. So a call is padded to
 a size for which a graph exists, copied into that graph's tensors and replayed; what was padded is cut off again. What
 padding computes is not used, and no sequence or target depends on another one. A size is captured when it has come up
-`WARM_UPS` times; until then, and beyond `MAX_GRAPHS`, calls run as they are. Sequences and targets are rounded up to a
-quarter of a power of two, positions to a multiple of 8.
+`WARM_UPS` times, and the graph's first answer is compared with a plain call's; until then, and beyond `MAX_GRAPHS`,
+calls run as they are. Sequences and targets are rounded up to a quarter of a power of two, positions to a multiple of 8.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diffusionbert.diffusion.shapes import PositionMask, TargetIndices, TargetLogProbs, Targets, Times, Tokens
 from diffusionbert.networks.masked import Denoiser
+from diffusionbert.reporting import logger, reason_of
 
 WARM_UPS: Final = 2
 """How often a size runs as it is before it is captured: kernels must be loaded, and workspaces allocated."""
@@ -81,6 +82,7 @@ class Captured:
         self._capture = capture or GraphCapture()
         self._graphs: dict[Size, _Graph] = {}
         self._num_calls: Counter[Size] = Counter()
+        self._is_trusted = True
         self._lock = threading.Lock()
 
     @torch.no_grad()
@@ -118,10 +120,27 @@ class Captured:
         if best is None or not best.is_near(size):
             self._num_calls[size] += 1
             is_due = self._num_calls[size] > (WARM_UPS if best is None else PATIENCE)
-            if is_due and len(self._graphs) < MAX_GRAPHS:
-                self._graphs[size] = self._captured(size, t)
+            if is_due and self._is_trusted and len(self._graphs) < MAX_GRAPHS and self._add(size, t):
                 best = size
         return None if best is None else self._graphs[best]
+
+    def _add(self, size: Size, t: Tensor) -> bool:
+        """Captures a size, if that works here: a graph that cannot be made or errs is said once, and then no more."""
+        try:
+            graph = self._captured(size, t)
+            graph.tokens.copy_(torch.arange(graph.tokens.numel(), device=t.device).view_as(graph.tokens) % 8)
+            graph.replay()
+            mask = graph.attention_mask if size.is_padded else None
+            expected = self.network.log_probs_at(graph.tokens, mask, graph.t, graph.positions)
+            problem = None if torch.allclose(graph.log_probs.exp(), expected.exp(), atol=0.01) else "other answers"
+        except RuntimeError as error:
+            problem = reason_of(error)
+        if problem is None:
+            self._graphs[size] = graph
+            return True
+        self._is_trusted = False
+        logger.warning(f"generating without CUDA graphs, which do not work here ({problem}); it is slower")
+        return False
 
     def _captured(self, size: Size, t: Tensor) -> _Graph:
         tokens = torch.zeros(size.sequences, size.length, dtype=torch.long, device=t.device)
