@@ -107,3 +107,26 @@ def test_each_row_is_about_one_kind_of_device_or_both():
     for row in bench.ROWS:
         kinds = {device for device in ("cpu", "cuda") if row.on(device) is not None}
         assert kinds == ({"cpu"} if "cpu" in row.name else {"cuda"} if "sample" in row.name else kinds | {"cuda"})
+
+
+def test_a_row_that_fails_does_not_lose_the_others(counted, monkeypatch, tmp_path, capsys):
+    @dataclass(frozen=True)
+    class Failing(Counted):
+        def program(self, machine: Machine) -> Program:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    good, failing = bench.ROWS[0], Failing(OurTraining(TINY), counted)
+    monkeypatch.setattr(bench, "ROWS", (good, bench.Row("train-huge", failing, failing)))
+    output = tmp_path / "bench.json"
+    main(["bench", "--device", "cpu", "--rounds", "1", "--output", str(output), "--json"])
+    written = json.loads(output.read_text())
+    assert written == json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in written["rows"]] == ["train-tiny"]
+    assert written["skipped"] == {"train-huge": "it failed: CUDA out of memory."}
+
+
+def test_the_output_has_every_row_as_soon_as_it_is_measured(counted, monkeypatch):
+    monkeypatch.setattr(bench, "ROWS", (bench.ROWS[0], replace(bench.ROWS[0], name="again")))
+    numbers = []
+    bench.bench(device="cpu", rounds=1, on_row=lambda result: numbers.append(len(result.rows)))
+    assert numbers == [1, 2]

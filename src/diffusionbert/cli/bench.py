@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import Flag, OptionalText, option, print_json, require_device
+from diffusionbert.cli.common import Flag, OptionalPath, OptionalText, option, print_json, require_device
 from diffusionbert.reporting import progress_line
 
 
@@ -31,14 +31,24 @@ class Bench:
     """How often a program and its reference take turns; the median is reported."""
     eager: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False
     """Do not compile; on a CPU nothing is compiled anyway."""
+    output: OptionalPath = None
+    """A JSON file to which the result is written after every row."""
     json: Flag = False
     """Print one JSON object, and nothing else, on standard output."""
 
     def run(self) -> None:
+        from diffusionbert.storage.files import require_writable, write_json
         from diffusionbert.storage.schema import to_json
-        from diffusionbert.workflows.bench import bench
+        from diffusionbert.workflows.bench import BenchResult, bench
 
         require_device(self.device)
+        if self.output is not None:
+            require_writable(self.output.parent)
+
+        def write(result: BenchResult) -> None:
+            if self.output is not None:
+                write_json(self.output, to_json(result))
+
         with progress_line(None) as show:
             result = bench(
                 self.only,
@@ -46,5 +56,6 @@ class Bench:
                 rounds=self.rounds,
                 compile=False if self.eager else None,
                 progress=lambda row, done, _: show(done, row),
+                on_row=write,
             )
         print_json(to_json(result)) if self.json else print(result.table())

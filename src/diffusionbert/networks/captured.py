@@ -5,7 +5,7 @@ running them. A graph launches them at once, but for one shape only and from ten
 a size for which a graph exists, copied into that graph's tensors and replayed; what was padded is cut off again. What
 padding computes is not used, and no sequence or target depends on another one. A size is captured when it has come up
 `WARM_UPS` times, and the graph's first answer is compared with a plain call's; until then, and beyond `MAX_GRAPHS`,
-calls run as they are. Sequences and targets are rounded up to a quarter of a power of two, positions to a multiple of 8.
+calls run as they are. Sequences and targets are rounded up to a quarter of a power of two, positions to 8.
 """
 
 from __future__ import annotations

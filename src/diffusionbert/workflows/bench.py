@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import transformers
 
 from diffusionbert.diffusion.schedules import Spindle
 from diffusionbert.parallel import launch
-from diffusionbert.reporting import Progress, logger, no_progress
+from diffusionbert.reporting import Progress, logger, no_progress, reason_of
 from diffusionbert.workflows import sampling_work, training_work
 from diffusionbert.workflows.sampling_work import DecoderSampling, DecoderScoring, Forwards, OurSampling, OurScoring
 from diffusionbert.workflows.timing import Machine, Speed, Stopwatch, Work, matrix_rate
@@ -118,6 +118,7 @@ def bench(
     rounds: int = 5,
     compile: bool | None = None,
     progress: Progress = no_progress,
+    on_row: Callable[[BenchResult], object] = lambda result: None,
 ) -> BenchResult:
     """Measures the speed of training, generation and scoring on this machine.
 
@@ -127,6 +128,7 @@ def bench(
         rounds: How often each program takes its turn.
         compile: Whether to compile; None does on a GPU.
         progress: Called with the row that is being measured.
+        on_row: Called after each row with the result so far.
 
     Returns:
         The rows that the machine can run, and why others were skipped.
@@ -150,19 +152,26 @@ def bench(
     if is_gpu:
         torch.cuda.set_device(where)  # that of Accelerate, too
     rows = {row.name: row.on(where.type) for row in ROWS if not only or row.name in only}
-    rate, results = matrix_rate(where), []
+    other, this = ("CPUs", "a GPU") if is_gpu else ("GPUs", "a CPU")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    device_name = torch.cuda.get_device_name(where) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
+    skipped = {name: f"it is about {other}, and this is {this}" for name, row in rows.items() if row is None}
+    rate = matrix_rate(where)
+    result = BenchResult(device_name, versions, rate / 1e12, (), skipped)
     for number, (name, row) in enumerate(rows.items()):
         progress(name, number, len(rows))
-        if row is not None:
-            result = _measured(row, where, rounds, rate, is_gpu if compile is None else compile)
-            results.append(result)
-            speeds = f"{result.ours.tokens_per_second:,.0f} and {result.reference.tokens_per_second:,.0f} tokens/s"
-            logger.info(f"{name}: {result.ratio:.2f} of the reference ({speeds})")
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    name = torch.cuda.get_device_name(where) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
-    other, this = ("CPUs", "a GPU") if is_gpu else ("GPUs", "a CPU")
-    skipped = {name: f"it is about {other}, and this is {this}" for name, row in rows.items() if row is None}
-    return BenchResult(name, versions, rate / 1e12, tuple(results), skipped)
+        if row is None:
+            continue
+        try:
+            found = _measured(row, where, rounds, rate, is_gpu if compile is None else compile)
+        except (RuntimeError, torch.OutOfMemoryError, IndexError) as error:  # of torch and its compiler
+            result = replace(result, skipped=result.skipped | {name: f"it failed: {reason_of(error)}"})
+        else:
+            result = replace(result, rows=(*result.rows, found))
+            speeds = f"{found.ours.tokens_per_second:,.0f} and {found.reference.tokens_per_second:,.0f} tokens/s"
+            logger.info(f"{name}: {found.ratio:.2f} of the reference ({speeds})")
+        on_row(result)
+    return result
 
 
 def _measured(row: Row, device: torch.device, rounds: int, rate: float, compile: bool) -> RowResult:
