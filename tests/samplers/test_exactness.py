@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,13 +14,14 @@ from scipy import stats
 
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.process import Process
-from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, uniform_grid
+from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, TokenInformation, uniform_grid
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.diffusion.uniform import Uniform
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
-from diffusionbert.samplers.ancestral import Ancestral
+from diffusionbert.samplers import last_state
+from diffusionbert.samplers.ancestral import Ancestral, GridSampler, after_step, draw_step
 
 LANGUAGE = Language.random(3, 2, seed=6)
 UNEVEN = torch.tensor([0.0, 0.1, 0.15, 0.7, 1.0], dtype=torch.float64)
@@ -157,3 +158,40 @@ def test_sampling_starts_at_the_start_time(bert):
     assert [float(state.time[0]) for state in states] == [0.5, 0.375, 0.25, 0.125, 0.0]
     assert told == [0.5, 0.375, 0.25, 0.125]
     assert not bool((states[-1].tokens == MASK).any())
+
+
+@dataclass(frozen=True)
+class Everywhere(GridSampler):
+    """Ancestral sampling that asks about every masked position."""
+
+    def update(self, state, answer):
+        return after_step(state, draw_step(state, answer, state.interval[0]).tokens)
+
+
+@pytest.mark.parametrize("mask_id", [0, 2, 5])
+@pytest.mark.parametrize(
+    "schedule", [Linear(), Cosine(), Spindle(0.4), Spindle(0.4, Mean.SENTENCE, floor=0.05)], ids=str
+)
+def test_positions_that_stay_masked_need_no_network(schedule, mask_id):
+    """The same tokens as by asking about every masked position, wherever `[MASK]` is among the tokens."""
+
+    class Network(torch.nn.Module):
+        def forward(self, tokens, attention_mask, t, targets):
+            sequence, position = targets.nonzero().unbind(dim=1)
+            phase = (tokens.sum(dim=1)[sequence] + 3 * t[sequence] + position)[:, None]
+            logits = 2 * torch.sin(phase * (1 + torch.arange(6)))
+            logits[:, mask_id] = -torch.inf
+            return logits.log_softmax(dim=-1)
+
+    information = TokenInformation.from_counts(torch.tensor([1.0, 9.0, 4.0, 2.0, 7.0, 3.0]))
+    process = Absorbing(schedule, mask_id, information if schedule.by_token else None)
+    canvas = Batch.of(torch.full((300, 5), mask_id), torch.ones(300, 5, dtype=torch.bool))
+    lasts = [
+        last_state(drawing(sampler, process, steps=40, warper=warper, time_agnostic=False).sample(Network(), canvas, 3))
+        for warper in (None, LogitsWarper(0.8, top_k=3))
+        for sampler in (Ancestral(), Everywhere())
+    ]
+    for few, all_ in (lasts[:2], lasts[2:]):
+        assert torch.equal(few.tokens, all_.tokens)
+        if not (schedule.by_token and schedule.mean is Mean.SENTENCE):
+            assert float(few.calls.double().mean()) < 0.7 * float(all_.calls.double().mean())

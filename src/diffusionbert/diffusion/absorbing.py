@@ -65,6 +65,9 @@ class LearnedExponents(nn.Module):
         return self.LOWEST * (fraction * math.log(self.HIGHEST / self.LOWEST)).exp()
 
 
+_ROUNDING = 1e-4  # far more than what float32 rounds in a probability
+
+
 class Absorbing(Process):
     """The process that masks tokens for good.
 
@@ -253,6 +256,18 @@ class Absorbing(Process):
         alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
         unmask_probability = self._reverse_unmask_probability(alpha_s, alpha_t)
         return torch.where(self._weight(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
+
+    def may_unmask(self, x_t: Batch, s: Times, t: Times, uniform: PerPosition) -> PositionMask | None:
+        """The masked positions that may be unmasked when x_s is drawn by inverting a CDF at these numbers.
+
+        Whatever the network says, a position is unmasked with at most the largest r_{s|t}. "Stay masked" is one
+        interval of the CDF, and all tokens lie within that distance of 0 or 1. None, which is all masked positions, if
+        the reverse process guesses the sentence mean, which depends on the network.
+        """
+        if self._guesses_center:
+            return None
+        largest = self.max_unmask_probability(s, t, self._center(x_t))[:, None] + _ROUNDING
+        return self.targets(x_t) & ((uniform < largest) | (uniform > 1 - largest))
 
     def require_finite_divergence(self) -> None:
         if not self.schedule.has_finite_divergence:

@@ -2,13 +2,16 @@
 
     x_1 ~ prior,   x_s ~ p(x_s | x_t)  for every step (s, t) of the time grid, from the last to the first
 
-It suits every process on tokens and every network. The network is called once per step while anything is masked.
+It suits every process on tokens and every network. A masked position whose random number would leave it masked whatever
+the network says is not asked about, so that the network is called at most once per step, and under absorbing noise for
+few positions of few sequences.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.process import Process
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PositionMask, TargetLogProbs, Times, Tokens
@@ -41,7 +44,7 @@ class GridState(State):
 
     @property
     def targets(self) -> PositionMask:
-        """The positions at which the next step needs the network."""
+        """The positions that the next step may change."""
         return self.process.targets(self.x)
 
 
@@ -67,22 +70,35 @@ class GridSampler(Sampler):
 class Ancestral(GridSampler):
     """Makes one reverse step after another."""
 
+    def query(self, state: GridState) -> Query | None:
+        undecided = _undecided(state)
+        return Query.of(state.x, state.interval[1], state.targets if undecided is None else undecided)
+
     def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
         """x_s ~ p(x_s | x_t)."""
-        return after_step(state, draw_step(state, answer, state.interval[0]).tokens)
+        undecided = _undecided(state)
+        return after_step(state, draw_step(state, answer, state.interval[0], undecided).tokens, undecided)
 
 
-def draw_step(state: GridState, log_f: TargetLogProbs | None, s: Times) -> Batch:
-    """x_t with every target position drawn from p(x_s | x_t)."""
+def _undecided(state: GridState) -> PositionMask | None:
+    """The positions of which a step needs to know more than their random number; None is all target positions."""
+    if not isinstance(state.process, Absorbing):
+        return None
+    return state.process.may_unmask(state.x, *state.interval, state.noise.per_position(state.x, Purpose.SAMPLE))
+
+
+def draw_step(state: GridState, log_f: TargetLogProbs | None, s: Times, targets: PositionMask | None = None) -> Batch:
+    """x_t with all target positions, or these, drawn from p(x_s | x_t)."""
+    x_t = state.x
     if log_f is None:
-        return state.x
-    x_t, targets, t = state.x, state.targets, state.interval[1]
-    log_p = state.process.reverse(x_t, log_f, s, t, state.context.warper)
+        return x_t
+    chosen, asked = (state.targets, x_t) if targets is None else (targets, replace(x_t, editable=targets))
+    log_p = state.process.reverse(asked, log_f, s, state.interval[1], state.context.warper)
     uniform = state.noise.per_position(x_t, Purpose.SAMPLE)
-    return replace(x_t, tokens=x_t.tokens.masked_scatter(targets, draw(log_p, uniform[targets])))
+    return replace(x_t, tokens=x_t.tokens.masked_scatter(chosen, draw(log_p, uniform[chosen])))
 
 
-def after_step(state: GridState, tokens: Tokens) -> GridState:
-    """The state at s."""
-    num_left = state.num_left - 1
-    return state.advance(tokens, state.interval[0], state.targets.any(dim=1), num_left == 0, num_left=num_left)
+def after_step(state: GridState, tokens: Tokens, targets: PositionMask | None = None) -> GridState:
+    """The state at s, after a call about all target positions, or these."""
+    num_left, called = state.num_left - 1, (state.targets if targets is None else targets).any(dim=1)
+    return state.advance(tokens, state.interval[0], called, num_left == 0, num_left=num_left)
