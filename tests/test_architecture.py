@@ -11,10 +11,10 @@ from folder_graph import PACKAGE, find_cycle, folder_graph
 FACADE = {"__init__", "__main__", "model", "parallel", "recipes", "registry", "reporting"}
 ORDER = [
     *("storage", "diffusion", "networks", "samplers", "objectives", "likelihood", "data", "training", "inference"),
-    *("evaluation", "workflows", "reproduce", "cli"),
+    *("evaluation", "workflows", "reproduce", "serve", "cli"),
 ]
 """A folder may import those before it."""
-LATE = {"workflows", "reproduce", "cli", "__init__", "__main__", "model", "recipes"}
+LATE = {"workflows", "reproduce", "serve", "cli", "__init__", "__main__", "model", "recipes"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,548 @@
+"""Requests and responses of the API, as JSON has them.
+
+A field that is not listed is refused by name. Fields that other servers know and this one does not support are listed
+with the one value that changes nothing, so that clients which always send them work.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+Texts = Text | Annotated[list[Text], Field(min_length=1)]
+Words = Annotated[list[Text], Field(default_factory=list)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class Strict(BaseModel):
+    """A model that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+# ---- parts of requests ----------------------------------------------------------------------------------------------
+
+
+class Named(Strict):
+    """Any request may name the model; there is one."""
+
+    model: str | None = Field(None, description="The id that /v1/models lists; may be left out.")
+
+
+class Sampling(Named):
+    """How tokens are drawn."""
+
+    sampler: str | None = Field(
+        None, description="A sampler by name, with settings such as `remasking:eta=0.1`; the model's own by default."
+    )
+    steps: Count = Field(128, description="Steps of the time grid.")
+    temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token of each position.")
+    top_k: int | None = Field(None, ge=0, description="Among the k most probable tokens; 0 is all, null the default.")
+    top_p: Probability | None = None
+    seed: Seed | None = Field(None, description="The same seed gives the same text; null draws one.")
+    forbid: Words = Field(description="Words that must not be generated.")
+    capitalize: bool = Field(True, description="Capitalize where English does it for certain, if the model is uncased.")
+
+
+class Streaming(Strict):
+    """How the answer comes."""
+
+    stream: bool = Field(False, description="Answer by server-sent events.")
+    diffusing: bool = Field(False, description="Return every denoising state, with its step map.")
+    alternatives: int = Field(0, ge=0, le=20, description="Of each generated token, in step maps.")
+
+
+class StreamOptions(Strict):
+    """As OpenAI has them."""
+
+    include_usage: bool = False
+
+
+# ---- completions ----------------------------------------------------------------------------------------------------
+
+
+class CompletionRequest(Sampling, Streaming):
+    """Continues a prompt or, with a suffix, generates the text between the two."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1)] = ""
+    suffix: str | None = Field(None, description="The text after what is generated: infilling.")
+    max_tokens: Count = Field(16, description="The canvas: exactly so many new tokens, unless a `stop` ends the text.")
+    n: Count = 1
+    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="log f of each token when it was unmasked, and so many alternatives."
+    )
+    echo: bool = Field(False, description="Return the prompt and the suffix, too.")
+    include: Words = Field(description="Words that must occur.")
+    stream_options: StreamOptions | None = None
+    best_of: Literal[1] | None = Field(None, description="Not supported.")
+    frequency_penalty: Literal[0] | None = Field(None, description="Not supported.")
+    presence_penalty: Literal[0] | None = Field(None, description="Not supported.")
+    logit_bias: None = Field(None, description="Not supported.")
+    user: None = Field(None, description="Not supported.")
+
+
+class FimRequest(Named):
+    """Fill-in-the-middle, as Mistral has it."""
+
+    prompt: str
+    suffix: str = ""
+    max_tokens: Count = 16
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: Probability | None = None
+    random_seed: Seed | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    stream: bool = False
+    min_tokens: None = Field(None, description="Not supported.")
+
+
+class Usage(BaseModel):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Logprobs(BaseModel):
+    """Of each token; null where it was given."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(BaseModel):
+    """One text, or in a stream what is new of it."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+    logprobs: Logprobs | None = None
+    state: State | None = Field(None, description="In a stream with `diffusing`.")
+    states: list[State] | None = Field(None, description="Without a stream, with `diffusing`.")
+
+
+class Completion(BaseModel):
+    """A whole answer, or one chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+    seed: int | None = Field(None, description="Which gives the same text again.")
+
+
+class FimMessage(BaseModel):
+    """The generated text."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class FimChoice(BaseModel):
+    """One text: whole (`message`), or what is new of it in a stream (`delta`)."""
+
+    index: int = 0
+    message: FimMessage | None = None
+    delta: FimMessage | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class FimCompletion(BaseModel):
+    """A whole answer, or one chunk of a stream."""
+
+    id: str
+    object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[FimChoice]
+    usage: Usage | None = None
+
+
+# ---- step maps ------------------------------------------------------------------------------------------------------
+
+
+class Alternative(BaseModel):
+    """A token that could have been drawn."""
+
+    id: int
+    text: str
+    probability: float
+
+
+class StepToken(BaseModel):
+    """A position of a state: its token, and how it came about."""
+
+    id: int | None = Field(description="null while the position is masked.")
+    text: str | None = Field(description="The token, with ## where it continues a word.")
+    start: int = Field(description="Its characters in the text of the state.")
+    end: int
+    given: bool = Field(description="Whether it was given, not generated.")
+    step: int | None = Field(None, description="The step that unmasked it.")
+    probability: float | None = Field(None, description="f(token | state before that step).")
+    alternatives: list[Alternative] = Field(default_factory=list, description="The most probable tokens then.")
+
+
+class State(BaseModel):
+    """A denoising state; `tokens` is its step map."""
+
+    step: int = Field(description="0 before the first.")
+    time: float = Field(description="From 1, all masked, to 0.")
+    calls: int = Field(description="Of the network so far.")
+    text: str = Field(description="With [MASK] where tokens are masked.")
+    tokens: list[StepToken]
+
+
+# ---- canvas, tokens -------------------------------------------------------------------------------------------------
+
+
+class CanvasToken(Strict):
+    """A position of a canvas."""
+
+    id: int | None = Field(None, ge=0, description="null for a masked position.")
+    state: Literal["locked", "free", "masked"] = Field(
+        "free", description="masked: generated; free: kept, unless `strength` masks it; locked: always kept."
+    )
+
+
+class CanvasRequest(Sampling, Streaming):
+    """Generates the masked positions of a canvas, given all others: continue, re-mask, lock."""
+
+    tokens: Annotated[list[CanvasToken], Field(min_length=1)]
+    text: str | None = Field(
+        None, description="The text whose tokens these are: what is kept then keeps its characters, too."
+    )
+    strength: float = Field(0.0, ge=0, le=1, description="The fraction of free tokens to mask, drawn with the seed.")
+
+
+class CanvasResponse(BaseModel):
+    """The last state; in a stream, every event has one."""
+
+    object: Literal["canvas"] = "canvas"
+    model: str
+    seed: int
+    done: bool = True
+    state: State
+    states: list[State] | None = Field(None, description="Without a stream, with `diffusing`.")
+
+
+class TokenizeRequest(Named):
+    """A text, in which [MASK] is one masked token."""
+
+    text: str
+
+
+class Token(BaseModel):
+    """A token of a text."""
+
+    id: int | None = Field(description="null for [MASK].")
+    text: str | None
+    start: int
+    end: int
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens of a text, without special ones."""
+
+    object: Literal["tokens"] = "tokens"
+    model: str
+    tokens: list[Token]
+    max_length: int = Field(description="The most tokens of a text.")
+
+
+# ---- fill, rewrite, score, choose, embed ----------------------------------------------------------------------------
+
+
+class FillRequest(Named):
+    """Fills all blanks of a text jointly: [MASK] is one token, [BLANK] any number of them."""
+
+    text: Texts
+    num_alternatives: Count = Field(1, description="Ranked fillings per text.")
+    max_blank_tokens: Count = Field(4, description="The most tokens of a [BLANK].")
+    forbid: Words
+    temperature: float = Field(1.0, gt=0, le=100, description="Of the random part of the search.")
+    top_k: int | None = Field(None, ge=0)
+    top_p: Probability | None = None
+    seed: Seed = 0
+    capitalize: bool = True
+    probabilities: int = Field(0, ge=0, le=100, description="The most probable tokens of each blank by itself.")
+
+
+class Filling(BaseModel):
+    """A text with its blanks filled."""
+
+    text: str
+    fillings: list[str] = Field(description="Of each blank, from left to right.")
+    nats: float
+    conditional_on: str
+
+
+class Filled(BaseModel):
+    """The fillings of a text, best first."""
+
+    index: int
+    fillings: list[Filling]
+    probabilities: list[list[Alternative]] | None = None
+
+
+class FillResponse(BaseModel):
+    """One result per text."""
+
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Filled]
+
+
+class RewriteRequest(Sampling, Streaming):
+    """Masks a fraction of a text's words, drawn at random, and generates them again."""
+
+    text: Text
+    strength: float = Field(0.4, gt=0, le=1, description="The fraction of tokens that is masked.")
+    n: Count = 1
+    spans: list[tuple[int, int]] | None = Field(
+        None, description="Rewrite these characters, all of them, instead of a fraction of the text."
+    )
+
+
+class Rewriting(BaseModel):
+    """A rewritten text."""
+
+    index: int
+    text: str
+    kept: list[str] = Field(default_factory=list, description="What the vocabulary does not know, left as it is.")
+    state: State | None = Field(None, description="In a stream with `diffusing`.")
+    states: list[State] | None = Field(None, description="Without a stream, with `diffusing`.")
+    done: bool = True
+
+
+class RewriteResponse(BaseModel):
+    """One result per rewriting; in a stream, every event has one."""
+
+    object: Literal["list"] = "list"
+    model: str
+    seed: int
+    data: list[Rewriting]
+
+
+class ScoreRequest(Named):
+    """Scores texts."""
+
+    text: Texts
+    order: Literal["left-to-right", "confidence", "entropy"] | None = Field(
+        None, description="The exact likelihood in this order of generation, instead of a bound."
+    )
+    steps: Count | Literal["continuous"] | None = Field(None, description="T for the T-step bound.")
+    precision: float = Field(0.25, gt=0, le=10, description="Of the perplexity per token, relative to it.")
+    max_draws: Count = Field(4096, description="The most sequences that the network computes for a text.")
+    paired: bool = Field(False, description="Compare each text with the first, by shared noise.")
+    tokens: bool = Field(False, description="Return the nats of each token.")
+    seed: Seed = 0
+
+
+class TokenNats(BaseModel):
+    """A token of a scored text."""
+
+    text: str
+    nats: float | None
+    start: int
+    end: int
+
+
+class Difference(BaseModel):
+    """To the first text."""
+
+    nats: float | None
+    ci95: tuple[float | None, float | None]
+
+
+class TextScore(BaseModel):
+    """The score of a text; infinite numbers are null."""
+
+    index: int
+    nats: float | None
+    ci95: tuple[float | None, float | None]
+    nats_per_token: float | None
+    perplexity_per_token: float | None
+    perplexity_per_word: float | None
+    bits_per_byte: float | None
+    kind: Literal["exact", "bound", "pseudo", "none"]
+    quantity: str
+    conditional_on: str
+    num_tokens: int
+    num_words: int
+    num_bytes: int
+    num_unknown: int
+    num_draws: int
+    precision_reached: bool
+    tokens: list[TokenNats] | None = None
+    difference: Difference | None = None
+
+
+class ScoreResponse(BaseModel):
+    """One score per text."""
+
+    object: Literal["list"] = "list"
+    model: str
+    data: list[TextScore]
+
+
+class ChooseRequest(Named):
+    """Weighs options for a [BLANK], or for how a text goes on."""
+
+    text: Text
+    options: Annotated[list[Text], Field(min_length=2)]
+    order: Literal["left-to-right", "confidence", "entropy"] = "left-to-right"
+    prior: Literal["uniform", "context"] = "uniform"
+
+
+class Option(BaseModel):
+    """One option; `probability` is normalized over all."""
+
+    option: str
+    probability: float
+    nats: float | None
+    length_nats: float | None
+    num_tokens: int
+    num_unknown: int
+
+
+class ChooseResponse(BaseModel):
+    """The options in the given order."""
+
+    object: Literal["choice"] = "choice"
+    model: str
+    best: str
+    options: list[Option]
+    order: str
+    prior: str
+    kind: str
+    conditional_on: str
+
+
+class EmbeddingRequest(Named):
+    """As OpenAI has it."""
+
+    input: Texts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: None = Field(None, description="Not supported.")
+    user: None = Field(None, description="Not supported.")
+
+
+class Embedding(BaseModel):
+    """Of one text: numbers, or the bytes of float32 numbers in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    """One embedding per text."""
+
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+# ---- what the server is ---------------------------------------------------------------------------------------------
+
+
+class ModelCard(BaseModel):
+    """As OpenAI has it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """The one model of this server."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class SamplerSetting(BaseModel):
+    """A setting of a sampler, as `name:setting=value` takes it."""
+
+    name: str
+    default: Any
+
+
+class SamplerCard(BaseModel):
+    """A sampler that suits the model."""
+
+    name: str
+    description: str
+    settings: list[SamplerSetting]
+
+
+class LimitCard(BaseModel):
+    """What a request may ask for."""
+
+    body_bytes: int
+    tokens: int = Field(description="Of a text, prompt and suffix included.")
+    texts: int = Field(description="Texts per request: prompts times n, or texts to fill, score or embed.")
+    steps: int
+    alternatives: int = 20
+
+
+class Info(BaseModel):
+    """What a page needs to know about the server and its model."""
+
+    version: str
+    model: str
+    objective: str
+    num_parameters: int
+    uncased: bool
+    mask: str = Field(description="Marks one masked token in a text.")
+    blank: str = Field(description="Marks a blank of unknown length.")
+    tasks: list[Literal["generate", "infill", "fill", "rewrite", "canvas", "score", "choose", "embed"]]
+    orders: list[str] = Field(description="In which text can be scored exactly.")
+    quantity: str | None = Field(description="By which text is scored without an order.")
+    samplers: list[SamplerCard]
+    default_sampler: str
+    default_top_k: int
+    limits: LimitCard
+    authorization: bool = Field(description="Whether requests need an API key.")
+
+
+class Status(BaseModel):
+    """Of /health and /ready."""
+
+    status: Literal["ok", "ready", "loading", "draining"]
+
+
+class ErrorObject(BaseModel):
+    """As OpenAI has it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every error, and the last event of a stream that fails."""
+
+    error: ErrorObject
+
+
+Choice.model_rebuild()
