@@ -97,7 +97,7 @@ def test_a_prompt_is_encoded_once(model, monkeypatch):
 
 def test_a_long_text_is_rewritten_in_windows_that_cover_it(model, monkeypatch):
     text = "The old  king saw 🍕 the city\nof paris today . " * 5
-    plan = generate_module._Plan(model.engine, Task(3, rewrite=text, strength=0.5), requested(steps=4))
+    plan = generate_module.TaskPlan(model.engine, Task(3, rewrite=text, strength=0.5), requested(steps=4))
     own, most = plan.text.own, model.engine.max_positions
     assert len(own) > 2 * most
     generated = torch.cat([window.generated for window in plan.windows])
@@ -131,7 +131,9 @@ def test_a_long_text_is_rewritten_in_windows_that_cover_it(model, monkeypatch):
         kept = sum(now == before for now, before in zip(one.split(), text.split(), strict=False))
         assert kept >= len(text.split()) // 4
     assert not any(has_word(one, "king") for one in model.rewrite([text, SENTENCE], 0.3, forbid=["king"]))
-    assert plan.windows != [None] == generate_module._Plan(model.engine, Task(rewrite=SENTENCE), plan.request).windows
+    assert (
+        plan.windows != [None] == generate_module.TaskPlan(model.engine, Task(rewrite=SENTENCE), plan.request).windows
+    )
 
 
 @pytest.mark.slow

@@ -62,6 +62,8 @@ class EditedText:
     """The whole sequence, special tokens included."""
     spans: tuple[Span | None, ...]
     """The characters of each token; None for special tokens and for a source, which are no part of the string."""
+    gap: Span | None = None
+    """The position and the character at which new tokens are inserted; None is after all of the text's own."""
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, text: str, source: str | None = None) -> EditedText:
@@ -75,6 +77,20 @@ class EditedText:
         own = tuple(None if span is None else _trimmed(text, span, next(limits)) for span in spans)
         return cls(vocabulary, text, tuple(tokens), own)
 
+    @classmethod
+    def around(cls, vocabulary: Vocabulary, prompt: str, suffix: str) -> EditedText:
+        """Encodes the text before and after what is to be generated, each by itself."""
+        before, after = cls.of(vocabulary, prompt), cls.of(vocabulary, suffix)
+        inside = slice(after.own[0], after.own[-1] + 1) if after.own else slice(0)
+        spans = [(span[0] + len(prompt), span[1] + len(prompt)) for span in filter(None, after.spans[inside])]
+        return cls(
+            vocabulary,
+            prompt + suffix,
+            before.tokens[: before.end] + after.tokens[inside] + before.tokens[before.end :],
+            before.spans[: before.end] + tuple(spans) + before.spans[before.end :],
+            (before.end, len(prompt)),
+        )
+
     @cached_property
     def own(self) -> tuple[int, ...]:
         """The positions of the text's own tokens."""
@@ -82,14 +98,14 @@ class EditedText:
 
     @property
     def end(self) -> int:
-        """The position after the text's own tokens: that of the last special token."""
-        return len(self.tokens) - 1
+        """The position after the tokens of a prompt: that of the last special token, unless a suffix follows."""
+        return len(self.tokens) - 1 if self.gap is None else self.gap[0]
 
     # ---- prompts ----------------------------------------------------------------------------------------------------
 
     def continued(self, number: int) -> EditedText:
         """This prompt with so many masked positions after it."""
-        after = ((len(self.text),) * 2,) * number
+        after = ((len(self.text) if self.gap is None else self.gap[1],) * 2,) * number
         return replace(
             self,
             tokens=self.tokens[: self.end] + (self.vocabulary.mask_id,) * number + self.tokens[self.end :],
@@ -197,9 +213,10 @@ class EditedText:
         for first, last in self._runs(self._changed(ids, [bool(flag) for flag in editable])):
             start, end = self._span(first)[0], self._span(last)[1]
             middle = self._between(ids, first, last + 1)
-            if self.text and self._is_tight(start - 1, start, middle.lstrip()[:1]):
+            is_inserted = start == end  # then no character is replaced
+            if self.text and self._is_tight(start - 1, -1 if is_inserted else start, middle.lstrip()[:1]):
                 middle = middle.lstrip()
-            if self.text and self._is_tight(end, end - 1, middle.rstrip()[-1:]):
+            if self.text and self._is_tight(end, -1 if is_inserted else end - 1, middle.rstrip()[-1:]):
                 middle = middle.rstrip()
             text += self.text[at:start]
             generated.append((len(text), len(text) + len(middle)))

@@ -27,7 +27,7 @@ from diffusionbert.diffusion.shapes import Batch, PositionMask
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import Choice, Option
 from diffusionbert.likelihood.orders import Order, order_nats
-from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.masked import MaskedNetwork
 from diffusionbert.reporting import logger, require_type
 
 PRIORS = ("uniform", "context")
@@ -143,7 +143,7 @@ def _encoded(vocabulary: Vocabulary, before: str, option: str, after: str) -> _F
 
 @torch.no_grad()
 def _weighed(
-    engine: Engine, network: Denoiser, rows: Sequence[_Fitted], order: Order, prior: str
+    engine: Engine, network: MaskedNetwork, rows: Sequence[_Fitted], order: Order, prior: str
 ) -> list[tuple[float, float]]:
     """For each text with an option: the option's nats, and the nats of its length, up to a constant per text."""
     mask_id = engine.vocabulary.mask_id

@@ -24,7 +24,7 @@ from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.captured import Captured
 from diffusionbert.networks.int8 import use_int8
-from diffusionbert.networks.masked import Denoiser
+from diffusionbert.networks.masked import Denoiser, MaskedNetwork
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Objective, ScoringQuantity, TrainingModule
 from diffusionbert.reporting import require_type
@@ -68,6 +68,7 @@ class Engine:
         network = metadata.config.make_network(metadata.statistics)
         restore_beside(network, folder, metadata.config)
         self._module: nn.Module = network.eval()
+        self._is_masked = isinstance(network, Denoiser)
         self.network = cast("HasBackbone", self._module)
         self._dtype, self._captured = dtype, _CapturedCopy()
         self.to(device, dtype)
@@ -92,6 +93,12 @@ class Engine:
             use_int8(self.network.backbone)
         self.__dict__.pop("process", None)
         self.__dict__.pop("scoring_objective", None)
+
+    def with_network(self, network: nn.Module) -> Engine:
+        """The same model, whose network is called through another module with the same methods."""
+        other = copy(self)
+        other._module, other.network = network, cast("HasBackbone", network)
+        return other
 
     def with_steps(self, num_steps: int) -> Engine:
         """The same network scored by the bound over another T; unchanged if its objective has no T."""
@@ -183,17 +190,17 @@ class Engine:
     @property
     def sampling_network(self) -> Any:
         """The network as samplers call it: on a GPU by CUDA graphs, in bfloat16 unless its type was chosen."""
-        network = self.masked_network
-        if network is None or self.device.type != "cuda":
+        network = self._module
+        if not isinstance(network, Denoiser) or self.device.type != "cuda":
             return self.network
         return self._captured.of(network, torch.bfloat16 if self._dtype is None else None)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     @property
-    def masked_network(self) -> Denoiser | None:
+    def masked_network(self) -> MaskedNetwork | None:
         """The network, if it is a masked language model; None for decoders and word vectors."""
-        return self._module if isinstance(self._module, Denoiser) else None
+        return cast("MaskedNetwork", self._module) if self._is_masked else None
 
     def require_single_texts(self, task: str) -> None:
         """Raises ValueError if the model was trained on pairs."""

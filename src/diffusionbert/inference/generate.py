@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.data.canvas import batch_of, drawn_lengths
-from diffusionbert.data.text import EditedText, require_no_blanks
+from diffusionbert.data.text import MASK, EditedText, require_no_blanks
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.constraints import Constrained, place_words, unwrapped
 from diffusionbert.inference.engine import Engine
@@ -43,13 +43,13 @@ def generate(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[G
 
     The processes of a launch share the batches.
     """
-    for [texts] in current().share(_Plan(engine, task, request).parts(), lambda part: _generate([part])):
+    for [texts] in current().share(TaskPlan(engine, task, request).parts(), lambda part: _generate([part])):
         yield from texts
 
 
 def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRequest) -> list[list[GeneratedText]]:
     """The texts of several tasks, which share forward passes; each has the texts that `generate` yields."""
-    plans = [_Plan(engine, task, request) for task in tasks]
+    plans = [TaskPlan(engine, task, request) for task in tasks]
     found: list[list[GeneratedText]] = [[] for _ in tasks]
     parts = [(number, part) for number, plan in enumerate(plans) for part in plan.parts()]
     batches = list(_batches(engine, parts))
@@ -62,7 +62,7 @@ def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRe
 
 def stream(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[StreamState]:
     """Yields every state of a task's first text, from noise to text."""
-    plan = _Plan(engine, replace(task, number=1), request)
+    plan = TaskPlan(engine, replace(task, number=1), request)
     if len(plan.windows) > 1:
         engine.require_positions(len(plan.text.tokens), f"{plan.text.text[:40]!r} has", "shorten it")
     run = plan.run(plan.canvas.to(engine.device), task.seed)
@@ -78,7 +78,7 @@ def require_supported(engine: Engine, task: Task, request: SamplingRequest) -> N
 
 def make_canvas(engine: Engine, task: Task, request: SamplingRequest) -> Batch:
     """The sequences of a task, with their editable positions."""
-    return _Plan(engine, task, request).canvas
+    return TaskPlan(engine, task, request).canvas
 
 
 def constrained_network(engine: Engine, task: Task, **rules: Any) -> Any:
@@ -137,7 +137,7 @@ class _Window:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Run:
+class SequenceRun:
     """What samples some sequences of a task."""
 
     sampler: Sampler
@@ -147,7 +147,7 @@ class _Run:
 
 
 @final
-class _Plan:
+class TaskPlan:
     """A task on a model: its text is encoded once, and everything that can be wrong with it is found at once."""
 
     def __init__(self, engine: Engine, task: Task, request: SamplingRequest) -> None:
@@ -160,7 +160,14 @@ class _Plan:
         given = task.prompt if task.rewrite is None else task.rewrite
         require_no_blanks(engine.vocabulary, given, "a prompt" if task.rewrite is None else "a text to rewrite")
         self.engine, self.task, self.request = engine, task, request
-        self.text = EditedText.of(engine.vocabulary, given, task.source)
+        require_no_blanks(engine.vocabulary, task.suffix, "a suffix")
+        if task.suffix and not engine.config.objective.generates_on_masks:
+            raise ValueError(f"a `suffix` needs a model that generates from {MASK}, which this is not; leave it out")
+        self.text = (
+            EditedText.around(engine.vocabulary, given, task.suffix)
+            if task.suffix
+            else EditedText.of(engine.vocabulary, given, task.source)
+        )
         self.canvas = self._blank() if task.rewrite is None else self._rewriting()
 
     def _rewriting(self) -> Batch:
@@ -254,7 +261,7 @@ class _Plan:
             groups = [numbers[counts[numbers] == count] for count in sorted(set(counts[numbers].tolist()))]
             yield _Part(self, groups)
 
-    def run(self, canvas: Batch, seed: int, number: int = 0, tokens: Tensor | None = None) -> _Run:
+    def run(self, canvas: Batch, seed: int, number: int = 0, tokens: Tensor | None = None) -> SequenceRun:
         """How sequences of the task, equally many positions of which are masked, are sampled.
 
         Args:
@@ -273,18 +280,18 @@ class _Plan:
         if isinstance(network, Constrained) and (self.task.include or self.task.forbid):
             canvas = place_words(network, canvas, self.engine.vocabulary.mask_id, seed)
         sampler, context = self.engine.sampler(self.request, start_time)
-        return _Run(sampler, context, network, canvas)
+        return SequenceRun(sampler, context, network, canvas)
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
     def rendered(self, number: int, tokens: Tensor) -> tuple[str, int]:
         """The text of a sequence and its number of tokens."""
-        text, editable = self._canvas_text(number), self.canvas.editable[number]
+        text, editable = self.canvas_text(number), self.canvas.editable[number]
         length = len(text.tokens)
         rendered = text.render(tokens[:length], editable[:length], capitalize=self.task.capitalize)
         return rendered, len(text.own)
 
-    def _canvas_text(self, number: int) -> EditedText:
+    def canvas_text(self, number: int) -> EditedText:
         """The given text, with the positions that a sequence has after a prompt."""
         if self.task.rewrite is not None:
             return self.text
@@ -292,7 +299,7 @@ class _Plan:
 
     def stream_state(self, state: State) -> StreamState:
         tokens, vocabulary = state.tokens[0].cpu(), self.engine.vocabulary
-        own = [int(tokens[position]) for position in self._canvas_text(0).own]
+        own = [int(tokens[position]) for position in self.canvas_text(0).own]
         pieces = zip(own, vocabulary.spelled(own), strict=True)
         shown = tuple(None if token == vocabulary.mask_id else piece for token, piece in pieces)
         text, _ = self.rendered(0, tokens)
@@ -304,7 +311,7 @@ class _Plan:
 class _Part:
     """Some sequences of a task, by number, in groups with equally many masked positions."""
 
-    plan: _Plan
+    plan: TaskPlan
     groups: list[Tensor]
 
     @property
@@ -359,7 +366,7 @@ def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
     raise RuntimeError(f"no text without {words[:40]} in {ATTEMPTS} attempts; forbid fewer words")
 
 
-def _sampled(plans: Sequence[tuple[_Plan, int]], canvases: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
+def _sampled(plans: Sequence[tuple[TaskPlan, int]], canvases: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
     """The tokens and network calls of sequences of several plans, with seeds, window after window."""
     found = [(canvas.tokens, torch.zeros_like(canvas.example)) for canvas in canvases]
     for number in range(max(len(plan.windows) for plan, _ in plans)):
@@ -381,7 +388,7 @@ def _sampled(plans: Sequence[tuple[_Plan, int]], canvases: Sequence[Batch]) -> l
     return found
 
 
-def _last_states(runs: Sequence[_Run], seeds: Sequence[int]) -> list[State]:
+def _last_states(runs: Sequence[SequenceRun], seeds: Sequence[int]) -> list[State]:
     """Samples several runs of one model at once: one forward pass per step for all their queries."""
     with torch.no_grad():
         states = [run.sampler.start(run.context, run.canvas, seed) for run, seed in zip(runs, seeds, strict=True)]
@@ -397,7 +404,7 @@ def _last_states(runs: Sequence[_Run], seeds: Sequence[int]) -> list[State]:
     return states
 
 
-def _shared_answers(runs: Sequence[_Run], queries: dict[int, Query]) -> Iterator[tuple[int, Tensor]]:
+def _shared_answers(runs: Sequence[SequenceRun], queries: dict[int, Query]) -> Iterator[tuple[int, Tensor]]:
     """The network's answers to several queries by one forward pass, each under the constraints of its own run."""
     networks = {number: runs[number].network for number in queries}
     [network] = {unwrapped(one)[0] for one in networks.values()}

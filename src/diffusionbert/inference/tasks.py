@@ -57,6 +57,8 @@ class Task:
     """Tokens after the prompt, in place of `length`."""
     capitalize: bool = False
     """Whether generated text of an uncased model gets the capitals that are known."""
+    suffix: str = ""
+    """The text after what is generated, a part of `length`."""
 
     def __post_init__(self) -> None:
         self._require_kinds()
@@ -71,6 +73,8 @@ class Task:
                 f"`num_return_sequences` must be between 1 and {MAX_TEXTS}, got {self.number}; for more, use several "
                 "seeds"
             )
+        if self.suffix and (self.source is not None or self.rewrite is not None):
+            raise ValueError("a `suffix` goes with a prompt alone; leave it out")
         if self.rewrite is not None and (self.prompt or self.source or self.length):
             raise ValueError("a rewritten text keeps its own length and words; leave out length, prompt and source")
         both = {word.lower() for word in self.include} & {word.lower() for word in self.forbid}
@@ -82,6 +86,7 @@ class Task:
     def _require_kinds(self) -> None:
         require_type("number", self.number, Integral, "a whole number")
         require_type("prompt", self.prompt, str, "a text")
+        require_type("suffix", self.suffix, str, "a text")
         require_type("strength", self.strength, Real, "a number")
         for name, text in (("source", self.source), ("rewrite", self.rewrite)):
             require_type(name, text, (str, type(None)), "a text or None")

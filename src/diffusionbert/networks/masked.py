@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,17 @@ from diffusionbert.diffusion.tokens import Prediction
 from diffusionbert.networks.base import TargetHead, attention_kernels, max_positions, padded_allowed, require_length
 from diffusionbert.networks.packing import call_packed, can_pack, prepare
 from diffusionbert.networks.time_conditioning import TimeConditioning, without_prefix
+
+
+@runtime_checkable
+class MaskedNetwork(Protocol):
+    """A network over tokens that also has hidden states."""
+
+    def __call__(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
+        """As `Network`."""
+
+    def hidden_states(self, tokens: Tokens, attention_mask: PositionMask, t: Times | None = None) -> Vectors:
+        """The hidden states of the last layer at every position."""
 
 
 class Denoiser(nn.Module):
@@ -64,8 +75,7 @@ class Denoiser(nn.Module):
         if positions is None:
             assert targets is not None
             positions = Targets.of(targets).positions
-        hidden = self._hidden_at(tokens, attention_mask, t, positions)
-        return self._head.log_probs(self.backbone, hidden, self.allowed)
+        return self.log_probs(self.hidden_at(tokens, attention_mask, t, positions))
 
     def log_probs_at(
         self, tokens: Tokens, attention_mask: PositionMask | None, t: Times, positions: TargetIndices
@@ -76,7 +86,7 @@ class Denoiser(nn.Module):
     def predict(self, x_t: Batch, t: Times, targets: Targets) -> Prediction:
         """The same as calling the network, computed as far as it is needed."""
         if x_t.packing is None:
-            hidden = self._hidden_at(x_t.tokens, x_t.attention_mask, t, targets.positions)
+            hidden = self.hidden_at(x_t.tokens, x_t.attention_mask, t, targets.positions)
         else:
             with attention_kernels():
                 packed = call_packed(self.backbone.base_model, x_t.tokens, x_t.packing)
@@ -95,15 +105,20 @@ class Denoiser(nn.Module):
         self.backbone.base_model.compile(dynamic=True, backend=backend)
         self._head.compile(backend)
 
-    def _hidden_at(
+    def hidden_at(
         self, tokens: Tokens, attention_mask: PositionMask | None, t: Times, positions: TargetIndices
     ) -> TargetVectors:
+        """What the distribution at each target position is computed from."""
         length, num_inserted = tokens.shape[1], self.conditioning.num_prefix_positions
         require_length(length, self.max_length)
         if num_inserted:  # after the first position of each sequence
             positions = positions + num_inserted * (positions // length + (positions % length > 0))
         call = partial(self.conditioning, tokens=tokens, attention_mask=attention_mask, t=t)
         return self._head.hidden_at(positions, self.backbone, call)
+
+    def log_probs(self, hidden: TargetVectors) -> TargetLogProbs:
+        """log f(v | x_t) at positions whose `hidden_at` this is."""
+        return self._head.log_probs(self.backbone, hidden, self.allowed)
 
     def hidden_states(self, tokens: Tokens, attention_mask: PositionMask, t: Times | None = None) -> Vectors:
         """Returns the hidden states of the last layer at every position; t defaults to 0, the time of clean text."""

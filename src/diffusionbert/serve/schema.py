@@ -30,30 +30,37 @@ class Strict(BaseModel):
 class Named(Strict):
     """Any request may name the model; there is one."""
 
-    model: str | None = Field(None, description="The id that /v1/models lists; may be left out.")
+    model: str | None = Field(default=None, description="The id that /v1/models lists; may be left out.")
 
 
 class Sampling(Named):
     """How tokens are drawn."""
 
     sampler: str | None = Field(
-        None, description="A sampler by name, with settings such as `remasking:eta=0.1`; the model's own by default."
+        default=None,
+        description="A sampler by name, with settings such as `remasking:eta=0.1`; the model's own by default.",
     )
-    steps: Count = Field(128, description="Steps of the time grid.")
-    temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token of each position.")
-    top_k: int | None = Field(None, ge=0, description="Among the k most probable tokens; 0 is all, null the default.")
+    steps: Count = Field(default=128, description="Steps of the time grid.")
+    temperature: float = Field(
+        default=1.0, ge=0, le=100, description="0 takes the most probable token of each position."
+    )
+    top_k: int | None = Field(
+        default=None, ge=0, description="Among the k most probable tokens; 0 is all, null the default."
+    )
     top_p: Probability | None = None
-    seed: Seed | None = Field(None, description="The same seed gives the same text; null draws one.")
+    seed: Seed | None = Field(default=None, description="The same seed gives the same text; null draws one.")
     forbid: Words = Field(description="Words that must not be generated.")
-    capitalize: bool = Field(True, description="Capitalize where English does it for certain, if the model is uncased.")
+    capitalize: bool = Field(
+        default=True, description="Capitalize where English does it for certain, if the model is uncased."
+    )
 
 
 class Streaming(Strict):
     """How the answer comes."""
 
-    stream: bool = Field(False, description="Answer by server-sent events.")
-    diffusing: bool = Field(False, description="Return every denoising state, with its step map.")
-    alternatives: int = Field(0, ge=0, le=20, description="Of each generated token, in step maps.")
+    stream: bool = Field(default=False, description="Answer by server-sent events.")
+    diffusing: bool = Field(default=False, description="Return every denoising state, with its step map.")
+    alternatives: int = Field(default=0, ge=0, le=20, description="Of each generated token, in step maps.")
 
 
 class StreamOptions(Strict):
@@ -69,21 +76,23 @@ class CompletionRequest(Sampling, Streaming):
     """Continues a prompt or, with a suffix, generates the text between the two."""
 
     prompt: str | Annotated[list[str], Field(min_length=1)] = ""
-    suffix: str | None = Field(None, description="The text after what is generated: infilling.")
-    max_tokens: Count = Field(16, description="The canvas: exactly so many new tokens, unless a `stop` ends the text.")
+    suffix: str | None = Field(default=None, description="The text after what is generated: infilling.")
+    max_tokens: Count = Field(
+        default=16, description="The canvas: exactly so many new tokens, unless a `stop` ends the text."
+    )
     n: Count = 1
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="log f of each token when it was unmasked, and so many alternatives."
+        default=None, ge=0, le=20, description="log f of each token when it was unmasked, and so many alternatives."
     )
-    echo: bool = Field(False, description="Return the prompt and the suffix, too.")
+    echo: bool = Field(default=False, description="Return the prompt, too.")
     include: Words = Field(description="Words that must occur.")
     stream_options: StreamOptions | None = None
-    best_of: Literal[1] | None = Field(None, description="Not supported.")
-    frequency_penalty: Literal[0] | None = Field(None, description="Not supported.")
-    presence_penalty: Literal[0] | None = Field(None, description="Not supported.")
-    logit_bias: None = Field(None, description="Not supported.")
-    user: None = Field(None, description="Not supported.")
+    best_of: Literal[1] | None = Field(default=None, description="Not supported.")
+    frequency_penalty: Literal[0] | None = Field(default=None, description="Not supported.")
+    presence_penalty: Literal[0] | None = Field(default=None, description="Not supported.")
+    logit_bias: None = Field(default=None, description="Not supported.")
+    user: None = Field(default=None, description="Not supported.")
 
 
 class FimRequest(Named):
@@ -92,12 +101,12 @@ class FimRequest(Named):
     prompt: str
     suffix: str = ""
     max_tokens: Count = 16
-    temperature: float = Field(1.0, ge=0, le=100)
+    temperature: float = Field(default=1.0, ge=0, le=100)
     top_p: Probability | None = None
     random_seed: Seed | None = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     stream: bool = False
-    min_tokens: None = Field(None, description="Not supported.")
+    min_tokens: None = Field(default=None, description="Not supported.")
 
 
 class Usage(BaseModel):
@@ -124,8 +133,8 @@ class Choice(BaseModel):
     text: str
     finish_reason: Literal["stop", "length"] | None = None
     logprobs: Logprobs | None = None
-    state: State | None = Field(None, description="In a stream with `diffusing`.")
-    states: list[State] | None = Field(None, description="Without a stream, with `diffusing`.")
+    state: State | None = Field(default=None, description="In a stream with `diffusing`.")
+    states: list[State] | None = Field(default=None, description="Without a stream, with `diffusing`.")
 
 
 class Completion(BaseModel):
@@ -137,7 +146,7 @@ class Completion(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
-    seed: int | None = Field(None, description="Which gives the same text again.")
+    seed: int | None = Field(default=None, description="Which gives the same text again.")
 
 
 class FimMessage(BaseModel):
@@ -186,8 +195,8 @@ class StepToken(BaseModel):
     start: int = Field(description="Its characters in the text of the state.")
     end: int
     given: bool = Field(description="Whether it was given, not generated.")
-    step: int | None = Field(None, description="The step that unmasked it.")
-    probability: float | None = Field(None, description="f(token | state before that step).")
+    step: int | None = Field(default=None, description="The step that unmasked it.")
+    probability: float | None = Field(default=None, description="f(token | state before that step).")
     alternatives: list[Alternative] = Field(default_factory=list, description="The most probable tokens then.")
 
 
@@ -207,9 +216,9 @@ class State(BaseModel):
 class CanvasToken(Strict):
     """A position of a canvas."""
 
-    id: int | None = Field(None, ge=0, description="null for a masked position.")
+    id: int | None = Field(default=None, ge=0, description="null for a masked position.")
     state: Literal["locked", "free", "masked"] = Field(
-        "free", description="masked: generated; free: kept, unless `strength` masks it; locked: always kept."
+        default="free", description="masked: generated; free: kept, unless `strength` masks it; locked: always kept."
     )
 
 
@@ -218,9 +227,11 @@ class CanvasRequest(Sampling, Streaming):
 
     tokens: Annotated[list[CanvasToken], Field(min_length=1)]
     text: str | None = Field(
-        None, description="The text whose tokens these are: what is kept then keeps its characters, too."
+        default=None, description="The text whose tokens these are: what is kept then keeps its characters, too."
     )
-    strength: float = Field(0.0, ge=0, le=1, description="The fraction of free tokens to mask, drawn with the seed.")
+    strength: float = Field(
+        default=0.0, ge=0, le=1, description="The fraction of free tokens to mask, drawn with the seed."
+    )
 
 
 class CanvasResponse(BaseModel):
@@ -231,7 +242,7 @@ class CanvasResponse(BaseModel):
     seed: int
     done: bool = True
     state: State
-    states: list[State] | None = Field(None, description="Without a stream, with `diffusing`.")
+    states: list[State] | None = Field(default=None, description="Without a stream, with `diffusing`.")
 
 
 class TokenizeRequest(Named):
@@ -265,15 +276,15 @@ class FillRequest(Named):
     """Fills all blanks of a text jointly: [MASK] is one token, [BLANK] any number of them."""
 
     text: Texts
-    num_alternatives: Count = Field(1, description="Ranked fillings per text.")
-    max_blank_tokens: Count = Field(4, description="The most tokens of a [BLANK].")
+    num_alternatives: Count = Field(default=1, description="Ranked fillings per text.")
+    max_blank_tokens: Count = Field(default=4, description="The most tokens of a [BLANK].")
     forbid: Words
-    temperature: float = Field(1.0, gt=0, le=100, description="Of the random part of the search.")
-    top_k: int | None = Field(None, ge=0)
+    temperature: float = Field(default=1.0, gt=0, le=100, description="Of the random part of the search.")
+    top_k: int | None = Field(default=None, ge=0)
     top_p: Probability | None = None
     seed: Seed = 0
     capitalize: bool = True
-    probabilities: int = Field(0, ge=0, le=100, description="The most probable tokens of each blank by itself.")
+    probabilities: int = Field(default=0, ge=0, le=100, description="The most probable tokens of each blank by itself.")
 
 
 class Filling(BaseModel):
@@ -305,10 +316,10 @@ class RewriteRequest(Sampling, Streaming):
     """Masks a fraction of a text's words, drawn at random, and generates them again."""
 
     text: Text
-    strength: float = Field(0.4, gt=0, le=1, description="The fraction of tokens that is masked.")
+    strength: float = Field(default=0.4, gt=0, le=1, description="The fraction of tokens that is masked.")
     n: Count = 1
     spans: list[tuple[int, int]] | None = Field(
-        None, description="Rewrite these characters, all of them, instead of a fraction of the text."
+        default=None, description="Rewrite these characters, all of them, instead of a fraction of the text."
     )
 
 
@@ -318,8 +329,8 @@ class Rewriting(BaseModel):
     index: int
     text: str
     kept: list[str] = Field(default_factory=list, description="What the vocabulary does not know, left as it is.")
-    state: State | None = Field(None, description="In a stream with `diffusing`.")
-    states: list[State] | None = Field(None, description="Without a stream, with `diffusing`.")
+    state: State | None = Field(default=None, description="In a stream with `diffusing`.")
+    states: list[State] | None = Field(default=None, description="Without a stream, with `diffusing`.")
     done: bool = True
 
 
@@ -337,13 +348,13 @@ class ScoreRequest(Named):
 
     text: Texts
     order: Literal["left-to-right", "confidence", "entropy"] | None = Field(
-        None, description="The exact likelihood in this order of generation, instead of a bound."
+        default=None, description="The exact likelihood in this order of generation, instead of a bound."
     )
-    steps: Count | Literal["continuous"] | None = Field(None, description="T for the T-step bound.")
-    precision: float = Field(0.25, gt=0, le=10, description="Of the perplexity per token, relative to it.")
-    max_draws: Count = Field(4096, description="The most sequences that the network computes for a text.")
-    paired: bool = Field(False, description="Compare each text with the first, by shared noise.")
-    tokens: bool = Field(False, description="Return the nats of each token.")
+    steps: Count | Literal["continuous"] | None = Field(default=None, description="T for the T-step bound.")
+    precision: float = Field(default=0.25, gt=0, le=10, description="Of the perplexity per token, relative to it.")
+    max_draws: Count = Field(default=4096, description="The most sequences that the network computes for a text.")
+    paired: bool = Field(default=False, description="Compare each text with the first, by shared noise.")
+    tokens: bool = Field(default=False, description="Return the nats of each token.")
     seed: Seed = 0
 
 
@@ -432,8 +443,8 @@ class EmbeddingRequest(Named):
 
     input: Texts
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: None = Field(None, description="Not supported.")
-    user: None = Field(None, description="Not supported.")
+    dimensions: None = Field(default=None, description="Not supported.")
+    user: None = Field(default=None, description="Not supported.")
 
 
 class Embedding(BaseModel):
@@ -498,10 +509,12 @@ class LimitCard(BaseModel):
     """What a request may ask for."""
 
     body_bytes: int
-    tokens: int = Field(description="Of a text, prompt and suffix included.")
+    characters: int = Field(description="Of all texts of a request together.")
+    tokens: int = Field(description="Of a generated text, prompt and suffix included.")
     texts: int = Field(description="Texts per request: prompts times n, or texts to fill, score or embed.")
     steps: int
-    alternatives: int = 20
+    alternatives: int = Field(description="Ranked fillings of a text.")
+    draws: int = Field(description="Of the score of a text.")
 
 
 class Info(BaseModel):
@@ -527,7 +540,7 @@ class Info(BaseModel):
 class Status(BaseModel):
     """Of /health and /ready."""
 
-    status: Literal["ok", "ready", "loading", "draining"]
+    status: Literal["ok", "ready", "draining"]
 
 
 class ErrorObject(BaseModel):

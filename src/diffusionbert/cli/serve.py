@@ -1,0 +1,87 @@
+"""`serve`: an HTTP API that clients already speak, and a page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from diffusionbert.cli.common import Flag, ModelOptions, OptionalPath, option
+
+KEY = "DIFFUSIONBERT_API_KEY"
+"""The environment variable with the API key."""
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What requests may ask for."""
+
+    body_bytes: int = 1_000_000
+    """The most bytes of a request."""
+    characters: int = 20_000
+    """The most characters of all texts of a request."""
+    texts: int = 32
+    """The most texts per request: prompts times n, or texts to fill, score or embed."""
+    max_steps: int = 1024
+    """The most steps of a sampler."""
+    running: int = 32
+    """Sequences that are worked on at once."""
+    waiting: int = 128
+    """Sequences that may wait; more are answered with 429."""
+    seconds: float = 300.0
+    """The most seconds of work on one sequence."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a model: an API that OpenAI's clients speak, and a page to watch it generate (needs the extra `serve`).
+
+    Example: diffusionbert serve --port 8000
+    """
+
+    host: Annotated[str, option("ADDRESS")] = "127.0.0.1"
+    """The address to listen at. Another than this machine's own needs an API key or --insecure. Default: 127.0.0.1."""
+    port: int = 8000
+    """The port; 0 takes a free one."""
+    api_key_file: OptionalPath = None
+    """A file with the API key that clients must send. Default: the environment variable DIFFUSIONBERT_API_KEY."""
+    insecure: Flag = False
+    """Let everyone in who can reach the address."""
+    cors_origin: Annotated[tuple[str, ...], option("[ORIGIN ...]")] = ()
+    """Other pages that may use the server from a browser, such as https://example.org. Default: none."""
+    drain_delay: float = 0.0
+    """For so many seconds after SIGTERM, go on accepting requests while /ready says 503."""
+    limits: tyro.conf.OmitArgPrefixes[LimitOptions] = field(default_factory=LimitOptions)
+    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
+
+    def run(self) -> None:
+        """Serves until it is stopped."""
+        try:
+            from diffusionbert.serve.run import run
+            from diffusionbert.serve.server import Server
+        except ModuleNotFoundError as error:
+            raise RuntimeError(
+                f"serving needs {error.name}, which is not installed; run pip install 'diffusionbert[serve]'"
+            ) from None
+        from diffusionbert.serve.settings import Limits, ServerSettings
+
+        given = {one.name.removeprefix("max_"): getattr(self.limits, one.name) for one in fields(self.limits)}
+        settings = ServerSettings(
+            host=self.host,
+            port=self.port,
+            api_key=_key(self.api_key_file),
+            insecure=self.insecure,
+            cors_origins=self.cors_origin,
+            drain_delay=self.drain_delay,
+            limits=Limits(**given),
+        )
+        run(Server(self.model.loaded(), settings))
+
+
+def _key(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(KEY) or None
+    return file.read_text(encoding="utf-8").strip()

@@ -1,0 +1,125 @@
+"""The HTTP application: its routes, and errors as OpenAI's object."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from diffusionbert import __version__
+from diffusionbert.serve import schema
+from diffusionbert.serve.completions import add_completions
+from diffusionbert.serve.description import description_page
+from diffusionbert.serve.errors import ERRORS, RequestError, of_exception, of_validation
+from diffusionbert.serve.gate import Gate
+from diffusionbert.serve.info import card_of, info_of
+from diffusionbert.serve.scheduler import CancelledWorkError, OvertimeError, QueueFullError
+from diffusionbert.serve.server import ClientGoneError, Server
+from diffusionbert.serve.texts import add_texts
+
+
+def create_app(server: Server) -> FastAPI:
+    """The application of a server."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(server.scheduler.close)
+
+    app = FastAPI(
+        title="DiffusionBERT",
+        version=__version__,
+        summary="A masked diffusion language model.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.server = server
+    _add_errors(app)
+    _add_operation(app, server)
+    add_texts(app, server)
+    add_completions(app, server)
+    if server.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(server.settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    app.add_middleware(Gate, settings=server.settings, metrics=server.metrics)
+    page = files("diffusionbert.serve") / "page"
+    app.mount("/", StaticFiles(directory=str(page), html=True), name="page")
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    def refused(error: RequestError) -> JSONResponse:
+        return JSONResponse(error.body, error.status, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _(_: Request, error: RequestValidationError) -> JSONResponse:
+        return refused(of_validation(list(error.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def _(_: Request, error: HTTPException) -> JSONResponse:
+        names = {404: "not_found", 405: "method_not_allowed"}
+        refusal = RequestError(error.status_code, str(error.detail), code=names.get(error.status_code))
+        return JSONResponse(refusal.body, error.status_code, error.headers)
+
+    @app.exception_handler(ClientGoneError)
+    @app.exception_handler(CancelledWorkError)
+    async def _(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)
+
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        return refused(of_exception(error))
+
+    for kind in (RequestError, QueueFullError, OvertimeError, ValueError, TypeError, MemoryError):
+        app.add_exception_handler(kind, failed)  # of others, `Gate` says that the server failed
+
+
+def _add_operation(app: FastAPI, server: Server) -> None:
+    @app.get("/health", tags=["operation"])
+    async def health() -> schema.Status:
+        """Whether the process lives."""
+        return schema.Status(status="ok")
+
+    @app.get("/ready", tags=["operation"], responses={503: {"model": schema.Status}})
+    async def ready(response: Response) -> schema.Status:
+        """Whether a load balancer may send requests."""
+        if server.is_draining:
+            response.status_code = 503
+        return schema.Status(status="draining" if server.is_draining else "ready")
+
+    @app.get("/metrics", tags=["operation"], responses={401: ERRORS[401]}, response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(description_page(app.openapi()))
+
+    @app.get("/v1/models", tags=["model"], responses={401: ERRORS[401]})
+    async def models() -> schema.ModelList:
+        """The one model of this server."""
+        return schema.ModelList(data=[card_of(server)])
+
+    @app.get("/v1/models/{model:path}", tags=["model"], responses={401: ERRORS[401], 404: ERRORS[404]})
+    async def model(model: str) -> schema.ModelCard:
+        """The model of this name."""
+        server.require(schema.Named(model=model), [])
+        return card_of(server)
+
+    @app.get("/v1/info", tags=["model"], responses={401: ERRORS[401]})
+    async def info() -> schema.Info:
+        """What the server and its model can do."""
+        return info_of(server)

@@ -1,0 +1,132 @@
+"""What every request passes first: who may ask, and for how much; what is logged and counted of it is never text."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from diffusionbert.reporting import logger
+from diffusionbert.serve.errors import RequestError, of_exception
+from diffusionbert.serve.metrics import Metrics
+from diffusionbert.serve.settings import ServerSettings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+access = logging.getLogger("diffusionbert.access")
+"""One line of JSON per request."""
+SECURITY = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+]
+
+
+class Gate:
+    """An ASGI middleware.
+
+    Args:
+        app: What answers requests that pass.
+        settings: Who may ask for how much.
+        metrics: What is counted.
+    """
+
+    def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answers a request, or refuses it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, num_bytes = time.monotonic(), 499, 0
+        receive = _Body(receive, self._settings.limits.body_bytes)
+
+        async def counted(message: Message) -> None:
+            nonlocal status, num_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *SECURITY]
+            num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            if (refusal := self._refusal(scope)) is not None:
+                await _refuse(refusal, counted)
+            else:
+                await self._app(scope, receive, counted)
+        except Exception as error:
+            refusal = self._too_large() if isinstance(error, BodyTooLargeError) else of_exception(error)
+            if refusal.status == 500:
+                logger.error("a request failed", exc_info=error)
+            if status == 499:  # else the response has begun, and ends here
+                await _refuse(refusal, counted)
+        finally:
+            seconds = time.monotonic() - began
+            endpoint = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(endpoint, str(status)).inc()
+            self._metrics.seconds.labels(endpoint).observe(seconds)
+            line = {"method": scope["method"], "path": endpoint, "status": status, "bytes": num_bytes}
+            if endpoint not in ("/health", "/ready", "/metrics"):
+                access.info(json.dumps(line | {"milliseconds": round(1000 * seconds)}))
+
+    def _refusal(self, scope: Message) -> RequestError | None:
+        headers = dict(scope["headers"])
+        path: str = scope["path"]
+        name = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)[0]
+        hosts = self._settings.hosts
+        if hosts is not None and name not in hosts and headers.get(b"host", b"").decode("latin-1") not in hosts:
+            return RequestError(400, f"this server does not answer to the host {name[:40]!r}", code="wrong_host")
+        if path.startswith("/v1/") or path == "/metrics":
+            key = self._settings.api_key
+            given = headers.get(b"authorization", b"")
+            if key is not None and not hmac.compare_digest(given, f"Bearer {key}".encode()):
+                message = "the API key is missing or wrong; send `Authorization: Bearer KEY`"
+                return RequestError(401, message, code="invalid_api_key")
+        if scope["method"] == "POST":
+            kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+            if kind != b"application/json":  # no form of another page can send this
+                return RequestError(
+                    415, "the body must be JSON; send `Content-Type: application/json`", code="not_json"
+                )
+            length = headers.get(b"content-length", b"0")
+            if not length.isdigit() or int(length) > self._settings.limits.body_bytes:
+                return self._too_large()
+        return None
+
+    def _too_large(self) -> RequestError:
+        most = self._settings.limits.body_bytes
+        return RequestError(413, f"the body must have at most {most} bytes; send less", code="too_large")
+
+
+class BodyTooLargeError(Exception):
+    """More came than was announced."""
+
+
+class _Body:
+    """Receives the messages of a request, as long as its body is not too large."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._left = receive, most
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise BodyTooLargeError
+        return message
+
+
+async def _refuse(error: RequestError, send: Send) -> None:
+    body = json.dumps(error.body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

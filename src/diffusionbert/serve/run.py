@@ -1,0 +1,78 @@
+"""Runs a server until it is told to stop; then it finishes what it has accepted."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from diffusionbert.serve.app import create_app
+from diffusionbert.serve.gate import access
+from diffusionbert.serve.server import Server
+
+
+class _Uvicorn(uvicorn.Server):
+    """Goes on accepting requests for a while after SIGTERM, while `/ready` says that it will not."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._served = server
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stops accepting at SIGTERM or SIGINT; a second SIGINT does not wait for what runs."""
+        delay = self._served.settings.drain_delay
+        if sig == signal.SIGTERM and delay and not self._served.is_draining:
+            self._served.is_draining = True
+            threading.Timer(delay, super().handle_exit, (sig, frame)).start()
+            return
+        self._served.is_draining = True
+        super().handle_exit(sig, frame)
+
+
+def run(server: Server) -> None:
+    """Serves until SIGTERM or SIGINT, then answers what was accepted, and returns."""
+    settings = server.settings
+    _log_to_stderr()
+    config = uvicorn.Config(
+        create_app(server),
+        host=settings.host,
+        port=settings.port,
+        limit_concurrency=settings.limits.connections,
+        timeout_keep_alive=75,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    listening = _listening(settings.host, settings.port)
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving {server.name} at http://{shown}:{port}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when all is answered
+    _Uvicorn(config, server).run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises ValueError if the port is taken."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(2048)
+    except OSError as error:
+        raise ValueError(f"cannot listen at `host` {host} `port` {port} ({error.strerror}); choose another") from None
+    return found
+
+
+def _log_to_stderr() -> None:
+    """One line of JSON per request, beside the messages of the package."""
+    handler: Any = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter('{"time": "%(asctime)s", "request": %(message)s}'))
+    access.handlers, access.propagate = [handler], False

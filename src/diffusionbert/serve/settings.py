@@ -1,0 +1,79 @@
+"""What a server is told when it starts: where it listens, who may use it, and what a request may ask for."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What requests may ask for, and how many there may be."""
+
+    body_bytes: int = 1_000_000
+    texts: int = 32
+    """Per request: prompts times `n`, texts to fill, score or embed, options to choose from."""
+    characters: int = 20_000
+    """Of all texts of a request together."""
+    steps: int = 1024
+    alternatives: int = 100
+    """Ranked fillings of a text."""
+    draws: int = 4096
+    """Sequences that the network computes for the score of a text."""
+    running: int = 32
+    """Sequences that are worked on at once."""
+    waiting: int = 128
+    """Sequences that wait for their turn; more are answered with 429."""
+    seconds: float = 300.0
+    """The time that the work on a sequence may take once it has begun."""
+    connections: int = 512
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < (0 if name == "waiting" else 1):
+                raise ValueError(f"the limit `{name}` must be >= {0 if name == 'waiting' else 1}, got {value}")
+        if self.texts > self.running + self.waiting:
+            raise ValueError(
+                f"the limit `texts` must be at most `running` + `waiting`, got {self.texts} and "
+                f"{self.running} + {self.waiting}: such a request would never be accepted"
+            )
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where the server listens, and who may use it."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = field(default=None, repr=False)
+    insecure: bool = False
+    """Whether another host than this one may use it without a key."""
+    cors_origins: tuple[str, ...] = ()
+    """Pages of these origins may use it; its own page always may."""
+    drain_delay: float = 0.0
+    """For so many seconds after SIGTERM, `/ready` says 503 while requests are still accepted."""
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and len(self.api_key.strip()) < 16:
+            raise ValueError("the API key must have 16 characters or more; draw one with `openssl rand -hex 32`")
+        if not self.is_local and self.api_key is None and not self.insecure:
+            raise ValueError(
+                f"`host` {self.host} can be reached from other machines; set an API key (DIFFUSIONBERT_API_KEY or "
+                "`api_key_file`), or give `insecure` to let everyone in"
+            )
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"`port` must be between 0 and 65535, got {self.port}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The names by which a browser may call the server, so that no other page can (DNS rebinding); None is any."""
+        return ("localhost", "127.0.0.1", "[::1]", self.host) if self.is_local and self.api_key is None else None
