@@ -1,47 +1,26 @@
-"""A real server on a free port of this machine, with a tiny model."""
+"""A server for the tests of a module."""
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
-from tiny_models import trained
+from serving import serving
 
-from diffusionbert.model import Model
-from diffusionbert.serve.app import create_app
 from diffusionbert.serve.server import Server
 from diffusionbert.serve.settings import Limits, ServerSettings
 
 
-@contextmanager
-def serving(settings: ServerSettings | None = None, model: Model | None = None) -> Iterator[tuple[str, Server]]:
-    """The address of a server, and the server."""
-    server = Server(model or trained(), settings or ServerSettings())
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(server), log_config=None, access_log=False, lifespan="on")
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, args=([listening],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
-    finally:
-        running.should_exit = True
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[str, Server]]:
-    """A server for the tests of a module."""
-    with serving(ServerSettings(limits=Limits(characters=2000, texts=8, steps=64, body_bytes=100_000))) as found:
+    """Its address, and itself."""
+    with serving(ServerSettings(limits=Limits(characters=2000, texts=8, steps=128, body_bytes=100_000))) as found:
         yield found
 
 
 @pytest.fixture
 def client(served) -> Iterator[httpx.Client]:
+    """Asks it."""
     with httpx.Client(base_url=served[0], timeout=60) as found:
         yield found

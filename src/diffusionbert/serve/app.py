@@ -10,7 +10,7 @@ from importlib.resources import files
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -55,8 +55,8 @@ def create_app(server: Server) -> FastAPI:
             allow_headers=["authorization", "content-type"],
         )
     app.add_middleware(Gate, settings=server.settings, metrics=server.metrics)
-    page = files("diffusionbert.serve") / "page"
-    app.mount("/", StaticFiles(directory=str(page), html=True), name="page")
+    page = str(files("diffusionbert.serve") / "page")
+    app.mount("/page", StaticFiles(directory=page), name="page")
     return app
 
 
@@ -103,6 +103,10 @@ def _add_operation(app: FastAPI, server: Server) -> None:
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(str(files("diffusionbert.serve") / "page" / "index.html"))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

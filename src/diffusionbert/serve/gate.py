@@ -23,7 +23,10 @@ access = logging.getLogger("diffusionbert.access")
 SECURITY = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
 ]
 
 
@@ -45,10 +48,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         began, status, num_bytes = time.monotonic(), 499, 0
-        receive = _Body(receive, self._settings.limits.body_bytes)
+        body = _Body(receive, self._settings.limits.body_bytes)
 
         async def counted(message: Message) -> None:
             nonlocal status, num_bytes
+            if body.is_exceeded and status == 499:
+                status = 413
+                await _refuse(self._too_large(), send)
+            if body.is_exceeded:
+                return
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *SECURITY]
@@ -59,9 +67,9 @@ class Gate:
             if (refusal := self._refusal(scope)) is not None:
                 await _refuse(refusal, counted)
             else:
-                await self._app(scope, receive, counted)
+                await self._app(scope, body, counted)
         except Exception as error:
-            refusal = self._too_large() if isinstance(error, BodyTooLargeError) else of_exception(error)
+            refusal = of_exception(error)
             if refusal.status == 500:
                 logger.error("a request failed", exc_info=error)
             if status == 499:  # else the response has begun, and ends here
@@ -104,22 +112,18 @@ class Gate:
         return RequestError(413, f"the body must have at most {most} bytes; send less", code="too_large")
 
 
-class BodyTooLargeError(Exception):
-    """More came than was announced."""
-
-
 class _Body:
-    """Receives the messages of a request, as long as its body is not too large."""
+    """Receives the messages of a request; its body ends where it becomes too large."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive, self._left = receive, most
+        self.is_exceeded = False
 
     async def __call__(self) -> Message:
         message = await self._receive()
         self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise BodyTooLargeError
-        return message
+        self.is_exceeded = self._left < 0
+        return {"type": "http.request", "body": b"", "more_body": False} if self.is_exceeded else message
 
 
 async def _refuse(error: RequestError, send: Send) -> None:

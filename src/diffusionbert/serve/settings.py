@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
+from diffusionbert.samplers.base import SamplerConfig
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -32,6 +34,8 @@ class Limits:
         for name, value in vars(self).items():
             if value < (0 if name == "waiting" else 1):
                 raise ValueError(f"the limit `{name}` must be >= {0 if name == 'waiting' else 1}, got {value}")
+        if self.steps < SamplerConfig.steps:
+            raise ValueError(f"the limit `steps` must be >= {SamplerConfig.steps}, the default, got {self.steps}")
         if self.texts > self.running + self.waiting:
             raise ValueError(
                 f"the limit `texts` must be at most `running` + `waiting`, got {self.texts} and "

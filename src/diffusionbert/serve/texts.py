@@ -66,16 +66,14 @@ def add_texts(app: FastAPI, server: Server) -> None:
             return schema.CanvasResponse(model=server.name, seed=seed, done=done, state=shown, states=states)
 
         async def events() -> AsyncGenerator[str, None]:
-            last: TracedState | None = None
-            found = server.states(lambda _, emit: answers.canvas_work(engine, body, seed, emit), 1)
-            async for _, state, result in found:
-                if last is not None and body.diffusing:
-                    yield event(response(last, done=False), exclude={"states"})
-                last = state if state is not None else result
+            async for _, state, result in server.states(
+                lambda _, emit: answers.canvas_work(engine, body, seed, emit), 1
+            ):
                 if state is None:
                     server.metrics.generated.inc(_num_generated(result))
                     yield event(response(result, done=True), exclude={"states"})
-                    return
+                elif body.diffusing and not state.done:
+                    yield event(response(state, done=False), exclude={"states"})
 
         if body.stream:
             return await stream(request, events())
