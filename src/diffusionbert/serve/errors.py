@@ -9,11 +9,15 @@ from typing import Any
 from diffusionbert.serve.scheduler import OvertimeError, QueueFullError
 from diffusionbert.serve.schema import ErrorObject, ErrorResponse
 
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503)
 }
 EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "With `stream`: events."}
+    200: {
+        "content": {"text/event-stream": {"schema": _EVENT}},
+        "description": "With `stream`: events, the last [DONE].",
+    }
 }
 """For the description: what any endpoint may answer, and what those that stream do."""
 UNSUPPORTED = {"extra_forbidden", "none_required"}

@@ -245,6 +245,7 @@ class Scheduler:
             self._pass()
         for session in self._idle:
             session.turn.release()
+            session.thread.join()  # threads that outlive the interpreter would abort its exit
 
     def _give_turn(self, session: _Session) -> None:
         """Lets a session go on until it calls the network again, or its work ends."""

@@ -1,0 +1,90 @@
+"""The command: a server in a process of its own, under load, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from serve_load import answers_alone, items_of, load, load_until_stopped, start
+from tiny_models import trained_run
+
+from diffusionbert.cli.main import main, parse_arguments
+
+
+@pytest.mark.slow
+def test_no_answer_is_wrong_or_lost_under_load_and_sigterm():
+    """Texts are the same alone and in the crowd, and whoever was accepted before SIGTERM gets an answer."""
+    process, address = start("--model", str(trained_run()), "--running", "8", "--waiting", "64", "--texts", "8")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", address)
+    items = items_of(8, 8)
+
+    async def run() -> None:
+        expected = await answers_alone(address, items)
+        tally = await load(address, expected, clients=64, requests=160, patience=0.2)
+        assert not tally.wrong
+        assert len(tally.seconds) + tally.num_gone == 160
+        assert tally.num_gone
+        ended, status = await load_until_stopped(process, address, expected, clients=16, seconds=0.5)
+        assert not ended.wrong
+        assert ended.seconds
+        assert status == 0
+
+    try:
+        asyncio.run(run())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_help_does_not_need_the_extra():
+    code = (
+        "import sys\nfor name in ('fastapi', 'uvicorn', 'pydantic', 'prometheus_client'): sys.modules[name] = None\n"
+        "from diffusionbert.cli.main import main\nmain(['serve', '--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--api-key-file" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace(", '--help'", "")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'diffusionbert[serve]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 can be reached from other machines; set an API key"),
+        (["--port", "99999"], "--port must be between 0 and 65535"),
+        (["--texts", "1000"], "--texts must be at most"),
+        (["--max-steps", "3"], "must be >= 128"),
+        (["--api-key-file", "nowhere"], "No such file"),
+    ],
+)
+def test_wrong_options_are_one_line(options, message, capsys, monkeypatch):
+    monkeypatch.delenv("DIFFUSIONBERT_API_KEY", raising=False)
+    with pytest.raises(SystemExit) as end:
+        main(["serve", *options])
+    printed = capsys.readouterr()
+    assert end.value.code in (1, 2)
+    assert message in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert not printed.out
+
+
+def test_the_key_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
+    from diffusionbert.cli.serve import _key
+
+    (tmp_path / "key").write_text("from a file\n")
+    monkeypatch.setenv("DIFFUSIONBERT_API_KEY", "from the environment")
+    assert _key(tmp_path / "key") == "from a file"
+    assert _key(None) == "from the environment"
+    monkeypatch.delenv("DIFFUSIONBERT_API_KEY")
+    assert _key(None) is None
+    assert "DIFFUSIONBERT_API_KEY" not in os.environ
+    assert parse_arguments(["serve", "--port", "0"]).port == 0
