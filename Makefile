@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test quick lint types check clean help
+.PHONY: demo test quick lint types check load clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ lint: $(VENV)/dev  ## Check style and formatting
 
 types: $(VENV)/dev  ## Check types, strictly
 	$(BIN)/mypy
+
+load: $(VENV)/dev  ## Put the server under load for a minute and print its figures
+	$(BIN)/python benchmarks/serve_load.py
 
 check: lint types test  ## All of the above
 

@@ -75,7 +75,7 @@ class Tally:
 
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     """A server in a process of its own, and its address."""
-    command = [sys.executable, "-m", "diffusionbert", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "diffusionbert", "serve", "--port", "0", *options]  # of two ports, the last counts
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -46,7 +46,7 @@ def test_deltas_only_grow_and_end_as_the_whole_text(kind, stop):
     ]
     others = vocabulary.allowed.nonzero()[:, 0].tolist()
     others.remove(vocabulary.unk_id) if vocabulary.unk_id in others else None
-    for number in range(60):
+    for number in range(25):
         ids = [chance.choice(marks if chance.random() < 0.4 else others) for _ in range(8)]
         task = Task(prompt=chance.choice(["", "the king", 'he said "', "the "]), max_new_tokens=8, capitalize=True)
         prompt = Prompt(task, 0, stop)

@@ -24,9 +24,9 @@ def test_no_answer_is_wrong_or_lost_under_load_and_sigterm():
 
     async def run() -> None:
         expected = await answers_alone(address, items)
-        tally = await load(address, expected, clients=64, requests=160, patience=0.2)
+        tally = await load(address, expected, clients=64, requests=96, patience=0.2)
         assert not tally.wrong
-        assert len(tally.seconds) + tally.num_gone == 160
+        assert len(tally.seconds) + tally.num_gone == 96
         assert tally.num_gone
         ended, status = await load_until_stopped(process, address, expected, clients=16, seconds=0.5)
         assert not ended.wrong
