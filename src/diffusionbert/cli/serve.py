@@ -27,7 +27,7 @@ class LimitOptions:
     """The most texts per request: prompts times n, or texts to fill, score or embed."""
     max_steps: int = 1024
     """The most steps of a sampler."""
-    running: int = 32
+    running: int = 64
     """Sequences that are worked on at once."""
     waiting: int = 128
     """Sequences that may wait; more are answered with 429."""

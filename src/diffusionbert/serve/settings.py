@@ -22,7 +22,7 @@ class Limits:
     """Ranked fillings of a text."""
     draws: int = 4096
     """Sequences that the network computes for the score of a text."""
-    running: int = 32
+    running: int = 64
     """Sequences that are worked on at once."""
     waiting: int = 128
     """Sequences that wait for their turn; more are answered with 429."""
