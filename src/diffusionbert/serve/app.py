@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,6 +25,9 @@ from diffusionbert.serve.info import card_of, info_of
 from diffusionbert.serve.scheduler import CancelledWorkError, OvertimeError, QueueFullError
 from diffusionbert.serve.server import ClientGoneError, Server
 from diffusionbert.serve.texts import add_texts
+
+PAGE = str(files("diffusionbert.serve") / "page")
+FRESH = {"cache-control": "no-cache"}
 
 
 def create_app(server: Server) -> FastAPI:
@@ -55,9 +59,18 @@ def create_app(server: Server) -> FastAPI:
             allow_headers=["authorization", "content-type"],
         )
     app.add_middleware(Gate, settings=server.settings, metrics=server.metrics)
-    page = str(files("diffusionbert.serve") / "page")
-    app.mount("/page", StaticFiles(directory=page), name="page")
+    app.mount("/page", _Page(directory=PAGE), name="page")
     return app
+
+
+class _Page(StaticFiles):
+    """The files of the page; a browser asks whether they have changed, so that those of two versions never mix."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """A file, or that it has not changed."""
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(FRESH)
+        return response
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -106,7 +119,7 @@ def _add_operation(app: FastAPI, server: Server) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(str(files("diffusionbert.serve") / "page" / "index.html"))
+        return FileResponse(f"{PAGE}/index.html", headers=FRESH)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
