@@ -323,7 +323,7 @@ def test_an_exported_file_needs_no_server(browser, visit, tmp_path):
     assert page.locator(".stage .tokens").text_content() == visit.text
     page.get_by_role("slider").fill("0")
     assert page.locator(".stage .token.masked").count() == 4
-    page.get_by_label("Colour by").select_option("step")
+    page.get_by_label("Color by").select_option("step")
     assert not faults
     context.close()
 

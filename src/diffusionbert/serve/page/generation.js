@@ -43,7 +43,7 @@ export class GenerationView extends View {
     const first = canEdit && !window.matchMedia("(hover: none)").matches ? "mask" : "inspect";
     this.tools = choices("Click to", tools, first, () => this.say(HINTS[this.tool()]), `${task}-tool`);
     const names = Object.fromEntries(Object.entries(SCALES).map(([value, { name }]) => [value, name]));
-    this.colors = choices("Colour by", names, "probability", (value) => this.#paint(value), `${task}-color`);
+    this.colors = choices("Color by", names, "probability", (value) => this.#paint(value), `${task}-color`);
     this.place = el("div", { class: "stages" });
     this.share = shareRow({
       text: () => this.stages.map((stage) => stage.text).join("\n\n"),

@@ -78,7 +78,7 @@ function themeButton() {
   const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
   const draw = () => {
     button.textContent = isDark() ? "Light" : "Dark";
-    button.setAttribute("aria-label", `Use ${isDark() ? "light" : "dark"} colours`);
+    button.setAttribute("aria-label", `Use ${isDark() ? "light" : "dark"} colors`);
   };
   button.addEventListener("click", () => {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";

@@ -1,4 +1,4 @@
-// A state of a text as one button per token: colour and an underline's length show a number, a card its alternatives.
+// A state of a text as one button per token: color and an underline's length show a number, a card its alternatives.
 // The buttons are inline elements, because <button> is not and would break lines within words.
 
 import { el, percent } from "./dom.js";
@@ -21,7 +21,7 @@ export function frameOf(state, base = null) {
   return { ...state, tokens, tail: characters.slice(at).join("") };
 }
 
-// What a colour shows: its number from 0 to 1 for a token, and the words of its legend.
+// What a color shows: its number from 0 to 1 for a token, and the words of its legend.
 export const SCALES = {
   probability: {
     name: "Probability",

@@ -37,7 +37,7 @@ function showRuns(data) {
   document
     .querySelector("main")
     .append(
-      el("div", { class: "toolbar" }, el("label", {}, "Colour by ", select), legend),
+      el("div", { class: "toolbar" }, el("label", {}, "Color by ", select), legend),
       el("div", { class: "stages" }, ...views.map(({ element }) => element)),
     );
   draw();
