@@ -41,8 +41,9 @@ from diffusionbert.parallel import current
 from diffusionbert.reporting import Progress, no_progress, require_type
 from diffusionbert.samplers.base import Sampler, SamplerConfig
 from diffusionbert.samplers.config import SamplingRequest, parse_sampler
-from diffusionbert.storage.files import require_writable
+from diffusionbert.storage.files import require_output, require_writable
 from diffusionbert.storage.hub import HubOptions
+from diffusionbert.storage.limits import Limit
 from diffusionbert.storage.weights import WeightFormat
 from diffusionbert.training.model_folder import push_model
 
@@ -662,6 +663,7 @@ def evaluate(
         raise ValueError(f'`length` must be a number, a range such as (10, 30), "corpus" or None, got {length!r}')
     plan = Plan(request, samples, chosen, budget, modeled_length, conventions, seed)
     if output is not None:
+        require_output(output)
         require_writable(Path(output))
         if not overwrite:
             require_free(Path(output))
@@ -706,6 +708,8 @@ def sampling_request(
     require_type("top_k", top_k, (Integral, type(None)), "a whole number or None")
     if top_k is not None and top_k < 0:
         raise ValueError(f"`top_k` must be >= 1, or 0 for all tokens, got {top_k}")
+    if isinstance(steps, int):
+        Limit.STEPS.require(steps, "`steps` is too large", "ask for fewer")
     named = parse_sampler(sampler) if isinstance(sampler, str) else sampler
     return SamplingRequest(named, SamplerConfig(steps, temperature, top_k or None, top_p), block)
 

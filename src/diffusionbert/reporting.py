@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -79,7 +80,14 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return prefix + " ".join(record.getMessage().split())
+        return prefix + printable(" ".join(record.getMessage().split()))
+
+
+def printable(text: str) -> str:
+    """A text as one line without control characters, line ends and changes of direction, for a terminal."""
+    steering = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    kinds = {"Cc", "Zl", "Zp", "Cs"}
+    return "".join(" " if unicodedata.category(one) in kinds or one in steering else one for one in text)
 
 
 def reason_of(error: BaseException) -> str:

@@ -428,10 +428,12 @@ def test_a_folder_that_cannot_be_opened_gives_a_one_line_error(tmp_path: Path):
     BertConfig().save_pretrained(no_weights)
     (broken / "config.json").write_text("{")
     expected = "no masked language model at .* expected a folder with config.json and model.safetensors, or a name"
-    for given in (empty, no_weights, broken, str(tmp_path / "missing"), "no-such-model", "nobody/no-such-model"):
+    for given in (empty, no_weights, str(tmp_path / "missing"), "no-such-model", "nobody/no-such-model"):
         with pytest.raises(ValueError, match=expected) as caught:
             load_masked_lm(given)
         assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"config\.json' is not valid JSON"):
+        load_masked_lm(broken)
 
 
 @pytest.mark.parametrize("fraction", [0, 1e-4, 0.5, 0.999])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -107,13 +106,6 @@ def require_device(name: str | None) -> None:
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------
-
-
-def printable(text: str) -> str:
-    """A text as one line without control characters, line ends and changes of direction, for a terminal."""
-    steering = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-    kinds = {"Cc", "Zl", "Zp", "Cs"}
-    return "".join(" " if unicodedata.category(one) in kinds or one in steering else one for one in text)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -23,10 +23,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from diffusionbert.cli.common import Flag, OptionalPath, finite, option, printable
+from diffusionbert.cli.common import Flag, OptionalPath, finite, option
 from diffusionbert.data.files import bounded_lines
 from diffusionbert.parallel import current
-from diffusionbert.reporting import logger, progress_line, reason_of
+from diffusionbert.reporting import logger, printable, progress_line, reason_of
+from diffusionbert.storage.limits import require_regular
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -224,6 +225,8 @@ def _read(file: Path, what: str) -> Iterator[Line]:
     """The lines of a file as they come."""
     try:
         if str(file) != "-":
+            if str(file) != "/dev/stdin" and not str(file).startswith("/dev/fd/"):  # a shell's <(command)
+                require_regular(file)
             file.open("rb").close()
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); give {what}, one per line") from None

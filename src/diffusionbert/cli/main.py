@@ -18,14 +18,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from diffusionbert import __version__, parallel
-from diffusionbert.reporting import set_verbosity
+from diffusionbert.reporting import printable, set_verbosity
 
 COMMANDS = (
     "generate",
@@ -103,7 +103,7 @@ def _run(words: list[str]) -> None:
         parallel.leave()
         sys.exit(130)
     except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
-        message = " ".join(str(error).split())
+        message = printable(" ".join(str(error).split()))
         if not launch.is_main:
             time.sleep(SECONDS_TO_REPORT)
         print(f"diffusionbert: {in_flags(message, _option_names(command))}", file=sys.stderr, flush=True)
@@ -159,6 +159,8 @@ def _import_plugin(module: str) -> None:
 
 def parse_arguments(arguments: list[str]) -> Any:
     """The command with its options; tyro's error in a box becomes one line."""
+    if "--output=" in arguments or ("--output", "") in pairwise(arguments):
+        raise ValueError("--output is empty and would fill the current folder; give a name")
     if not arguments:
         raise ValueError(f"no command given; give one of {', '.join(COMMANDS)}; see diffusionbert --help")
     name, *options = arguments

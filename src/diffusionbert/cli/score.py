@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from diffusionbert.cli.common import Flag, ModelOptions, OptionalText, colored, option, printable
+from diffusionbert.cli.common import Flag, ModelOptions, OptionalText, colored, option
 from diffusionbert.cli.lines import Answer, Row, SavedState, TextOptions, run_lines
+from diffusionbert.reporting import printable
 
 if TYPE_CHECKING:
     from rich.text import Text

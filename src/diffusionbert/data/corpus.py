@@ -21,6 +21,7 @@ from typing import NamedTuple, final
 
 from diffusionbert.data.files import COMPRESSION, Flaw, Format, Location, Pair, Shard
 from diffusionbert.data.sources import Files, HuggingFace, OneBillionWords, PythonDocumentation, Source, Split
+from diffusionbert.storage.limits import require_regular
 
 VERSION = 1
 """To be incremented when the same files yield other sentences; part of every cache key."""
@@ -221,6 +222,10 @@ def _find(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
+    if path.exists() and not path.is_dir():
+        require_regular(path)
+    if path.is_absolute() and glob.has_magic(path.parts[1] if len(path.parts) > 1 else ""):
+        raise ValueError(f"{pattern!r} searches the whole file system; give a folder before the first wildcard")
     is_folder = bool(pattern) and path.is_dir()  # Path("") is the current folder
     matches = glob.iglob(str(path), recursive=True)  # noqa: PTH207, Path.glob takes no absolute pattern
     found = path.iterdir() if is_folder else map(Path, matches)

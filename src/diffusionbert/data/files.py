@@ -23,10 +23,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, final
 
+from diffusionbert.storage.limits import Limit, require_regular
+
 LINE_BYTES = 1 << 20
 """The maximum bytes of a line that are held in memory."""
 KNOWN_BYTES = 1 << 20
 """The number of leading bytes that identify a file."""
+_UNCOUNTED = 1 << 26  # decompressed bytes that a small file may have however well it is compressed
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSION = (*_OPENERS, ".zst")
 """Suffixes of files that are decompressed while they are read."""
@@ -128,11 +131,16 @@ class Shard:
         return cls(path, status.st_size, status.st_mtime_ns)
 
     def items(self, format: Format) -> Iterator[Item]:
+        num_empty = 0
         if not self.path.is_file() or Shard.at(self.path) != self:
             raise ValueError(f"{str(self.path)!r} was changed or removed after the corpus was opened; start again")
         with _opened(self.path) as stream:
             for number, line in enumerate(bounded_lines(stream, LINE_BYTES), start=1):
-                yield Item(format.parse(line), Location(str(self.path), number))
+                content = format.parse(line)
+                num_empty = num_empty + 1 if content is Flaw.EMPTY else 0
+                if num_empty % 4096 == 4095:
+                    Limit.EMPTY_LINES.require(num_empty, f"{str(self.path)!r} has too many empty lines", "give text")
+                yield Item(content, Location(str(self.path), number))
 
 
 @lru_cache(maxsize=4096)
@@ -152,11 +160,13 @@ def content_hash(shard: Shard) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """Opens a file as bytes, decompressed according to its suffix; errors while it is read name it."""
+    require_regular(path)
     try:
-        if path.suffix == ".zst":
-            opened = io.BufferedReader(_ZstandardReader(path), LINE_BYTES)
+        if path.suffix not in COMPRESSION:
+            opened = path.open("rb")
         else:
-            opened = _OPENERS.get(path.suffix, open)(path, "rb")
+            source = _ZstandardReader(path) if path.suffix == ".zst" else _OPENERS[path.suffix](path, "rb")
+            opened = io.BufferedReader(_Bounded(path, source), LINE_BYTES)
         with opened as stream:
             yield cast(io.BufferedIOBase, stream)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -173,6 +183,29 @@ def bounded_lines(stream: io.BufferedIOBase, limit: int) -> Iterator[bytes | Non
         while (rest := stream.readline(limit)) and not rest.endswith(b"\n"):
             pass
         yield None
+
+
+class _Bounded(io.RawIOBase):
+    """Decompressed bytes, up to a limit and to a multiple of the compressed ones: no text is as regular as that."""
+
+    def __init__(self, path: Path, source: Any) -> None:
+        self._path, self._source, self._compressed, self._done = path, source, path.stat().st_size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        number = int(self._source.readinto(buffer))
+        self._done += number
+        beyond = max(0, self._done - _UNCOUNTED) // max(1, self._compressed)
+        what = f"{str(self._path)!r} decompresses to too many bytes"
+        Limit.EXPANSION.require(beyond, f"{what} per compressed byte", "check it")
+        Limit.DECOMPRESSED_BYTES.require(self._done, what, "split it")
+        return number
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
 
 
 class _ZstandardReader(io.RawIOBase):

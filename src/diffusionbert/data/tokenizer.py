@@ -9,6 +9,7 @@ does not depend on networks or noise.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import string
 import unicodedata
@@ -28,7 +29,11 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, 
 from diffusionbert.data.corpus import detokenize, substituted
 from diffusionbert.data.files import Pair
 from diffusionbert.diffusion.shapes import TokenSet
+from diffusionbert.reporting import reason_of
+from diffusionbert.storage.files import read_json
 from diffusionbert.storage.hub import TOKENIZER, fetch, not_found
+from diffusionbert.storage.limits import Limit, require_regular
+from diffusionbert.storage.reader import foreign
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
@@ -77,32 +82,69 @@ class Vocabulary:
                 raise ValueError(
                     f"tokenizer {name!r} has no {token}; use that of a masked language model, such as bert-base-uncased"
                 )
+        Limit.TOKENS.require(self.size, f"tokenizer {name!r} has too large ids", "use another tokenizer")
+        self._require_own_special_ids(name)
         if int(self.allowed.sum()) < 2:
             raise ValueError(f"tokenizer {name!r} has special tokens only; restore its missing vocabulary file")
-        flags = [self.special[tokens].tolist() for tokens in self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])]
+        encoded = self.encode(["a"]) + self.encode_pairs([Pair("a", "a")])
+        if unknown := [token for tokens in encoded for token in tokens if token >= self.size]:
+            raise ValueError(
+                f"tokenizer {name!r} adds the id {unknown[0]} to a text, but its ids end at {self.size - 1}; restore it"
+            )
+        flags = [self.special[tokens].tolist() for tokens in encoded]
         if not all(len(special) > 2 and special[0] and special[-1] and not special[-2] for special in flags):
             raise ValueError(
                 f"tokenizer {name!r} must add special tokens around a text, as in [CLS] … [SEP]; "
                 "use that of a BERT-like model"
             )
 
+    def _require_own_special_ids(self, name: str) -> None:
+        """Refuses a mask or padding that is also another token: it would be the mask of a word."""
+        own, pieces = self.tokenizer, self.tokenizer.get_vocab()
+        others = own.cls_token_id, own.sep_token_id, own.bos_token_id, own.eos_token_id, own.unk_token_id
+        for kind, token, index in (("mask", own.mask_token, self.mask_id), ("padding", own.pad_token, self.pad_id)):
+            more = [piece for piece, number in pieces.items() if number == index and piece != str(token)]
+            is_shared = self.mask_id == self.pad_id or (kind == "mask" and index in others)
+            if pieces.get(str(token)) != index or more or is_shared:
+                raise ValueError(
+                    f"tokenizer {name!r} has no {kind} token of its own: {str(token)!r:.40} has the id {index} of "
+                    f"{more[0] if more else 'another token'!r:.40}; restore the tokenizer of the model"
+                )
+
     @classmethod
-    def load(cls, name_or_folder: str | Path) -> Vocabulary:
+    def load(cls, name_or_folder: str | Path, *, with_mask: bool = False) -> Vocabulary:
         """Opens a tokenizer by its folder or its name on the Hub.
 
         A decoder's tokenizer is given the tokens it lacks: `[MASK]`, `[PAD]`, and its own tokens for the beginning and
         the end of a text around each text. Saved, it is an ordinary tokenizer.
+
+        Args:
+            name_or_folder: Where it is.
+            with_mask: Whether it must have a mask token, because a network was trained with it.
 
         Example:
             `Vocabulary.load("bert-base-uncased").encode(["a sentence ."])`
         """
         if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
             raise ValueError(f"no folder {str(name_or_folder)!r}; give a tokenizer's folder, or its Hub name")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(fetch(name_or_folder, TOKENIZER)), trust_remote_code=False)
-        except Exception as error:  # the library raises many types; users get one line
-            raise not_found("tokenizer", name_or_folder, "a folder with tokenizer.json", error) from error
-        return cls(_completed(tokenizer) if tokenizer.mask_token is None and tokenizer.is_fast else tokenizer)
+
+        def refusal(error: BaseException) -> ValueError:
+            return not_found("tokenizer", name_or_folder, "a folder with tokenizer.json", error)
+
+        with foreign(refusal):
+            folder = fetch(name_or_folder, TOKENIZER)
+        _require_sound(folder)
+        with foreign(refusal):
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        with foreign(lambda error: ValueError(str(error) if isinstance(error, ValueError) else str(refusal(error)))):
+            if tokenizer.mask_token is None and tokenizer.is_fast:
+                if with_mask:
+                    raise ValueError(
+                        f"tokenizer {str(name_or_folder)!r} has no mask_token, which its masked language model needs; "
+                        "restore the tokenizer that the model was trained with"
+                    )
+                tokenizer = _completed(tokenizer)
+            return cls(tokenizer)
 
     def save(self, folder: Path) -> None:
         """Saves files for `load` and transformers' `AutoTokenizer`."""
@@ -191,7 +233,7 @@ class Vocabulary:
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Encodes sentences as `[CLS] sentence [SEP]`, on all cores."""
-        return [encoding.ids for encoding in self._plain.encode_batch_fast(list(map(_require_utf8, sentences)))]
+        return self._batch(list(map(_require_utf8, sentences)))
 
     def encode_spans(self, text: str, source: str | None = None) -> tuple[list[int], list[tuple[int, int] | None]]:
         """Encodes a text, after a source if there is one, with the characters of each token.
@@ -200,7 +242,7 @@ class Vocabulary:
             The whole sequence, and for each token its start and end in `text`: None for special tokens and the source.
         """
         given = (_require_utf8(text),) if source is None else (_require_utf8(source), _require_utf8(text))
-        encoding = self._plain.encode(*given)
+        encoding = self._one(*given, special=True)
         number = len(given) - 1
         spans = [
             span if sequence == number else None
@@ -211,7 +253,7 @@ class Vocabulary:
     def encode_after(self, text: str) -> list[int]:
         """Encodes a text that directly follows a word: `able` as `##able`, or without the mark of a space."""
         for anchor in ANCHORS:
-            encoding = self._plain.encode(anchor + _require_utf8(text), add_special_tokens=False)
+            encoding = self._one(anchor + _require_utf8(text))
             pairs = list(zip(encoding.ids, encoding.offsets, strict=True))
             after = [(token, start) for token, (start, end) in pairs if end > len(anchor)]
             if len(after) < len(pairs) and all(start >= len(anchor) for _, start in after):
@@ -226,12 +268,21 @@ class Vocabulary:
     def encode_pairs(self, pairs: Sequence[Pair]) -> list[list[int]]:
         """Encodes pairs as `[CLS] source [SEP] target [SEP]`, or by the tokenizer's own template for pairs."""
         texts = [(_require_utf8(source), _require_utf8(target)) for source, target in pairs]
-        return [encoding.ids for encoding in self._plain.encode_batch_fast(texts)]
+        return self._batch(texts)
+
+    def _batch(self, texts: list[Any]) -> list[list[int]]:
+        with foreign(_not_encoded):
+            return [encoding.ids for encoding in self._plain.encode_batch_fast(texts)]
+
+    def _one(self, *given: str, special: bool = False) -> Any:
+        """The encoding of a text, or of a source and a text."""
+        with foreign(_not_encoded):
+            return self._plain.encode(*given, add_special_tokens=special)
 
     def pieces(self, word: str) -> list[int]:
         """The ids of a word inside a sentence: after a space, without special tokens."""
         _require_utf8(word)
-        before, both = (self._plain.encode(text, add_special_tokens=False).ids for text in ("a", f"a {word}"))
+        before, both = (self._one(text).ids for text in ("a", f"a {word}"))
         pieces: list[int] = both[len(before) :]
         if not pieces or self.unk_id in pieces:
             raise ValueError(f"this vocabulary cannot encode {word[:40]!r}; give a word made of characters it contains")
@@ -243,7 +294,7 @@ class Vocabulary:
         In a WordPiece, `value` may also be `val ##ue`. Where spaces are part of pieces, only the usual spelling and
         that at the beginning of a sentence are returned.
         """
-        usual = [self.pieces(word), self._plain.encode(word, add_special_tokens=False).ids]
+        usual = [self.pieces(word), self._one(word).ids]
         if not self.has_continuation_prefix:
             return usual if usual[0] != usual[1] else usual[:1]
         known = self.tokenizer.get_vocab()
@@ -297,6 +348,44 @@ class Vocabulary:
         chosen = torch.zeros(self.size, dtype=torch.bool)
         chosen[list(ids)] = True
         return chosen
+
+
+def _not_encoded(error: BaseException) -> ValueError:
+    return ValueError(f"the tokenizer cannot encode this text ({reason_of(error)}); use another tokenizer or text")
+
+
+def _require_sound(folder: Path) -> None:
+    """Refuses files of a tokenizer that would take all memory as soon as they are opened or used."""
+    for file in sorted(folder.glob("*")):
+        if file.suffix in (".json", ".txt", ".model"):
+            require_regular(file)
+    file = folder / "tokenizer.json"
+    plain = read_json(file) if file.exists() else {}
+    model = plain.get("model") if isinstance(plain, dict) else None
+    if file.exists() and not isinstance(model, dict):
+        raise ValueError(f"{str(file)!r} must be an object with a model; restore it, or copy the tokenizer again")
+    pieces, added = (model or {}).get("vocab"), plain.get("added_tokens")
+    ids = list(pieces.values()) if isinstance(pieces, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((index for index in ids if isinstance(index, int)), default=0)
+    Limit.TOKENS.require(largest, f"{str(file)!r} has too large ids", "restore it")
+    for rules in ("normalizer", "decoder"):
+        growth = _growth(plain.get(rules))
+        Limit.GROWTH.require(growth, f"{str(file)!r} makes too many characters of one ({rules})", "restore it")
+
+
+def _growth(rule: Any) -> float:
+    """The most characters that a normalizer or decoder of tokenizer.json makes of one; 1 if it is malformed."""
+    if not isinstance(rule, dict):
+        return 1.0
+    parts = [part for name in ("normalizers", "decoders") if isinstance(rule.get(name), list) for part in rule[name]]
+    growth = math.prod(map(_growth, parts), start=1.0)
+    content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
+    if isinstance(content, str):
+        exact = pattern.get("String") if isinstance(pattern, dict) else None
+        # A regular expression may match nothing at all, before each character.
+        growth *= max(1, len(content) / max(1, len(exact))) if isinstance(exact, str) else 1 + len(content)
+    return growth
 
 
 def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -22,7 +22,11 @@ from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.filling import Gap, fill_gaps
 from diffusionbert.inference.generate import constrained_network
 from diffusionbert.inference.tasks import Filling, Task, TokenProbability, words_of
-from diffusionbert.reporting import require_type
+from diffusionbert.reporting import logger, require_type
+from diffusionbert.storage.limits import Limit
+
+LONG_SEARCH = 60
+"""Tokens that are filled jointly from which a search takes so long that it is announced."""
 
 
 @final
@@ -69,6 +73,7 @@ def fill_together(
     for name, value in (("num_alternatives", num_alternatives), ("max_blank_tokens", max_blank_tokens)):
         if value < 1:
             raise ValueError(f"`{name}` must be >= 1, got {value}")
+    Limit.ALTERNATIVES.require(num_alternatives, "`num_alternatives` is too large", "ask for fewer")
     warper = LogitsWarper(temperature, top_k or None, top_p, forbidden=engine.statistics.never_sampled)
     given = [_blanks(engine, text) for text in texts]
     groups = [_groups(engine, blanks, max_blank_tokens) for blanks in given]
@@ -153,7 +158,16 @@ def _groups(engine: Engine, given: Blanks, max_blank_tokens: int) -> list[range]
             f"`max_blank_tokens` must be <= {engine.max_length}, the most tokens that this model reads, got "
             f"{max_blank_tokens}"
         )
-    return given.groups(engine.max_positions, max_blank_tokens)
+    groups = given.groups(engine.max_positions, max_blank_tokens)
+    for group in groups:
+        marks = given.marks[group.start : group.stop]
+        lengths = range(1, max_blank_tokens + 1) if BLANK in marks else range(1, 2)
+        number = sum(length if mark == BLANK else 1 for length in lengths for mark in marks)
+        remedy = "give fewer blanks, or a smaller `max_blank_tokens`"
+        Limit.BLANK_TOKENS.require(number, f"{given.text[:40]!r} has too many tokens to fill jointly", remedy)
+        if number > LONG_SEARCH:
+            logger.info(f"searching for {number} tokens that are filled jointly, over {len(lengths)} length(s)")
+    return groups
 
 
 def _canvases(

@@ -13,6 +13,7 @@ from diffusionbert.likelihood.scores import Protocol
 from diffusionbert.likelihood.sentence import Difference
 from diffusionbert.objectives.base import Likelihood
 from diffusionbert.reporting import require_type
+from diffusionbert.storage.limits import Limit
 from diffusionbert.storage.schema import to_json
 
 
@@ -68,6 +69,10 @@ class Task:
             )
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ValueError(f"`max_new_tokens` must be >= 1, got {self.max_new_tokens}")
+        lengths = self.length if isinstance(self.length, tuple) else (self.length,)
+        for tokens in (*lengths, self.max_new_tokens):
+            if tokens is not None:
+                Limit.GENERATED_TOKENS.require(int(tokens), "a text would have too many tokens", "ask for fewer")
         if not 1 <= self.number <= MAX_TEXTS:
             raise ValueError(
                 f"`num_return_sequences` must be between 1 and {MAX_TEXTS}, got {self.number}; for more, use several "

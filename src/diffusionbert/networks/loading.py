@@ -6,22 +6,25 @@ from __future__ import annotations
 
 import logging
 import re
+import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from diffusionbert.registry import Registry, describe, register
 from diffusionbert.reporting import reason_of
+from diffusionbert.storage.files import read_json
 from diffusionbert.storage.hub import locate, not_found, quiet
-from diffusionbert.storage.weights import load_int8
+from diffusionbert.storage.limits import Limit, require_regular
+from diffusionbert.storage.reader import FLOATS, StoredTensor, foreign, stored_tensors
+from diffusionbert.storage.weights import load_int8, weight_files
 
 logger = logging.getLogger(__name__)
 FILES = "a folder with config.json and model.safetensors"  # what a model is opened from, for error messages
@@ -344,11 +347,15 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
     model: PreTrainedModel
     with quiet():
         config = _config(kind, name_or_folder, folder)
+        with foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
+            stored = {name: each for file in weight_files(folder) for name, each in stored_tensors(file).items()}
+            described = _num_described(kind, config)
         weights = load_int8(folder)
         if weights is None:
-            _require_floats(folder)
+            _require_floats(folder, stored)
+        _require_size(folder, described, stored)
         opener, source = (kind.auto, str(folder)) if weights is None else (kind.class_of(config), None)
-        try:
+        with foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
             model, report = opener.from_pretrained(
                 source,
                 state_dict=weights,
@@ -358,8 +365,6 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
                 ignore_mismatched_sizes=True,  # refused below, by name
                 output_loading_info=True,
             )
-        except Exception as error:  # whatever fails in the library, the user gets one line
-            raise _unreadable(kind, name_or_folder, folder, error) from error
     missing = sorted(report["missing_keys"])
     random = [key for key in missing if key.startswith(f"{model.base_model_prefix}.")]
     random += sorted(key for key, *_ in report["mismatched_keys"])
@@ -368,10 +373,44 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
             f"{str(name_or_folder)!r} is not a complete {type(model).__name__}: {len(random)} weights are missing or "
             f"have another shape, {random[0]} first; use a complete checkpoint whose config.json fits its weights"
         )
+    _require_all_layers(name_or_folder, model, report["unexpected_keys"])
+    if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
+        raise ValueError(f"{str(name_or_folder)!r} has values in {broken} that are not finite; export it again")
     if missing:
         message = "%s has no %s head; it gets a randomly initialized one, to be trained: %s"
         logger.warning(message, name_or_folder, kind.name.replace(" ", "-"), ", ".join(missing))
     return model
+
+
+def _num_described(kind: _Kind, config: PreTrainedConfig) -> int:
+    """The number of values of the network that a config describes, none of which is allocated."""
+    with torch.device("meta"):
+        model = _new(kind.auto, config)
+    return sum(tensor.numel() for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+
+
+def _require_size(folder: Path, described: int, stored: Mapping[str, StoredTensor]) -> None:
+    """Refuses a config that claims a much larger network than the files hold; a head or a tied matrix may be absent."""
+    found = sum(each.size for each in stored.values())
+    if stored and described > 4 * found + 10**6:
+        raise ValueError(
+            f"{str(folder)!r} is not complete: config.json describes {described:,} weights, but the files hold "
+            f"{found:,}; use a complete checkpoint whose config.json fits its weights"
+        )
+
+
+_NUMBERED = re.compile(r"(.*?\.\d+)\.")
+"""A name up to the number of a layer."""
+
+
+def _require_all_layers(name: str | Path, model: PreTrainedModel, unexpected: Iterable[str]) -> None:
+    """Refuses files with more layers than the config says: without them, it would be another model."""
+    own = {found[1] for key, _ in model.named_parameters() if (found := _NUMBERED.match(key))}
+    more = sorted(found[1] for key in unexpected if (found := _NUMBERED.match(key)) and found[1] not in own)
+    if more:
+        raise ValueError(
+            f"{str(name)!r} has weights of {more[0]}, which config.json does not describe; restore its config.json"
+        )
 
 
 def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
@@ -386,14 +425,32 @@ def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrained
 
 
 def _read_config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
-    try:
+    require_sound_config(folder)
+    with foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # as above
-        raise _unreadable(kind, name_or_folder, folder, error) from error
-    return config
+        return config
 
 
-def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Exception) -> ValueError:
+def require_sound_config(folder: Path) -> None:
+    """Refuses a config.json that is damaged, or whose numbers would take all memory as soon as it is read."""
+    file = folder / "config.json"
+    if not file.exists():
+        return
+    plain = read_json(file)
+    if not isinstance(plain, dict) or not isinstance(plain.get("model_type", ""), str):
+        raise ValueError(f"{str(file)!r} must be an object with a model_type; restore it, or copy the model again")
+    for name, value in plain.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        if re.search(r"(^|_)layers?$", name):
+            Limit.LAYERS.require(value, f"{str(file)!r} has too many layers ({name})", "restore it")
+        if (name.endswith("layers") and value < 1) or abs(value) >= 1 << 62:
+            raise ValueError(f"{str(file)!r} has {name} {str(value)[:40]}, which no network has; restore it")
+        if name == "num_labels":
+            Limit.TOKENS.require(value, f"{str(file)!r} has too many labels ({name})", "restore it")
+
+
+def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: BaseException) -> ValueError:
     damaged = next(filter(_is_damaged, sorted(folder.glob("*.safetensors"))), None)
     if damaged is not None:
         return ValueError(f"{str(damaged)!r} is damaged ({reason_of(error)}): copy the whole file again")
@@ -405,27 +462,27 @@ def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Ex
     return not_found(kind.name, name_or_folder, FILES, error)
 
 
-def _require_floats(folder: Path) -> None:
-    """Refuses weights that are stored as bytes, which would be taken for their values."""
-    for file in sorted(folder.glob("model*.safetensors")):
-        if _is_damaged(file):
-            continue  # which has an error of its own
-        with safe_open(file, "pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 - it is no mapping
-                if (kind := stored.get_slice(name).get_dtype()) in ("I8", "U8"):
-                    raise ValueError(
-                        f"{str(file)!r} stores {name} as {kind}, which needs a scale per row; export the model again, "
-                        "or dequantize it with the library that quantized it"
-                    )
+_BUFFERS = ("position_ids", "token_type_ids", "attn.bias", "masked_bias")
+"""Endings of names that are no weights: buffers of integers that old checkpoints store."""
+
+
+def _require_floats(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
+    """Refuses weights that are stored as integers, or as eight bits, which would be taken for their values."""
+    for name, each in stored.items():
+        if each.dtype not in FLOATS and not name.endswith(_BUFFERS):
+            raise ValueError(
+                f"{str(folder)!r} stores {name} as {each.dtype}, which needs a scale per row; export the model again, "
+                "or dequantize it with the library that quantized it"
+            )
 
 
 def _is_damaged(weights: Path) -> bool:
     """Whether a file is truncated, or not a safetensors file."""
     try:
-        with safe_open(weights, "pt"):
-            return False
-    except SafetensorError:
+        stored_tensors(weights)
+    except ValueError:
         return True
+    return False
 
 
 # ---- checkpoints of the original release ----------------------------------------------------------------------------
@@ -438,8 +495,12 @@ def load_legacy_checkpoint(path: Path) -> PreTrainedModel:
     network is read from the shapes of its weights; the vocabulary is that of `bert-base-uncased`.
     """
     weights = _legacy_weights(path)
-    model = _new(transformers.AutoModelForMaskedLM, _legacy_config(weights, path))
-    fit = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
+    config = _legacy_config(weights, path)
+    with foreign(lambda error: ValueError(f"{str(path)!r} holds no BERT ({reason_of(error)}): use a complete one")):
+        stored = {name: StoredTensor("F32", tuple(value.shape)) for name, value in weights.items()}
+        _require_size(path, _num_described(_MASKED, config), stored)
+        model = _new(transformers.AutoModelForMaskedLM, config)
+        fit = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
     missing = sorted(set(fit.missing_keys) - {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"})
     if missing:
         raise ValueError(
@@ -453,20 +514,51 @@ def load_legacy_checkpoint(path: Path) -> PreTrainedModel:
 
 def _legacy_weights(path: Path) -> dict[str, Tensor]:
     """Reads the tensors of a file, without the name prefixes that wrappers add."""
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ValueError(f"no file {str(path)!r}: give the .th file of an original checkpoint") from None
-    except Exception as error:  # a pickle can fail in any way
-        raise ValueError(
-            f"{str(path)!r} is not a checkpoint of plain tensors ({reason_of(error)[:200]}) and was not opened: "
-            "give the .th file of an original checkpoint"
-        ) from None
+    _require_plain_zip(path)
+    with foreign(lambda error: _not_legacy(path, f" ({reason_of(error)[:200]})")):
+        # Mapped, so that no claim in the file is allocated.
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{str(path)!r} holds no weights: expected a dictionary with the weights under 'model'")
-    return {re.sub(r"^(module\.)+", "", name): value for name, value in content.items() if isinstance(value, Tensor)}
+    weights = {
+        re.sub(r"^(module\.)+", "", str(name)): value for name, value in content.items() if isinstance(value, Tensor)
+    }
+    stored = path.stat().st_size
+    if any(value.layout is not torch.strided for value in weights.values()) or (
+        sum(value.numel() * value.element_size() for value in weights.values()) > 2 * stored
+    ):
+        raise ValueError(
+            f"{str(path)!r} describes larger tensors than its {stored:,} bytes can hold; use a complete checkpoint"
+        )
+    return weights
+
+
+def require_legacy_checkpoint(path: Path) -> None:
+    """Refuses, before anything else is looked for, a file that is no checkpoint of the original release."""
+    _legacy_config(_legacy_weights(path), path)
+
+
+def _require_plain_zip(path: Path) -> None:
+    """Refuses what torch.save does not write: other files than zips without compression."""
+    require_regular(path)
+    if not path.exists():
+        raise ValueError(f"no file {str(path)!r}: give the .th file of an original checkpoint")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        is_plain = False
+    if not is_plain:
+        raise _not_legacy(path)
+
+
+def _not_legacy(path: Path, reason: str = "") -> ValueError:
+    return ValueError(
+        f"{str(path)!r} is not a checkpoint of plain tensors{reason} and was not opened: give the .th file of an "
+        "original checkpoint"
+    )
 
 
 def _legacy_config(weights: Mapping[str, Tensor], path: Path) -> transformers.BertConfig:
@@ -474,6 +566,8 @@ def _legacy_config(weights: Mapping[str, Tensor], path: Path) -> transformers.Be
     try:
         vocabulary, width = weights["bert.embeddings.word_embeddings.weight"].shape
         layers = 1 + max(int(m[1]) for m in (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in weights) if m)
+        if layers > len(weights) or min(vocabulary, width) < 1:
+            raise ValueError("no BERT")
         return transformers.BertConfig(
             vocab_size=vocabulary,
             hidden_size=width,
@@ -482,5 +576,5 @@ def _legacy_config(weights: Mapping[str, Tensor], path: Path) -> transformers.Be
             intermediate_size=weights["bert.encoder.layer.0.intermediate.dense.weight"].shape[0],
             max_position_embeddings=weights["bert.embeddings.position_embeddings.weight"].shape[0],
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, IndexError):
         raise ValueError(f"{str(path)!r} holds no BERT: the original release trains BertForMaskedLM only") from None

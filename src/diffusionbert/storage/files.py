@@ -21,8 +21,22 @@ from torch import Tensor
 
 from diffusionbert import __version__
 from diffusionbert.reporting import reason_of
+from diffusionbert.storage.limits import Limit, require_regular
+from diffusionbert.storage.reader import (
+    TensorRule,
+    foreign,
+    require_stored,
+    require_values,
+    stored_tensors,
+)
 
 TEMPORARY, REPLACED = ".unfinished", ".replaced"
+
+
+def require_output(folder: str | Path) -> None:
+    """Raises ValueError for a folder that nobody means to fill: one without a name, or the root of the file system."""
+    if folder == "" or Path(folder).resolve() == Path(Path(folder).resolve().anchor):
+        raise ValueError(f"--output {str(folder)!r} would be filled with files; give a folder of its own")
 
 
 def require_writable(folder: Path) -> None:
@@ -51,13 +65,18 @@ def write_bytes(path: Path, contents: bytes) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; raises ValueError if it is missing or damaged."""
+    """Reads a JSON file; raises ValueError if it is missing, damaged, too large or not a regular file."""
+    require_regular(path)
+    if path.exists():
+        Limit.JSON_BYTES.require(path.stat().st_size, f"{str(path)!r} has too many bytes for JSON", "restore it")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{str(path)!r} does not exist; give a run directory or a model folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} is not valid JSON ({error}); restore it, or create its folder again") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{str(path)!r} is not valid JSON ({reason_of(error)}); restore it, or create its folder again"
+        ) from None
 
 
 @contextmanager
@@ -118,14 +137,13 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise OSError(f"{str(path)!r} cannot be written ({error})") from None
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads safetensors; raises ValueError if the file is missing or damaged."""
-    try:
-        return load_file(path)
-    except (SafetensorError, FileNotFoundError) as error:
-        raise ValueError(
-            f"{str(path)!r} cannot be read ({reason_of(error)}); restore it, or create its folder again"
-        ) from None
+def load_tensors(path: Path, rules: Mapping[str, TensorRule] | None = None) -> dict[str, Tensor]:
+    """Reads safetensors; raises ValueError if the file is missing or damaged, or a tensor breaks its rule."""
+    require_stored(path, stored_tensors(path), rules or {})
+    with foreign(lambda error: ValueError(f"{str(path)!r} cannot be read ({reason_of(error)}); restore it")):
+        tensors = load_file(path)
+    require_values(path, tensors, rules or {})
+    return tensors
 
 
 # ---- cache ----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def locate(what: str, name_or_folder: str | Path, expected: str, **options: Unpa
         raise not_found(what, name_or_folder, expected, error) from error
 
 
-def not_found(what: str, name: str | Path, expected: str, error: Exception) -> ValueError:
+def not_found(what: str, name: str | Path, expected: str, error: BaseException) -> ValueError:
     """Makes the error for a name that is neither a folder nor on the Hub."""
     return ValueError(
         f"no {what} at {str(name)!r}: expected {expected}, or a name on the Hub and a connection to it "

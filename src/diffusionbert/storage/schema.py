@@ -25,6 +25,7 @@ from typing import Any, TypeVar, overload
 from diffusionbert.registry import Registry
 
 T = TypeVar("T")
+_MOST_INT = 1 << 63
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -195,11 +196,16 @@ def _from_scalar(plain: Any, expected: Any, where: str) -> Any:
         if isinstance(plain, str) and plain in _NON_FINITE:
             return _NON_FINITE[plain]
         _require(isinstance(plain, int | float) and not isinstance(plain, bool), plain, "a number", where)
+        if isinstance(plain, int):
+            _require(abs(plain) < _MOST_INT, plain, "a number of 64 bits", where)
         return float(plain)
     if expected is Path:
         return Path(_require(isinstance(plain, str), plain, "a path", where))
     # The very type, because a bool is an int to Python.
-    return _require(type(plain) is expected, plain, _called(expected), where)
+    _require(type(plain) is expected, plain, _called(expected), where)
+    if expected is int:
+        _require(abs(plain) < _MOST_INT, plain, "a whole number of 64 bits", where)
+    return plain
 
 
 def _require(holds: bool, plain: Any, expected: str, where: str) -> Any:

@@ -111,19 +111,31 @@ def load_int8(folder: Path) -> dict[str, Tensor] | None:
 
     Raises ValueError if a file is missing or damaged, or if integers and scales do not fit each other.
     """
-    files = sorted(folder.glob(f"{INT8}*.safetensors"))
     index = folder / f"{INT8}.safetensors.index.json"
-    has_floats = any(folder.glob("model.safetensors*"))  # with an index, too
-    if has_floats or not (files or index.exists()):
+    if not _is_int8(folder):
         return None
-    if index.exists():
-        files = [folder / Path(name).name for name in sorted(set(_places(index).values()))]
+    files = weight_files(folder)
     stored = {name: value for file in files for name, value in load_tensors(file).items()}
     if index.exists() and (missing := _places(index).keys() - stored.keys()):
         raise ValueError(
             f"{str(folder)!r} lacks {min(missing)}, which {index.name!r} names; copy the whole folder again"
         )
     return dequantized(stored, str(folder))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder, as its index names them if it has one."""
+    name = INT8 if _is_int8(folder) else "model"
+    index, whole = folder / f"{name}.safetensors.index.json", folder / f"{name}.safetensors"
+    if whole.exists() or not index.exists():
+        return [whole] if whole.exists() else sorted(folder.glob(f"{name}*.safetensors"))
+    return [folder / Path(file).name for file in sorted(set(_places(index).values()))]
+
+
+def _is_int8(folder: Path) -> bool:
+    """Whether a folder stores its weights as int8 alone."""
+    has_floats = any(folder.glob("model.safetensors*"))  # with an index, too
+    return not has_floats and any(folder.glob(f"{INT8}*.safetensors*"))
 
 
 def _places(index: Path) -> dict[str, str]:

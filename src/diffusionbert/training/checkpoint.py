@@ -142,7 +142,7 @@ def newest_complete(run: RunFolder) -> tuple[Path, Checkpoint, str | None]:
             damage.append(str(error))
     if damage:
         raise ValueError(f"no checkpoint of {str(run.path)!r} is complete: {damage[0]}")
-    raise ValueError(f"{str(run.path)!r} has no checkpoint to resume from; start it without --resume")
+    raise ValueError(f"{str(run.path)!r} has no checkpoint to resume from; train in another --output")
 
 
 def weights_to_export(checkpoint: Path) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, TrainingM
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.hub import HubOptions, locate, quiet
+from diffusionbert.storage.reader import FLOATS, INTEGERS, TensorRule, stored_tensors
 from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.storage.weights import WeightFormat, dequantized, reformat_weights
 from diffusionbert.training.config import DataConfig, RunConfig
@@ -187,10 +188,11 @@ def read_model(folder: Path) -> ModelMetadata:
 
     A plain masked one generates without having been trained for it: order-agnostically, one token at a time.
     """
-    vocabulary = Vocabulary.load(folder)
+    causal = is_causal(folder)  # reads config.json, whose faults would be taken for the tokenizer's
+    vocabulary = Vocabulary.load(folder, with_mask=not causal)
     file, backbone = folder / "diffusionbert.json", Pretrained(str(folder))
     if not file.exists():
-        name = "autoregressive" if is_causal(folder) else "order-agnostic"
+        name = "autoregressive" if causal else "order-agnostic"
         # Texts are read as its tokenizer reads them: a cased model must see upper case.
         data = DataConfig("unknown", lower=vocabulary.lowers, max_length=sys.maxsize)
         config = RunConfig(data, backbone, objective=ObjectiveConfig.registry.get(name)())
@@ -198,9 +200,17 @@ def read_model(folder: Path) -> ModelMetadata:
         return ModelMetadata(config, vocabulary, token_statistics(vocabulary, counts))
     config, record = _description(file)
     objective = config.objective
-    tensors = load_tensors(folder / "token_counts.safetensors")
-    _require_frequencies(folder, tensors, vocabulary.size, objective.learns_exponents)
-    vocabulary = replace(vocabulary, letter_case=_letter_case(folder, tensors, vocabulary.size))
+    tensors = _statistics(folder, vocabulary.size, objective.learns_exponents)
+    if not bool(tensors["length_histogram"].any()):
+        raise ValueError(
+            f"{str(folder)!r} has a length_histogram of zeros in token_counts.safetensors; export it again"
+        )
+    if bool(tensors["counts"][~vocabulary.allowed].any()):
+        raise ValueError(
+            f"{str(folder)!r} has a tokenizer with other special tokens than its token_counts.safetensors; restore the "
+            "tokenizer that it was trained with"
+        )
+    vocabulary = replace(vocabulary, letter_case=tensors.get("letter_case"))
     is_conditioned = config.time is not TimeEmbedding.NONE
     if (objective.has_word_vectors or is_conditioned) and not (folder / "beside.safetensors").exists():
         what = "has its own word vectors" if objective.has_word_vectors else "is time-conditioned"
@@ -218,34 +228,33 @@ def read_model(folder: Path) -> ModelMetadata:
     )
 
 
-def _require_frequencies(folder: Path, found: Mapping[str, Tensor], num_ids: int, has_exponents: bool) -> None:
-    """Refuses what lacks a tensor, or has one of another vocabulary; a network may have more exponents than its
-    tokenizer has ids.
+def _statistics(folder: Path, num_ids: int, has_exponents: bool) -> dict[str, Tensor]:
+    """The tensors beside the weights; a network may have more exponents than its tokenizer has ids.
+
+    Folders of earlier versions, and those of text without natural case, have no letter case.
     """
-    needed = {"counts", "length_histogram"} | ({"exponents"} if has_exponents else set())
-    is_fitting = needed <= found.keys() and len(found["counts"]) == num_ids
-    if not is_fitting or (has_exponents and len(found["exponents"]) < num_ids):
-        raise ValueError(
-            f"{str(folder)!r} lacks {', '.join(sorted(needed))} of {num_ids} tokens in token_counts.safetensors; "
-            "export it again"
-        )
+    file = folder / "token_counts.safetensors"
+    stored = stored_tensors(file).get("exponents")
+    num_exponents = max(num_ids, stored.shape[0]) if stored is not None and stored.shape else num_ids
+    return load_tensors(
+        file,
+        {
+            "counts": TensorRule((num_ids,), INTEGERS, 0.0),
+            "length_histogram": TensorRule((None,), INTEGERS, 0.0),
+            "exponents": TensorRule((num_exponents,), FLOATS, 0.0, is_required=has_exponents),
+            **_letter_case_rule(num_ids),
+        },
+    )
 
 
-def _letter_case(folder: Path, found: Mapping[str, Tensor], num_ids: int) -> Tensor | None:
-    """The usual letter case of words; None in folders of earlier versions and of text without natural case."""
-    case = found.get("letter_case")
-    if case is not None and (case.shape != (num_ids, 2, NUM_CONTEXTS) or case.dtype != torch.uint8):
-        raise ValueError(
-            f"{str(folder)!r} has a letter_case that does not fit its {num_ids} tokens in token_counts.safetensors; "
-            "export it again"
-        )
-    return case
+def _letter_case_rule(num_ids: int) -> dict[str, TensorRule]:
+    return {"letter_case": TensorRule((num_ids, 2, NUM_CONTEXTS), frozenset(["U8"]), is_required=False)}
 
 
 def started_letter_case(own: Tensor | None, counts: Tensor, folder: Path) -> Tensor | None:
     """The letter case that a text teaches; for words that are rare in it, that of the model it starts from."""
     file = folder / "token_counts.safetensors"
-    start = _letter_case(folder, load_tensors(file), len(counts)) if file.exists() else None
+    start = load_tensors(file, _letter_case_rule(len(counts))).get("letter_case") if file.exists() else None
     if own is None or start is None:
         return start if own is None else own
     return torch.where((counts < RARE)[:, None, None], start, own)
@@ -318,6 +327,8 @@ def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
     stored, own = dequantized(load_tensors(file), str(file)), _beside(dict(network.named_parameters()))
     if {name: weight.shape for name, weight in own.items()} != {name: weight.shape for name, weight in stored.items()}:
         raise ValueError(f"{str(file)!r} does not fit this network; use the settings it was trained with")
+    if not all(bool(weight.isfinite().all()) for weight in stored.values()):
+        raise ValueError(f"{str(file)!r} has values that are not finite; export it again")
     with torch.no_grad():
         for name, weight in stored.items():
             own[name].copy_(weight)
@@ -326,7 +337,8 @@ def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
 def learned_exponents(folder: Path) -> Tensor | None:
     """The exponents of a model folder whose schedule was learned; None if it was not."""
     file = folder / "token_counts.safetensors"
-    return load_tensors(file).get("exponents") if file.exists() else None
+    rule = {"exponents": TensorRule((None,), FLOATS, 0.0, is_required=False)}
+    return load_tensors(file, rule).get("exponents") if file.exists() else None
 
 
 def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

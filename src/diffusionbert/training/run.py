@@ -25,11 +25,18 @@ from diffusionbert.data.dataset import Encoded, encode_corpus
 from diffusionbert.data.sources import Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.loading import Pretrained, Provided, new_lm, require_reopenable
+from diffusionbert.networks.loading import Pretrained, Provided, new_lm, require_legacy_checkpoint, require_reopenable
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.parallel import current
 from diffusionbert.reporting import logger, reason_of
-from diffusionbert.storage.files import atomic_folder, build_once, read_json, require_writable, write_json
+from diffusionbert.storage.files import (
+    atomic_folder,
+    build_once,
+    read_json,
+    require_output,
+    require_writable,
+    write_json,
+)
 from diffusionbert.storage.schema import from_json
 from diffusionbert.training.batches import BatchPlan
 from diffusionbert.training.checkpoint import TrainState
@@ -174,6 +181,7 @@ def train(
         >>> run = train(recipe("pydoc", "tiny"), "runs/tiny")  # doctest: +SKIP
         >>> [validation.nats_per_token for validation in run.history]  # doctest: +SKIP
     """
+    require_output(output)
     output, cache = Path(output), cache or default_cache()
     run = RunFolder(output)
     require_writable(output)
@@ -194,6 +202,8 @@ def train(
             require_reopenable(backbone)
             config = replace(config, backbone=Provided(type(backbone).__name__))
     config.to_json()  # refuses, before any work, what could not be opened again
+    if stored is None and (config.backbone.pretrained or "").endswith(".th"):
+        require_legacy_checkpoint(Path(str(config.backbone.pretrained)))  # before its tokenizer is looked for
     start = run.resumable_start() if resume else None
     accelerator = make_accelerator(config.training, output)
     prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)

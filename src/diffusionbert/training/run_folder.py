@@ -64,7 +64,9 @@ class RunFolder:
     def require_free(self) -> None:
         """Refuses a folder with a run, or with files that a run would overwrite."""
         if self.config.exists():
-            raise ValueError(f"{str(self.path)!r} already holds a run; --resume it, or choose another --output")
+            can_resume = self.start.is_dir() and any((*self._complete_checkpoints(), *self._replaced_checkpoints()))
+            remedy = "--resume it, or choose" if can_resume else "it has no checkpoint to resume from, so choose"
+            raise ValueError(f"{str(self.path)!r} already holds a run; {remedy} another --output")
         own = self.checkpoints, self.model, self.log, self.start, self.path / "last.json", self.path / "best.json"
         for path in own:
             if path.exists() and not (path.is_dir() and not any(path.iterdir())):

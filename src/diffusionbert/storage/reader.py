@@ -1,0 +1,109 @@
+"""What every reader of files from outside shares: regular files only, sizes before contents, one-line errors.
+
+A file may be damaged or hostile. Types, shapes and sizes are taken from the header of a safetensors file, which its
+length bounds, and compared with what is expected before a tensor is allocated; values are checked after that. What
+other libraries raise becomes one ValueError, panics of Rust included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import safe_open
+from torch import Tensor
+
+from diffusionbert.reporting import reason_of
+from diffusionbert.storage.limits import require_regular
+
+FLOATS = frozenset(["F64", "F32", "F16", "BF16"])
+"""The types of weights, as safetensors names them."""
+INTEGERS = frozenset(["I64", "I32", "I16", "U32", "U16"])
+_RESTORE = "restore it, or create its folder again"
+
+
+@contextmanager
+def foreign(refusal: Callable[[BaseException], ValueError]) -> Iterator[None]:
+    """Turns whatever a library raises while it reads something from outside into one ValueError.
+
+    A panic of Rust, such as that of a regular expression that backtracks without end, is no Exception.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise refusal(error) from error
+        raise
+
+
+class StoredTensor(NamedTuple):
+    """What the header of a file says about a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of its values."""
+        number = 1
+        for extent in self.shape:
+            number *= extent
+        return number
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The header of a safetensors file; raises ValueError if the file is missing or damaged."""
+    require_regular(path)
+    with foreign(lambda error: ValueError(f"{str(path)!r} cannot be read ({reason_of(error)}); {_RESTORE}")):
+        if not path.exists():
+            raise FileNotFoundError("no such file")
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """What a tensor of a file must be."""
+
+    shape: tuple[int | None, ...]
+    """None is any extent but 0."""
+    dtypes: frozenset[str]
+    least: float | None = None
+    """The smallest value; finite they are all."""
+    is_required: bool = True
+
+    def fits(self, stored: StoredTensor) -> bool:
+        """Whether type and shape are right."""
+        pairs = zip(self.shape, stored.shape, strict=False)
+        is_shaped = len(stored.shape) == len(self.shape) and all(given in (None, found) for given, found in pairs)
+        return is_shaped and stored.size > 0 and stored.dtype in self.dtypes
+
+    def __str__(self) -> str:
+        shape = ", ".join("n" if extent is None else str(extent) for extent in self.shape)
+        least = "" if self.least is None else f", at least {self.least:g}"
+        return f"[{shape}] of {'/'.join(sorted(self.dtypes))}{least}"
+
+
+def require_stored(path: Path, found: Mapping[str, StoredTensor], rules: Mapping[str, TensorRule]) -> None:
+    """Raises ValueError if a tensor is missing, or has another type or shape."""
+    for name, rule in rules.items():
+        if name not in found and not rule.is_required:
+            continue
+        if name not in found or not rule.fits(found[name]):
+            got = f"{list(found[name].shape)} of {found[name].dtype}" if name in found else "none"
+            raise ValueError(f"{str(path)!r} must hold {name} {rule}, got {got}; export it again")
+
+
+def require_values(path: Path, tensors: Mapping[str, Tensor], rules: Mapping[str, TensorRule]) -> None:
+    """Raises ValueError if a value is not finite, or too small."""
+    for name, rule in rules.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            continue
+        is_finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
+        if not is_finite or (rule.least is not None and bool((tensor < rule.least).any())):
+            raise ValueError(f"{str(path)!r} must hold finite {name} {rule}, got other values; export it again")
