@@ -26,7 +26,7 @@ from diffusionbert.data.corpus import Corpus, Report
 from diffusionbert.data.encoding import Encoder
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
-from diffusionbert.storage.files import build_once, restore_replaced
+from diffusionbert.storage.files import build_once, read_json, restore_replaced
 from diffusionbert.storage.schema import from_json
 
 VERSION = 3
@@ -115,7 +115,9 @@ def _build(encoder: Encoder) -> None:
 def open_encoded(folder: Path) -> Encoded:
     """Opens a folder made by `encode_corpus`; tokens are read from disk on access."""
     try:
-        values = json.loads((folder / "encoded.json").read_text(encoding="utf-8"))
+        values = read_json(folder / "encoded.json")
+        if values["dtype"] not in ("uint16", "uint32"):
+            raise ValueError(f"tokens of type {values['dtype']!r:.40}")
         # Indexing a memmap is slow; indexing an array over the same pages is not.
         tokens = np.asarray(np.memmap(folder / "tokens.bin", dtype=values["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets.bin", dtype=np.int64, mode="r"))
@@ -124,12 +126,13 @@ def open_encoded(folder: Path) -> Encoded:
         letter_case = torch.from_numpy(np.load(case, allow_pickle=False)) if case.exists() else None
         if len(offsets) != values["num_sequences"] + 1 or len(tokens) != offsets[-1]:
             raise ValueError("it is incomplete")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        special = torch.zeros(len(counts), dtype=torch.bool)
+        special[from_json(values["special"], list[int], "special")] = True
+        histogram = torch.tensor(from_json(values["length_histogram"], list[int], "length_histogram"))
+        report = from_json(values["report"], Report)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError) as error:
         raise ValueError(
             f"{str(folder)!r} is not an encoded corpus ({error}); delete that folder and encode again"
         ) from error
-    special = torch.zeros(len(counts), dtype=torch.bool)
-    special[values["special"]] = True
-    histogram, report = torch.tensor(values["length_histogram"]), from_json(values["report"], Report)
     numbers = tokens, offsets, special, values["pad_id"], counts, histogram
     return Encoded(folder, *numbers, report, values["fingerprint"], letter_case)

@@ -29,6 +29,7 @@ from diffusionbert.evaluation.metrics import ORDER, PerSample, distinct_n, repet
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate, Scores
 from diffusionbert.storage.files import CodeVersion, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.storage.reader import FLOATS, INTEGERS, TensorRule, require_stored, stored_tensors
 from diffusionbert.storage.schema import Component, from_json, to_json
 from diffusionbert.training.log import ModelDescription
 
@@ -238,6 +239,20 @@ class EvaluationResult:
             raise ValueError(f"the evaluation in {str(folder)!r} is damaged ({error}); evaluate again") from None
 
     def _with_arrays(self, folder: Path) -> EvaluationResult:
+        stored = stored_tensors(folder / SCORES)
+        number = stored["example"].shape[0] if "example" in stored and stored["example"].shape else None
+        per_sentence = dict.fromkeys(("example", "tokens", "words", "bytes"), (number, INTEGERS))
+        per_sentence |= {name: (number, FLOATS) for name in stored if name.startswith(("nats.", "draw_variance."))}
+        per_sample = dict.fromkeys(("bleu4", "self_bleu4"), (None, FLOATS))
+        # Values may be infinite: a bound is, for a sentence that the model excludes.
+        require_stored(
+            folder / SCORES,
+            {name: each for name, each in stored.items() if each.size or name in per_sentence},
+            {
+                name: TensorRule((extent,), dtypes, is_required=False)
+                for name, (extent, dtypes) in (per_sentence | per_sample).items()
+            },
+        )
         tensors = load_tensors(folder / SCORES)
         try:
             scores = {name: _scores(name, summary, tensors) for name, summary in self.likelihoods.items()}

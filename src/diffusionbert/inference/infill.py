@@ -26,7 +26,7 @@ from diffusionbert.reporting import logger, require_type
 from diffusionbert.storage.limits import Limit
 
 LONG_SEARCH = 60
-"""Tokens that are filled jointly from which a search takes so long that it is announced."""
+"""Tokens from which a search takes so long that it is announced."""
 
 
 @final
@@ -158,15 +158,16 @@ def _groups(engine: Engine, given: Blanks, max_blank_tokens: int) -> list[range]
             f"`max_blank_tokens` must be <= {engine.max_length}, the most tokens that this model reads, got "
             f"{max_blank_tokens}"
         )
+    lengths = range(1, max_blank_tokens + 1) if BLANK in given.marks else range(1, 2)
+    number = sum(length if mark == BLANK else 1 for length in lengths for mark in given.marks)
+    what, remedy = (
+        f"{given.text[:40]!r} has too many tokens to fill",
+        "give fewer blanks, or a smaller `max_blank_tokens`",
+    )
+    Limit.BLANK_TOKENS.require(number, what, remedy)
     groups = given.groups(engine.max_positions, max_blank_tokens)
-    for group in groups:
-        marks = given.marks[group.start : group.stop]
-        lengths = range(1, max_blank_tokens + 1) if BLANK in marks else range(1, 2)
-        number = sum(length if mark == BLANK else 1 for length in lengths for mark in marks)
-        remedy = "give fewer blanks, or a smaller `max_blank_tokens`"
-        Limit.BLANK_TOKENS.require(number, f"{given.text[:40]!r} has too many tokens to fill jointly", remedy)
-        if number > LONG_SEARCH:
-            logger.info(f"searching for {number} tokens that are filled jointly, over {len(lengths)} length(s)")
+    if number > LONG_SEARCH:
+        logger.info(f"searching for {number} tokens, over {len(lengths)} length(s) and {len(groups)} window(s)")
     return groups
 
 

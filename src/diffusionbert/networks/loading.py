@@ -332,7 +332,9 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
 def new_lm(folder: Path) -> PreTrainedModel:
     """Makes the language model that a folder's config.json describes, randomly initialized."""
     kind = _CAUSAL if is_causal(folder) else _MASKED
-    return _new(kind.auto, _config(kind, folder, folder))
+    config = _config(kind, folder, folder)
+    with foreign(lambda error: _unreadable(kind, folder, folder, error)):
+        return _new(kind.auto, config)
 
 
 def is_causal(folder: Path) -> bool:
@@ -426,7 +428,7 @@ def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrained
 
 def _read_config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrainedConfig:
     require_sound_config(folder)
-    with foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
+    with quiet(), foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         return config
 
@@ -501,6 +503,8 @@ def load_legacy_checkpoint(path: Path) -> PreTrainedModel:
         _require_size(path, _num_described(_MASKED, config), stored)
         model = _new(transformers.AutoModelForMaskedLM, config)
         fit = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
+    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
+        raise ValueError(f"{str(path)!r} has weights that are not finite: use an intact checkpoint")
     missing = sorted(set(fit.missing_keys) - {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"})
     if missing:
         raise ValueError(

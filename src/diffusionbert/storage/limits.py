@@ -37,8 +37,8 @@ class Limit(Enum):
     """Tokens of one generated text."""
     ALTERNATIVES = 1_000
     """Fillings of one text."""
-    BLANK_TOKENS = 1_200
-    """Tokens of all blanks that are filled jointly, over all lengths of a [BLANK]."""
+    BLANK_TOKENS = 10_000
+    """Tokens of all blanks of a text, over all lengths of a [BLANK]."""
 
     @property
     def variable(self) -> str:

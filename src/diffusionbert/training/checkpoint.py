@@ -200,6 +200,12 @@ def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
             f"the parameters do not fit the network: {len(missing)} missing, {len(unknown)} unknown, first "
             f"{(missing + unknown)[0]!r}; use the settings they were saved with"
         )
+    for name, parameter in parameters.items():
+        if weights[name].shape != parameter.shape or not weights[name].is_floating_point():
+            raise ValueError(
+                f"the parameters do not fit the network: {name!r} must be {list(parameter.shape)}, got "
+                f"{list(weights[name].shape)} of {weights[name].dtype}; restore the checkpoint"
+            )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(distributed_like(weights[name], parameter))
@@ -222,6 +228,11 @@ def set_optimizer_state(optimizer: Optimizer, module: nn.Module, state: Mapping[
     for key, value in state.items():
         name, _, kind = key.rpartition("/")
         if (parameter := parameters.get(name)) is not None:
+            if value.shape and value.shape != parameter.shape:
+                raise ValueError(
+                    f"the optimizer's state does not fit the network: {key!r} must be {list(parameter.shape)}, got "
+                    f"{list(value.shape)}; restore the checkpoint"
+                )
             counter = value.to(parameter.device) if is_fused else value
             optimizer.state[parameter][kind] = distributed_like(value, parameter) if value.shape else counter
 

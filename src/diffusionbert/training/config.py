@@ -48,6 +48,10 @@ class DataConfig:
     """For pairs in JSON lines: the field of the target."""
     max_length: int = 128
 
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"`max_length` must be 1 or more, got {self.max_length}; 128 is usual")
+
     @property
     def fields(self) -> list[str]:
         """The fields of the text, or of source and target, that were given."""
