@@ -17,7 +17,7 @@ def test_what_was_found_stays_mended(name):
     assert is_sound(outcome), outcome
 
 
-@settings(UNHURRIED, max_examples=25, derandomize=True)
+@settings(UNHURRIED, max_examples=12, derandomize=True)
 @given(cases())
 def test_a_mutated_file_opens_or_is_refused_in_one_line(case: Case):
     outcome = tried(case)

@@ -575,7 +575,7 @@ REFUSALS = {
     "generate --length many": "'many'",
     "generate --length 9-3": "9-3",
     "generate --length 23": "23 tokens, but this model reads at most 22",
-    "generate --length 999999": "--block",
+    "generate --length 99999": "--block",
     "generate -n 0": "0",
     "generate -n 1000000000": "1000000000",
     "generate --sampler nonsense": "unknown sampler 'nonsense'; known: ancestral",

@@ -225,7 +225,8 @@ def _read(file: Path, what: str) -> Iterator[Line]:
     """The lines of a file as they come."""
     try:
         if str(file) != "-":
-            if str(file) != "/dev/stdin" and not str(file).startswith("/dev/fd/"):  # a shell's <(command)
+            is_stream = str(file) == "/dev/stdin" or str(file).startswith("/dev/fd/")  # a shell's <(command)
+            if not is_stream and not file.is_dir():
                 require_regular(file)
             file.open("rb").close()
     except OSError as error:

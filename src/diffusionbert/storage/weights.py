@@ -204,7 +204,7 @@ def dequantized(stored: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         if value.dtype != torch.int8:
             continue
         scale = stored.get(name + _SCALE)
-        if scale is None or scale.shape != value.shape[:-1] or not scale.is_floating_point():
+        if scale is None or scale.shape != value.shape[:-1] or scale.dtype not in _TYPES.values():
             raise ValueError(
                 f"{where!r}: {name} is stored as int8 without a scale per row ({name}{_SCALE}); export it again"
             )

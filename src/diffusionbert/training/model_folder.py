@@ -324,6 +324,9 @@ def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
     has_same_vectors = earlier.objective.has_word_vectors == config.objective.has_word_vectors
     if earlier.time is not config.time or not has_same_vectors:
         return
+    for name, each in stored_tensors(file).items():
+        if each.dtype not in {*FLOATS, "I8"}:
+            raise ValueError(f"{str(file)!r} stores {name} as {each.dtype}, but floats are expected; export it again")
     stored, own = dequantized(load_tensors(file), str(file)), _beside(dict(network.named_parameters()))
     if {name: weight.shape for name, weight in own.items()} != {name: weight.shape for name, weight in stored.items()}:
         raise ValueError(f"{str(file)!r} does not fit this network; use the settings it was trained with")
