@@ -407,7 +407,12 @@ def test_an_impossible_length_is_rejected_before_memory_is_allocated(model, monk
         return batch_of(vocabulary, sequences)
 
     monkeypatch.setattr(generate_module, "batch_of", recording)
-    for task in (Task(60, 999_999), Task(60, (1, 10**12))):
+    for length in (100_001, (1, 10**12)):
+        with pytest.raises(
+            ValueError, match="too many tokens, got .*, at most 100,000; ask for fewer, or set DIFFUSION"
+        ):
+            Task(60, length)
+    for task in (Task(60, 99_999), Task(60, (1, 100_000))):
         with pytest.raises(
             ValueError, match="tokens, but this model reads at most 22; ask for fewer, or use `block=22`"
         ):

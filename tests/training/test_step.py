@@ -69,7 +69,7 @@ def roberta() -> transformers.PreTrainedModel:
 def modernbert() -> transformers.PreTrainedModel:
     special = {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
     # Layers differ: some attend to all positions, some to their neighbors.
-    config = transformers.ModernBertConfig(**SMALL | special | {"num_hidden_layers": 6})
+    config = transformers.ModernBertConfig(**SMALL | special | {"num_hidden_layers": 4})
     return transformers.ModernBertForMaskedLM(config)
 
 
@@ -207,7 +207,7 @@ def compile_once(backbone) -> None:
     plain, counter = copy.deepcopy(module), CompileCounterWithBackend("aot_eager")
     module.network.compile_training(counter)
     module.objective.compile_training(counter)
-    for size, length in ((4, 12), (6, 20), (3, 9), (8, 28)):
+    for size, length in ((4, 12), (6, 20), (3, 9)):
         batch = batch_of(size, length)
         found, expected = loss_and_gradient(module, batch), loss_and_gradient(plain, batch)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -221,7 +221,7 @@ def compile_packed_once() -> None:
     plain, counter = copy.deepcopy(module), CompileCounterWithBackend("aot_eager")
     assert module.network.prepare_packing()
     module.network.compile_training(counter)
-    for size, length in ((4, 12), (6, 20), (3, 9), (8, 28)):
+    for size, length in ((4, 12), (6, 20), (3, 9)):
         batch = batch_of(size, length)
         found, expected = loss_and_gradient(module, batch.packed()), loss_and_gradient(plain, batch)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -231,7 +231,7 @@ def compile_packed_once() -> None:
 @pytest.mark.slow
 def test_a_network_is_compiled_once_for_all_shapes():
     """In a process of its own, because the compiler cannot trace the shape checks that tests put into all functions."""
-    code = "import test_step as test\nfor each in (test.bert, test.roberta, test.modernbert): test.compile_once(each)"
+    code = "import test_step as test\nfor each in (test.roberta, test.modernbert): test.compile_once(each)"
     code += "\ntest.compile_packed_once()"
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])

@@ -543,7 +543,7 @@ def test_a_missing_best_checkpoint_is_replaced_by_the_next_best(tmp_path):
 
 
 def test_a_run_without_a_checkpoint_is_not_resumed(tmp_path):
-    with pytest.raises(ValueError, match="has no checkpoint to resume from; start it without --resume"):
+    with pytest.raises(ValueError, match="has no checkpoint to resume from; train in another --output"):
         resumed(tmp_path)
 
 
