@@ -408,9 +408,7 @@ def test_an_impossible_length_is_rejected_before_memory_is_allocated(model, monk
 
     monkeypatch.setattr(generate_module, "batch_of", recording)
     for length in (100_001, (1, 10**12)):
-        with pytest.raises(
-            ValueError, match="too many tokens, got .*, at most 100,000; ask for fewer, or set DIFFUSION"
-        ):
+        with pytest.raises(ValueError, match=r"too many tokens, got .*, at most 100,000; ask for fewer"):
             Task(60, length)
     for task in (Task(60, 99_999), Task(60, (1, 100_000))):
         with pytest.raises(
