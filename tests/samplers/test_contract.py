@@ -45,6 +45,8 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.entropy_bounded import EntropyBounded, UnmaskingOrder
+from diffusionbert.samplers.exact import Exact
+from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.gibbs import Gibbs, Order
 from diffusionbert.samplers.mask_predict import MaskPredict
 from diffusionbert.samplers.remasking import Remasking, Renoising, Strategy
@@ -109,6 +111,29 @@ def test_states_go_from_the_prior_to_text_and_keep_what_is_frozen(make, bert, ca
         assert torch.equal(state.tokens[~canvas.editable], canvas.tokens[~canvas.editable])
         words = state.tokens[canvas.editable]
         assert bool((tokenizer_allowed()[words] | (words == MASK)).all())
+
+
+EXACT: dict[str, Factory] = {
+    "exact": lambda warper: drawing(Exact(), LINEAR, steps=4, warper=warper),
+    "first-hitting": lambda warper: drawing(FirstHitting(), LINEAR, steps=4, warper=warper),
+    "ancestral": lambda warper: drawing(Ancestral(), by_token(), steps=4, warper=warper),
+    "blocks, ancestral": lambda warper: drawing(Blocks(3, Ancestral()), LINEAR, steps=3, warper=warper),
+}
+BY_CONFIDENCE = "probability", "margin", "entropy, threshold", "blocks, window"
+KEEPING = {*EXACT, *BY_CONFIDENCE, "entropy-bounded", "entropy-bounded, by entropy"}
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, *EXACT])
+def test_a_sampler_that_keeps_tokens_never_changes_one(name, bert, canvas):
+    made = (SAMPLERS | EXACT)[name](None)
+    states = list(made.sample(bert, canvas, seed=0))
+    kept = [
+        bool((before.tokens[is_word] == after.tokens[is_word]).all())
+        for before, after in itertools.pairwise(states)
+        for is_word in [before.tokens != MASK]
+    ]
+    assert made.sampler.keeps_tokens(made.context) == (name in KEEPING)
+    assert all(kept) or name not in KEEPING
 
 
 @pytest.mark.slow

@@ -334,6 +334,11 @@ def _batches(engine: Engine, parts: Iterable[tuple[int, _Part]]) -> Iterator[lis
         yield batch
 
 
+def attempt_seed(seed: int, attempt: int) -> int:
+    """The seed of a text that is generated again because it had a forbidden word."""
+    return seed + (attempt << 36)
+
+
 def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
     """Generates all sequences of some parts, and those again whose text contains a forbidden word after all.
 
@@ -349,7 +354,7 @@ def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
         missing = [(index, numbers) for index, numbers in missing if len(numbers)]
         if not missing:
             return [[texts[number] for number in sorted(texts)] for texts in found]
-        plans = [(parts[index].plan, parts[index].plan.task.seed + (attempt << 36)) for index, _ in missing]
+        plans = [(parts[index].plan, attempt_seed(parts[index].plan.task.seed, attempt)) for index, _ in missing]
         canvases = [
             plan.canvas.select(numbers).to(plan.engine.device)
             for (plan, _), (_, numbers) in zip(plans, missing, strict=True)

@@ -19,19 +19,12 @@ from torch import Tensor
 from diffusionbert.data.canvas import batch_of
 from diffusionbert.data.text import MASK, EditedText, require_no_blanks
 from diffusionbert.data.tokenizer import Vocabulary
-from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.inference.engine import Engine
-from diffusionbert.inference.generate import ATTEMPTS, SequenceRun, TaskPlan, constrained_network
+from diffusionbert.inference.generate import ATTEMPTS, SequenceRun, TaskPlan, attempt_seed, constrained_network
 from diffusionbert.inference.tasks import Task, TokenProbability, has_word
-from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.base import sample
-from diffusionbert.samplers.blocks import Blocks
-from diffusionbert.samplers.confidence import Confidence
 from diffusionbert.samplers.config import SamplingRequest
-from diffusionbert.samplers.exact import SkipExact
-from diffusionbert.samplers.first_hitting import FirstHitting
-from diffusionbert.samplers.left_to_right import LeftToRight
 
 
 @final
@@ -78,12 +71,7 @@ class Traceable:
     @property
     def keeps_tokens(self) -> bool:
         """Whether a token that is unmasked is never changed again, so that it is final."""
-        sampler, process = self.run.sampler, self.run.context.process
-        if isinstance(sampler, Ancestral):
-            return isinstance(process, Absorbing)
-        if isinstance(sampler, Blocks):
-            sampler = sampler.inner
-        return isinstance(sampler, FirstHitting | SkipExact | Confidence | LeftToRight)
+        return self.run.sampler.keeps_tokens(self.run.context)
 
 
 @final
@@ -128,7 +116,7 @@ def traceable(engine: Engine, task: Task, request: SamplingRequest, number: int 
     if plan.windows != [None]:
         engine.require_positions(len(plan.text.tokens), f"{plan.text.text[:40]!r} has", "shorten it")
     canvas = plan.canvas.select(torch.tensor([number])).to(engine.device)
-    seed = task.seed + (attempt << 36)  # as in `generate`
+    seed = attempt_seed(task.seed, attempt)
     generated, text = plan.canvas.editable[number], plan.canvas_text(number)
     return Traceable(engine, text, plan.run(canvas, seed), seed, generated[: len(text.tokens)], task)
 

@@ -70,6 +70,9 @@ class GridSampler(Sampler):
 class Ancestral(GridSampler):
     """Makes one reverse step after another."""
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return isinstance(context.process, Absorbing)
+
     def query(self, state: GridState) -> Query | None:
         undecided = _undecided(state)
         return Query.of(state.x, state.interval[1], state.targets if undecided is None else undecided)

@@ -278,6 +278,10 @@ class Sampler(ABC):
         """The sampler to use in a context; raises ValueError if it does not suit the model."""
         return self
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        """Whether a token that is unmasked is never changed again."""
+        return False
+
     @abstractmethod
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> State:
         """The first state; positions that are not editable never change."""

@@ -54,6 +54,9 @@ class Blocks(Sampler):
     size: int = 32
     inner: Sampler = Exact()
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return self.inner.keeps_tokens(context)
+
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"a block must have at least 1 position, got {self.size}; 32 is usual")

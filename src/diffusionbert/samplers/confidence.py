@@ -58,6 +58,9 @@ class Confidence(RoundSampler):
                 f"got {self.threshold}; None sets none"
             )
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return True
+
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> RoundState:
         x = context.absorbing(self).prior(canvas, Noise(seed))
         time = masked_fraction(context, x)

@@ -72,6 +72,9 @@ class EntropyBounded(RoundSampler):
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon must be >= 0 nats, got {self.epsilon}; 0 unmasks one position per round")
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return True
+
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> EntropyBoundedState:
         x, noise = context.absorbing(self).prior(canvas, Noise(seed)), Noise(seed)
         own = {"masked": canvas.editable, "num_rounds": 0}

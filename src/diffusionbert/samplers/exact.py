@@ -53,6 +53,9 @@ class Exact(Sampler):
             return SkipExact()
         return Ancestral()
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return self.resolve(context).keeps_tokens(context)
+
     def start(self, context: SamplingContext, canvas: Batch, seed: int) -> State:
         return self.resolve(context).start(context, canvas, seed)
 
@@ -98,6 +101,9 @@ class StepState(State):
 @dataclass(frozen=True)
 class SkipExact(Sampler):
     """Calls a time-agnostic network only after a token of the sequence has changed."""
+
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return True
 
     def resolve(self, context: SamplingContext) -> SkipExact:
         context.absorbing(self)

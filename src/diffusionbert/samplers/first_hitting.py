@@ -50,6 +50,9 @@ class FirstHitting(Sampler):
     With each update every unfinished sequence moves on to its own next time.
     """
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return True
+
     def resolve(self, context: SamplingContext) -> FirstHitting:
         schedule = context.absorbing(self).schedule
         if schedule.by_token:

@@ -42,6 +42,9 @@ class LeftToRight(Sampler):
     The time of a sequence is the fraction of its editable positions that are left.
     """
 
+    def keeps_tokens(self, context: SamplingContext) -> bool:
+        return True
+
     def resolve(self, context: SamplingContext) -> LeftToRight:
         if not context.causal:
             raise ValueError(
