@@ -7,6 +7,7 @@ other libraries raise becomes one ValueError, panics of Rust included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,10 +49,7 @@ class StoredTensor(NamedTuple):
     @property
     def size(self) -> int:
         """The number of its values."""
-        number = 1
-        for extent in self.shape:
-            number *= extent
-        return number
+        return math.prod(self.shape)
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:

@@ -84,10 +84,19 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class OurSampling(Work):
-    """Texts by `generate`, from the request to the strings."""
+class TextWork(Work):
+    """Work on texts, on the kind of device that they are for."""
 
     texts: Texts
+
+    def on(self, device: str) -> Work | None:
+        return self if device == self.texts.device else None
+
+
+@dataclass(frozen=True)
+class OurSampling(TextWork):
+    """Texts by `generate`, from the request to the strings."""
+
     sampler: str = "exact"
     schedule: NoiseSchedule = field(default_factory=Linear)
     top_k: int | None = None
@@ -97,9 +106,6 @@ class OurSampling(Work):
         top_k = "" if self.top_k is None else f", top-k {self.top_k}"
         name = "" if self.texts.size is None else f", {self.schedule}"
         return f"{self.texts.describe()}{name}, {self.sampler}{top_k}, {self.steps} steps"
-
-    def on(self, device: str) -> OurSampling | None:
-        return self if device == self.texts.device else None
 
     def program(self, machine: Machine) -> Program:
         texts, engine = self.texts, self.texts.engine(machine, self.schedule)
@@ -117,17 +123,13 @@ class OurSampling(Work):
 
 
 @dataclass(frozen=True)
-class Forwards(Work):
+class Forwards(TextWork):
     """Bare forward passes of the same network, as many as an exact sample needs at most, with all logits, compiled."""
 
-    texts: Texts
     number: int
 
     def describe(self) -> str:
         return f"{self.texts.describe()}, {self.number} forward passes with all logits"
-
-    def on(self, device: str) -> Forwards | None:
-        return self if device == self.texts.device else None
 
     def program(self, machine: Machine) -> Program:
         texts = self.texts
@@ -147,16 +149,11 @@ class Forwards(Work):
 
 
 @dataclass(frozen=True)
-class DecoderSampling(Work):
+class DecoderSampling(TextWork):
     """The same number of tokens by a decoder with a key-value cache, sampled by transformers' `generate`."""
-
-    texts: Texts
 
     def describe(self) -> str:
         return f"{self.texts.describe()}, GPT-2 with a cache"
-
-    def on(self, device: str) -> DecoderSampling | None:
-        return self if device == self.texts.device else None
 
     def program(self, machine: Machine) -> Program:
         texts = self.texts
@@ -173,16 +170,11 @@ class DecoderSampling(Work):
 
 
 @dataclass(frozen=True)
-class OurScoring(Work):
+class OurScoring(TextWork):
     """Scores of texts of the bundled model, each until it is precise."""
-
-    texts: Texts
 
     def describe(self) -> str:
         return f"{self.texts.describe()} or so, the bound of each to ±25 %"
-
-    def on(self, device: str) -> OurScoring | None:
-        return self if device == self.texts.device else None
 
     def program(self, machine: Machine) -> Program:
         engine, texts = self.texts.engine(machine), self.texts
@@ -200,16 +192,11 @@ class OurScoring(Work):
 
 
 @dataclass(frozen=True)
-class DecoderScoring(Work):
+class DecoderScoring(TextWork):
     """The exact NLL of as many tokens by one forward pass of a decoder over each text."""
-
-    texts: Texts
 
     def describe(self) -> str:
         return f"{self.texts.sequences} texts, NLL of a GPT-2"
-
-    def on(self, device: str) -> DecoderScoring | None:
-        return self if device == self.texts.device else None
 
     def program(self, machine: Machine) -> Program:
         texts = self.texts

@@ -93,17 +93,22 @@ def _settings(machine: Machine) -> TrainingConfig:
 
 
 @dataclass(frozen=True)
-class OurTraining(Work):
-    """A step of our trainer."""
+class TrainingWork(Work):
+    """A training step of a size."""
 
     size: TrainingSize
 
     def describe(self) -> str:
         return self.size.describe()
 
-    def on(self, device: str) -> OurTraining | None:
+    def on(self, device: str) -> Work | None:
         size = self.size.on(device)
-        return None if size is None else OurTraining(size)
+        return None if size is None else replace(self, size=size)
+
+
+@dataclass(frozen=True)
+class OurTraining(TrainingWork):
+    """A step of our trainer."""
 
     def program(self, machine: Machine) -> Program:
         size, settings = self.size, _settings(machine)
@@ -122,17 +127,8 @@ class OurTraining(Work):
 
 
 @dataclass(frozen=True)
-class HandWrittenTraining(Work):
+class HandWrittenTraining(TrainingWork):
     """Encoder and cross-entropy at masked positions, compiled as one; AdamW, clipping, EMA."""
-
-    size: TrainingSize
-
-    def describe(self) -> str:
-        return self.size.describe()
-
-    def on(self, device: str) -> HandWrittenTraining | None:
-        size = self.size.on(device)
-        return None if size is None else HandWrittenTraining(size)
 
     def program(self, machine: Machine) -> Program:
         size, settings, device = self.size, _settings(machine), machine.device
