@@ -102,10 +102,10 @@ def wiki_medium(data: str) -> RunConfig:
 
 
 def bundled(data: str) -> RunConfig:
-    """A ModernBERT of 39.5M parameters (10 layers, width 512) from scratch: one stage of 14,000 steps of 96k tokens.
+    """The next bundled model: a ModernBERT of 39.6M parameters (10 layers, width 512), stages of 14,000 steps.
 
     Muon, a learning rate that stays at its peak, weights exported in half precision: further stages start from them,
-    and the last one decays (`--decay wsd --decay-fraction 0.5`). docs/bundled_model.md has the commands.
+    and the last one decays (`--decay wsd --decay-fraction 0.5`): docs/training.md, "Training in stages".
     """
     training = TrainingConfig(
         steps=14_000, batching=TokenBudget(98_304), optimizer="muon", learning_rate=2e-3, weight_decay=0.1, warmup=300,
