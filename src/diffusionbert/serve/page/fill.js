@@ -1,11 +1,9 @@
 // Fill: ranked fillings of all blanks, and the most probable tokens of each blank by itself.
 
-import { hasKey, post } from "./api.js";
 import { announce, el, percent } from "./dom.js";
 import { fillRequest } from "./requests.js";
-import { exportedPage, shareRow } from "./share.js";
 import { spelled } from "./tokens.js";
-import { View } from "./view.js";
+import { AnswerView } from "./view.js";
 
 const SPECIMEN = ["The ", null, " said on ", null, " that ", null, "."];
 const EXAMPLES = [
@@ -13,7 +11,7 @@ const EXAMPLES = [
   ["A phrase of any length", { fill: "He opened the door and saw [BLANK] on the table." }],
 ];
 
-export class FillView extends View {
+export class FillView extends AnswerView {
   constructor(app) {
     super(app, "fill", SPECIMEN, EXAMPLES);
     const { mask, blank } = app.info;
@@ -27,16 +25,7 @@ export class FillView extends View {
         fill.focus();
       });
     }
-    this.share = shareRow({
-      text: () => this.answer.fillings.map(({ text }) => text).join("\n"),
-      link: () => new URL(this.link, document.baseURI).href,
-      requests: () => [fillRequest(this.snapshot)],
-      exported: () =>
-        exportedPage([el("p", { class: "lead" }, app.credit), ...this.shown.map((one) => one.cloneNode(true))]),
-      get needsKey() {
-        return hasKey();
-      },
-    });
+    this.share = this.sharing(() => this.answer.fillings.map(({ text }) => text).join("\n"), fillRequest);
   }
 
   async run(values, signal) {
@@ -45,13 +34,7 @@ export class FillView extends View {
     if (!values.fill.includes(mask) && !values.fill.includes(blank)) {
       throw new Error(`The text has no blank. Insert ${mask} for one token, or ${blank} for any number of them.`);
     }
-    this.results.replaceChildren(el("p", { class: "busy" }, "Filling …"));
-    const { data } = await post(fillRequest(values).path, fillRequest(values).body, {
-      signal,
-      onWait: (seconds) =>
-        this.results.replaceChildren(el("p", { class: "busy" }, `The server is busy; trying again in ${seconds} s`)),
-    });
-    [this.answer] = data;
+    [this.answer] = await this.ask(fillRequest(values), "Filling …", signal);
     const best = this.answer.fillings[0]?.nats ?? 0;
     const rows = this.answer.fillings.map((one) =>
       el(

@@ -1,6 +1,5 @@
 // Write and rewrite: one run, or two from one seed side by side, that can be watched and edited.
 
-import { hasKey } from "./api.js";
 import { announce, el } from "./dom.js";
 import { samplingInputs, samplingWords } from "./form.js";
 import { canvasRequest } from "./requests.js";
@@ -47,12 +46,9 @@ export class GenerationView extends View {
     this.place = el("div", { class: "stages" });
     this.share = shareRow({
       text: () => this.stages.map((stage) => stage.text).join("\n\n"),
-      link: () => new URL(this.link, document.baseURI).href,
+      link: () => this.url,
       requests: () => this.stages.map((stage) => stage.request),
       exported: () => this.exported(),
-      get needsKey() {
-        return hasKey();
-      },
     });
   }
 

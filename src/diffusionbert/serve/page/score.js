@@ -1,11 +1,9 @@
 // Score: how surprising each token is, and what kind of number the total is.
 
-import { hasKey, post } from "./api.js";
 import { announce, el, plural } from "./dom.js";
 import { scoreRequest } from "./requests.js";
-import { exportedPage, shareRow } from "./share.js";
 import { legendOf, MOST_NATS, surprise } from "./tokens.js";
-import { View } from "./view.js";
+import { AnswerView } from "./view.js";
 
 const SPECIMEN = ["How surprising is ", null, "?"];
 const EXAMPLES = [
@@ -28,7 +26,7 @@ const ORDERS = {
   entropy: "Exact, lowest entropy first",
 };
 
-export class ScoreView extends View {
+export class ScoreView extends AnswerView {
   constructor(app) {
     super(app, "score", SPECIMEN, EXAMPLES);
     const { order } = this.form.elements;
@@ -40,39 +38,25 @@ export class ScoreView extends View {
     };
     order.addEventListener("change", tell);
     tell();
-    this.share = shareRow({
-      text: () => this.scores.map((one, index) => `${one.nats} nats (${one.kind}): ${this.texts[index]}`).join("\n"),
-      link: () => new URL(this.link, document.baseURI).href,
-      requests: () => [scoreRequest(this.snapshot)],
-      exported: () =>
-        exportedPage([el("p", { class: "lead" }, app.credit), ...this.shown.map((one) => one.cloneNode(true))]),
-      get needsKey() {
-        return hasKey();
-      },
-    });
+    const told = (one, index) => `${one.nats} nats (${one.kind}): ${this.texts[index]}`;
+    this.share = this.sharing(() => this.scores.map(told).join("\n"), scoreRequest);
   }
 
   async run(values, signal) {
     values.run = "1";
-    const { path, body } = scoreRequest(values);
-    this.texts = body.text;
-    if (!body.text.length) throw new Error("There is no text. Write one per line.");
-    this.results.replaceChildren(el("p", { class: "busy" }, `Scoring ${plural(body.text.length, "text")} …`));
-    const { data } = await post(path, body, {
-      signal,
-      onWait: (seconds) =>
-        this.results.replaceChildren(el("p", { class: "busy" }, `The server is busy; trying again in ${seconds} s`)),
-    });
-    this.scores = data;
-    const [{ kind, quantity, conditional_on: condition }] = data;
+    const request = scoreRequest(values);
+    this.texts = request.body.text;
+    if (!this.texts.length) throw new Error("There is no text. Write one per line.");
+    this.scores = await this.ask(request, `Scoring ${plural(this.texts.length, "text")} …`, signal);
+    const [{ kind, quantity, conditional_on: condition }] = this.scores;
     const about = el("p", { class: "hint" }, `${KINDS[kind]} Quantity: ${quantity}, conditional on ${condition}.`);
     this.shown = [
       legendOf("surprise", surprise),
       about,
-      ...data.map((score, index) => this.#card(score, body.text[index])),
+      ...this.scores.map((score, index) => this.#card(score, this.texts[index])),
     ];
     this.results.replaceChildren(...this.shown, this.share);
-    announce(`Done. ${data.map((one) => `${number(one.nats)} nats, ${one.kind}`).join("; ")}`);
+    announce(`Done. ${this.scores.map((one) => `${number(one.nats)} nats, ${one.kind}`).join("; ")}`);
   }
 
   #card(score, text) {

@@ -1,5 +1,6 @@
 // Takes a result elsewhere: as text, link, curl, Python, or one HTML file that needs nothing else.
 
+import { hasKey } from "./api.js";
 import { announce, el } from "./dom.js";
 import { asCurl, asPython } from "./requests.js";
 
@@ -17,14 +18,14 @@ async function copy(button, text) {
   }, 1500);
 }
 
-// `source`: text(), link(), requests(), exported() (a promise of HTML), needsKey.
+// `source`: text(), link(), requests(), exported() (a promise of HTML).
 export function shareRow(source) {
   const button = (label, make) =>
     el("button", { type: "button", class: "quiet", onclick: (event) => copy(event.currentTarget, make()) }, label);
   const codes = (written) =>
     source
       .requests()
-      .map((request) => written(request, source.needsKey))
+      .map((request) => written(request, hasKey()))
       .join("\n");
   return el(
     "div",

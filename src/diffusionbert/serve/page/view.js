@@ -1,7 +1,9 @@
 // What all tasks share: a form, a run that can be stopped, examples while there is nothing, errors, and a link.
 
+import { post } from "./api.js";
 import { announce, el, prefersStill, sentence } from "./dom.js";
 import { readForm, writeForm } from "./form.js";
+import { exportedPage, shareRow } from "./share.js";
 import { defaults, encode, FIELDS } from "./state.js";
 
 export class View {
@@ -35,6 +37,10 @@ export class View {
 
   get link() {
     return encode(this.task, this.snapshot ?? this.values());
+  }
+
+  get url() {
+    return new URL(this.link, document.baseURI).href;
   }
 
   get isDone() {
@@ -106,5 +112,27 @@ export class View {
     this.error.replaceChildren(el("strong", {}, "That did not work. "), sentence(error.message));
     this.error.hidden = false;
     this.results.replaceChildren(this.error);
+  }
+}
+
+// A task that is answered at once; a subclass sets `shown`, the elements of its answer.
+export class AnswerView extends View {
+  // The row that shares the answer; `text` makes the answer's text, `request` a request of form values.
+  sharing(text, request) {
+    return shareRow({
+      text,
+      link: () => this.url,
+      requests: () => [request(this.snapshot)],
+      exported: () =>
+        exportedPage([el("p", { class: "lead" }, this.app.credit), ...this.shown.map((one) => one.cloneNode(true))]),
+    });
+  }
+
+  // The answer's data, while the results say what is waited for.
+  async ask({ path, body }, busy, signal) {
+    const say = (text) => this.results.replaceChildren(el("p", { class: "busy" }, text));
+    say(busy);
+    const onWait = (seconds) => say(`The server is busy; trying again in ${seconds} s`);
+    return (await post(path, body, { signal, onWait })).data;
   }
 }
