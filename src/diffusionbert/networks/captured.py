@@ -2,10 +2,10 @@
 
 A call launches hundreds of small kernels, and for a sampler's batches launching them takes several times as long as
 running them. A graph launches them at once, but for one shape only and from tensors of its own. So a call is padded to
-a size for which a graph exists, copied into that graph's tensors and replayed; what was padded is cut off again. What
-padding computes is not used, and no sequence or target depends on another one. A size is captured when it has come up
-`WARM_UPS` times, and the graph's first answer is compared with a plain call's; until then, and beyond `MAX_GRAPHS`,
-calls run as they are. Sequences and targets are rounded up to a quarter of a power of two, positions to 8.
+one of few sizes, copied into that size's tensors and replayed; what was padded is cut off again. What padding computes
+is not used, and no sequence or target depends on another one. A size is captured when it has come up `WARM_UPS` times,
+and the graph's first answer is compared with a plain call's; until then, and beyond `MAX_GRAPHS`, they run as they are,
+padded all the same: the shape of a call, and with it its rounding, does not depend on what was called before.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from diffusionbert.reporting import logger, reason_of
 
 WARM_UPS: Final = 2
 """How often a size runs as it is before it is captured: kernels must be loaded, and workspaces allocated."""
-PATIENCE: Final = 16
-"""The same for a size that fits a much larger graph, which is slower than its own would be but not than no graph."""
 MAX_GRAPHS: Final = 32
 """The sizes that are captured; each takes memory."""
 SMALL_CALL: Final = 8192
@@ -44,15 +42,44 @@ class Size(NamedTuple):
     targets: int
     is_padded: bool
 
-    def fits(self, size: Size) -> bool:
-        """Whether a call of another size can be padded to this one, and still gains by it."""
-        same = (self.length, self.is_padded) == (size.length, size.is_padded)
-        is_larger = self.sequences >= size.sequences and self.targets >= size.targets
-        return same and is_larger and (self.is_near(size) or self.sequences * self.length <= SMALL_CALL)
+    def rounded(self) -> Size:
+        """The size to which a call is padded: few sizes while a GPU has time, little padding when it is busy."""
+        digits = 1 if self.sequences * self.length <= SMALL_CALL else 3
+        sequences = _rounded(self.sequences, digits)
+        return Size(sequences, self.length, max(sequences, _rounded(self.targets, digits)), self.is_padded)
 
-    def is_near(self, size: Size) -> bool:
-        """Whether it is at most twice as large."""
-        return self.sequences <= 2 * size.sequences and self.targets <= max(256, 2 * size.targets)
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    """The tensors from which calls of one size are computed."""
+
+    tokens: Tensor
+    attention_mask: Tensor | None
+    t: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(cls, size: Size, t: Tensor) -> _Inputs:
+        tokens = torch.zeros(size.sequences, size.length, dtype=torch.long, device=t.device)
+        mask = torch.ones_like(tokens, dtype=torch.bool) if size.is_padded else None
+        return cls(tokens, mask, t.new_ones(size.sequences), tokens.new_zeros(size.targets))
+
+    def fill(self, tokens: Tensor, attention_mask: Tensor | None, t: Tensor, positions: Tensor) -> None:
+        """Copies a call's inputs; those of an earlier call remain where it is padded."""
+        (num_sequences, length), padding = tokens.shape, self.tokens.shape[1] - tokens.shape[1]
+        self.tokens[:num_sequences, :length].copy_(tokens)
+        if self.attention_mask is not None:
+            self.attention_mask[:num_sequences, length:].fill_(False)
+            part = self.attention_mask[:num_sequences, :length]
+            part.fill_(True) if attention_mask is None else part.copy_(attention_mask)
+        self.t[:num_sequences].copy_(t)
+        if padding:
+            positions = positions + padding * positions.div(length, rounding_mode="floor")
+        self.positions[: len(positions)].copy_(positions)
+
+    def answer(self, network: Denoiser) -> Tensor:
+        return network.log_probs_at(self.tokens, self.attention_mask, self.t, self.positions)
 
 
 @final
@@ -61,10 +88,7 @@ class _Graph:
     """A captured call, with the tensors that it reads and writes."""
 
     replay: Callable[[], None]
-    tokens: Tensor
-    attention_mask: Tensor
-    t: Tensor
-    positions: Tensor
+    inputs: _Inputs
     log_probs: Tensor
 
 
@@ -97,58 +121,40 @@ class Captured:
         num_sequences, length = tokens.shape
         padded_length = max(length, min(length + -length % 8, self.network.max_length))
         is_padded = attention_mask is not None or padded_length > length
-        size = Size(_rounded(num_sequences), padded_length, _rounded(len(positions)), is_padded)
+        size = Size(num_sequences, padded_length, len(positions), is_padded).rounded()
         with self._lock:
             graph = self._graph(size, t)
+            inputs = _Inputs.of(size, t) if graph is None else graph.inputs
+            inputs.fill(tokens, attention_mask, t, positions)
             if graph is None:
-                return self.network.log_probs_at(tokens, attention_mask, t, positions)
-            graph.tokens[:num_sequences, :length].copy_(tokens)
-            if is_padded:
-                graph.attention_mask[:num_sequences, length:].fill_(False)
-                part = graph.attention_mask[:num_sequences, :length]
-                part.fill_(True) if attention_mask is None else part.copy_(attention_mask)
-            graph.t[:num_sequences].copy_(t)
-            if padded_length > length:
-                positions = positions + (padded_length - length) * positions.div(length, rounding_mode="floor")
-            graph.positions[: len(positions)].copy_(positions)
+                return inputs.answer(self.network)[: len(positions)]
             graph.replay()
             return graph.log_probs[: len(positions)].clone()  # the next replay overwrites it
 
     def _graph(self, size: Size, t: Tensor) -> _Graph | None:
-        """The graph to use for a call of this size, captured if it is time."""
-        best = min((found for found in self._graphs if found.fits(size)), default=None)
-        if best is None or not best.is_near(size):
+        """The graph of this size, captured if it is time."""
+        if size not in self._graphs and self._is_trusted and len(self._graphs) < MAX_GRAPHS:
             self._num_calls[size] += 1
-            is_due = self._num_calls[size] > (WARM_UPS if best is None else PATIENCE)
-            if is_due and self._is_trusted and len(self._graphs) < MAX_GRAPHS and self._add(size, t):
-                best = size
-        return None if best is None else self._graphs[best]
+            if self._num_calls[size] > WARM_UPS:
+                self._add(size, t)
+        return self._graphs.get(size)
 
-    def _add(self, size: Size, t: Tensor) -> bool:
+    def _add(self, size: Size, t: Tensor) -> None:
         """Captures a size, if that works here: a graph that cannot be made or errs is said once, and then no more."""
         try:
-            graph = self._captured(size, t)
-            graph.tokens.copy_(torch.arange(graph.tokens.numel(), device=t.device).view_as(graph.tokens) % 8)
-            graph.replay()
-            mask = graph.attention_mask if size.is_padded else None
-            expected = self.network.log_probs_at(graph.tokens, mask, graph.t, graph.positions)
-            problem = None if torch.allclose(graph.log_probs.exp(), expected.exp(), atol=0.01) else "other answers"
+            inputs = _Inputs.of(size, t)
+            replay, log_probs = self._capture(lambda: inputs.answer(self.network))
+            inputs.tokens.copy_(torch.arange(inputs.tokens.numel(), device=t.device).view_as(inputs.tokens) % 8)
+            replay()
+            same = torch.allclose(log_probs.exp(), inputs.answer(self.network).exp(), atol=0.01)
+            problem = None if same else "other answers"
         except RuntimeError as error:
             problem = reason_of(error)
         if problem is None:
-            self._graphs[size] = graph
-            return True
-        self._is_trusted = False
-        logger.warning(f"generating without CUDA graphs, which do not work here ({problem}); it is slower")
-        return False
-
-    def _captured(self, size: Size, t: Tensor) -> _Graph:
-        tokens = torch.zeros(size.sequences, size.length, dtype=torch.long, device=t.device)
-        attention_mask = torch.ones_like(tokens, dtype=torch.bool)
-        times, positions = t.new_ones(size.sequences), tokens.new_zeros(size.targets)
-        mask = attention_mask if size.is_padded else None
-        replay, log_probs = self._capture(lambda: self.network.log_probs_at(tokens, mask, times, positions))
-        return _Graph(replay, tokens, attention_mask, times, positions, log_probs)
+            self._graphs[size] = _Graph(replay, inputs, log_probs)
+        else:
+            self._is_trusted = False
+            logger.warning(f"generating without CUDA graphs, which do not work here ({problem}); it is slower")
 
 
 class GraphCapture:
@@ -166,7 +172,7 @@ class GraphCapture:
         return graph.replay, result
 
 
-def _rounded(number: int) -> int:
-    """The number, rounded up to a quarter of a power of two."""
-    unit = 1 << max(0, number.bit_length() - 3)
+def _rounded(number: int, digits: int) -> int:
+    """The number, rounded up to so many binary digits."""
+    unit = 1 << max(0, (number - 1).bit_length() - digits)
     return -(-number // unit) * unit
