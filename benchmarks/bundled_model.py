@@ -1,9 +1,9 @@
-"""Measures the bundled model: the numbers of docs/bundled_model.md.
+"""Measures the bundled model: the figures of docs/bundled_model.md.
 
-    python benchmarks/bundled_model.py --corpus wiki.valid.txt.xz --before runs/wiki-small-masked --judge JUDGE
+    python benchmarks/bundled_model.py --corpus wiki.valid.txt.xz plain.valid.txt.xz --others FIRST_EDITION
 
-Writes figures.json (bounds before and after diffusion training and their paired difference, judge
-perplexities and entropies, seconds of a cold start) and samples.txt to --output.
+Writes figures.json (the strict bound on the first sentences of each corpus, paired differences to other models, seconds
+of a cold start), samples.txt (50 of `generate`, unselected) and curves.png (validation during training) to --output.
 """
 
 from __future__ import annotations
@@ -14,54 +14,58 @@ import sys
 import time
 from pathlib import Path
 
+import diffusionbert
 from diffusionbert.data.corpus import Cleaning, parse_corpus
 from diffusionbert.data.sources import Split
-from diffusionbert.evaluation.judges import load_judge
-from diffusionbert.evaluation.metrics import token_entropy
-from diffusionbert.inference.engine import Engine, load_engine
-from diffusionbert.inference.generate import generate
+from diffusionbert.inference.engine import load_engine
 from diffusionbert.inference.score import estimate_nats
-from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.likelihood.scores import paired_bootstrap
-from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.files import write_json
 from diffusionbert.storage.schema import to_json
+from diffusionbert.training.log import TrainEvent, ValidationEvent, events_of
 
 FOLDER = Path(__file__).parent.parent / "docs" / "bundled_model"
 NUM_SAMPLES = 50
-SETTINGS = {"top-k 30": SamplingRequest(config=SamplerConfig(top_k=30)), "nothing cut": SamplingRequest()}
 
 
-def measure(corpus: str, before: str, judge: str, num_sentences: int, output: Path) -> None:
+def measure(corpora: list[str], others: list[str], num_sentences: int, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    texts = list(parse_corpus(corpus, Split.ALL, cleaning=Cleaning(lower=True)))[:num_sentences]
-    after = load_engine()
-    samples = {
-        name: [one.text for one in generate(after, Task(NUM_SAMPLES), request)] for name, request in SETTINGS.items()
-    }
-    (output / "samples.txt").write_text("\n".join(samples["top-k 30"]) + "\n", encoding="utf-8")
-    shown = {**samples, "real sentences": [respelled(after, text) for text in texts[:NUM_SAMPLES]]}
-    reader = load_judge(judge, after.device)
-    judged = {name: vars(reader.read(sentences).judged()) for name, sentences in shown.items()}
-    budget = EstimationBudget(precision=None, strata=4, max_draws=8)
-    models = {"before": load_engine(before), "after": after}
-    estimates = {name: estimate_nats(model, texts, budget) for name, model in models.items()}
-    difference = paired_bootstrap(estimates["after"].scores, estimates["before"].scores)
-    figures = {
-        "corpus": Path(corpus).name,
-        "bound": {name: to_json(estimate.summary()) for name, estimate in estimates.items()},
-        "difference_nats_per_token": vars(difference),
-        "judge": {"name": Path(judge).name, "convention": reader.convention, "texts": judged},
-        "entropy": {name: token_entropy(sentences).pooled for name, sentences in shown.items()},
-        "cold_generate_seconds": cold_start(),
-    }
-    write_json(output / "figures.json", figures)
+    draw_curves(sorted(output.glob("stage-*.jsonl")), output / "curves.png")
+    samples = diffusionbert.load().generate(num_return_sequences=NUM_SAMPLES, seed=0)
+    (output / "samples.txt").write_text("\n".join(samples) + "\n", encoding="utf-8")
+    budget = EstimationBudget(precision=None, strata=2, max_draws=4)
+    models = {"bundled": load_engine(), **{Path(name).name: load_engine(name) for name in others}}
+    figures = {"cold_generate_seconds": cold_start(), "corpora": {}}
+    for corpus in corpora:
+        texts = list(parse_corpus(corpus, Split.ALL, cleaning=Cleaning(lower=True)))[:num_sentences]
+        estimates = {name: estimate_nats(model, texts, budget) for name, model in models.items()}
+        figures["corpora"][Path(corpus).name] = {
+            name: {
+                "bound": to_json(estimate.summary()),
+                "bundled_minus_this": vars(paired_bootstrap(estimates["bundled"].scores, estimate.scores)),
+            }
+            for name, estimate in estimates.items()
+        }
+        write_json(output / "figures.json", figures)
 
 
-def respelled(engine: Engine, text: str) -> str:
-    """A text, encoded and decoded as samples are."""
-    return engine.vocabulary.decode(engine.vocabulary.encode([text])[0])
+def draw_curves(logs: list[Path], path: Path) -> None:
+    """Validation against the tokens seen in all stages so far."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    earlier = 0
+    for number, log in enumerate(logs, 1):
+        seen = {event.step: event.tokens_seen for event in events_of(log, TrainEvent)} | {0: 0}
+        found = [event for event in events_of(log, ValidationEvent) if event.step in seen and earlier + event.step]
+        tokens = [earlier + seen[event.step] for event in found]
+        axis.plot(tokens, [event.nats_per_token for event in found], "o-", label=f"stage {number}")
+        earlier += max(seen.values())
+    axis.set(xlabel="tokens seen", ylabel="bound, nats per token", xscale="log")
+    axis.grid(alpha=0.3, which="both")
+    axis.legend()
+    figure.savefig(path, dpi=120)
 
 
 def cold_start() -> float:
@@ -74,10 +78,9 @@ def cold_start() -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True)
-    parser.add_argument("--before", required=True, help="the same network before diffusion training")
-    parser.add_argument("--judge", required=True, help="a causal language model")
-    parser.add_argument("--sentences", type=int, default=3000)
+    parser.add_argument("--corpus", nargs="+", required=True)
+    parser.add_argument("--others", nargs="*", default=[], help="models to compare with")
+    parser.add_argument("--sentences", type=int, default=2000)
     parser.add_argument("--output", type=Path, default=FOLDER)
     options = parser.parse_args()
-    measure(options.corpus, options.before, options.judge, options.sentences, options.output)
+    measure(options.corpus, options.others, options.sentences, options.output)
