@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from backbones import backbone_of
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -104,6 +105,26 @@ def test_a_disk_that_is_full_while_tensors_are_written_leaves_the_old_folder(old
     monkeypatch.setattr(files, "save_file", save_file)
     with pytest.raises(OSError, match="No space left"), atomic_folder(old) as folder:
         save_tensors({"a": torch.zeros(3)}, folder / "weights")
+    assert content(old.parent) == {"model/weights": "old"}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_of_a_folder_follow_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        with atomic_folder(tmp_path / "model") as folder:
+            save_tensors({"a": torch.zeros(3)}, folder / "weights")
+            (folder / "other").write_text("")
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()}
+    assert modes == dict.fromkeys(("weights", "other"), 0o666 & ~umask)
+
+
+@pytest.mark.parametrize("error", [SafetensorError, Exception])
+def test_what_rust_raises_while_a_folder_is_written_is_an_oserror_in_one_line(old, error):
+    with pytest.raises(OSError, match=r"'.*model' cannot be written \(full\)$"), atomic_folder(old):
+        raise error("full\nbacktrace")
     assert content(old.parent) == {"model/weights": "old"}
 
 
@@ -313,8 +334,8 @@ def test_a_missing_file_is_named_in_one_line(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path):
-    with pytest.raises(OSError, match=r"weights\.safetensors"):
-        save_tensors({"weight": torch.zeros(3)}, tmp_path / "no such folder" / "weights.safetensors")
+    with pytest.raises(OSError, match=r"model' cannot be written"), atomic_folder(tmp_path / "model") as folder:
+        save_tensors({"weight": torch.zeros(3)}, folder / "no such folder" / "weights.safetensors")
 
 
 # ---- weights and optimizers -------------------------------------------------------------------------------------

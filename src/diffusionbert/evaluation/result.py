@@ -20,6 +20,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from diffusionbert.evaluation.conventions import Convention
@@ -28,7 +29,7 @@ from diffusionbert.evaluation.judges import Judgment, Mauve
 from diffusionbert.evaluation.metrics import ORDER, PerSample, distinct_n, repetition, token_entropy
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate, Scores
-from diffusionbert.storage.files import CodeVersion, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.storage.files import CodeVersion, load_tensors, read_json, write_bytes, write_json
 from diffusionbert.storage.reader import FLOATS, INTEGERS, TensorRule, require_stored, stored_tensors
 from diffusionbert.storage.schema import Component, from_json, to_json
 from diffusionbert.training.log import ModelDescription
@@ -214,12 +215,8 @@ class EvaluationResult:
             tensors |= {key: count for key, count in counts.items() if count is not None}
             tensors |= {f"nats.{name}": scores.nats, f"draw_variance.{name}": scores.draw_variance}
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = [folder / f"{name}.unfinished" for name in (SCORES, SAMPLES)]
-        save_tensors(tensors, unfinished[0])
-        texts = "".join(f"{text}\n" for text in (*self.samples, *self.more_samples))
-        unfinished[1].write_text(texts, encoding="utf-8")
-        for path in unfinished:
-            path.replace(path.with_suffix(""))
+        write_bytes(folder / SCORES, save_safetensors(tensors))
+        write_bytes(folder / SAMPLES, "".join(f"{text}\n" for text in (*self.samples, *self.more_samples)).encode())
         write_json(folder / REPORT, self.to_json())
 
     @classmethod

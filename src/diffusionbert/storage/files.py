@@ -90,15 +90,22 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         _exchange(temporary, path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if type(error) in (SafetensorError, Exception):  # of Rust: safetensors, and tokenizers
+            raise OSError(f"{str(path)!r} cannot be written ({reason_of(error)})") from None
         raise
 
 
 def _sync(folder: Path) -> None:
-    """Writes contents to the disk, which they must reach before the folder is renamed."""
+    """Writes contents to the disk, which they must reach before the folder is renamed.
+
+    Files may be read by whom the umask lets read them, as the new folder; safetensors writes for the owner alone.
+    """
+    mode = folder.stat().st_mode & 0o666
     for file in folder.rglob("*"):
         if file.is_file():
+            file.chmod(mode)
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
 
@@ -130,11 +137,8 @@ def _exchange(new: Path, old: Path) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors as safetensors."""
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        raise OSError(f"{str(path)!r} cannot be written ({error})") from None
+    """Writes tensors as safetensors into an atomic folder."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 def load_tensors(path: Path, rules: Mapping[str, TensorRule] | None = None) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -87,17 +86,14 @@ def reformat_weights(folder: Path, form: WeightFormat) -> None:
 def save_weights(
     tensors: Mapping[str, Tensor], folder: Path, max_bytes: int | None = None, name: str = "model"
 ) -> None:
-    """Writes the weights of a folder into as few files as their size allows."""
+    """Writes the weights of an atomic folder into as few files as their size allows."""
     shards = list(_shards(tensors, max_bytes))
     places: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         part = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
         file = f"{name}{part}.safetensors"
         places |= dict.fromkeys(names, file)
-        try:
-            save_file({key: tensors[key].contiguous() for key in names}, folder / file, _METADATA)
-        except SafetensorError as error:
-            raise OSError(f"{str(folder / file)!r} cannot be written ({error})") from None
+        save_file({key: tensors[key].contiguous() for key in names}, folder / file, _METADATA)
     if len(shards) > 1:
         size = sum(tensor.nbytes for tensor in tensors.values())
         write_json(
