@@ -528,6 +528,55 @@ def test_a_run_without_a_complete_checkpoint_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_finished_run_without_its_best_checkpoint_keeps_its_model(tmp_path):
+    settings = replace(QUICK, validate_every=2)
+    trainer = trainer_of(tmp_path, settings)
+    scores(trainer, 5.0, 1.0, 2.0, 3.0, 4.0)
+    trainer.train()
+    before, rows = (tmp_path / "model" / "weights.safetensors").read_bytes(), log(tmp_path)
+    shutil.rmtree(checkpoint(tmp_path, "best"))
+    trainer = resumed(tmp_path, settings)
+    scores(trainer)
+    state = trainer.train()
+    assert (state.best, state.best_step) == (1.0, 2)
+    assert (tmp_path / "model" / "weights.safetensors").read_bytes() == before
+    assert log(tmp_path) == rows
+
+
+@pytest.mark.slow
+def test_a_finished_run_without_its_newest_and_best_checkpoint_exports_the_same_model(tmp_path):
+    """The state before it names a best checkpoint that was removed when a better one came."""
+    settings = replace(QUICK, validate_every=4, save_every=1, keep=2)
+    trainer = trainer_of(tmp_path, settings)
+    scores(trainer, 3.0, 2.0, 1.0)
+    trainer.train()
+    before, rows = (tmp_path / "model" / "weights.safetensors").read_bytes(), log(tmp_path)
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000007", "step-00000008"]
+    shutil.rmtree(checkpoint(tmp_path, "best"))
+    trainer = resumed(tmp_path, settings)
+    assert trainer.state.step == 7
+    scores(trainer, 1.0)
+    assert trainer.train().best_step == 8
+    assert (tmp_path / "model" / "weights.safetensors").read_bytes() == before
+    assert timeless(log(tmp_path)) == timeless(rows)
+
+
+@pytest.mark.slow
+def test_other_settings_may_not_find_the_best_checkpoint_again(tmp_path):
+    settings = replace(QUICK, validate_every=4, save_every=1, keep=2)
+    trainer = trainer_of(tmp_path, settings)
+    scores(trainer, 3.0, 2.0, 1.0)
+    trainer.train()
+    shutil.rmtree(checkpoint(tmp_path, "best"))
+    trainer = resumed(tmp_path, settings)
+    scores(trainer, 2.5, 2.5)  # worse than that of step 4, whose checkpoint is gone, so that the last is validated
+    state = trainer.train()
+    assert (state.best, state.best_step) == (2.5, 8)
+    exported = load_file(tmp_path / "model" / "weights.safetensors")
+    assert equal(exported, load_file(checkpoint(tmp_path, "last") / "weights.safetensors"))
+
+
+@pytest.mark.slow
 def test_a_missing_best_checkpoint_is_replaced_by_the_next_best(tmp_path):
     settings = replace(QUICK, validate_every=2)
     trainer = trainer_of(tmp_path, settings)

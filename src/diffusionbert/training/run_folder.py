@@ -89,6 +89,13 @@ class RunFolder:
         """Marks a checkpoint as the last or the best one."""
         write_json(self.path / f"{name}.json", {"checkpoint": checkpoint.name})
 
+    def has_better_than(self, checkpoint: Path) -> bool:
+        """Whether the best checkpoint is a later one than this, which may be gone."""
+        with suppress(ValueError):  # a damaged pointer
+            best = self.read_pointer("best")
+            return best is not None and best.name > checkpoint.name
+        return False
+
     def resume_candidates(self) -> list[Path]:
         """Checkpoints to resume from, in order: the last one, then the others from new to old."""
         for replaced in self._replaced_checkpoints():

@@ -89,7 +89,7 @@ class Trainer:
         self.step = TrainingStep(self.module, wrapped, stepper, self.ema, settings, accelerator)
         self.learning_rate = self.step.learning_rate
         self.state = TrainState()
-        self.is_signaled = self.is_stopping = False
+        self.is_signaled = self.is_stopping = self._has_trained = False
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -148,6 +148,7 @@ class Trainer:
             loss, norm = self.step(batch)
             tokens = self.state.tokens + batch.num_tokens
             self.state = replace(self.state, step=batch.step + 1, position=batch.position, tokens=tokens)
+            self._has_trained = True
             yield loss, norm, batch.num_tokens
 
     @property
@@ -265,25 +266,35 @@ class Trainer:
         """Restores the last checkpoint or, if that is damaged, the newest complete one."""
         path, checkpoint, damage = newest_complete(self.run)
         checkpoint.restore(self.module, self.optimizer, self.ema, self.accelerator.scaler)
-        state = checkpoint.header.state
+        self.state = state = checkpoint.header.state
         best = self.run.checkpoint(state.best_step)
-        # Without its checkpoint the best validation is useless: the restored parameters are validated anew.
-        self.state = state if best.is_dir() else replace(state, best=None)
+        # A better one that is gone, with the rest of its run, is trained again; a finished run keeps the model it has.
+        is_needed = not (self.run.has_better_than(path) or (self._is_finished and self.run.model.is_dir()))
+        if not best.is_dir() and is_needed:
+            self.state = replace(state, best=None)  # the restored parameters are validated anew
         if self.accelerator.is_main_process:
             if damage is not None:
                 logger.warning(f"resuming from {path.name}: {damage}")
             self.run.write_pointer("last", path)
             if best.is_dir():  # the run may have been killed between writing the two pointers
                 self.run.write_pointer("best", best)
+            self.run.remove_old_checkpoints(self.settings.keep)
             remove_after(self.run.log, self.state.step)
 
     def _export_best(self) -> None:
         """Exports the model: the best parameters, or the last ones if no trained ones were validated."""
-        best = self.run.read_pointer("best") if self.state.is_validated else None
-        path = best or self.run.read_pointer("last")
-        if path is not None and self.accelerator.is_main_process:
-            with atomic_folder(self.run.model) as folder:
-                self.export(weights_to_export(path), folder)
+        best = self.run.checkpoint(self.state.best_step if self.state.is_validated else self.state.step)
+        if not best.is_dir() and not self._has_trained:
+            self._inform(f"the checkpoint of the best step, {self.state.best_step}, is gone; the model stays as it was")
+        else:
+            if not best.is_dir():  # it was to be trained again, but other settings led elsewhere
+                self.state = replace(self.state, best=None)
+                self._validate()
+                self.save()
+                best = self.run.checkpoint(self.state.step)
+            if self.accelerator.is_main_process:
+                with atomic_folder(self.run.model) as folder:
+                    self.export(weights_to_export(best), folder)
         self.accelerator.wait_for_everyone()
 
     # ---- log --------------------------------------------------------------------------------------------------------
