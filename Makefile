@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test quick fuzz lint types check load clean help
+.PHONY: demo test quick fuzz torture lint types check load clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,9 @@ quick: $(VENV)/dev  ## Run the fast tests, in less than a minute on two cores
 
 fuzz: $(VENV)/dev  ## Try mutated files for MINUTES (10); what is found is kept in tests/data_files/fuzz
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/fuzz.py $(or $(MINUTES),10)
+
+torture: $(VENV)/dev  ## Fail calls on files, and kill, a short run for MINUTES (10), and resume it
+	$(BIN)/python tests/torture.py $(or $(MINUTES),10)
 
 lint: $(VENV)/dev  ## Check style and formatting
 	$(BIN)/ruff check
