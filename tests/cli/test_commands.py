@@ -539,6 +539,7 @@ def test_words_that_are_no_option_are_named_in_one_line(wrong, command, message)
     {
         "genrate": "unknown command 'genrate' (did you mean generate?); see diffusionbert --help",
         "generate --temprature 1": "unknown option --temprature (did you mean --temperature?)",
+        "train --output x --validation y --validation-sentences 3": "unknown option --validation-sentences",
         "train --output x --batch-token 3": "unknown option --batch-token (did you mean --batch-tokens?)",
         "train": "--output PATH is required; see diffusionbert train --help",
         "generate --steps many": "--steps must be a whole number, got 'many'",

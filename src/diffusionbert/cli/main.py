@@ -193,7 +193,10 @@ def _message(printed: str, options: list[str]) -> str:
     title, *lines = [line.strip("│|╭╮╰╯─ -" if index == 0 else "│| ") for index, line in enumerate(plain.splitlines())]
     is_rule = re.compile("─+|-{4,}").fullmatch
     if title == "Unrecognized options":
-        unknown = next((word for word in options if word.startswith("-") and word in plain), None)
+        listed = plain.partition("Perhaps you meant")[0]
+        flags = [word for word in options if word.startswith("-")]
+        # Whole words only: --validation may be right beside a wrong --validation-sentences.
+        unknown = next((flag for flag in flags if re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w=-])", listed)), None)
         known = re.findall(r"^[│|]?\s+(--[\w-]+)", plain.partition("Perhaps you meant")[2], flags=re.MULTILINE)
         if unknown is not None:
             return f"unknown option {unknown[:40]}{_suggestion(unknown, known)}"
