@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test quick fuzz torture lint types check load clean help
+.PHONY: demo test quick fuzz torture exits lint types check load clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,9 @@ fuzz: $(VENV)/dev  ## Try mutated files for MINUTES (10); what is found is kept 
 
 torture: $(VENV)/dev  ## Fail calls on files, and kill, a short run for MINUTES (10), and resume it
 	$(BIN)/python tests/torture.py $(or $(MINUTES),10)
+
+exits: $(VENV)/dev  ## Let two sharded processes train and exit 50 times under load; kill and stop one
+	$(BIN)/python tests/launched.py --faults --exits 50 --load 2
 
 lint: $(VENV)/dev  ## Check style and formatting
 	$(BIN)/ruff check

@@ -3,26 +3,34 @@
 After `join`, which the command line calls, every process must make the same calls with the same arguments, as in
 training: `share` splits their items, and all processes get all results. Before it, a process works alone, even under a
 launcher, so that a script may use a model in one process of several. Results travel as objects over gloo, on GPUs too,
-and may take days. torch is imported under a launcher only.
+and may take days. A process that was killed closes its connections, which ends the others; one that was stopped, or
+whose machine hangs, does not, so that processes watch each other. torch is imported under a launcher only.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
+import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NoReturn, TypeVar, final
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PATIENCE = timedelta(days=30)
 """How long a process waits for another. It does not wait for one that has died: its connections are closed."""
+SECONDS_PER_BEAT = 5.0
+MOST_MISSED = 60
+"""After so many beats without a sign of life, five minutes, a process counts as stopped."""
 
 
 @final
@@ -112,6 +120,7 @@ class Processes:
 
 ALONE = Processes(Launch())
 _current = ALONE
+_watch: _Watch | None = None
 
 
 def current() -> Processes:
@@ -124,7 +133,7 @@ def join() -> Processes:
 
     From here on, all of them must call `generate`, `score`, `evaluate` and so on alike, each call in all processes.
     """
-    global _current
+    global _current, _watch
     own = launch()
     if own.number > 1 and _current is ALONE:
         import torch
@@ -137,6 +146,8 @@ def join() -> Processes:
             has_nccl = has_gpu and distributed.is_nccl_available()
             distributed.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
         _current = Processes(own, distributed.new_group(backend="gloo", timeout=PATIENCE))
+        _watch = _Watch(own)
+        _watch.start()
     return _current
 
 
@@ -145,7 +156,10 @@ def leave() -> None:
 
     Threads of a group that still exists when Python exits may abort it, so that nothing may refer to the group.
     """
-    global _current
+    global _current, _watch
+    if _watch is not None:
+        _watch.end()
+        _watch = None
     if _current is not ALONE:
         from torch import distributed
 
@@ -155,13 +169,104 @@ def leave() -> None:
             distributed.destroy_process_group()
 
 
+def exit_at_once(code: int) -> NoReturn:
+    """Ends this process with all that it has printed, but without the interpreter's shutdown.
+
+    There, threads of gloo abort a few processes in a thousand ("terminate called without an active exception"), as long
+    as a sharded network refers to its group.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+@final
+class _Watch(threading.Thread):
+    """Ends this process with a message when another one of its launch gives no sign of life.
+
+    Each process increases a number of its own in the launch's store, and looks at those of the others. Time is counted
+    in own beats, so that nothing happens when all processes sleep.
+    """
+
+    def __init__(self, own: Launch) -> None:
+        super().__init__(name="diffusionbert-watch", daemon=True)
+        self._own, self._over = own, threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="diffusionbert-beat", daemon=True)
+        self._beats, self._stopped = 0, list[int]()
+        # Read here: accelerate clears the environment for a moment.
+        self._address, self._port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+    def end(self) -> None:
+        """Tells the others that this process ends as it should."""
+        self._over.set()
+        self._beating.join(SECONDS_PER_BEAT)
+
+    def run(self) -> None:
+        """Watches until `end` is called, or until the store is gone with the process that kept it."""
+        self._beating.start()
+        beats = missed = 0
+        while not self._over.wait(SECONDS_PER_BEAT) and self._beating.is_alive():
+            missed = missed + 1 if beats == self._beats else 0
+            beats = self._beats
+            # Without a launcher of its own, the first process keeps the store; its answers are waited for without end.
+            self._report(self._stopped if missed < MOST_MISSED else [0])
+
+    def _beat(self) -> None:
+        from torch import distributed
+
+        names = [f"diffusionbert/{self._attempt}/{index}" for index in range(self._own.number)]
+        seen, missed = [0] * len(names), [0] * len(names)
+        with suppress(RuntimeError):  # the store is gone
+            store = distributed.TCPStore(  # type: ignore[attr-defined]
+                self._address, self._port, is_master=False, wait_for_workers=False
+            )
+            while not self._over.wait(SECONDS_PER_BEAT):
+                store.add(names[self._own.index], 1)
+                for index, name in enumerate(names):
+                    number = store.add(name, 0)
+                    missed[index] = missed[index] + 1 if number == seen[index] and number >= 0 else 0
+                    seen[index] = number
+                self._stopped = [index for index, number in enumerate(missed) if number >= MOST_MISSED]
+                self._beats += 1
+            store.add(names[self._own.index], -(10**12))  # below 0: it has left
+
+    def _report(self, stopped: list[int]) -> None:
+        """Ends this process if there are such; the first of the others says so."""
+        if not stopped:
+            return
+        if self._own.index == min({*range(self._own.number)} - {*stopped}):
+            seconds = SECONDS_PER_BEAT * MOST_MISSED
+            print(
+                f"diffusionbert: process {stopped[0]} of this launch gave no sign of life for {seconds:.0f} s, so the "
+                "others end; start the command again, with --resume if it trains",
+                file=sys.stderr,
+            )
+        else:
+            threading.Event().wait(2 * SECONDS_PER_BEAT)  # a launcher ends all when one ends
+        exit_at_once(1)
+
+
 @contextmanager
 def _connected() -> Iterator[None]:
     """Says what it means that a connection has broken."""
     try:
         yield
     except RuntimeError as error:
-        raise RuntimeError(f"another process of this launch has ended ({str(error)[:80]}); see its message") from None
+        raise RuntimeError(_ENDED.format(str(error)[:80])) from None
+
+
+_ENDED = "another process of this launch has ended ({}); see its message"
+
+
+def in_plain_words(error: BaseException) -> BaseException:
+    """An error of gloo, in training, as what it means; any other as it is."""
+    if isinstance(error, RuntimeError) and re.match(r"\[[^]]*gloo[^]]*\] ", str(error)):
+        reason = str(error).partition("] ")[2].partition(".")[0]
+        return RuntimeError(_ENDED.format(reason.partition(" [")[0][:80]))
+    return error
 
 
 @final

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Collection, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
@@ -64,8 +65,18 @@ Masked diffusion language models: train, generate, fill, score and compare.
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command; without arguments, that of the process."""
+    launch = parallel.launch()
+    if launch.number > 1 and arguments is None:
+        try:
+            main(sys.argv[1:])
+        except SystemExit as end:
+            parallel.exit_at_once(end.code if isinstance(end.code, int) else int(end.code is not None))
+        except BaseException:
+            traceback.print_exc()
+            parallel.exit_at_once(1)
+        parallel.exit_at_once(0)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if parallel.launch().is_main:
+    if launch.is_main:
         _run(words)
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123, no file
@@ -103,12 +114,10 @@ def _run(words: list[str]) -> None:
         parallel.leave()
         sys.exit(130)
     except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
-        message = printable(" ".join(str(error).split()))
+        message = printable(" ".join(str(parallel.in_plain_words(error)).split()))
         if not launch.is_main:
             time.sleep(SECONDS_TO_REPORT)
         print(f"diffusionbert: {in_flags(message, _option_names(command))}", file=sys.stderr, flush=True)
-        if launch.number > 1:
-            time.sleep(0.1)  # threads of gloo that still free what they sent would abort the exit
         sys.exit(2 if isinstance(error, ValueError) else 1)
 
 
