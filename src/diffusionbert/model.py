@@ -139,7 +139,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where it runs."""
-        return self.engine.device
+        return self.engine.network_device
 
     @property
     def num_parameters(self) -> int:

@@ -251,7 +251,7 @@ def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progres
         seconds / len(found),
         sum(one.length for one in found) / seconds,
         sum(one.calls for one in found) / len(found),
-        _device_name(engine.device),
+        _device_name(engine.network_device),
         min(engine.sequences_at_once(longest + engine.vocabulary.num_special(paired=False)), len(found)),
     )
     return [one.text for one in found], speed

@@ -25,6 +25,7 @@ from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.captured import Captured
 from diffusionbert.networks.int8 import use_int8
 from diffusionbert.networks.masked import Denoiser, MaskedNetwork
+from diffusionbert.networks.remote import Remote, has_float64, working_device
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Objective, ScoringQuantity, TrainingModule
 from diffusionbert.reporting import require_type
@@ -79,18 +80,28 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors around the network are: where it runs, or on the CPU if its device has no float64."""
+        return working_device(self.network_device)
+
+    @property
+    def network_device(self) -> torch.device:
         """Where the network runs."""
         return next(self._module.parameters()).device
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         """Moves the network."""
-        device = self.device if device is None else torch.device(device)
+        device = self.network_device if device is None else torch.device(device)
         self._dtype = dtype or self._dtype
         if self._dtype is torch.int8 and device.type != "cpu":
             raise ValueError(f"int8 is for CPUs, and the device is {str(device)!r}; give dtype=torch.bfloat16")
         self._module.to(device=device, dtype=None if dtype is torch.int8 else dtype)
         if dtype is torch.int8:
             use_int8(self.network.backbone)
+        if isinstance(self._module, Remote):
+            self._module = self._module.network
+        if not has_float64(device):
+            self._module = Remote(self._module)
+        self.network = cast("HasBackbone", self._module)
         self.__dict__.pop("process", None)
         self.__dict__.pop("scoring_objective", None)
 
@@ -109,7 +120,8 @@ class Engine:
 
     def save(self, target: Path, form: WeightFormat) -> Path:
         """Writes the model, with its parameters as they are now, as a new model folder."""
-        return save_model(self._module, self.vocabulary, self.folder, target, form)
+        network = self._module.network if isinstance(self._module, Remote) else self._module
+        return save_model(network, self.vocabulary, self.folder, target, form)
 
     @property
     def num_parameters(self) -> int:

@@ -34,6 +34,7 @@ from torch import Tensor
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, Counts, PerSequence, batch_sizes
 from diffusionbert.likelihood.scores import Estimate, Interval, Length, Limit, Protocol, Rate, Scores, Unit
+from diffusionbert.networks.remote import working_device
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.parallel import current
 from diffusionbert.reporting import require_type
@@ -266,7 +267,7 @@ def _mean_draw(
     at_once: int | None = None,
 ) -> Tensor:
     """The mean over draws, each from its own stratum of (0, 1); noise is keyed by the number of the draw."""
-    device = _device(method)
+    device = device_of(method)
     batch = batch.to(device)
     size = len(batch.tokens)
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -327,9 +328,10 @@ def _evaluating(method: TrainingModule) -> Iterator[None]:
             module.training = True
 
 
-def _device(method: TrainingModule) -> torch.device:
+def device_of(method: TrainingModule) -> torch.device:
+    """Where the sequences of an estimate are."""
     tensor = next(chain(method.parameters(), method.buffers()), None)
-    return torch.device("cpu") if tensor is None else tensor.device
+    return torch.device("cpu") if tensor is None else working_device(tensor.device)
 
 
 def _arithmetic(method: TrainingModule, autocast: torch.dtype | None) -> str:
@@ -337,7 +339,7 @@ def _arithmetic(method: TrainingModule, autocast: torch.dtype | None) -> str:
     dtype = autocast or (torch.float32 if weight is None else weight.dtype)
     rounded = dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
     return str(dtype).removeprefix("torch.") + (
-        ", products in tf32" if rounded and _device(method).type == "cuda" else ""
+        ", products in tf32" if rounded and device_of(method).type == "cuda" else ""
     )
 
 

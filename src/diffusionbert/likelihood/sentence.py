@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.likelihood.estimate import SequenceDataset
+from diffusionbert.likelihood.estimate import SequenceDataset, device_of
 from diffusionbert.likelihood.intervals import student_quantile
 from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.parallel import current
@@ -153,7 +153,7 @@ def estimate_sentences(
     Returns:
         One estimate per sentence.
     """
-    size, number = _SENTENCES_AT_ONCE.get(next(method.parameters()).device.type, 1), current().number
+    size, number = _SENTENCES_AT_ONCE.get(device_of(method).type, 1), current().number
     by_length = sorted(range(len(rows.lengths)), key=lambda index: -int(rows.lengths[index]))
     groups = [by_length[start : start + size] for start in range(0, len(by_length), size)]
     # Each process of a launch gets every n-th group; paired sentences are drawn for equally often, so together.
@@ -168,7 +168,7 @@ def _estimates(
     method: TrainingModule, rows: SequenceDataset, budget: SentenceBudget, size: int, paired: bool, active: list[int]
 ) -> dict[int, SentenceEstimate]:
     """The estimates of the sentences with these indices, so many of which are drawn for at once."""
-    objective, device = method.objective, next(method.parameters()).device
+    objective, device = method.objective, device_of(method)
     is_exact = objective.likelihood is Likelihood.EXACT
     drawn = {index: _Drawn(is_exact) for index in active}
     number, next_look = 0, 1 if is_exact else 2

@@ -26,6 +26,7 @@ from diffusionbert.data.sources import Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.loading import Pretrained, Provided, new_lm, require_legacy_checkpoint, require_reopenable
+from diffusionbert.networks.remote import has_float64
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.parallel import current
 from diffusionbert.reporting import logger, reason_of
@@ -322,9 +323,12 @@ def make_accelerator(settings: TrainingConfig, output: Path | None, *, cpu: bool
     folders = ProjectConfiguration()
     if output is not None:
         folders = ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers"))
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is not None and not has_float64(found):
+        logger.info(f"{found.type} has no float64, which training needs, so the CPU trains")
     return Accelerator(
         # Explicit, or several processes on CPUs would not find each other.
-        cpu=cpu or not torch.accelerator.is_available(),
+        cpu=cpu or found is None or not has_float64(found),
         mixed_precision=settings.precision,
         log_with=list(settings.trackers) or None,
         project_config=folders,
