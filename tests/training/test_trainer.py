@@ -10,6 +10,7 @@ import shutil
 import signal
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -525,6 +526,12 @@ def test_a_run_without_a_complete_checkpoint_is_refused_in_one_line(tmp_path):
     ) as caught:
         resumed(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_trains_in_any_thread(tmp_path):
+    """Signals can be caught in the main thread alone."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(trainer_of(tmp_path, replace(QUICK, steps=1)).train).result().step == 1
 
 
 @pytest.mark.slow

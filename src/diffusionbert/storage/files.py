@@ -106,7 +106,7 @@ def _sync(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(mode)
-            with file.open("rb") as opened:
+            with file.open("r+b") as opened:  # Windows flushes what may be written alone
                 os.fsync(opened.fileno())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -178,13 +179,17 @@ class Trainer:
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        """Lets SIGINT and SIGTERM stop the run with a checkpoint; a second signal ends the process at once."""
+        """Lets SIGINT and SIGTERM stop the run with a checkpoint; a second signal ends the process at once.
+
+        Python gives signals to its main thread alone: a run in another one is not stopped by them.
+        """
 
         def stop(number: int, _: Any) -> None:
             self.is_signaled = True
             signal.signal(number, before[signal.Signals(number)])
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, stop) for number in numbers}
         try:
             yield
         finally:
