@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -25,7 +26,7 @@ from diffusionbert.diffusion.schedules import Cosine, Linear, TokenInformation
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import LogitsWarper, draw
 from diffusionbert.evaluation.doctor import Severity, diagnose
-from diffusionbert.evaluation.symptoms import Case, Reference, encode, examine, measure, unmask_times
+from diffusionbert.evaluation.symptoms import Case, Reference, encode, examine, limits_of, measure, unmask_times
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.generate import generate
 from diffusionbert.inference.tasks import Task
@@ -327,6 +328,27 @@ def test_random_tokens_are_not_diagnosed_as_a_wrong_tokenizer(healthy, vocabular
     assert "rare-words" in found
 
 
+def test_a_barely_trained_network_does_not_have_a_wrong_tokenizer(healthy, vocabulary):
+    """It draws tokens without regard to each other, and such pieces are encoded differently after decoding."""
+    fractions, rng = healthy.stored.fractions, random.Random(0)
+    inner, frequent = vocabulary.continuation.nonzero()[:, 0].tolist(), healthy.stored.frequent.tolist()
+    generated = tuple(tuple(rng.choice(one) for one in (frequent, inner) * 10) for _ in range(64))
+    texts = tuple(vocabulary.decode(tokens) for tokens in generated)
+    unigram = -float(np.log(fractions[[token for tokens in generated for token in tokens]] + 1e-6).mean())
+    barely = replace(healthy, texts=texts, generated=generated, network_nats=6.0, generated_nats=unigram)
+    assert codes(barely)[0] == "untrained-network"
+    assert "wrong-tokenizer" not in codes(barely)
+    assert codes(replace(barely, generated_nats=0.5 * unigram))[0] == "wrong-tokenizer"  # it knows which tokens follow
+
+
+def test_the_limits_of_the_bundled_model_are_named(tmp_path):
+    card = (BUNDLED / "README.md").read_text(encoding="utf-8")
+    found = limits_of(BUNDLED)
+    assert len(found) > 1
+    assert all(limit.split()[0] in card for limit in found)
+    assert limits_of(tmp_path) == ()
+
+
 # ---- remedies and JSON ----------------------------------------------------------------------------------------------
 
 
@@ -451,6 +473,7 @@ def test_the_command_finds_no_problems_in_a_file_of_real_sentences(quick, tmp_pa
     shown = capsys.readouterr().out
     assert "no problems found" in shown
     assert "samples.txt" in shown
+    assert all(limit in shown for limit in ("limits of this model", *limits_of(BUNDLED)))
 
 
 @pytest.mark.slow

@@ -99,6 +99,10 @@ def _show(diagnosis: Diagnosis, name: str) -> None:
         console.print(Text.assemble((f"{number}. {finding.code}", "bold"), f" ({finding.severity.value})"))
         for label, text in (("what", finding.what), ("why", finding.why), ("try", finding.remedy)):
             console.print(f"   {label:4} {text}", soft_wrap=True, markup=False)
+    if diagnosis.limits:
+        console.print("limits of this model, from its card; `diffusionbert adapt` fits it to your text:")
+    for limit in diagnosis.limits:
+        console.print(f"   - {limit}", soft_wrap=True, markup=False)
 
 
 def _figures(symptoms: Symptoms, name: str) -> object:

@@ -45,6 +45,37 @@ class Sentences:
         return replace(picked, editable=editable, example=torch.tensor(indices))
 
 
+@final
+@dataclass(frozen=True)
+class Generated:
+    """Generated ids, none of them special, from which batches are made by index."""
+
+    vocabulary: Vocabulary
+    tokens: Sequence[Sequence[int]]
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """The number of positions per sequence."""
+        return np.fromiter((len(one) + len(self._around[0]) + len(self._around[1]) for one in self.tokens), np.int64)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Makes a batch in which all tokens but those around a text are editable."""
+        begin, end = self._around
+        picked = batch_of(self.vocabulary, [[*begin, *self.tokens[index], *end] for index in indices])
+        editable = picked.attention_mask.clone()
+        for row, index in enumerate(indices):
+            editable[row, : len(begin)] = False
+            editable[row, len(begin) + len(self.tokens[index]) :] = False
+        return replace(picked, editable=editable, example=torch.tensor(indices))
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        [sequence] = self.vocabulary.encode(["a"])
+        own = [index for index, token in enumerate(sequence) if not self.vocabulary.special[token]]
+        return sequence[: own[0]], sequence[own[-1] + 1 :]
+
+
 def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batch:
     """Pads sequences on the right to one batch without editable positions."""
     tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), vocabulary.pad_id)

@@ -52,6 +52,8 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     symptoms: Symptoms
+    limits: tuple[str, ...] = ()
+    """What the model cannot do whatever the settings, from its card."""
 
 
 def diagnose(case: Case) -> Diagnosis:
@@ -59,7 +61,8 @@ def diagnose(case: Case) -> Diagnosis:
     symptoms, severities = measure(case), list(Severity)
     checks = _network, _sampling, _diversity, _frequencies, _lengths, _unknown_and_few
     found = [finding for check in checks for finding in check(case, symptoms)]
-    return Diagnosis(tuple(sorted(found, key=lambda finding: severities.index(finding.severity))), symptoms)
+    ordered = sorted(found, key=lambda finding: severities.index(finding.severity))
+    return Diagnosis(tuple(ordered), symptoms, case.limits)
 
 
 def _broken(code: str, what: str, why: str, remedy: str, **evidence: float | int) -> Finding:

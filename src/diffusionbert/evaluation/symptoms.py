@@ -6,10 +6,12 @@ text that they should resemble. `measure` turns a case into `Symptoms`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -17,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffusionbert.data.canvas import Generated
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.evaluation.metrics import distinct_n, entropy, repetition
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.generate import generate, stream
-from diffusionbert.inference.score import estimate_nats
+from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
@@ -38,6 +41,9 @@ MIN_CORPUS = 2000
 OWN_TEXTS, MAX_SCORED, DRAWS = 8, 16, 4
 """Texts generated where there is no corpus, the most texts scored, and draws per text: enough to tell a trained network
 from an untrained one."""
+BARELY_TRAINED = 0.9
+"""Of the unigram model's nats on the ids that a network generated: one that needs more has not learned which tokens
+follow each other."""
 MIN_POSITIONS = 8
 """The fewest positions of a sample for unmasking times: samplers that skip steps report time 0 at the end of each."""
 MIN_TOKENS, MIN_SAMPLES = 120, 8
@@ -109,6 +115,10 @@ class Case:
     """A description of these texts."""
     unigram_nats: float | None = None
     """The nats per token of the unigram model on the same texts."""
+    generated_nats: float | None = None
+    """The network's nats per token on the ids that it generated, which no tokenizer has touched."""
+    limits: tuple[str, ...] = ()
+    """What the model cannot do, from its card."""
 
     def __post_init__(self) -> None:
         if not self.texts:
@@ -208,7 +218,18 @@ def examine(
         None if samples else replace(sampling, sampler=objective.choose_sampler(sampling.sampler)),
         not samples and task.length is not None,
         *_network_nats(model, corpus, stored, task.seed),
+        _generated_nats(model, generated, task.seed),
+        limits_of(model.folder),
     )
+
+
+def limits_of(folder: Path) -> tuple[str, ...]:
+    """The limits that a model's card lists; none if it has no such section."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    section = re.search(r"^## Limits\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    items = re.split(r"^- ", section[1], flags=re.MULTILINE)[1:] if section else []
+    return tuple(" ".join(item.split()) for item in items)
 
 
 def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[Tokens, ...]:
@@ -256,6 +277,15 @@ def _network_nats(
     return nats, described, -float(np.log(smoothed[[token for index in chosen for token in tokens[index]]]).mean())
 
 
+def _generated_nats(model: Engine, generated: Sequence[Tokens], seed: int) -> float | None:
+    """The network's nats per token on generated ids; None if it has no likelihood or there are too few of them."""
+    chosen = [list(tokens) for tokens in generated if 0 < len(tokens) <= model.max_length][:MAX_SCORED]
+    if len(chosen) < 2 or not model.config.objective.scoring_quantities(model.config.time).available or model.paired:
+        return None
+    budget = EstimationBudget(precision=None, max_draws=DRAWS, strata=2, seed=seed)
+    return estimate_sequences(model, Generated(model.vocabulary, chosen), budget).nats_per_token
+
+
 # ---- from a case to symptoms ----------------------------------------------------------------------------------------
 
 
@@ -295,7 +325,7 @@ def measure(case: Case) -> Symptoms:
         unigram_nats=case.unigram_nats,
         corpus_distance=None if stored is None or not is_large else stored.distance(case.corpus),
         brevity=None if stored is None else _brevity(case.vocabulary, stored),
-        round_trip=None if stored is None else _round_trip(case.generated, samples, stored),
+        round_trip=None if stored is None else _round_trip(case, samples, stored),
         unmask_histogram=_histogram(case.unmask_times),
     )
 
@@ -354,8 +384,15 @@ def _brevity(vocabulary: Vocabulary, stored: Reference) -> float | None:
     return float((characters * _fractions(counts[occurring].numpy())).sum() / characters.mean())
 
 
-def _round_trip(generated: tuple[Tokens, ...], encoded: tuple[Tokens, ...], stored: Reference) -> float | None:
+def _round_trip(case: Case, encoded: tuple[Tokens, ...], stored: Reference) -> float | None:
+    generated = case.generated
     if not any(generated):
+        return None
+    # A barely trained network draws tokens by their frequencies, and such pieces do not make words, either.
+    unigram = -float(
+        np.log(_fractions(stored.counts.numpy() + 1)[[one for sample in generated for one in sample]]).mean()
+    )
+    if case.generated_nats is not None and case.generated_nats > BARELY_TRAINED * unigram:
         return None
     frequent, fractions = stored.frequent, _fractions(_counts(generated, len(stored.fractions)))
     # Random tokens of an untrained network may be encoded differently even with the correct vocabulary.
