@@ -438,3 +438,19 @@ def test_the_content_hash_depends_on_the_first_bytes_alone(tmp_path):
         hashes.append(reading.content_hash(reading.Shard.at(tmp_path / name)))
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
+
+
+@pytest.mark.parametrize(("lines", "number"), [(3, 2), (50, 5), (1000, 100), (3000, 200)])
+def test_a_small_corpus_holds_out_a_tenth_or_two_hundred_lines(tmp_path, lines, number):
+    spec = write(tmp_path / "a.txt", "".join(f" line  {one} \n\n" for one in range(lines)))
+    held_out = parse_source(spec).fraction_to_hold_out()
+    validation, train = (
+        read(parse_corpus(spec, split, held_out=held_out))[0] for split in (Split.VALIDATION, Split.TRAIN)
+    )
+    assert len(validation) == number
+    assert len(train) == lines - number
+
+
+def test_a_large_corpus_holds_out_one_percent(tmp_path):
+    spec = write(tmp_path / "a.txt", "line\n" * 20_001)
+    assert parse_source(spec).fraction_to_hold_out() == 0.01

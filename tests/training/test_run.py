@@ -20,7 +20,7 @@ from filelock import FileLock
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from shared import encoding_cache, shared
-from tiny_models import corpus, plain_roberta
+from tiny_models import corpus, plain_roberta, run_of
 from tiny_tokenizers import gpt2_tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -442,3 +442,33 @@ def test_help_has_an_example(capsys, command):
         main([command, "--help"])
     assert caught.value.code == 0
     assert "Example: diffusionbert" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_never_beat_its_start_says_so_and_how_to_go_on(cache, tmp_path, capsys):
+    options = ["--steps=4", "--validate-every=2", "--save-every=2", "--batch-tokens=256", "--max-length=24"]
+    start, quick = f"--start={run_of('linear', steps=60)}", f"--cache={cache}"
+    main(["train", f"--data={corpus()}", f"--output={tmp_path / 'run'}", start, quick, *options, "--learning-rate=3"])
+    printed = capsys.readouterr()
+    assert "no validation was better than that of the start" in printed.err
+    assert "lower --learning-rate than 3" in printed.err
+    assert "at step 0" in printed.out
+
+
+@pytest.mark.slow
+def test_another_tokenizer_than_that_of_a_run_beside_is_said(cache, tmp_path, capsys):
+    options = [f"--data={corpus()}", f"--cache={cache}", *QUICK, "--layers=1", "--width=32", "--heads=2", *SHORT]
+    for name, other in (("a", []), ("b", []), ("c", ["--cased"])):
+        main(["train", f"--output={tmp_path / name}", *options, "--vocabulary=600", *other])
+        said = "this run's tokenizer differs from that of 'a'" in capsys.readouterr().err
+        assert said is (name == "c")
+
+
+@pytest.mark.slow
+def test_a_small_text_holds_out_a_tenth_also_when_it_is_resumed(cache, tmp_path):
+    options = [f"--data={corpus()}", f"--cache={cache}", *QUICK, *SMALL, f"--output={tmp_path / 'run'}"]
+    main(["train", *options])
+    fraction = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["held_out"]
+    assert 0.05 < fraction < 0.15
+    main(["train", *options, "--resume", "--steps=8"])
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["held_out"] == fraction

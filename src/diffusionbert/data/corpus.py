@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -167,6 +167,7 @@ def parse_corpus(
     split: Split = Split.TRAIN,
     *,
     validation: str | None = None,
+    held_out: float | None = None,
     fields: Sequence[str] = (),
     cleaning: Cleaning = AS_IT_IS,
 ) -> Corpus:
@@ -176,6 +177,7 @@ def parse_corpus(
         spec: A file, folder, glob, `lm1b:FOLDER`, `hf:NAME[:CONFIG]` or `pydoc`.
         split: The split to read.
         validation: A separate corpus for the validation split; all of `spec` is then training text.
+        held_out: The fraction of files that is the validation split; None is 0.01.
         fields: One field (text) or two (source and target) of JSONL files and Hugging Face datasets.
         cleaning: How texts are cleaned.
 
@@ -185,7 +187,10 @@ def parse_corpus(
     if validation is not None and split is Split.VALIDATION:
         source = parse_source(validation, fields)
         return Corpus(source, Split.ALL if isinstance(source, Files) else split, cleaning)
-    return Corpus(parse_source(spec, fields), split if validation is None else Split.ALL, cleaning)
+    source = parse_source(spec, fields)
+    if held_out is not None and isinstance(source, Files):
+        source = replace(source, validation_fraction=held_out)
+    return Corpus(source, split if validation is None else Split.ALL, cleaning)
 
 
 def parse_source(spec: str, fields: Sequence[str] = ()) -> Source:

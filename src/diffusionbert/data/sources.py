@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from diffusionbert.data.files import Format, Item, Location, Pair, Shard, content_hash, pick
+from diffusionbert.data.files import Flaw, Format, Item, Location, Pair, Shard, content_hash, pick
 from diffusionbert.reporting import reason_of
 
 
@@ -29,6 +30,11 @@ class Split(Enum):
     ALL = "all"
     """Training and validation text together, for a file that is itself one split; of a Hub dataset that has a
     validation split, the training split alone."""
+
+
+HELD_OUT = 200
+"""Sentences that a small corpus sets aside for validation: fewer would choose a checkpoint by chance."""
+_LARGE = 100 * HELD_OUT  # lines, of which 1 % are enough
 
 
 class Part(NamedTuple):
@@ -48,9 +54,14 @@ class Part(NamedTuple):
         """Whether a text belongs to this part; pairs are assigned by their source."""
         if self == (0.0, 1.0):
             return True
-        text = content if isinstance(content, str) else content.source
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        return self.low <= int.from_bytes(digest, "big") / 2**64 < self.high
+        return self.low <= _place(content) < self.high
+
+
+def _place(content: str | Pair) -> float:
+    """The hash of a text, scaled to [0, 1), whatever its white space; of a pair, that of its source."""
+    text = " ".join((content if isinstance(content, str) else content.source).split())
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
 
 
 class Source(ABC):
@@ -90,6 +101,18 @@ class Files(Source):
     @property
     def paired(self) -> bool:
         return self.format.paired
+
+    def fraction_to_hold_out(self) -> float:
+        """The fraction with which a tenth of the different texts is held out, at most 200 of them; 1 % of many.
+
+        Exact for a small corpus, of which a tenth by chance could be nothing. Reads no more lines than can matter.
+        """
+        items = [item.content for item in islice(self.items(Split.ALL), _LARGE)]
+        if len(items) >= _LARGE:
+            return 0.01
+        found = sorted({_place(one) for one in items if not isinstance(one, Flaw)})
+        count = max(2, min(HELD_OUT, len(found) // 10))
+        return (found[count - 1] + found[count]) / 2 if len(found) > count else 0.1
 
     def __str__(self) -> str:
         others = f" and {len(self.shards) - 1} other files" if len(self.shards) > 1 else ""

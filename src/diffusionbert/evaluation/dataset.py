@@ -112,7 +112,9 @@ def open_evaluation_set(
     cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenize or detokenize)
     fields = [field] if field else []
     split = default_split(data, trained, fields) if split is None else split
-    corpus = parse_corpus(data, split, fields=fields, cleaning=cleaning)
+    is_held_out = split is Split.VALIDATION and _is_training(parse_source(data, fields), trained)
+    held_out = trained.data.held_out if is_held_out else None
+    corpus = parse_corpus(data, split, held_out=held_out, fields=fields, cleaning=cleaning)
     found = read_evaluation_set(corpus, data, engine.vocabulary, engine.max_length, sentences, trained)
     for note in found.notes:  # before hours of work
         logger.info("note: %s", note)

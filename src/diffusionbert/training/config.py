@@ -38,6 +38,8 @@ class DataConfig:
     """A file, folder or glob; `pydoc`; `lm1b:FOLDER`; `hf:NAME`."""
     validation: str | None = None
     """A corpus to validate on; None holds out a fraction of the training corpus."""
+    held_out: float | None = None
+    """That fraction, of a corpus of files; None lets a new run choose it, and is 0.01 in runs of earlier versions."""
     vocabulary: str | int = 8000
     """A tokenizer's folder or name, or the size of a WordPiece to be trained on the corpus."""
     lower: bool = True
@@ -51,6 +53,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.max_length < 1:
             raise ValueError(f"`max_length` must be 1 or more, got {self.max_length}; 128 is usual")
+        if self.held_out is not None and not 0 < self.held_out < 1:
+            raise ValueError(f"`held_out` must be between 0 and 1, got {self.held_out}; 0.1 is usual for little text")
 
     @property
     def fields(self) -> list[str]:

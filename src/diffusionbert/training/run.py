@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from diffusionbert.data.corpus import Cleaning, Corpus, parse_corpus
 from diffusionbert.data.dataset import Encoded, encode_corpus
-from diffusionbert.data.sources import Split
+from diffusionbert.data.sources import Files, Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.loading import Pretrained, Provided, new_lm, require_legacy_checkpoint, require_reopenable
@@ -51,6 +51,7 @@ from diffusionbert.training.model_folder import (
     restore_beside,
     started_letter_case,
     token_statistics,
+    training_source,
     write_model,
 )
 from diffusionbert.training.optim import measure
@@ -87,7 +88,17 @@ class PreparedData:
 def open_corpus(data: DataConfig, split: Split) -> Corpus:
     """One split of a corpus."""
     cleaning = Cleaning(lower=data.lower, detokenize=data.detokenize)
-    return parse_corpus(data.corpus, split, validation=data.validation, fields=data.fields, cleaning=cleaning)
+    return parse_corpus(
+        data.corpus, split, validation=data.validation, held_out=data.held_out, fields=data.fields, cleaning=cleaning
+    )
+
+
+def with_held_out(data: DataConfig) -> DataConfig:
+    """The data with the fraction that a new run holds out, if it is not given."""
+    if data.held_out is not None or data.validation is not None:
+        return data
+    source = training_source(data)
+    return replace(data, held_out=source.fraction_to_hold_out()) if isinstance(source, Files) else data
 
 
 def prepare(data: DataConfig, cache: Path, vocabulary: Vocabulary | None = None) -> PreparedData:
@@ -205,12 +216,16 @@ def train(
     config.to_json()  # refuses, before any work, what could not be opened again
     if stored is None and (config.backbone.pretrained or "").endswith(".th"):
         require_legacy_checkpoint(Path(str(config.backbone.pretrained)))  # before its tokenizer is looked for
+    if stored is None:
+        config = replace(config, data=with_held_out(config.data))
     start = run.resumable_start() if resume else None
     accelerator = make_accelerator(config.training, output)
     prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
     if accelerator.is_main_process:
         for name, sequences in (("training", prepared.sequences), ("validation", prepared.validation)):
             logger.info(f"{name} text: {sequences.report.summary()}")
+        if stored is None:
+            _warn_of_other_tokenizers(output, config.data, prepared.vocabulary)
     if auto:
         config = replace(config, training=_measured(config, prepared, start, accelerator, backbone))
     module = _module(config, prepared, start, backbone)
@@ -249,6 +264,27 @@ def train(
         for tracker in accelerator.trackers:
             tracker.finish()
     return TrainingRun(output, state, trainer.is_stopped, accelerator.is_main_process)
+
+
+def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabulary) -> None:
+    """Says if a run beside this one, on the same text, has another tokenizer: they are meant to be compared."""
+    beside = output.absolute().parent
+    for folder in sorted(beside.iterdir()) if beside.is_dir() else ():
+        run = RunFolder(folder)
+        if folder.name == output.name or not run.config.is_file() or not run.start.is_dir():
+            continue
+        try:
+            other = stored_config(folder).data
+            is_other = other.corpus == data.corpus and Vocabulary.load(run.start).fingerprint != vocabulary.fingerprint
+        except (OSError, TypeError, ValueError):  # it is damaged, which does not concern this run
+            continue
+        if is_other:
+            start = output.parent / folder.name / run.start.name
+            logger.warning(
+                f"this run's tokenizer differs from that of {folder.name!r}, on the same text: compare them by bits "
+                f"per byte, not by nats per token, or share it (--vocabulary {start})"
+            )
+            return
 
 
 def _letter_case(config: RunConfig, sequences: Encoded) -> Tensor | None:

@@ -40,8 +40,10 @@ from diffusionbert.training.log import (
     ModelDescription,
     RunEvent,
     TrainEvent,
+    ValidationEvent,
     ValidationResult,
     append,
+    events_of,
     remove_after,
     row,
 )
@@ -129,6 +131,8 @@ class Trainer:
                     self.save()
         if self.is_stopped:
             self._inform(f"stopped at step {self.state.step}; --resume continues from there")
+        elif self.state.step and self.state.best_step == 0:
+            self._warn_of_no_gain()
         self._export_best()
         return self.state
 
@@ -301,6 +305,18 @@ class Trainer:
                 with atomic_folder(self.run.model) as folder:
                     self.export(weights_to_export(best), folder)
         self.accelerator.wait_for_everyone()
+
+    def _warn_of_no_gain(self) -> None:
+        """Says that the exported model is the start, and how to go on."""
+        if not self.accelerator.is_main_process:
+            return
+        found = [event.nats_per_token or event.loss_per_token for event in events_of(self.run.log, ValidationEvent)]
+        later = min((value for value in found[1:] if value is not None), default=math.nan)
+        logger.warning(
+            f"no validation was better than that of the start ({self.state.best:.3f} per token, later {later:.3f} at "
+            f"best), so the exported model is the start: train with a lower --learning-rate than "
+            f"{self.settings.learning_rate:g}, on more text or for longer, or let `diffusionbert adapt` choose"
+        )
 
     # ---- log --------------------------------------------------------------------------------------------------------
 
