@@ -28,6 +28,7 @@ from diffusionbert.objectives.sundae import SundaeConfig
 from diffusionbert.recipes import SYSTEMS, Start, train
 from diffusionbert.reproduce.targets import MAIN, TARGETS
 from diffusionbert.training.config import DataConfig, TrainingConfig
+from diffusionbert.workflows.adapt import adapt
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(diffusionbert.__file__).parent
@@ -147,6 +148,7 @@ def test_the_training_in_python_of_the_readme_has_valid_arguments(monkeypatch):
 
     result = SimpleNamespace(table=lambda: "a table")
     for function, returned in [
+        (adapt, SimpleNamespace()),
         (train, SimpleNamespace(path="runs/mine")),
         (model.evaluate, result),
         (compare, "a table"),
@@ -154,7 +156,7 @@ def test_the_training_in_python_of_the_readme_has_valid_arguments(monkeypatch):
         monkeypatch.setattr(diffusionbert, function.__name__, stub(function, returned), raising=False)
     _, code = python_blocks()
     exec(compile(code, "README.md", "exec"), {})
-    assert called == ["train", "evaluate", "compare"]
+    assert called == ["adapt", "train", "evaluate", "compare"]
     assert callable(EvaluationResult.table)
 
 

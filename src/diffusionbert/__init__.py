@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from diffusionbert.registry import register
     from diffusionbert.reporting import set_verbosity
     from diffusionbert.samplers.base import SamplerConfig
+    from diffusionbert.workflows.adapt import adapt
 
 __version__ = "0.1.0.dev0"
 __all__ = [
     "Model",
     "SamplerConfig",
     "__version__",
+    "adapt",
     "compare",
     "evaluate",
     "load",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {
     "Model": "model",
     "SamplerConfig": "samplers.base",
+    "adapt": "workflows.adapt",
     "compare": "evaluation.compare",
     "evaluate": "model",
     "load": "model",

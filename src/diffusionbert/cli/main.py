@@ -34,6 +34,7 @@ COMMANDS = (
     "rewrite",
     "score",
     "choose",
+    "adapt",
     "train",
     "pretrain",
     "evaluate",

@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from diffusionbert.networks.lora import apply_adapter, base_of, is_adapter
 from diffusionbert.registry import Registry, describe, register
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import read_json
@@ -346,6 +347,8 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
     if isinstance(name_or_folder, Path) and not name_or_folder.is_dir():
         raise ValueError(f"no folder {str(name_or_folder)!r}: give a model's folder, or its Hub name as a string")
     folder = locate(kind.name, name_or_folder, FILES)
+    if is_adapter(folder):
+        return _load_adapted(kind, folder)
     model: PreTrainedModel
     with quiet():
         config = _config(kind, name_or_folder, folder)
@@ -381,6 +384,17 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
     if missing:
         message = "%s has no %s head; it gets a randomly initialized one, to be trained: %s"
         logger.warning(message, name_or_folder, kind.name.replace(" ", "-"), ", ".join(missing))
+    return model
+
+
+def _load_adapted(kind: _Kind, folder: Path) -> PreTrainedModel:
+    """Opens the model that an adapter was trained from, with the adapter added to its weights."""
+    base = base_of(folder)
+    start = locate(kind.name, base, FILES)
+    if is_adapter(start):
+        raise ValueError(f"{base!r}, from which {str(folder)!r} starts, is an adapter, too; merge one of them")
+    model = _load(kind, str(start))
+    apply_adapter(model, folder)
     return model
 
 

@@ -81,6 +81,8 @@ class TrainingConfig:
     weight_decay: float = 0.01
     weight_decay_end: float | None = None
     """The weight decay of the last step, which `weight_decay` reaches linearly; None keeps it constant."""
+    lora: int | None = None
+    """The rank of a low-rank adaptation, which is trained in place of the weights (extra `lora`); None trains them."""
     clip: float = 1.0
     ema: float | None = None
     """The decay of an exponential moving average of the parameters, such as 0.9999, which is validated and exported."""
@@ -114,7 +116,7 @@ class TrainingConfig:
         least = {"warmup": 0, "weight_decay": 0, "seed": 0, "validation_sentences": 2}
         least |= dict.fromkeys(("steps", "log_every", "validate_every", "validation_draws", "save_every", "keep"), 1)
         least |= {} if self.weight_decay_end is None else {"weight_decay_end": 0}
-        least |= {name: 1 for name in ("micro_tokens", "patience") if getattr(self, name) is not None}
+        least |= {name: 1 for name in ("micro_tokens", "patience", "lora") if getattr(self, name) is not None}
         rules = {name: (getattr(self, name) >= number, f"{number} or more") for name, number in least.items()}
         rules |= {
             "learning_rate": (0 < self.learning_rate < math.inf, "greater than 0"),

@@ -26,6 +26,7 @@ from diffusionbert.data.sources import Files, Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.loading import Pretrained, Provided, new_lm, require_legacy_checkpoint, require_reopenable
+from diffusionbert.networks.lora import add_lora, merged
 from diffusionbert.networks.remote import has_float64
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.parallel import current
@@ -237,7 +238,7 @@ def train(
     )
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
-        write_model(folder, module, weights, metadata, trainer.state, form)
+        write_model(folder, module, merged(weights), metadata, trainer.state, form)
 
     kernels = compiled if config.training.compile else None
     with _lock(run, accelerator), compile_cache(kernels, is_written=accelerator.is_main_process):
@@ -399,6 +400,15 @@ def _module(
     config: RunConfig, prepared: PreparedData, start: Path | None, backbone: PreTrainedModel | None
 ) -> TrainingModule:
     """Network and objective with initial parameters; those of a resumed run are arbitrary until it is restored."""
+    module = _new_module(config, prepared, start, backbone)
+    if config.training.lora is not None:
+        add_lora(backbone_of(module), config.training.lora)
+    return module
+
+
+def _new_module(
+    config: RunConfig, prepared: PreparedData, start: Path | None, backbone: PreTrainedModel | None
+) -> TrainingModule:
     torch.manual_seed(config.training.seed)
     if start is not None:
         return config.make_module(prepared.statistics, new_lm(start))

@@ -1,0 +1,74 @@
+"""`adapt`: fine-tunes a model on the user's own text, with no setting to choose."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from diffusionbert.cli.common import Flag, OptionalFloat, OptionalPath, OptionalText, option, print_json
+from diffusionbert.parallel import launch
+
+
+@dataclass(frozen=True)
+class Adapt:
+    """Fine-tune a model on your own text in a few minutes: batch, steps and learning rate are chosen for this machine.
+
+    A part of the text is held out; the bound on it and on generic text (samples of the model to start from) is shown
+    before and after, with samples.
+
+    Example: diffusionbert adapt my.txt
+    """
+
+    text: Annotated[str | None, tyro.conf.Positional, option("TEXT")] = None
+    """A text file (also .gz, .xz, .zst), a folder or glob, one sentence per line; - is standard input."""
+    model: OptionalText = None
+    """What to start from: a run directory, a model folder or a Hub name. Default: the bundled model."""
+    output: OptionalPath = None
+    """The run directory, a new one. Default: adapted-NAME in the current folder."""
+    minutes: float = 5.0
+    """About how long it may take."""
+    lora: Flag = False
+    """Train a low-rank adapter in place of the weights (pip install 'diffusionbert[lora]'). The folder then holds the
+    adapter alone, and needs the model to start from."""
+    merge: Flag = False
+    """With --lora, add the adapter to the weights: the folder is an ordinary model."""
+    learning_rate: OptionalFloat = None
+    """The peak learning rate. Default: what suits this kind of adaptation."""
+    samples: int = 3
+    """The number of texts to generate before and after."""
+    resume: Flag = False
+    """Continue the adaptation in --output, which was stopped; no text is needed then."""
+    seed: int = 0
+    """The seed of batches, noise and samples."""
+    cache: OptionalPath = None
+    """The directory for encoded text and generic text. Default: the user's cache directory."""
+    json: Flag = False
+    """Print one JSON object, and nothing else, on standard output."""
+
+    def run(self) -> None:
+        from diffusionbert.storage.schema import to_json
+        from diffusionbert.workflows.adapt import adapt
+
+        texts: str | Iterable[str] | None = self.text
+        if self.text == "-":
+            texts = (line.decode("utf-8", "replace") for line in sys.stdin.buffer)
+        if launch().number > 1:
+            raise ValueError("adapt runs in one process; use train --start to train in several")
+        adapted = adapt(
+            texts,
+            self.model,
+            self.output,
+            minutes=self.minutes,
+            lora=self.lora,
+            merge=self.merge,
+            learning_rate=self.learning_rate,
+            samples=self.samples,
+            resume=self.resume,
+            seed=self.seed,
+            cache=self.cache,
+        )
+        print_json(to_json(adapted.report)) if self.json else print(adapted.report.table())

@@ -1,0 +1,210 @@
+"""Adaptation: from a text to a better model for it that has not forgotten the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from shared import encoding_cache, shared
+from tiny_models import run_of, toy_sentences
+
+import diffusionbert
+from diffusionbert.cli.main import main
+from diffusionbert.inference.engine import load_engine
+from diffusionbert.networks.loading import load_masked_lm
+from diffusionbert.networks.lora import add_lora, is_adapter, merged, write_adapter
+from diffusionbert.storage.files import read_json
+from diffusionbert.training.optim import Measurement
+from diffusionbert.training.run import stored_config
+from diffusionbert.training.trainer import Trainer
+from diffusionbert.workflows import adapt as workflow
+from diffusionbert.workflows import generic_text
+from diffusionbert.workflows.adapt import Adapted, adapt
+
+DOMAIN = [f"the sea saw {text}" for text in toy_sentences(60, seed=3)]
+"""Sentences that the start has not seen the like of."""
+
+
+@pytest.fixture(scope="module")
+def start() -> Path:
+    """A run that has learned the toy English a little."""
+    return run_of("linear", steps=60)
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch) -> None:
+    monkeypatch.setattr(workflow, "generic_texts", _few_texts)
+    monkeypatch.setattr(workflow, "measure", lambda *_: Measurement(1024, 1e6))  # a clock may choose either precision
+
+
+def _few_texts(engine, cache, *, seed):
+    return generic_text.generic_texts(engine, cache, number=16, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def adapted(start) -> Adapted:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workflow, "generic_texts", _few_texts)
+        folder = shared("adapted", lambda output: None)
+        return adapt(DOMAIN, start, folder, learning_rate=1e-2, samples=2, cache=encoding_cache())
+
+
+@pytest.mark.slow
+def test_the_bound_on_held_out_text_falls_and_that_on_generic_text_is_kept(adapted):
+    report = adapted.report
+    assert report.domain.difference < -0.1
+    assert report.domain.low < report.domain.difference < report.domain.high < 0
+    assert report.is_better
+    assert report.domain.after - report.domain.before == pytest.approx(report.domain.difference)
+    assert report.generic.difference < 0.5
+    assert len(report.samples_before) == len(report.samples_after) == 2
+    assert 0 < report.best_step <= report.steps
+
+
+@pytest.mark.slow
+def test_an_adapted_folder_is_an_ordinary_run(adapted, start):
+    folder = Path(adapted.report.model)
+    assert not (folder / "checkpoints").exists()
+    model = diffusionbert.load(folder)
+    for own, other in zip(model.backbone.parameters(), adapted.model.backbone.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert model.engine.vocabulary.fingerprint == load_engine(start).vocabulary.fingerprint
+    assert stored_config(folder).objective == load_engine(start).config.objective
+    assert read_json(folder / "adapt.json")["steps"] == adapted.report.steps
+
+
+@pytest.mark.slow
+def test_the_table_has_bounds_samples_and_the_next_command(adapted):
+    shown = adapted.report.table()
+    assert f"next: diffusionbert generate --model {adapted.report.model}" in shown
+    for text in (*adapted.report.samples_before, *adapted.report.samples_after, "held-out text:", "generic text:"):
+        assert text in shown
+
+
+def test_weights_move_back_until_little_is_forgotten(start, monkeypatch):
+    """Compared with all shares on a line: the share that is found forgets no more than is allowed."""
+    first, other = load_engine(start), load_engine(start)
+    with torch.no_grad():
+        for weight in other.network.backbone.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    trained = [weight.clone() for weight in other.network.backbone.parameters()]
+    generic, _ = workflow._generic(first, encoding_cache(), 0)
+    [before] = workflow._bounds(first, [generic], None)
+    [far] = workflow._bounds(other, [generic], None)
+    allowed = (far.nats_per_token - before.nats_per_token) / 4
+    assert allowed > 0
+    monkeypatch.setattr(workflow, "FORGETTING", allowed)
+    share = workflow._restrained(first, other, generic, before, None)
+    assert 0 < share < 1
+    [after] = workflow._bounds(other, [generic], None)
+    assert after.nats_per_token <= before.nats_per_token + allowed
+    for own, begun, ended in zip(
+        other.network.backbone.parameters(), first.network.backbone.parameters(), trained, strict=True
+    ):
+        torch.testing.assert_close(own, torch.lerp(begun, ended, share))
+
+
+def test_generic_text_is_drawn_once(start, tmp_path, monkeypatch):
+    engine = load_engine(start)
+    texts = generic_text.generic_texts(engine, tmp_path, number=4)
+    assert texts
+    monkeypatch.setattr(generic_text, "_drawn", lambda *_: pytest.fail("drawn again"))
+    assert generic_text.generic_texts(engine, tmp_path, number=4) == texts
+
+
+@pytest.mark.slow
+def test_a_stopped_adaptation_resumes_to_the_same_weights(start, tmp_path, monkeypatch):
+    options = {"learning_rate": 1e-2, "samples": 0, "cache": encoding_cache()}
+    monkeypatch.setattr(workflow, "MAX_EPOCHS", 1)
+    whole = adapt(DOMAIN, start, tmp_path / "whole", **options)
+    validate = Trainer._validate
+
+    def stop(self):
+        validate(self)
+        self.is_signaled = self.state.step > 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_validate", stop)
+        with pytest.raises(KeyboardInterrupt):
+            adapt(DOMAIN, start, tmp_path / "parts", **options)
+    resumed = adapt(None, start, tmp_path / "parts", resume=True, samples=0, cache=encoding_cache())
+    assert resumed.report.steps == whole.report.steps
+    for own, other in zip(resumed.model.backbone.parameters(), whole.model.backbone.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.slow
+def test_the_command_reads_standard_input_and_names_its_folder(start, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(workflow, "MAX_EPOCHS", 1)
+    text = "".join(f"{line}\n" for line in DOMAIN)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    main(["adapt", "-", f"--model={start}", "--samples=1", "--json", f"--cache={encoding_cache()}"])
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["model"] == "adapted-text"
+    assert (tmp_path / "adapted-text" / "model" / "config.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_adapter_opens_like_a_model(start, tmp_path, merge):
+    pytest.importorskip("peft")
+    options = {"learning_rate": 3e-2, "samples": 0, "cache": encoding_cache()}
+    adapted = adapt(DOMAIN, start, tmp_path / "run", lora=True, merge=merge, **options)
+    assert adapted.report.domain.difference < 0
+    folder = tmp_path / "run" / "model"
+    assert (folder / "model.safetensors").exists() is merge
+    assert (folder / "adapter_model.safetensors").exists() is not merge
+    for own, other in zip(diffusionbert.load(tmp_path / "run").backbone.parameters(),
+                          adapted.model.backbone.parameters(), strict=True):  # fmt: skip
+        torch.testing.assert_close(own, other)
+
+
+def test_the_product_of_factors_is_added_to_the_weights(start, tmp_path):
+    """As PEFT computes it: merged for export, and from a folder with the factors alone."""
+    peft = pytest.importorskip("peft")
+    backbone = load_engine(start).network.backbone
+    tokens = torch.tensor([[2, 20, 4, 30, 3]])
+    add_lora(backbone, 2)
+    assert {name for name, one in backbone.named_parameters() if one.requires_grad} == {
+        name for name, _ in backbone.named_parameters() if "lora_" in name
+    }
+    with torch.no_grad():
+        for name, weight in backbone.named_parameters():
+            if "lora_" in name:
+                weight.normal_(std=0.3)
+    expected = backbone.eval()(tokens).logits
+    weights = dict(backbone.named_parameters())
+    plain = load_engine(start).network.backbone
+    plain.load_state_dict(merged(weights), strict=False)
+    torch.testing.assert_close(plain.eval()(tokens).logits, expected)
+
+    folder = tmp_path / "adapter"
+    shutil.copytree(start / "model", folder)
+    write_adapter(folder, {name: weight.detach() for name, weight in weights.items()}, str(start / "model"))
+    assert is_adapter(folder)
+    torch.testing.assert_close(load_masked_lm(folder).eval()(tokens).logits, expected)
+    opened = peft.PeftModel.from_pretrained(load_engine(start).network.backbone, folder).eval()
+    torch.testing.assert_close(opened(tokens).logits, expected)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"texts": "x.txt", "merge": True}, "`merge` is for `lora`"),
+    ({"texts": "x.txt", "minutes": 0.0}, "`minutes` must be greater than 0"),
+    ({"texts": "x.txt", "samples": -1}, "`samples` must be 0 or more"),
+    ({"texts": None}, "there is no text to adapt to"),
+    ({"texts": []}, "there is no text to adapt to"),
+    ({"texts": None, "resume": True}, "`resume` needs the `output`"),
+    ({"texts": "x.txt", "model": "unrolled"}, "adaptation is steered by a likelihood"),
+    ({"texts": "x.txt", "model": "pairs"}, "trained on pairs"),
+])  # fmt: skip
+def test_wrong_use_is_refused_in_one_line(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options["model"] = run_of(options.get("model", "linear"))
+    with pytest.raises(ValueError, match=message):
+        adapt(**options, cache=encoding_cache())
