@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test quick fuzz torture exits lint types check load clean help
+.PHONY: demo test quick fuzz torture exits lint types check load site notebook lock audit package clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,10 +37,35 @@ types: $(VENV)/dev  ## Check types, strictly
 load: $(VENV)/dev  ## Put the server under load for a minute and print its figures
 	$(BIN)/python benchmarks/serve_load.py
 
-check: lint types test  ## All of the above
+site: $(VENV)/docs  ## Build the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
+
+notebook: $(VENV)/notebook  ## Execute docs/notebook.ipynb with the bundled model
+	$(BIN)/python benchmarks/run_notebook.py docs/notebook.ipynb
+
+lock: $(VENV)/release  ## Write requirements.lock: all versions, with hashes, from pyproject.toml and constraints.txt
+	$(BIN)/python -m uv pip compile pyproject.toml --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
+	  --constraint constraints.txt --extra data --extra dev --extra plot --extra serve --extra track \
+	  --custom-compile-command "make lock" --no-annotate --quiet --output-file requirements.lock
+
+audit: $(VENV)/release  ## Look up known vulnerabilities of requirements.lock and list licenses; needs the network
+	$(BIN)/pip-licenses --python $(BIN)/python --order license
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement requirements.lock
+
+package: $(VENV)/release  ## Build wheel and sdist in build/dist, install the wheel in an empty environment, and try it
+	rm -rf build/dist build/empty
+	$(BIN)/python -m build --outdir build/dist
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/dist/*.whl
+	build/empty/bin/python -m pip check
+	cd build && env -u PYTHONPATH empty/bin/python ../examples/demo.py
+	cd build && env -u PYTHONPATH empty/bin/diffusionbert info
+
+check: lint types test  ## Style, types and tests
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else \
@@ -55,4 +80,19 @@ $(VENV)/core: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/dev: $(VENV)/core
 	@echo "Installing what the tests need"
 	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/core
+	@echo "Installing what the documentation needs"
+	$(INSTALL) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/notebook: $(VENV)/core
+	@echo "Installing what the notebook needs"
+	$(INSTALL) --editable '.[notebook]'
+	@touch $@
+
+$(VENV)/release: $(VENV)/core
+	@echo "Installing what a release needs"
+	$(INSTALL) --editable '.[release]'
 	@touch $@
