@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import runpy
 import shlex
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,7 +36,8 @@ PACKAGE = Path(diffusionbert.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+HOW_TO = sorted((ROOT / "docs" / "howto").glob("*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 INFERENCE = ("generate", "fill", "rewrite", "score", "info")
 MODULE = r"(?:torchrun|accelerate launch)[^\n]* -m diffusionbert"
 
@@ -191,6 +193,38 @@ def test_the_python_of_the_tutorial_runs(capsys, monkeypatch):
         capsys.readouterr()
         exec(compile(code, "tutorial.md", "exec"), {})
         assert expected in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["generate", "fill", "rewrite", "score", "choose"])
+def test_the_python_of_the_how_to_pages_runs(name, capsys, monkeypatch):
+    """The other pages train or read what was trained, as the tutorial does."""
+    [code] = python_blocks((ROOT / "docs" / "howto" / f"{name}.md").read_text(encoding="utf-8"))
+    monkeypatch.setattr(diffusionbert, "load", bundled, raising=False)
+    exec(compile(code, f"{name}.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda path: path.stem)
+def test_a_how_to_page_shows_its_command(page):
+    text = page.read_text(encoding="utf-8")
+    assert page.stem in {command[0] for command in commands(text)} or page.stem not in COMMANDS
+    assert len(text.splitlines()) <= 60
+
+
+def test_the_cells_of_the_notebook_run(capsys, monkeypatch):
+    """With a tiny model; the second half needs none, and its verdicts are those of the mathematics."""
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    monkeypatch.setattr(diffusionbert, "load", lambda: model.load(trained_run()), raising=False)
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] or "def " in "".join(cell["source"])
+            exec(compile("".join(cell["source"]), "notebook.ipynb", "exec"), names)
+    assert "▒" in names["forming"](names["states"])
+    assert [round(total, 2) for total in names["sums"].values()] == [1.0, 1.0, 1.08, 1.12]
+    verdicts = [line.split("   ")[-1] for line in capsys.readouterr().out.splitlines() if "Σ" in line]
+    assert verdicts == ["can be a likelihood", "can be a likelihood", "is not one", "is not one"]
 
 
 @pytest.fixture
