@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from diffusionbert.reporting import set_verbosity
     from diffusionbert.samplers.base import SamplerConfig
     from diffusionbert.workflows.adapt import adapt
+    from diffusionbert.workflows.audit import audit
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SamplerConfig",
     "__version__",
     "adapt",
+    "audit",
     "compare",
     "evaluate",
     "load",
@@ -43,6 +45,7 @@ _HOMES = {
     "Model": "model",
     "SamplerConfig": "samplers.base",
     "adapt": "workflows.adapt",
+    "audit": "workflows.audit",
     "compare": "evaluation.compare",
     "evaluate": "model",
     "load": "model",

@@ -21,7 +21,7 @@ from backbones import (
     tokenizer_allowed,
 )
 from drawing import Drawing, drawing
-from languages import Bayes, Language, Table, exact_nats
+from languages import TWINS, Bayes, Language, Table, exact_nats
 from scipy import stats
 from torch import Tensor, nn
 
@@ -39,8 +39,6 @@ from diffusionbert.samplers import State
 from diffusionbert.samplers.gibbs import Gibbs, Order
 
 THREE = Language.random(2, 3, seed=3)
-TWINS = Language(2, 2, [0.48, 0.02, 0.02, 0.48])
-"""Its two words are nearly always the same: each tells the other, and nothing tells both."""
 POSITIVE = Language(2, 3, [0.25, 0.05, 0.1, 0.1, 0.04, 0.16, 0.06, 0.24])
 
 

@@ -42,12 +42,13 @@ COMMANDS = (
     "reproduce",
     "plot",
     "doctor",
+    "audit",
     "info",
     "serve",
     "bench",
 )
 """Each is a class of that name in a module of that name."""
-UNSHARED = ("compare", "plot", "doctor", "info", "serve")
+UNSHARED = ("compare", "plot", "doctor", "audit", "info", "serve")
 """Under a launcher, the main process runs these alone."""
 SECONDS_TO_REPORT = 10.0
 """For so long the other processes of a launch leave it to the main one to report an error that all of them have."""
