@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 
 ORDER = 4
 """The maximum n of BLEU-4."""
+UNDERFLOW = 1e-12
+"""A BLEU-4 below this is 0: NLTK's stands for "no common 4-gram", and its size (1e-78, 1e-155) for nothing."""
 ABSENT = -1
 """The id of a word or n-gram that does not occur in the references."""
 
@@ -47,7 +49,7 @@ class Smoothing(Enum):
     """What replaces a precision of 0 in the logarithm; without any common word, BLEU is 0 either way."""
 
     NONE = "none"
-    """The smallest normal number, so that BLEU is below 1e-76 (NLTK's method0, its default)."""
+    """Nothing: BLEU is 0, where NLTK (method0, its default) gives less than 1e-76."""
     EPSILON = "epsilon"
     """0.1 matching n-grams (NLTK's method1; Chen and Cherry 2014)."""
 
@@ -123,7 +125,13 @@ def _bleu(matches: list[Integers], lengths: Integers, closest: Integers, smoothi
     epsilon = 0.1 / totals if smoothing is Smoothing.EPSILON else sys.float_info.min
     precisions = np.where(found > 0, found / totals, epsilon)
     brevity = np.exp(np.minimum(1 - closest / np.maximum(lengths, 1), 0))
-    return PerSample(np.where(found[:, 0] > 0, brevity * np.exp(np.log(precisions).mean(axis=1)), 0.0))
+    scores = brevity * np.exp(np.log(precisions).mean(axis=1))
+    return PerSample(without_underflow(np.where(found[:, 0] > 0, scores, 0.0)))
+
+
+def without_underflow(scores: Floats) -> Floats:
+    """BLEU-4 with 0 for values below `UNDERFLOW`, also in results of earlier versions."""
+    return np.where(scores < UNDERFLOW, 0.0, scores)
 
 
 def _closer(lengths: Integers, below: Integers, above: Integers) -> Integers:

@@ -26,7 +26,14 @@ from torch import Tensor
 from diffusionbert.evaluation.conventions import Convention
 from diffusionbert.evaluation.dataset import EvaluationSetRecord
 from diffusionbert.evaluation.judges import Judgment, Mauve
-from diffusionbert.evaluation.metrics import ORDER, PerSample, distinct_n, repetition, token_entropy
+from diffusionbert.evaluation.metrics import (
+    ORDER,
+    PerSample,
+    distinct_n,
+    repetition,
+    token_entropy,
+    without_underflow,
+)
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate, Scores
 from diffusionbert.storage.files import CodeVersion, load_tensors, read_json, write_bytes, write_json
@@ -253,7 +260,10 @@ class EvaluationResult:
         tensors = load_tensors(folder / SCORES)
         try:
             scores = {name: _scores(name, summary, tensors) for name, summary in self.likelihoods.items()}
-            bleu = [PerSample(tensors[name].numpy().astype(np.float64)) for name in ("bleu4", "self_bleu4")]
+            bleu = [
+                PerSample(without_underflow(tensors[name].numpy().astype(np.float64)))
+                for name in ("bleu4", "self_bleu4")
+            ]
         except KeyError as error:
             raise ValueError(f"{folder / SCORES}: no tensor {error}") from None
         try:
