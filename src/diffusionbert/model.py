@@ -609,6 +609,8 @@ def evaluate(
     block: int | None = None,
     precision: float = 0.005,
     max_draws: int = 256,
+    quantity: str | None = None,
+    shared_noise: bool = False,
     judge: str | None = None,
     mauve: bool = False,
     conventions: bool = False,
@@ -629,7 +631,8 @@ def evaluate(
         cased: Keeps upper case, also if the model was trained on lower case.
         detokenize: Undoes tokenized text such as LM1B's, also if training did not.
         sentences: Scores so many sentences, always the same ones; None scores all.
-        samples: Samples for BLEU and everything else; as many again are generated for self-BLEU.
+        samples: Samples for BLEU and everything else; as many again are generated for self-BLEU. 0 computes the
+            likelihood alone.
         length: Tokens of a sample, a range, or "corpus"; None is 64, as in the paper, or the model's maximum.
         steps: As in `Model.generate`, like `sampler`, `temperature`, `top_k`, `top_p` and `block`.
         sampler: As in `Model.generate`.
@@ -639,6 +642,10 @@ def evaluate(
         block: As in `Model.generate`.
         precision: Draws until the half width of the 95 % interval of the perplexity is this fraction of it.
         max_draws: The most draws per sentence.
+        quantity: The one likelihood to compute: grid, continuous, exact, pseudo, …, or an order of unmasking
+            (left-to-right, confidence, entropy), in which it is exact; None computes all that the model has.
+        shared_noise: Draws the same for every model, `max_draws` times, so that paired differences between models are
+            free of most of the noise.
         judge: A causal language model for generative perplexity.
         mauve: Compares samples with real sentences by MAUVE.
         conventions: Reports the likelihood in every convention of the LM1B literature.
@@ -661,7 +668,19 @@ def evaluate(
     chosen = None if length == "corpus" else PAPER_LENGTH if length is None else length
     if isinstance(chosen, str):
         raise ValueError(f'`length` must be a number, a range such as (10, 30), "corpus" or None, got {length!r}')
-    plan = Plan(request, samples, chosen, budget, modeled_length, conventions, seed)
+    plan = Plan(
+        request,
+        samples,
+        chosen,
+        budget,
+        modeled_length,
+        conventions,
+        seed,
+        quantity=quantity,
+        shared_noise=shared_noise,
+    )
+    if not samples and (judge or mauve):
+        raise ValueError("a judge and MAUVE need samples, got `samples` 0; give 1000, or leave them out")
     if output is not None:
         require_output(output)
         require_writable(Path(output))

@@ -8,6 +8,7 @@ import lzma
 import math
 import shutil
 import sys
+from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from tiny_models import plain_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+import diffusionbert as db
 from diffusionbert.cli.main import main
 from diffusionbert.data.canvas import Sentences
 from diffusionbert.data.corpus import AS_IT_IS, Cleaning, detokenize, parse_corpus
@@ -47,9 +49,10 @@ from diffusionbert.evaluation.metrics import (
 from diffusionbert.evaluation.result import EvaluationResult, Weights, mean_with_interval
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.generate import generate
-from diffusionbert.inference.score import estimate_nats
+from diffusionbert.inference.score import ScoreSettings, estimate_nats, score
 from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
+from diffusionbert.likelihood.orders import Order
 from diffusionbert.likelihood.scores import (
     Estimate,
     Length,
@@ -219,7 +222,6 @@ def test_bleu_is_computed_from_the_samples_in_the_file(evaluated, run, engine):
     quality, others = bleu4(first, references), self_bleu4(second)
     own = evaluated.generation.samples
     assert (own.bleu4.value, own.self_bleu4.value) == (quality.mean, others.mean)
-    assert len({*quality.values.tolist(), *others.values.tolist()}) > 2  # else the comparison would say little
     assert own.bleu4 == mean_with_interval(quality)
     assert evaluated.bleu4.values.tolist() == quality.values.tolist()
     assert evaluated.self_bleu4.values.tolist() == others.values.tolist()
@@ -422,9 +424,9 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=no-such-file.txt"], "no-such-file"),
         (["--data=EMPTY"], "empty"),
         (["--data=PAIRS"], "pairs"),
-        (["--data=pydoc", "--samples=0"], "2 to 50000, got 0"),
-        (["--data=pydoc", "--samples=1"], "2 to 50000, got 1"),
-        (["--data=pydoc", "--samples=60000"], "2 to 50000, got 60000"),
+        (["--data=pydoc", "--quantity=none"], "--quantity must be one that this model has, got 'none'"),
+        (["--data=pydoc", "--samples=1"], "2 to 50000, or 0 for the likelihood alone, got 1"),
+        (["--data=pydoc", "--samples=60000"], "likelihood alone, got 60000"),
         (["--data=pydoc", "--seed=-1"], "--seed must be >= 0, got -1"),
         (["--data=pydoc", "--sentences=1"], "at least two"),
         (["--data=pydoc", "--length=64"], "46"),
@@ -883,3 +885,73 @@ def test_a_damaged_evaluation_gives_a_one_line_error(engine, evaluation_set, tmp
     with pytest.raises(ValueError, match=message) as caught:
         EvaluationResult.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+# ---- one likelihood at a time ---------------------------------------------------------------------------------------
+
+
+def test_without_samples_only_likelihoods_are_computed(engine, evaluation_set, tmp_path, monkeypatch):
+    monkeypatch.setattr("diffusionbert.evaluation.evaluate.generate", None)
+    found = evaluate(engine, evaluation_set, quick(samples=0))
+    assert found.generation is None
+    assert [*found.likelihoods] == [CONTINUOUS, GRID]
+    found.save(tmp_path)
+    again = EvaluationResult.load(tmp_path)
+    assert again.to_json() == found.to_json()
+    assert "BLEU" not in found.table()
+    with pytest.raises(ValueError, match="neither samples nor likelihoods"):
+        quick(samples=0, scored=False)
+
+
+def test_a_judge_without_samples_is_refused(run):
+    with pytest.raises(ValueError, match="need samples"):
+        db.evaluate(run, "pydoc", samples=0, judge="gpt2")
+
+
+@pytest.mark.parametrize("name", [CONTINUOUS, GRID])
+def test_one_quantity_is_computed_alone(engine, evaluation_set, name):
+    plan = quick(samples=0)
+    everything, one = (
+        evaluate(engine, evaluation_set, plan),
+        evaluate(engine, evaluation_set, replace(plan, quantity=name)),
+    )
+    assert [*one.likelihoods] == [name]
+    assert one.scores[name].nats.equal(everything.scores[name].nats)
+
+
+@pytest.mark.parametrize("order", Order)
+def test_a_quantity_may_be_an_order_of_unmasking(engine, evaluation_set, order):
+    """The same nats as `score` gives them."""
+    found = evaluate(engine, evaluation_set, quick(samples=0, quantity=order.value))
+    [own] = found.likelihoods.values()
+    assert (own.kind, own.protocol.num_draws) == (Likelihood.EXACT, 1)
+    scored = score(engine, evaluation_set.scored, ScoreSettings(order=order))
+    assert found.scores[order.value].nats.tolist() == pytest.approx([one.nats for one in scored], rel=1e-5)
+
+
+def test_an_unknown_quantity_is_refused_with_those_there_are(engine, evaluation_set):
+    with pytest.raises(ValueError, match="got 'exact'; it has: continuous, grid, left-to-right, confidence, entropy"):
+        evaluate(engine, evaluation_set, quick(quantity="exact"))
+
+
+def test_models_share_their_noise_if_requested(engine, evaluation_set):
+    """A spindle of strength 0 is the linear schedule: only noise can tell the two apart."""
+    spindle, objective = copy(engine), DiscreteTimeConfig(Spindle(0.0), num_steps=engine.config.objective.num_steps)
+    spindle.config = replace(engine.config, objective=objective)
+    for shared_noise in (True, False):
+        plan = quick(samples=0, shared_noise=shared_noise, budget=EstimationBudget(0.5, 8, strata=2))
+        first, second = (evaluate(one, evaluation_set, plan) for one in (engine, spindle))
+        for name in (GRID, CONTINUOUS):
+            is_same = torch.allclose(first.scores[name].nats, second.scores[name].nats, rtol=1e-5)
+            assert is_same is shared_noise
+        if shared_noise:
+            protocol = first.likelihoods[GRID].protocol
+            assert protocol.definition.estimator is Estimator.STRATIFIED_TIMES
+            assert (protocol.num_draws, protocol.precision) == (8, None)
+
+
+def test_the_model_is_described_with_its_tokens_and_epochs(run, evaluated):
+    model = evaluated.model
+    size = sum(number * count for number, count in enumerate(load_engine(run, "cpu").length_histogram.tolist()))
+    assert model.epochs == pytest.approx(model.tokens_seen / size)
+    assert (model.pretraining_tokens, model.optimizer, model.start) == (0, "adamw", "scratch")

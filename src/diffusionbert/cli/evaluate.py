@@ -47,7 +47,8 @@ class Evaluate(SamplerOptions, WithModel):
     sentences: OptionalInt = None
     """The number of sentences to score, always the same ones. BLEU uses all in any case. Default: all."""
     samples: int = 1000
-    """The number of samples for BLEU and all other metrics; as many again are generated for self-BLEU."""
+    """The number of samples for BLEU and all other metrics; as many again are generated for self-BLEU. 0 computes the
+    likelihood alone."""
     length: OptionalText = None
     """The number of tokens of a sample: a number, a range such as 10-30, or corpus, which draws it from the lengths of
     the training corpus. Default: 64, as in the paper, or the model's maximum if that is less."""
@@ -57,6 +58,11 @@ class Evaluate(SamplerOptions, WithModel):
     """Draw until the half-width of the 95 % interval of the perplexity is this fraction of it: 0.5% or 0.005."""
     max_draws: int = 256
     """The maximum number of draws per sentence."""
+    quantity: OptionalText = None
+    """The one likelihood to compute: grid, continuous, exact, pseudo, …, or an order of unmasking (left-to-right,
+    confidence, entropy), in which it is exact. Default: all that the model has."""
+    shared_noise: Flag = False
+    """Draw the same for every model, --max-draws times per sentence, so that compare pairs models also by noise."""
     judge: OptionalText = None
     """A causal language model (folder, .gguf file or Hub name) for generative perplexity."""
     mauve: Flag = False
@@ -101,6 +107,8 @@ class Evaluate(SamplerOptions, WithModel):
                 block=self.block,
                 precision=_fraction(self.precision),
                 max_draws=self.max_draws,
+                quantity=self.quantity,
+                shared_noise=self.shared_noise,
                 judge=self.judge,
                 mauve=self.mauve,
                 conventions=self.conventions,

@@ -32,7 +32,9 @@ from diffusionbert.inference.generate import generate, require_supported
 from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import MAX_TEXTS, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
+from diffusionbert.likelihood.orders import Order
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import CONTINUOUS, GRID, ScoringQuantities
 from diffusionbert.parallel import current
 from diffusionbert.reporting import Progress, no_progress
@@ -51,7 +53,7 @@ class Plan:
 
     sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
     samples: int = 1000
-    """In each of the two sets."""
+    """In each of the two sets; 0 generates nothing."""
     length: int | tuple[int, int] | None = PAPER_LENGTH
     """Tokens of a sample, or a range; None draws lengths from the training corpus."""
     budget: EstimationBudget = EstimationBudget()
@@ -61,12 +63,21 @@ class Plan:
     seed: int = 0
     scored: bool = True
     """Whether to compute likelihoods, or samples only."""
+    quantity: str | None = None
+    """The one likelihood to compute, by its name (grid, continuous, exact, …), or an order of unmasking; None computes
+    all that the model has."""
+    shared_noise: bool = False
+    """Whether to draw what every time-conditioned or token-dependent model can draw, as often as the budget allows, so
+    that all models share their noise."""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.samples <= MAX_TEXTS // 2:
+        if self.samples != 0 and not 2 <= self.samples <= MAX_TEXTS // 2:
             raise ValueError(
-                f"`samples` must be 2 to {MAX_TEXTS // 2}, got {self.samples}: self-BLEU compares them with each other"
+                f"`samples` must be 2 to {MAX_TEXTS // 2}, or 0 for the likelihood alone, got {self.samples}: "
+                "self-BLEU compares them with each other"
             )
+        if self.samples == 0 and not self.scored:
+            raise ValueError("neither samples nor likelihoods were requested; give `samples` or `scored`")
         if self.seed < 0:
             raise ValueError(f"`seed` must be >= 0, got {self.seed}")
 
@@ -76,14 +87,38 @@ class Plan:
             raise ValueError(
                 f"{engine.name!r} was trained on pairs, but evaluation needs single sentences; give another model"
             )
+        self.quantities(engine)
         longest = self.length[1] if isinstance(self.length, tuple) else self.length
-        if longest is not None and self.sampling.block is None and not 1 <= longest <= engine.max_length:
+        if (
+            self.samples
+            and longest is not None
+            and self.sampling.block is None
+            and not 1 <= longest <= engine.max_length
+        ):
             raise ValueError(
                 f"`length` must be 1 to {engine.max_length} for this model, got {longest}; give less, or corpus"
             )
         if self.modeled_length and engine.length_histogram is None:
             raise ValueError("this model has no length histogram; leave out `modeled_length`")
-        require_supported(engine, self.task, self.sampling)
+        if self.samples:
+            require_supported(engine, self.task, self.sampling)
+
+    def quantities(self, engine: Engine) -> ScoringQuantities:
+        """The likelihoods to compute; raises ValueError if the model has none of the requested name."""
+        objective, time = engine.config.objective, engine.config.time
+        # A time-agnostic network has an estimator of less variance, whose draws other networks cannot share.
+        time = TimeEmbedding.LAYERS if self.shared_noise and objective.takes_time else time
+        found = objective.scoring_quantities(time)
+        if self.quantity is None:
+            return found
+        can_order = engine.masked_network is not None and objective.generates_on_masks
+        orders = [order.quantity for order in Order] if can_order else []
+        known = [*found.available, *orders]
+        chosen = tuple(one for one in known if one.name == self.quantity)
+        if not chosen:
+            names = ", ".join(one.name for one in known) or "none"
+            raise ValueError(f"`quantity` must be one that this model has, got {self.quantity!r:.40}; it has: {names}")
+        return ScoringQuantities(chosen, found.notes)
 
     @property
     def task(self) -> Task:
@@ -115,16 +150,31 @@ def evaluate(
     plan.require(engine)
     weights = Weights.of(engine.folder)
     protocol = Protocol(data=evaluation_set.record.sha256, weights=weights.sha256)
-    quantities = engine.config.objective.scoring_quantities(engine.config.time)
+    quantities = plan.quantities(engine)
     likelihoods = _likelihoods(engine, evaluation_set, plan, quantities, protocol, progress) if plan.scored else {}
+    shown = None
+    if plan.conventions:
+        shown = _conventions(engine, evaluation_set, plan, quantities, likelihoods, protocol, progress)
+    result = EvaluationResult(
+        engine.name,
+        _description(engine),
+        weights,
+        code_version(),
+        evaluation_set.record,
+        plan.seed,
+        {name: estimate.summary() for name, estimate in likelihoods.items()},
+        None,
+        shown,
+        (*evaluation_set.notes, *quantities.notes, *_overlong(evaluation_set)),
+        {name: estimate.scores for name, estimate in likelihoods.items()},
+    )
+    if not plan.samples:
+        return result
     texts, speed = generate_samples(engine, plan, progress)
     first, second = texts[: plan.samples], texts[plan.samples :]
     real = evaluation_set.some(plan.samples)
     real_texts = [evaluation_set.decoded[number] for number in real]
     judgment, mauve = _judged(first, real_texts, judge, featurizer, plan.seed, progress)
-    shown = None
-    if plan.conventions:
-        shown = _conventions(engine, evaluation_set, plan, quantities, likelihoods, protocol, progress)
     compared = current().on_main(lambda: compare_texts(first, second, evaluation_set, real))
     bleu, self_bleu, own, others = compared
     config = plan.sampling.config
@@ -139,22 +189,14 @@ def evaluate(
         plan.samples,
         plan.seed,
     )
-    return EvaluationResult(
-        engine.name,
-        _description(engine),
-        weights,
-        code_version(),
-        evaluation_set.record,
-        plan.seed,
-        {name: estimate.summary() for name, estimate in likelihoods.items()},
-        Generation(sampling, own, others, speed, judgment, mauve),
-        shown,
-        (*evaluation_set.notes, *quantities.notes, *_cautions(evaluation_set, plan, own, others, mauve)),
-        {name: estimate.scores for name, estimate in likelihoods.items()},
-        bleu,
-        self_bleu,
-        _one_line_each(first),
-        _one_line_each(second),
+    return replace(
+        result,
+        generation=Generation(sampling, own, others, speed, judgment, mauve),
+        notes=(*result.notes, *_cautions(plan, own, others, mauve)),
+        bleu4=bleu,
+        self_bleu4=self_bleu,
+        samples=_one_line_each(first),
+        more_samples=_one_line_each(second),
     )
 
 
@@ -172,7 +214,7 @@ def _likelihoods(
     """The model's own likelihood first."""
     found: dict[str, Estimate] = {}
     for quantity in quantities.available:
-        budget = _at_most(plan.budget, found)
+        budget = _at_most(replace(plan.budget, precision=None) if plan.shared_noise else plan.budget, found)
         total = len(evaluation_set.numbers) * budget.max_rounds
         estimate = estimate_nats(
             engine,
@@ -320,13 +362,14 @@ def _judged(
     return judgment, mauve
 
 
-def _cautions(
-    evaluation_set: EvaluationSet, plan: Plan, own: TextMetrics, real: TextMetrics, mauve: Mauve | None
-) -> list[str]:
-    """What a reader of the figures must know."""
-    found, num_overlong = [], evaluation_set.record.num_overlong
-    if num_overlong:
-        found.append(f"{num_overlong:,} sentences are too long for the model and were not scored")
+def _overlong(evaluation_set: EvaluationSet) -> list[str]:
+    number = evaluation_set.record.num_overlong
+    return [f"{number:,} sentences are too long for the model and were not scored"] if number else []
+
+
+def _cautions(plan: Plan, own: TextMetrics, real: TextMetrics, mauve: Mauve | None) -> list[str]:
+    """What a reader of the figures of samples must know."""
+    found = []
     if real.number < plan.samples:
         found.append(f"only {real.number:,} real sentences are compared with {plan.samples:,} samples")
     if mauve is not None and min(mauve.num_samples, mauve.num_real) < 1000:
@@ -344,8 +387,16 @@ def _description(engine: Engine) -> ModelDescription:
     assert isinstance(engine.network, torch.nn.Module)
     found = describe(engine.metadata.trained or engine.config, engine.network)
     if engine.metadata.trained is None:
-        return replace(found, start=None, seed=None, training_steps=None)
-    return replace(found, tokens_seen=engine.metadata.tokens_seen)
+        unknown = dict.fromkeys(("start", "seed", "training_steps", "optimizer", "learning_rate", "ema"))
+        return replace(found, **unknown)
+    seen, histogram = engine.metadata.tokens_seen, engine.length_histogram
+    size = 0 if histogram is None else int((histogram * torch.arange(len(histogram))).sum())
+    return replace(
+        found,
+        tokens_seen=seen,
+        pretraining_tokens=engine.metadata.pretraining_tokens,
+        epochs=None if seen is None or not size else seen / size,
+    )
 
 
 def _counter(progress: Progress, what: str, total: int) -> Callable[[int], None]:

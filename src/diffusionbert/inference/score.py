@@ -41,9 +41,7 @@ from diffusionbert.likelihood.sentence import (
 )
 from diffusionbert.objectives.base import (
     CONTINUOUS,
-    Estimator,
     Likelihood,
-    LikelihoodDefinition,
     ScoringQuantity,
     TimeGrid,
 )
@@ -101,7 +99,7 @@ def score(engine: Engine, texts: Sequence[str], settings: ScoreSettings | None =
     if settings.order is not None and not engine.config.objective.is_causal:
         estimates = _ordered(engine, rows, settings.order)
         name, kind = f"exact likelihood, {settings.order.value}", Likelihood.EXACT
-        definition = LikelihoodDefinition("nll", estimator=Estimator.UNSPECIFIED)
+        definition = settings.order.quantity.definition
     elif settings.order in (None, Order.LEFT_TO_RIGHT):
         module = engine.module(quantity.build(engine.statistics))
         estimates = estimate_sentences(module, rows, settings.budget, paired=settings.paired) if unique else []

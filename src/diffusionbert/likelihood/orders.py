@@ -15,9 +15,11 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PositionMask, TargetLogProbs, per_position
 from diffusionbert.diffusion.tokens import log_prob_of, nats_of
 from diffusionbert.networks.base import Network
+from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, Objective, ScoringQuantity
 
 
 class Order(Enum):
@@ -36,6 +38,27 @@ class Order(Enum):
             known = ", ".join(order.value for order in cls)
             raise ValueError(f"`order` must be one of {known}, got {name!r:.40}")
         return cls(name)
+
+    @property
+    def quantity(self) -> ScoringQuantity:
+        """The exact likelihood in this order, by which text can be scored."""
+        estimators = dict(zip(Order, (Estimator.LEFT_TO_RIGHT, Estimator.CONFIDENCE, Estimator.ENTROPY), strict=True))
+        definition = LikelihoodDefinition("nll", estimator=estimators[self])
+        return ScoringQuantity(self.value, definition, lambda statistics: OrderLikelihood(self, statistics.mask_id))
+
+
+class OrderLikelihood(Objective[Network]):
+    """The exact likelihood of generating in an order; nothing is drawn."""
+
+    likelihood = Likelihood.EXACT
+
+    def __init__(self, order: Order, mask_id: int):
+        super().__init__()
+        self.order, self.mask_id = order, mask_id
+
+    def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
+        at_once = 4096 if x0.tokens.device.type == "cpu" else 65_536
+        return order_nats(network, x0, self.mask_id, self.order, positions_at_once=at_once)
 
 
 @torch.no_grad()

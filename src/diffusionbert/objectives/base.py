@@ -60,6 +60,8 @@ class Estimator(Enum):
     """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
     LEFT_TO_RIGHT = "left to right"
     LEAVE_ONE_OUT = "each token given all others"
+    CONFIDENCE = "most confident position first"
+    ENTROPY = "position of lowest entropy first"
     UNSPECIFIED = "unspecified"
 
 

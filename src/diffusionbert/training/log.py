@@ -210,6 +210,13 @@ class ModelDescription:
     """Planned; the weights may be those of an earlier step."""
     tokens_seen: int | None = None
     """Tokens of training up to these weights, repeated ones included; pretraining is not counted."""
+    pretraining_tokens: int | None = None
+    """Tokens of all training before it; 0 from scratch."""
+    epochs: float | None = None
+    """How often the training text was read up to these weights."""
+    optimizer: str | None = None
+    learning_rate: float | None = None
+    ema: float | None = None
 
 
 def describe(config: RunConfig, network: nn.Module) -> ModelDescription:
@@ -226,4 +233,7 @@ def describe(config: RunConfig, network: nn.Module) -> ModelDescription:
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         seed=config.training.seed,
         training_steps=config.training.steps,
+        optimizer=config.training.optimizer,
+        learning_rate=config.training.learning_rate,
+        ema=config.training.ema,
     )

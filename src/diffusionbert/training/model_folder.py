@@ -76,6 +76,7 @@ class ModelRecord:
     """Hashes of the training text."""
     paired: bool = False
     tokens_seen: int | None = None
+    pretraining_tokens: int | None = None
     validation: ValidationRecord | None = None
 
 
@@ -97,6 +98,8 @@ class ModelMetadata:
     """The configuration as it was trained, its start included; None if unknown."""
     tokens_seen: int | None = None
     """Tokens of training up to these parameters; None if unknown."""
+    pretraining_tokens: int | None = None
+    """Tokens of all training before it, of the network it started from; None if unknown."""
 
 
 def write_model(
@@ -132,6 +135,7 @@ def write_model(
         training_text=_text_hashes(metadata.config.data),
         paired=metadata.paired,
         tokens_seen=state.best_tokens if state.is_validated else state.tokens,
+        pretraining_tokens=metadata.pretraining_tokens,
         validation=ValidationRecord(step, kind, **figures),
     )
     write_json(folder / "diffusionbert.json", {"config": metadata.config.to_json(), **to_json(record)})
@@ -175,6 +179,18 @@ def find_model(name: str, **options: Unpack[HubOptions]) -> Path:
 def find_start(name: str) -> Path:
     """The folder of a language model to start from, or the file of an original `.th` checkpoint."""
     return Path(name) if name.endswith(".th") else locate("language model", name, FILES)
+
+
+def tokens_before(start: str | None) -> int | None:
+    """The tokens of all training of a network to start from: 0 for a new one (None), None if unknown."""
+    if start is None:
+        return 0
+    file = find_start(start) / "diffusionbert.json"
+    if not file.exists():
+        return None
+    config, record = _description(file)
+    before = 0 if config.backbone.pretrained is None else record.pretraining_tokens  # earlier versions stored none
+    return None if before is None or record.tokens_seen is None else before + record.tokens_seen
 
 
 def is_diffusion_model(folder: Path) -> bool:
@@ -225,6 +241,7 @@ def read_model(folder: Path) -> ModelMetadata:
         None if record.training_text is None else frozenset(record.training_text),
         config,
         record.tokens_seen,
+        record.pretraining_tokens,
     )
 
 

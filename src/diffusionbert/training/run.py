@@ -52,6 +52,7 @@ from diffusionbert.training.model_folder import (
     restore_beside,
     started_letter_case,
     token_statistics,
+    tokens_before,
     training_source,
     write_model,
 )
@@ -234,7 +235,13 @@ def train(
     sequences, paired = prepared.sequences, open_corpus(config.data, Split.TRAIN).paired
     vocabulary = replace(prepared.vocabulary, letter_case=_letter_case(config, sequences))
     metadata = ModelMetadata(
-        config, vocabulary, prepared.statistics, sequences.length_histogram, sequences.fingerprint, paired
+        config,
+        vocabulary,
+        prepared.statistics,
+        sequences.length_histogram,
+        sequences.fingerprint,
+        paired,
+        pretraining_tokens=_pretraining_tokens(config, start, backbone),
     )
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
@@ -256,7 +263,7 @@ def train(
             write_json(run.config, metadata.config.to_json())
             if not is_resumed:
                 run.log.unlink(missing_ok=True)  # from a run that was killed before its first checkpoint
-                _write_start(run.start, module, prepared)
+                _write_start(run.start, module, prepared, metadata.pretraining_tokens)
         state = trainer.train()
     if current().number == 1:
         # Closes trackers and synchronizes processes, whose threads would otherwise abort the interpreter's shutdown.
@@ -288,6 +295,14 @@ def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabu
             return
 
 
+def _pretraining_tokens(config: RunConfig, start: Path | None, backbone: PreTrainedModel | None) -> int | None:
+    """The tokens that the network had seen before; those of a resumed run are stored, since its start may be gone."""
+    if start is None:
+        return None if backbone is not None else tokens_before(config.backbone.pretrained)
+    file = start / _PRETRAINING
+    return from_json(read_json(file), dict[str, int | None], str(file)).get("tokens") if file.exists() else None
+
+
 def _letter_case(config: RunConfig, sequences: Encoded) -> Tensor | None:
     """The usual letter case of words, from the text and from the model that a run starts from with its vocabulary."""
     start = config.backbone.pretrained
@@ -309,15 +324,16 @@ def _lock(run: RunFolder, accelerator: Accelerator) -> AbstractContextManager[ob
         ) from None
 
 
-_FINGERPRINTS, _EARLIER_FINGERPRINTS = "data.json", "rows.json"
+_FINGERPRINTS, _EARLIER_FINGERPRINTS, _PRETRAINING = "data.json", "rows.json", "pretraining.json"
 
 
-def _write_start(folder: Path, module: TrainingModule, prepared: PreparedData) -> None:
+def _write_start(folder: Path, module: TrainingModule, prepared: PreparedData, tokens: int | None) -> None:
     """Writes what resuming needs even if the training text or the starting model is gone."""
     with atomic_folder(folder) as unfinished:
         prepared.vocabulary.save(unfinished)
         backbone_of(module).config.save_pretrained(unfinished)
         write_json(unfinished / _FINGERPRINTS, prepared.fingerprints)
+        write_json(unfinished / _PRETRAINING, {"tokens": tokens})
 
 
 def _resumed_data(data: DataConfig, cache: Path, start: Path) -> PreparedData:
