@@ -28,13 +28,15 @@ from diffusionbert.evaluation.tables import (
     Direction,
     Table,
     below,
-    ranked,
+    best_of,
     to_latex,
     to_markdown,
     to_terminal,
 )
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol, Scores, Unit, paired_bootstrap
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
+from diffusionbert.storage.schema import Component
+from diffusionbert.training.log import ModelDescription
 
 SENTENCES = 60
 WORDS = torch.arange(SENTENCES) % 9 + 4
@@ -115,11 +117,7 @@ def column(table: Table, key: str) -> dict[str, Cell]:
 
 
 def marks(cells: dict[str, Cell]) -> dict[str, str]:
-    return {
-        name: "".join(letter for letter, has in zip("bs†", (c.best, c.second, c.significant), strict=True) if has)
-        for name, c in cells.items()
-        if c.value is not None
-    }
+    return {name: "b" if cell.best else "" for name, cell in cells.items() if cell.value is not None}
 
 
 BOUND = "perplexity_per_token.bound.continuous"
@@ -168,7 +166,7 @@ def test_each_kind_and_quantity_has_its_own_column(four_kinds):
     }
     having = {key: [name for name, cell in column(table, key).items() if cell.value is not None] for key in titles}
     assert list(having.values()) == [["decoder"], ["diffusion", "other"], ["diffusion"], ["mouth"]]
-    assert marks(column(table, BOUND)) == {"diffusion": "b", "other": "s†"}
+    assert marks(column(table, BOUND)) == {"diffusion": "b", "other": ""}
     assert marks(column(table, "perplexity_per_token.pseudo.own")) == {"mouth": ""}  # low, but alone in its kind
     [(mark, _)] = [note for note in table.footnotes if note[1] == "Sundae has no likelihood"]
     assert column(table, BOUND)["sundae"].notes == (mark,)
@@ -205,26 +203,26 @@ def test_differing_figures_of_real_sentences_are_not_shown(systems):
 # ---- significance ---------------------------------------------------------------------------------------------------
 
 
-def test_the_best_is_bold_the_second_underlined_and_differences_are_tested_in_pairs(systems):
+def test_what_does_not_differ_from_the_best_is_bold_and_differences_are_tested_in_pairs(systems):
     """Sentences differ far more than systems do: only pairs show the difference."""
     nats = {"far": NATS + 0.3 + 0.1 * NOISE, "best": NATS, "near": NATS + 0.01 + 2 * NOISE, "farther": NATS + 9}
     nats["near"] = nats["near"] - nats["near"].mean() + NATS.mean() + 0.05
     folders = [systems.add(name, {"continuous": estimate(scores(nats=own))}) for name, own in nats.items()]
     cells = column(compare(folders), BOUND)
-    assert marks(cells) == {"far": "†", "best": "b", "near": "s", "farther": "†"}
+    assert marks(cells) == {"far": "", "best": "b", "near": "b", "farther": ""}
     low, high = cells["best"].interval
     assert low < cells["far"].value < high  # intervals overlap by far
     for name, own in nats.items():
         p_value = paired_bootstrap(scores(nats=NATS), scores(nats=own)).p_value
-        assert (p_value < 0.05) is cells[name].significant or name == "best"
+        assert (p_value < 0.05) is not cells[name].best or name == "best"
 
 
-def test_systems_with_equal_rounded_values_are_not_ranked(systems):
+def test_systems_with_equal_rounded_values_have_equal_marks(systems):
     """Each sentence costs a little more: surely worse, and by nothing that shows."""
     nats = {"one": NATS, "two": NATS + 1e-6, "three": NATS + 1}
     assert paired_bootstrap(scores(), scores(nats=nats["two"])).p_value < 0.05
     folders = [systems.add(name, {"continuous": estimate(scores(nats=own))}) for name, own in nats.items()]
-    assert marks(column(compare(folders), BOUND)) == {"one": "b", "two": "b", "three": "s†"}
+    assert marks(column(compare(folders), BOUND)) == {"one": "b", "two": "b", "three": ""}
 
 
 def test_sentences_are_paired_by_number_in_any_order(systems):
@@ -232,7 +230,7 @@ def test_sentences_are_paired_by_number_in_any_order(systems):
     shuffled = scores(nats=(NATS + 0.3)[order], tokens=(WORDS + 1)[order], example=order)
     folders = [systems.add("one"), systems.add("two", {"continuous": estimate(shuffled)})]
     table = compare(folders)
-    assert marks(column(table, BOUND)) == {"one": "b", "two": "s†"}
+    assert marks(column(table, BOUND)) == {"one": "b", "two": ""}
     assert not table.warnings
 
 
@@ -245,7 +243,7 @@ def test_systems_are_compared_on_their_common_sentences(systems):
     cell = column(table, BOUND)["all"]
     assert cell.value == pytest.approx(rates.perplexity)
     assert cell.interval == pytest.approx((math.exp(rates.low), math.exp(rates.high)))
-    assert marks(column(table, BOUND)) == {"all": "b", "few": "s†"}
+    assert marks(column(table, BOUND)) == {"all": "b", "few": ""}
     assert any("50 sentences that all systems scored, of 60" in text for _, text in table.footnotes)
 
 
@@ -297,11 +295,16 @@ def test_differences_from_the_best_have_interval_and_p_value(systems):
         "value": likelihood.value,
         "ci95": list(likelihood.ci95),
         "p_value": likelihood.p_value,
+        "seeds": [1, 1],
+        "noise": "shared",
     }
     heading, line, *_ = below(table)
-    assert heading.startswith("differences from the best")
-    assert f"worse - best = {likelihood.value:+.4f}" in line
-    assert "nats per token, p = 0.001" in line
+    assert heading.startswith("differences")
+    assert f"worse - best = {likelihood.value:+.4f} nats per token" in line
+    assert "perplexity, p = 0.001" in line
+    assert line.endswith("1 seed, shared noise")
+    for text in (to_markdown(table), to_latex(table)):
+        assert f"{likelihood.value:+.4f} nats per token" in text
 
 
 def test_results_are_compared_without_folders(systems):
@@ -319,7 +322,7 @@ def test_quantities_never_share_a_column(systems):
     other = estimate(scores(), replace(CONTINUOUS_TIME, quantity="mine"))
     table = compare([systems.add("one"), systems.add("two", {"continuous": other})])
     assert [one.key for one in table.columns if one.key.startswith(BOUND)] == [f"{BOUND}.mine", f"{BOUND}.strict"]
-    assert not table.differences
+    assert not any("nats" in apart.column.difference_unit for apart in table.differences)
 
 
 def test_results_without_samples_compare_by_likelihood(systems):
@@ -338,8 +341,8 @@ def test_bleu_is_ranked_and_samples_are_not_paired(systems):
         systems.add("nearly", bleu=0.349, self_bleu=0.249),
     ]
     table = compare(folders)
-    assert marks(column(table, "bleu4")) == {"high": "b", "low": "†", "nearly": "s", "real sentences": ""}
-    assert marks(column(table, "self_bleu4")) == {"high": "†", "low": "b", "nearly": "s†", "real sentences": ""}
+    assert marks(column(table, "bleu4")) == {"high": "b", "low": "", "nearly": "b", "real sentences": ""}
+    assert marks(column(table, "self_bleu4")) == {"high": "", "low": "b", "nearly": "", "real sentences": ""}
     assert marks(column(table, "distinct_2"))["high"] == ""  # neither much nor little is good
 
 
@@ -360,6 +363,106 @@ def test_the_independent_test_keeps_its_level():
     assert far.low < far.value < far.high < 0 < back.low
 
 
+# ---- seeds, noise, references ---------------------------------------------------------------------------------------
+
+
+def trained(systems: Systems, name: str, seed: int, nats, **changes) -> EvaluationResult:
+    """A result that says what was trained."""
+    found = EvaluationResult.load(systems.add(name, {"grid": estimate(scores(nats=nats), steps(64))}))
+    model = ModelDescription(
+        Component("discrete-time", {"schedule": "spindle:strength=0.3", "num_steps": 64, "hybrid": 0.01}),
+        Component("spindle", {"strength": 0.3}),
+        64,
+        time_conditioning="layers",
+        start="pretrained",
+        parameters=1000,
+        seed=seed,
+        training_steps=20,
+        tokens_seen=600,
+        pretraining_tokens=400,
+        epochs=1.5,
+        optimizer="adamw",
+        learning_rate=0.001,
+    )
+    return replace(found, model=replace(model, **changes))
+
+
+GRID_BOUND = "perplexity_per_token.bound.grid"
+
+
+def test_a_table_says_what_was_trained_and_for_how_long(systems):
+    table = compare([trained(systems, "one", 0, NATS), trained(systems, "two", 0, NATS + 1, pretraining_tokens=None)])
+    texts = {"objective": "discrete-time:hybrid=0.01", "schedule": "spindle (λ = 0.3, corpus mean)", "time": "LTE"}
+    for key, text in (texts | {"start": "pretrained", "optimizer": "adamw, 0.001"}).items():
+        assert column(table, key)["one"].text == text
+    numbers = {"diffusion_steps": 64, "parameters": 1000, "training_steps": 20, "tokens_seen": 600, "epochs": 1.5}
+    for key, number in (numbers | {"total_tokens": 1000}).items():
+        assert column(table, key)["one"].value == number
+    assert column(table, "total_tokens")["two"] == Cell()  # an unknown start
+    assert not {"objective", "parameters"} & {one.key for one in compare([systems.add("plain")]).columns}
+
+
+@pytest.mark.parametrize("deviation", [0.2, 0.0])
+def test_seeds_are_merged_and_their_spread_widens_the_interval(systems, deviation):
+    results = [
+        trained(systems, f"{start}-{seed}", seed, NATS + (worse + deviation * (seed - 1)) * WORDS, start=start)
+        for seed in range(3)
+        for start, worse in (("pretrained", 0.0), ("scratch", 0.2))
+    ]
+    table = compare(results, merge_seeds=True)
+    assert table.names[:2] == ("pretrained-0 (3 seeds)", "scratch-0 (3 seeds)")
+    assert column(table, "seeds")["scratch-0 (3 seeds)"].value == 3
+    [apart] = [one for one in table.differences if one.column.key == GRID_BOUND]
+    assert apart.seeds == (3, 3)
+    assert apart.value == pytest.approx(float((0.2 * WORDS).sum() / (WORDS + 1).sum()))
+    is_significant = apart.p_value < 0.05
+    assert is_significant is (deviation == 0)
+    assert (apart.ci95[0] > 0) is is_significant
+    assert any(cell.best for cell in column(table, GRID_BOUND).values()) is is_significant
+
+
+def test_one_seed_given_twice_is_refused(systems):
+    results = [trained(systems, name, 1, NATS) for name in ("one", "two")]
+    with pytest.raises(ValueError, match="seed of another run of its kind"):
+        compare(results, merge_seeds=True)
+
+
+def test_shared_noise_is_told_from_independent_noise(systems):
+    other = replace(CONTINUOUS_TIME, estimator=Estimator.ORDER_AGNOSTIC)
+    likelihoods = {
+        "one": estimate(scores()),
+        "two": estimate(scores(nats=NATS + 1)),
+        "other-seed": estimate(scores(nats=NATS + 2), seed=1),
+        "other-draws": estimate(scores(nats=NATS + 3), num_draws=8),
+        "other-estimator": estimate(scores(nats=NATS + 4), other),
+    }
+    table = compare([systems.add(name, {"continuous": one}) for name, one in likelihoods.items()])
+    noise = {apart.system: apart.noise for apart in table.differences if apart.column.key == BOUND}
+    assert noise == {"two": "shared", **dict.fromkeys(("other-seed", "other-draws", "other-estimator"), "independent")}
+    assert any("--shared-noise" in text for _, text in table.footnotes)
+
+
+def test_differences_are_from_the_reference_if_one_is_given(systems):
+    folders = [
+        systems.add(name, {"continuous": estimate(scores(nats=NATS + shift))})
+        for name, shift in (("best", 0), ("baseline", 1), ("worst", 2))
+    ]
+    table = compare(folders, reference="baseline")
+    found = {apart.system: apart.value for apart in table.differences if apart.column.key == BOUND}
+    assert found.keys() == {"best", "worst"}
+    assert found["best"] < 0 < found["worst"]
+    assert marks(column(table, BOUND)) == {"best": "b", "baseline": "", "worst": ""}
+    with pytest.raises(ValueError, match="`reference` must be one of best, baseline, worst, got 'none'"):
+        compare(folders, reference="none")
+
+
+def test_one_quantity_is_shown_alone(four_kinds):
+    keys = [one.key for one in compare(four_kinds, quantity="grid").columns if one.key.startswith("perplexity")]
+    assert keys == [GRID_BOUND]
+    with pytest.raises(ValueError, match="`quantity` must be one of own, continuous, grid, got 'none'"):
+        compare(four_kinds, quantity="none")
+
+
 # ---- what does not compare ------------------------------------------------------------------------------------------
 
 
@@ -370,7 +473,7 @@ def test_different_texts_are_shown_but_not_ranked(systems):
     )
     for key in ("perplexity_per_word.bound.continuous", "bleu4", "self_bleu4"):
         assert set(marks(column(table, key)).values()) == {""}
-    assert marks(column(table, "calls_per_sample")) == {"one": "s", "two": "b"}
+    assert marks(column(table, "calls_per_sample")) == {"one": "", "two": ""}  # nothing is drawn, nothing is tested
     warnings = " ".join(table.warnings)
     assert "text differs: test.txt, split all, sha256" in warnings
     assert "BLEU-4 is not ranked: the texts differ" in warnings
@@ -382,9 +485,9 @@ def test_different_vocabularies_are_compared_per_word_or_byte(systems):
     folders = [systems.add("fine"), systems.add("coarse", {"continuous": coarse})]
     table = compare(folders)
     word = "perplexity_per_word.bound.continuous"
-    assert marks(column(table, word)) == {"fine": "b", "coarse": "s†"}
+    assert marks(column(table, word)) == {"fine": "b", "coarse": ""}
     assert any("vocabularies differ, so likelihoods are given per word" in text for _, text in table.footnotes)
-    assert marks(column(compare(folders, Unit.BYTE), "bits_per_byte.bound.continuous")) == {"fine": "b", "coarse": "s†"}
+    assert marks(column(compare(folders, Unit.BYTE), "bits_per_byte.bound.continuous")) == {"fine": "b", "coarse": ""}
     by_token = compare(folders, Unit.TOKEN)
     assert marks(column(by_token, BOUND)) == {"fine": "", "coarse": ""}
     assert column(by_token, BOUND)["coarse"].value < column(by_token, BOUND)["fine"].value  # as it misleadingly looks
@@ -417,7 +520,7 @@ def test_different_protocols_are_not_ranked(systems, card, reason):
 def test_the_continuous_limit_is_one_quantity_however_it_is_estimated(systems):
     other = estimate(scores(nats=NATS + 1), replace(CONTINUOUS_TIME, estimator=Estimator.ORDER_AGNOSTIC))
     table = compare([systems.add("one"), systems.add("two", {"continuous": other})])
-    assert marks(column(table, BOUND)) == {"one": "b", "two": "s†"}
+    assert marks(column(table, BOUND)) == {"one": "b", "two": ""}
     assert not table.warnings
 
 
@@ -462,7 +565,7 @@ def test_judges_are_shown_with_entropy_and_not_ranked(systems):
     assert column(table, "judge.judge_a")["one"].interval == (28.0, 33.0)
     assert column(table, "judge.judge_a")["real sentences"].value == 20.0
     assert column(table, "judge_entropy.judge_a")["one"].value == 3.4
-    assert marks(column(table, "mauve")) == {"one": "s", "two": "b"}
+    assert marks(column(table, "mauve")) == {"one": "", "two": ""}  # it has no interval
     keys = [one.key for one in table.columns]
     assert keys.index("judge_entropy.judge_a") == keys.index("judge.judge_a") + 1
     other = systems.add("four", mauve=Mauve(0.95, 0.95, "judge", 4, 40, 40))
@@ -500,7 +603,7 @@ HOSTILE = Table(
     ("sys|tem_{1}", "two\nlines*"),
     (
         (Cell(1234.56, (1000.0, math.inf), best=True, notes=("a",)), Cell(notes=("a",))),
-        (Cell(2.0, None, second=True, significant=True), Cell(0.5)),
+        (Cell(2.0, None), Cell(text="a_b")),
     ),
     (("a", "50% | of_it"), ("", "all agree")),
     ("careful with $x & y",),
@@ -517,7 +620,8 @@ def test_markdown_escapes_names():
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[:4]]
     assert [len(row) for row in cells] == [3, 3, 3, 3]
     assert cells[2][1].strip() == "**1,234.6**<sup>a</sup> [1,000.0, ∞]"
-    assert cells[3][1].strip() == "<u>2.0</u><sup>†</sup>"
+    assert cells[3][1].strip() == "2.0"
+    assert cells[3][2].strip() == r"a\_b"
     assert cells[2][2].strip() == "–<sup>a</sup>"
     assert cells[0][1].strip() == r"100% of A&B\_c\|d ↓"
     assert cells[0][2].strip() == "plain ↑"
@@ -531,7 +635,7 @@ def test_latex_escapes_and_balances():
     assert [len(re.split(r"(?<!\\)&", row)) for row in rows] == [3, 3, 3]
     assert r"100\% of A\&B\_c\textbar{}d $\downarrow$" in rows[0]
     assert r"\textbf{1,234.6}$^{\mathrm{a}}$ {\scriptsize [1,000.0, $\infty$]}" in rows[1]
-    assert r"\underline{2.0}$^{\mathrm{\dagger}}$" in rows[2]
+    assert r"a\_b" in rows[2]
     assert rows[1].split("&")[2].strip() == r"--$^{\mathrm{a}}$ \\"
     assert r"sys\textbar{}tem\_\{1\}" in rows[1]
     assert r"careful with \$x \& y" in latex
@@ -551,7 +655,8 @@ def test_json_contains_everything(four_kinds):
     assert cell["best"] is True
     assert cell["ci95"][0] < cell["value"] < cell["ci95"][1]
     [other] = [system for system in plain["systems"] if system["name"] == "other"]
-    assert other["cells"][BOUND]["differs_from_best"] is True
+    assert other["cells"][BOUND]["best"] is False
+    assert diffusion["provenance"]["weights_sha256"] == "0" * 64
     assert {one["key"]: one["better"] for one in plain["columns"]}["bleu4"] == "higher"
 
 
@@ -560,30 +665,23 @@ def test_a_terminal_shows_styles_and_a_file_marks():
     console.print(to_terminal(HOSTILE, styled=True))
     shown = console.file.getvalue()
     assert "\x1b[1m1,234.6\x1b[0ma" in shown
-    assert "\x1b[4m2.0\x1b[0m†" in shown
     assert "[1,000.0, ∞]" in shown
     assert "two lines*" in shown
     plain = Console(file=io.StringIO(), width=200)
     plain.print(to_terminal(HOSTILE, styled=False))
     assert "1,234.6*a" in plain.file.getvalue()
-    assert "2.0°†" in plain.file.getvalue()
 
 
-def test_equal_values_share_a_rank():
-    def ranks(values, better, digits=2):
-        cells = tuple(Cell(value) for value in values)
-        return [(cell.best, cell.second) for cell in ranked(cells, Column("x", "x", better, digits))]
+def test_the_best_is_the_best_finite_number():
+    def best(values, better):
+        return best_of([Cell(value) for value in values], Column("x", "x", better, 2))
 
-    best, second, neither = (True, False), (False, True), (False, False)
-    assert ranks([2.0, 1.0, 1.0, 3.0, None], Direction.LOWER) == [second, best, best, neither, neither]
-    assert ranks([2.0, 1.0, 3.0], Direction.HIGHER) == [second, neither, best]
-    assert ranks([2.0, None], Direction.LOWER) == [neither, neither]
-    assert ranks([2.0, 1.0], Direction.NEITHER) == [neither, neither]
-    assert ranks([2.0, math.inf], Direction.LOWER) == [best, neither]
-    assert ranks([math.inf, math.inf], Direction.LOWER) == [neither, neither]
-    assert ranks([1.0, 1.001], Direction.LOWER) == [neither, neither]  # both are shown as 1.00
-    assert ranks([1.0, 1.001, 1.01], Direction.LOWER) == [best, best, second]
-    assert ranks([1.0, 1.001], Direction.LOWER, digits=3) == [best, second]
+    assert best([2.0, 1.0, 3.0, None], Direction.LOWER) == 1
+    assert best([2.0, 1.0, 3.0], Direction.HIGHER) == 2
+    assert best([2.0, None], Direction.LOWER) is None  # alone
+    assert best([2.0, 1.0], Direction.NEITHER) is None
+    assert best([2.0, math.inf], Direction.LOWER) == 0
+    assert best([math.inf, math.inf], Direction.LOWER) is None
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

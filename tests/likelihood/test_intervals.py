@@ -10,13 +10,16 @@ import pytest
 from scipy import stats
 
 from diffusionbert.likelihood.intervals import (
+    Difference,
     degrees_of_freedom,
     paired_difference,
     percentile_interval,
     ratio_intervals,
     resampled_sums,
     spread,
+    student_p_value,
     student_quantile,
+    with_seeds,
 )
 
 
@@ -156,3 +159,21 @@ def test_the_difference_of_a_system_from_itself_is_zero():
     nats, tokens = two_systems(np.random.default_rng(0), 0.0)
     found = paired_difference((nats[0], nats[0]), tokens)
     assert (found.value, found.low, found.high, found.p_value) == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("degrees", [1.0, 2.5, 30.0, 1e7])
+@pytest.mark.parametrize("t", [0.0, 0.5, -2.0, 9.0])
+def test_p_values_of_student_equal_scipys(degrees, t):
+    assert student_p_value(t, degrees) == pytest.approx(2 * stats.t.sf(abs(t), degrees), abs=1e-5)
+
+
+def test_seeds_add_their_variance_to_a_difference():
+    """Welch's interval, where sentences contribute nothing."""
+    first, second = np.array([1.0, 1.2, 1.1]), np.array([1.5, 1.7, 1.4, 1.6])
+    value = float(first.mean() - second.mean())
+    found = with_seeds(Difference(value, value, value, 0.001), first, second)
+    expected = stats.ttest_ind(first, second, equal_var=False)
+    assert found.p_value == pytest.approx(expected.pvalue, abs=1e-5)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-4)
+    certain = with_seeds(Difference(-0.5, -0.6, -0.4, 0.001), np.ones(2), np.full(2, 1.5))
+    assert (certain.low, certain.high) == pytest.approx((-0.6, -0.4), abs=1e-5)  # seeds contribute nothing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffusionbert.cli.common import Flag, OptionalPath, option
+from diffusionbert.cli.common import Flag, OptionalPath, OptionalText, option
 
 if TYPE_CHECKING:
     from diffusionbert.evaluation.tables import Table
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare evaluations in one table, with intervals and differences, the best marked where that is significant.
+    """Compare evaluations in one table, with differences, intervals and p-values, the best marked where it differs.
 
-    Example: diffusionbert compare runs/one runs/two --unit word --format latex
+    Example: diffusionbert compare runs/one runs/two --reference one --format latex
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], option("RUN [RUN ...]")] = ()
@@ -27,6 +27,12 @@ class Compare:
     """The format of the table."""
     unit: Annotated[Literal["token", "word", "byte"] | None, option("{token,word,byte}")] = None
     """The unit of likelihoods. Default: tokens if all vocabularies agree, else words."""
+    quantity: OptionalText = None
+    """Show this likelihood alone: grid, continuous, exact, pseudo, …"""
+    reference: OptionalText = None
+    """The system from which differences are given, by its name in the table. Default: the best of each column."""
+    merge_seeds: Flag = False
+    """Merge runs that differ in their training seed alone; differences then include the spread over seeds."""
     output: OptionalPath = None
     """A file to write to. Default: standard output."""
     json: Flag = False
@@ -39,7 +45,13 @@ class Compare:
 
         if self.json and self.format not in ("table", "json"):
             raise ValueError(f"--json and --format {self.format} contradict each other; give one of them")
-        table = compare(self.runs, None if self.unit is None else Unit(self.unit))
+        table = compare(
+            self.runs,
+            None if self.unit is None else Unit(self.unit),
+            reference=self.reference,
+            quantity=self.quantity,
+            merge_seeds=self.merge_seeds,
+        )
         form = "json" if self.json else self.format
         if self.output is None:
             _print(table, form)

@@ -4,35 +4,37 @@ A likelihood column holds one kind (exact, bound or pseudo), one quantity and on
 are compared on the sentences that all of them scored, by a paired bootstrap over sentences (Efron 1979; see
 `intervals`); samples are not paired, so BLEU is resampled for each system by itself. Where vocabularies differ,
 likelihoods are given per word. A column whose numbers were obtained under different protocols is shown but not ranked,
-and a warning says why. This module depends on evaluation results, not on models.
+and a warning says why. Trainings that differ in their seed alone can be merged into one system, whose differences then
+include the spread over seeds. This module depends on evaluation results, not on models.
 """
 
 from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 
+from diffusionbert.diffusion.schedules import NoiseSchedule
 from diffusionbert.evaluation.metrics import PerSample
-from diffusionbert.evaluation.result import EvaluationResult, TextMetrics, Weights, locate
+from diffusionbert.evaluation.result import EvaluationResult, TextMetrics, Weights, locate, mean_with_interval
 from diffusionbert.evaluation.tables import (
-    SIGNIFICANT,
+    BEST,
     Cell,
     Column,
     Direction,
     SystemDifference,
     Table,
+    best_of,
     length_text,
-    ranked,
 )
-from diffusionbert.likelihood.intervals import Difference, percentile_interval, resampled_sums
+from diffusionbert.likelihood.intervals import Difference, percentile_interval, resampled_sums, with_seeds
 from diffusionbert.likelihood.scores import (
     Length,
     LikelihoodRates,
@@ -42,7 +44,10 @@ from diffusionbert.likelihood.scores import (
     Unit,
     paired_bootstrap,
 )
-from diffusionbert.objectives.base import Likelihood
+from diffusionbert.networks.time_conditioning import TimeEmbedding
+from diffusionbert.objectives.base import Estimator, Likelihood
+from diffusionbert.storage.schema import Component, from_text
+from diffusionbert.training.log import ModelDescription
 from diffusionbert.training.run_folder import RunFolder
 
 LEVEL = 0.05
@@ -53,9 +58,18 @@ _RATES = {
     Unit.BYTE: ("bits_per_byte", 3),
 }
 """The field of `LikelihoodRates` that is shown for each unit, and its digits."""
-_SIGNIFICANCE = (
-    f"differs from the best, p < {LEVEL:.2f}: likelihoods by paired bootstrap over sentences, BLEU by bootstrap over "
-    "the samples of each system; not corrected for the number of comparisons"
+_BEST = (
+    f"the best, and what does not differ from it with p < {LEVEL:.2f}; no mark where nothing differs. Likelihoods by "
+    "paired bootstrap over sentences, BLEU by bootstrap over the samples of each system; p-values are not corrected "
+    "for the number of comparisons"
+)
+_SEEDS = (
+    "differences between trainings with one seed each say nothing of other seeds; with two or more of both systems, "
+    "intervals and p-values include the spread over seeds"
+)
+_NOISE = (
+    "where noise is not shared, intervals contain the noise of both systems' draws; evaluate with --shared-noise for "
+    "narrower ones"
 )
 
 
@@ -75,8 +89,16 @@ class _System:
     name: str
     result: EvaluationResult
     scores: dict[str, Scores]
-    """On the sentences that all systems scored, if they scored the same corpus."""
-    folder: Path | None
+    """On the sentences that all systems scored, if they scored the same corpus; means over the trainings."""
+    folders: tuple[Path, ...]
+    trainings: tuple[dict[str, Scores], ...] = ()
+    """The scores of each training of a merged system."""
+    provenance: tuple[dict[str, object], ...] = ()
+    """Hashes of code, data and weights of each training."""
+
+    @property
+    def num_seeds(self) -> int:
+        return max(1, len(self.trainings))
 
     @property
     def likelihoods(self) -> dict[_Quantity, LikelihoodSummary]:
@@ -85,7 +107,13 @@ class _System:
 
 
 def compare(
-    results: Sequence[EvaluationResult | str | Path], unit: Unit | None = None, names: Sequence[str] | None = None
+    results: Sequence[EvaluationResult | str | Path],
+    unit: Unit | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    reference: str | None = None,
+    quantity: str | None = None,
+    merge_seeds: bool = False,
 ) -> Table:
     """Compares evaluation results in one table.
 
@@ -93,9 +121,12 @@ def compare(
         results: Results, or folders that `evaluate` wrote (a run folder will do).
         unit: The unit of likelihoods; by default tokens if all vocabularies agree, else words.
         names: Names of the systems; by default those of folders, and of models for results.
+        reference: The name of the system from which differences are given; by default the best of each column.
+        quantity: Shows this likelihood alone, by its name (grid, continuous, exact, …).
+        merge_seeds: Merges trainings that differ in their seed alone into one system.
 
     Returns:
-        The table, with the differences from the best of each ranked column.
+        The table, with the differences in each ranked column.
 
     Example:
         >>> print(compare(["runs/one", "runs/two"]))  # doctest: +SKIP
@@ -103,12 +134,17 @@ def compare(
     systems = _systems(results, names)
     is_same_text = len({system.result.data.corpus_sha256 for system in systems}) == 1
     systems = _on_common_sentences(systems) if is_same_text else systems
+    systems = _merged(systems) if merge_seeds else systems
+    if reference is not None and reference not in (known := [system.name for system in systems]):
+        raise ValueError(f"`reference` must be one of {', '.join(known)}, got {reference!r:.80}")
     scored = _first_scores(systems)
     has_same_tokens = len(scored) < 2 or (
         is_same_text and all(torch.equal(first.tokens, second.tokens) for first, second in pairwise(scored))
     )
-    table = _Columns(systems, is_same_text, has_same_tokens, unit or (Unit.TOKEN if has_same_tokens else Unit.WORD))
-    table.add_likelihoods()
+    chosen = unit or (Unit.TOKEN if has_same_tokens else Unit.WORD)
+    table = _Columns(systems, is_same_text, has_same_tokens, chosen, reference)
+    table.add_descriptions()
+    table.add_likelihoods(quantity)
     table.add_texts()
     table.add_costs()
     return table.finished(unit)
@@ -127,7 +163,21 @@ def _systems(results: Sequence[EvaluationResult | str | Path], names: Sequence[s
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two systems are called {twice!r}; give `names`")
-    return [_System(name, one, one.scores, folder) for name, one, folder in zip(names, loaded, folders, strict=True)]
+    return [
+        _System(name, one, one.scores, () if folder is None else (folder,), provenance=(_provenance(one),))
+        for name, one, folder in zip(names, loaded, folders, strict=True)
+    ]
+
+
+def _provenance(result: EvaluationResult) -> dict[str, object]:
+    """Which code, text and weights a result is of, and the seeds."""
+    return {
+        "code": asdict(result.code),
+        "data_sha256": result.data.sha256,
+        "weights_sha256": result.weights.sha256,
+        "training_seed": result.model.seed,
+        "evaluation_seed": result.seed,
+    }
 
 
 def _folder(folder: Path) -> Path:
@@ -169,12 +219,76 @@ def _on_common_sentences(systems: list[_System]) -> list[_System]:
     ]
 
 
+def _merged(systems: list[_System]) -> list[_System]:
+    """The systems, with trainings that differ in their seed alone as one."""
+    groups: dict[object, list[_System]] = {}
+    for number, system in enumerate(systems):
+        model = system.result.model
+        # The step of the best validation, and so the tokens up to it, may differ between seeds.
+        same = replace(model, seed=None, tokens_seen=None, epochs=None)
+        sampling = system.result.generation and system.result.generation.sampling
+        key = number if model.seed is None else repr((same, sampling, system.result.seed, [*system.scores]))
+        groups.setdefault(key, []).append(system)
+    return [group[0] if len(group) == 1 else _as_one(group) for group in groups.values()]
+
+
+def _as_one(group: list[_System]) -> _System:
+    """A system of several trainings: the mean nats of each sentence, the samples of all."""
+    seeds = [system.result.model.seed for system in group]
+    if len({*seeds}) < len(seeds):
+        twice = next(system.name for system in group if seeds.count(system.result.model.seed) > 1)
+        raise ValueError(f"{twice!r} was trained with the seed of another run of its kind; give each seed once")
+    first, number = group[0], len(group)
+    scores = {}
+    for name, one in first.scores.items():
+        every = [system.scores[name] for system in group]
+        nats = torch.stack([each.nats for each in every]).mean(dim=0)
+        variance = torch.stack([each.draw_variance for each in every]).mean(dim=0)  # shared noise does not average out
+        scores[name] = replace(one, nats=nats, draw_variance=variance)
+    bleu, self_bleu = (
+        PerSample(np.concatenate([getattr(system.result, name).values for system in group]))
+        for name in ("bleu4", "self_bleu4")
+    )
+    seen, epochs = (
+        None if None in values else sum(values) / number
+        for values in ([getattr(system.result.model, name) for system in group] for name in ("tokens_seen", "epochs"))
+    )
+    model = replace(first.result.model, seed=None, tokens_seen=None if seen is None else round(seen), epochs=epochs)
+    result = replace(first.result, model=model, bleu4=bleu, self_bleu4=self_bleu)
+    if result.generation is not None:
+        texts = [system.result.generation.samples for system in group if system.result.generation is not None]
+        own = _mean_metrics(texts)
+        own = replace(own, bleu4=mean_with_interval(bleu), self_bleu4=mean_with_interval(self_bleu))
+        result = replace(result, generation=replace(result.generation, samples=own))
+    folders = tuple(folder for system in group for folder in system.folders)
+    provenance = tuple(one for system in group for one in system.provenance)
+    name = f"{first.name} ({number} seeds)"
+    return _System(name, result, scores, folders, tuple(system.scores for system in group), provenance)
+
+
+def _mean_metrics(texts: list[TextMetrics]) -> TextMetrics:
+    """The mean of figures that are plain numbers."""
+
+    def mean(values: list[Any]) -> Any:
+        if isinstance(values[0], tuple):
+            return tuple(mean(list(each)) for each in zip(*values, strict=True))
+        return sum(values) / len(values) if all(isinstance(value, float) for value in values) else values[0]
+
+    return replace(texts[0], **{name: mean([getattr(one, name) for one in texts]) for name in _PLAIN_METRICS})
+
+
+_PLAIN_METRICS = (
+    *("distinct", "repeated_4grams", "longest_run", "entropy_pooled", "entropy_per_text", "words_per_text"),
+)
+
+
 def _first_scores(systems: Sequence[_System]) -> list[Scores]:
     return [next(iter(system.scores.values())) for system in systems if system.scores]
 
 
-Test = Callable[[_System, _System], Difference | None]
-"""The difference between two systems, the second minus the first; None if it is undefined."""
+Test = Callable[[_System, _System], tuple[Difference, str] | None]
+"""The difference between two systems, the second minus the first, and whether they share their noise; None if it is
+undefined."""
 Figures = Sequence[PointEstimate | float | None]
 """A figure of each system; None where it was not measured."""
 
@@ -183,8 +297,11 @@ Figures = Sequence[PointEstimate | float | None]
 class _Columns:
     """A table under construction."""
 
-    def __init__(self, systems: list[_System], is_same_text: bool, has_same_tokens: bool, unit: Unit):
+    def __init__(
+        self, systems: list[_System], is_same_text: bool, has_same_tokens: bool, unit: Unit, reference: str | None
+    ):
         self.systems, self.is_same_text, self.has_same_tokens, self.unit = systems, is_same_text, has_same_tokens, unit
+        self.reference = next((system for system in systems if system.name == reference), None)
         self.generations = [system.result.generation for system in systems]
         self.columns: list[Column] = []
         self.cells: list[tuple[Cell, ...]] = []
@@ -193,9 +310,46 @@ class _Columns:
         self.footnotes: list[tuple[str, str]] = []
         self.warnings: list[str] = []
 
+    # ---- what was trained -------------------------------------------------------------------------------------------
+
+    def add_descriptions(self) -> None:
+        """What each model is and how it was trained, as far as its result says so."""
+        models = [system.result.model for system in self.systems]
+        texts: dict[str, Callable[[ModelDescription], str | None]] = {
+            "objective": lambda model: _objective_label(model.objective),
+            "schedule": lambda model: _schedule_label(model.schedule),
+            "time": lambda model: _time_label(model.time_conditioning),
+            "start": lambda model: model.start,
+            "backbone": lambda model: model.backbone,
+            "optimizer": lambda model: (
+                None if model.learning_rate is None else f"{model.optimizer}, {model.learning_rate:g}"
+            ),
+        }
+        numbers: dict[Column, Callable[[ModelDescription], float | None]] = {
+            Column("diffusion_steps", "T", Direction.NEITHER, 0): lambda model: model.diffusion_steps,
+            Column("parameters", "parameters", Direction.NEITHER, 0): lambda model: model.parameters,
+            Column("training_steps", "training steps", Direction.NEITHER, 0): lambda model: model.training_steps,
+            Column("tokens_seen", "tokens", Direction.NEITHER, 0): lambda model: model.tokens_seen,
+            Column("total_tokens", "tokens, pretraining included", Direction.NEITHER, 0): _total_tokens,
+            Column("epochs", "epochs", Direction.NEITHER, 2): lambda model: model.epochs,
+        }
+        for title, text in texts.items():
+            column = Column(title, title, Direction.NEITHER, 0)
+            self._describe(column, [Cell(text=text(model)) for model in models])
+        for column, number in numbers.items():
+            found = [number(model) for model in models]
+            self._describe(column, [Cell(None if one is None else float(one)) for one in found])
+        if any(system.num_seeds > 1 for system in self.systems):
+            column = Column("seeds", "seeds", Direction.NEITHER, 0)
+            self._describe(column, [Cell(float(system.num_seeds)) for system in self.systems])
+
+    def _describe(self, column: Column, cells: list[Cell]) -> None:
+        if any(cell.value is not None or cell.text is not None for cell in cells):
+            self._add(column, cells, (), None)
+
     # ---- likelihoods ------------------------------------------------------------------------------------------------
 
-    def add_likelihoods(self) -> None:
+    def add_likelihoods(self, chosen: str | None) -> None:
         """One column for each kind, quantity and name."""
         without = {
             system.name: (self._note("; ".join(system.result.notes) or "no likelihood"),)
@@ -207,6 +361,9 @@ class _Columns:
             {quantity for system in self.systems for quantity in system.likelihoods},
             key=lambda one: (kinds.index(one.kind), one.name, one.quantity),
         )
+        if chosen is not None and chosen not in (known := {quantity.name: None for quantity in found}):
+            raise ValueError(f"`quantity` must be one of {', '.join(known) or 'none'}, got {chosen!r:.40}")
+        found = [quantity for quantity in found if chosen in (None, quantity.name)]
         for quantity in found:
             is_several = sum(one[:2] == quantity[:2] for one in found) > 1
             summaries = [system.likelihoods[quantity] for system in self.systems if quantity in system.likelihoods]
@@ -244,16 +401,21 @@ class _Columns:
 
     def _likelihood(self, system: _System, quantity: _Quantity) -> Cell:
         summary, common = system.likelihoods[quantity], system.scores[quantity.name]
-        is_part = len(common) < summary.num_sentences  # others did not score all sentences that this one did
-        rates = LikelihoodRates.of(common.rates()) if is_part else summary.rates
+        # Others did not score all sentences that this one did, or the scores are means.
+        is_other = len(common) < summary.num_sentences or system.num_seeds > 1
+        rates = LikelihoodRates.of(common.rates()) if is_other else summary.rates
         return _cell(getattr(rates, _RATES[self.unit][0]))
 
-    def _paired(self, name: str, best: _System, other: _System) -> Difference | None:
+    def _paired(self, name: str, best: _System, other: _System) -> tuple[Difference, str] | None:
         first, second = best.scores[name], other.scores[name]
         if first.num_infinite or second.num_infinite:
             return None
         found = paired_bootstrap(first, second, self.unit)
-        return Difference(-found.value, -found.high, -found.low, found.p_value)
+        if min(best.num_seeds, other.num_seeds) > 1:
+            rates = (np.array([own[name].nats_per(self.unit) for own in system.trainings]) for system in (best, other))
+            found = with_seeds(found, *rates)
+        noise = shared_noise(best.result.likelihoods[name], other.result.likelihoods[name])
+        return Difference(-found.value, -found.high, -found.low, found.p_value), noise
 
     # ---- samples ----------------------------------------------------------------------------------------------------
 
@@ -318,32 +480,61 @@ class _Columns:
         self.real[-1] = Cell(agreed.pop()) if len(agreed) == 1 else Cell()
 
     def _add(self, column: Column, cells: list[Cell], obstacles: Sequence[str], test: Test | None) -> None:
-        """Ranks a column, unless an obstacle forbids it."""
+        """Tests the systems of a column against each other, unless an obstacle forbids it."""
         num_values = sum(cell.value is not None for cell in cells)
         if obstacles and num_values > 1 and column.better is not Direction.NEITHER:
             self.warnings.append(f"{column.title} is not ranked: {' and '.join(obstacles)}")
-        elif num_values > 1:
-            cells = ranked(cells, column)
-            cells = cells if test is None else self._tested(column, cells, test)
+        elif test is not None:
+            cells = self._tested(column, cells, test)
         self.columns.append(column)
         self.cells.append(tuple(cells))
         self.real.append(Cell())
 
     def _tested(self, column: Column, cells: list[Cell], test: Test) -> list[Cell]:
-        """Compares every system with the best."""
-        best = next((system for system, cell in zip(self.systems, cells, strict=True) if cell.best), None)
-        if best is None:
+        """Compares every system with the best, which is marked if it differs from any, and with the reference."""
+        index = best_of(cells, column)
+        if index is None:
             return cells
-        tested = []
-        for system, cell in zip(self.systems, cells, strict=True):
-            apart = None if cell.value is None or cell.best else test(best, system)
-            if apart is not None:
-                interval = apart.low, apart.high
-                self.differences.append(
-                    SystemDifference(column, system.name, best.name, apart.value, interval, apart.p_value)
-                )
-            tested.append(replace(cell, significant=apart is not None and apart.p_value < LEVEL))
-        return tested
+        best = self.systems[index]
+        reference = self.reference or best
+        if cells[self.systems.index(reference)].value is None:
+            reference = best
+        shown = [None if cell.value is None else round(cell.value, column.digits) for cell in cells]
+        are_best = [system is best for system in self.systems]
+        for number, (system, cell) in enumerate(zip(self.systems, cells, strict=True)):
+            if cell.value is None or system is best:
+                continue
+            apart = test(best, system)
+            is_different = apart is None or apart[0].p_value < LEVEL
+            are_best[number] = not is_different or shown[number] == shown[index]
+            if reference is best:
+                self._note_difference(column, system, best, apart)
+        if reference is not best:
+            for system, cell in zip(self.systems, cells, strict=True):
+                if cell.value is not None and system is not reference:
+                    self._note_difference(column, system, reference, test(reference, system))
+        if all(is_best or cell.value is None for is_best, cell in zip(are_best, cells, strict=True)):
+            return cells
+        return [replace(cell, best=is_best) for is_best, cell in zip(are_best, cells, strict=True)]
+
+    def _note_difference(
+        self, column: Column, system: _System, reference: _System, apart: tuple[Difference, str] | None
+    ) -> None:
+        if apart is None:
+            return
+        difference, noise = apart
+        self.differences.append(
+            SystemDifference(
+                column,
+                system.name,
+                reference.name,
+                difference.value,
+                (difference.low, difference.high),
+                difference.p_value,
+                (system.num_seeds, reference.num_seeds),
+                noise,
+            )
+        )
 
     def _note(self, text: str) -> str:
         """The mark of a footnote, a new one unless the text has one already."""
@@ -356,8 +547,13 @@ class _Columns:
 
     def finished(self, requested: Unit | None) -> Table:
         """The table, with what all systems have in common below it, and warnings of what they do not."""
-        if any(cell.significant for column in self.cells for cell in column):
-            self.footnotes.append((SIGNIFICANT, _SIGNIFICANCE))
+        if any(cell.best for column in self.cells for cell in column):
+            self.footnotes.append((BEST, _BEST))
+        if any(min(apart.seeds) < 2 for apart in self.differences):
+            self.footnotes.append(("", _SEEDS))
+        paired = [apart.noise for apart in self.differences if apart.column.difference_unit.startswith("nats")]
+        if {"independent", "unknown"} & {*paired}:
+            self.footnotes.append(("", _NOISE))
         if requested is None and not self.has_same_tokens:
             self.footnotes.append(("", f"vocabularies differ, so likelihoods are given per {self.unit.value}"))
         shared, different = _protocol(self.systems)
@@ -372,8 +568,18 @@ class _Columns:
             names.append("real sentences")
             rows.append(tuple(self.real))
         warnings = *different, *self.warnings, *_stale(self.systems)
+        provenance = tuple(
+            system.provenance[0] if system.num_seeds == 1 else {"trainings": list(system.provenance)}
+            for system in self.systems
+        )
         return Table(
-            tuple(self.columns), tuple(names), tuple(rows), tuple(self.footnotes), warnings, tuple(self.differences)
+            tuple(self.columns),
+            tuple(names),
+            tuple(rows),
+            tuple(self.footnotes),
+            warnings,
+            tuple(self.differences),
+            provenance,
         )
 
 
@@ -389,8 +595,53 @@ def _title(quantity: _Quantity, summaries: list[LikelihoodSummary]) -> str:
     return f"{quantity.kind.value}, {quantity.quantity}, {time}"
 
 
-def _unpaired(name: str, best: _System, other: _System) -> Difference:
-    return independent_difference(getattr(best.result, name), getattr(other.result, name))
+def _objective_label(objective: Component | None) -> str | None:
+    """Its name and the settings that no other column shows."""
+    if objective is None:
+        return None
+    shown = {key: value for key, value in objective.settings.items() if key not in ("schedule", "num_steps")}
+    return str(Component(objective.name, {key: value for key, value in shown.items() if value not in (None, False)}))
+
+
+def _schedule_label(schedule: Component | None) -> str | None:
+    """As tables show it; its record if its class is not installed."""
+    if schedule is None:
+        return None
+    try:
+        return str(from_text(str(schedule), NoiseSchedule, "schedule"))  # type: ignore[type-abstract]
+    except ValueError:
+        return str(schedule)
+
+
+def _time_label(recorded: str | None) -> str | None:
+    known = {one.value: one.abbreviation for one in TimeEmbedding}
+    return None if recorded is None else known.get(recorded, recorded)
+
+
+def _total_tokens(model: ModelDescription) -> float | None:
+    """Tokens of training and of all training before it."""
+    if model.tokens_seen is None or model.pretraining_tokens is None:
+        return None
+    return float(model.tokens_seen + model.pretraining_tokens)
+
+
+def shared_noise(first: LikelihoodSummary, second: LikelihoodSummary) -> str:
+    """Whether two likelihoods of the same sentences were estimated from the same noise.
+
+    It is `shared`, `independent`, `none` if nothing was drawn, or `unknown`, as in results of earlier versions.
+    """
+    if first.kind is second.kind is Likelihood.EXACT:
+        return "none"
+    cards = [one.protocol for one in (first, second)]
+    if any(one.definition.estimator is Estimator.UNSPECIFIED for one in cards):
+        return "unknown"
+    keys = {(one.definition.estimator, one.definition.time, one.num_draws, one.strata, one.seed) for one in cards}
+    return "shared" if len(keys) == 1 else "independent"
+
+
+def _unpaired(name: str, best: _System, other: _System) -> tuple[Difference, str]:
+    found = independent_difference(getattr(best.result, name), getattr(other.result, name))
+    return found, "independent"
 
 
 def independent_difference(first: PerSample, second: PerSample) -> Difference:
@@ -410,8 +661,8 @@ def _stale(systems: Sequence[_System]) -> list[str]:
     return [
         f"{system.name} was evaluated with other weights than its run has now; evaluate it again (--overwrite)"
         for system in systems
-        if system.folder is not None
-        and (run := RunFolder(system.folder.parent)).config.exists()
+        if len(system.folders) == 1
+        and (run := RunFolder(system.folders[0].parent)).config.exists()
         and run.model.exists()
         and Weights.of(run.model).files != system.result.weights.files
     ]

@@ -1,15 +1,16 @@
 """Tables: one evaluation with its protocol as text, and systems by columns in four formats.
 
 A `Table` is printed as text or shown as Markdown, JSON or LaTeX (with booktabs): numbers with intervals, the best in
-bold, the second underlined, footnotes. Its author decides which numbers may be ranked.
+bold where a test tells them from the others, differences with their p-values, footnotes. Its author decides which
+numbers may be ranked.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, final
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from diffusionbert.evaluation.result import EvaluationResult, Generation
 
-SIGNIFICANT = "†"
+BEST = "*"
+"""Marks the best in plain text, and the footnote that explains it."""
 DASH = "–"
 TEXT_WIDTH = 240
 """The most characters per line of a table as plain text; notes below it are not wrapped."""
@@ -59,26 +61,26 @@ class Column:
 @final
 @dataclass(frozen=True)
 class Cell:
-    """A number, or None."""
+    """A number, or None; or a text."""
 
     value: float | None = None
     interval: tuple[float, float] | None = None
     best: bool = False
-    second: bool = False
-    significant: bool = False
-    """Whether it differs significantly from the best."""
+    """Whether it is the best, or does not differ significantly from it, while others do."""
+    text: str | None = None
+    """In place of a number."""
     notes: tuple[str, ...] = ()
     """Marks of footnotes."""
 
     def to_json(self) -> dict[str, object]:
+        if self.text is not None:
+            return {"text": self.text}
         assert self.value is not None
         return {
             "value": self.value if math.isfinite(self.value) else None,
             "infinite": not math.isfinite(self.value),
             "ci95": None if self.interval is None else [end if math.isfinite(end) else None for end in self.interval],
             "best": self.best,
-            "second": self.second,
-            "differs_from_best": self.significant,
             "notes": list(self.notes),
         }
 
@@ -86,17 +88,48 @@ class Cell:
 @final
 @dataclass(frozen=True)
 class SystemDifference:
-    """How far a system is from the best of a column."""
+    """How far a system is from another, by default the best of a column."""
 
     column: Column
     system: str
     reference: str
-    """The best system."""
     value: float
     """The system minus the reference."""
     ci95: tuple[float, float]
     p_value: float
     """Two-sided, not corrected for the number of comparisons."""
+    seeds: tuple[int, int] = (1, 1)
+    """Trainings of the system and of the reference; the interval covers them if both have two or more."""
+    noise: str = "independent"
+    """Of the draws: `shared`, so that most of it cancels; `independent`; `none` if nothing is drawn; or `unknown`."""
+
+    @property
+    def relative(self) -> float | None:
+        """The change of a perplexity; None for other figures."""
+        return math.expm1(self.value) if self.column.difference_unit.startswith("nats per") else None
+
+    def parts(self) -> tuple[str, ...]:
+        """What a table shows: column, systems, difference, interval, change, p, seeds, noise."""
+        unit = f" {self.column.difference_unit}" if self.column.difference_unit.startswith("nats") else ""
+        seeds = str(self.seeds[0]) if len({*self.seeds}) == 1 else f"{self.seeds[0]} and {self.seeds[1]}"
+        return (
+            self.column.title,
+            f"{self.system} - {self.reference}",
+            f"{self.value:+.4f}{unit}",
+            f"[{self.ci95[0]:+.4f}, {self.ci95[1]:+.4f}]",
+            "" if self.relative is None else f"{self.relative:+.1%}",
+            p_text(self.p_value),
+            seeds,
+            self.noise,
+        )
+
+
+def p_text(p_value: float) -> str:
+    """A p-value as tables show it."""
+    return "< 0.0001" if p_value < 1e-4 else f"{p_value:.3g}"
+
+
+_DIFFERENCE_HEADINGS = "figure", "systems", "difference", "95 %", "perplexity", "p", "seeds", "noise"
 
 
 @final
@@ -113,6 +146,8 @@ class Table:
     """A mark, which may be empty, and a text."""
     warnings: tuple[str, ...] = ()
     differences: tuple[SystemDifference, ...] = ()
+    provenance: tuple[Mapping[str, object], ...] = ()
+    """Hashes of code, data and weights of each system."""
 
     def __str__(self) -> str:
         """Plain text: one column per system, with differences, footnotes and warnings below."""
@@ -132,10 +167,13 @@ class Table:
                 {
                     "name": name,
                     "cells": {
-                        key: cell.to_json() for key, cell in zip(keys, row, strict=True) if cell.value is not None
+                        key: cell.to_json()
+                        for key, cell in zip(keys, row, strict=True)
+                        if cell.value is not None or cell.text is not None
                     },
+                    **({"provenance": dict(self.provenance[index])} if index < len(self.provenance) else {}),
                 }
-                for name, row in zip(self.names, self.cells, strict=True)
+                for index, (name, row) in enumerate(zip(self.names, self.cells, strict=True))
             ],
             "footnotes": [{"mark": mark, "text": text} for mark, text in self.footnotes],
             "warnings": list(self.warnings),
@@ -148,24 +186,22 @@ class Table:
                     "value": apart.value,
                     "ci95": list(apart.ci95),
                     "p_value": apart.p_value,
+                    "seeds": list(apart.seeds),
+                    "noise": apart.noise,
                 }
                 for apart in self.differences
             ],
         }
 
 
-def ranked(cells: Sequence[Cell], column: Column) -> list[Cell]:
-    """Marks the best and the second of a column; numbers that look equal share a rank, and if all do there is none."""
-    shown = [None if cell.value is None else round(cell.value, column.digits) for cell in cells]
-    different = sorted({value for value in shown if value is not None}, reverse=column.better is Direction.HIGHER)
-    if column.better is Direction.NEITHER or len(different) < 2:
-        return list(cells)
-    # An infinite value is never the best.
-    best, second = (value if math.isfinite(value) else None for value in different[:2])
-    return [
-        replace(cell, best=value is not None and value == best, second=value is not None and value == second)
-        for cell, value in zip(cells, shown, strict=True)
-    ]
+def best_of(cells: Sequence[Cell], column: Column) -> int | None:
+    """The index of the best finite number of a column; None if it has no direction, or fewer than two numbers."""
+    values = {index: cell.value for index, cell in enumerate(cells) if cell.value is not None}
+    finite = {index: value for index, value in values.items() if math.isfinite(value)}
+    if column.better is Direction.NEITHER or len(values) < 2 or not finite:
+        return None
+    sign = -1 if column.better is Direction.HIGHER else 1
+    return min(finite, key=lambda index: sign * finite[index])
 
 
 # ---- formats --------------------------------------------------------------------------------------------------------
@@ -178,28 +214,31 @@ class _Markup:
 
     escape: Callable[[str], str]
     bold: str
-    underlined: str
     raised: str
     """A superscript."""
     interval: str
 
     def parts(self, cell: Cell, column: Column) -> tuple[str, str, str]:
         """The number, its marks and its interval."""
-        marks = "".join(self.mark(mark) for mark in (*(SIGNIFICANT * cell.significant), *cell.notes))
+        marks = "".join(map(self.mark, cell.notes))
+        if cell.text is not None:
+            return self.escape(cell.text), marks, ""
         if cell.value is None:
             return self.escape(DASH), marks, ""
         number = self.escape(_number(cell.value, column.digits))
-        number = self.bold.format(number) if cell.best else self.underlined.format(number) if cell.second else number
+        number = self.bold.format(number) if cell.best else number
         if cell.interval is None:
             return number, marks, ""
         return number, marks, self.interval.format(*(self.escape(_number(end, column.digits)) for end in cell.interval))
 
     def mark(self, mark: str) -> str:
-        if not mark:
-            return ""
-        # A dagger is a mathematical symbol in LaTeX; all other marks are letters.
-        is_dagger = self.escape is escaped_for_latex and mark == SIGNIFICANT
-        return self.raised.format(r"\dagger" if is_dagger else self.escape(mark))
+        return self.raised.format(self.escape(mark)) if mark else ""
+
+    def footnote(self, mark: str, text: str) -> str:
+        """A line below the table."""
+        return (
+            f"{self.bold.format('bold')}: {self.escape(text)}" if mark == BEST else self.mark(mark) + self.escape(text)
+        )
 
     def rows(self, table: Table) -> Iterator[list[str]]:
         """The heading and the systems, as texts of cells."""
@@ -214,20 +253,23 @@ class _Markup:
 
 def to_markdown(table: Table) -> str:
     """A table of GitHub's Markdown."""
-    markup = _Markup(escaped_for_markdown, "**{}**", "<u>{}</u>", "<sup>{}</sup>", "[{}, {}]")
+    markup = _Markup(escaped_for_markdown, "**{}**", "<sup>{}</sup>", "[{}, {}]")
     heading, *rows = (f"| {' | '.join(row)} |" for row in markup.rows(table))
     # Two blanks before the break, or Markdown joins a footnote to the next.
-    notes = [f"{markup.mark(mark)}{markup.escape(text)}  " for mark, text in table.footnotes]
+    notes = [f"{markup.footnote(mark, text)}  " for mark, text in table.footnotes]
     warnings = [f"**Warning:** {markup.escape(text)}  " for text in table.warnings]
     line = f"|---|{'---:|' * len(table.columns)}"
-    return "\n".join([heading, line, *rows, "", *notes, *warnings]).rstrip() + "\n"
+    apart = []
+    if table.differences:
+        texts = (_DIFFERENCE_HEADINGS, *(one.parts() for one in table.differences))
+        heads, *below = (f"| {' | '.join(map(markup.escape, text))} |" for text in texts)
+        apart = ["", heads, f"|---|---|{'---:|' * (len(_DIFFERENCE_HEADINGS) - 2)}", *below]
+    return "\n".join([heading, line, *rows, "", *notes, *warnings, *apart]).rstrip() + "\n"
 
 
 def to_latex(table: Table) -> str:
     """A tabular with its footnotes; needs the package booktabs."""
-    markup = _Markup(
-        escaped_for_latex, r"\textbf{{{}}}", r"\underline{{{}}}", r"$^{{\mathrm{{{}}}}}$", r"{{\scriptsize [{}, {}]}}"
-    )
+    markup = _Markup(escaped_for_latex, r"\textbf{{{}}}", r"$^{{\mathrm{{{}}}}}$", r"{{\scriptsize [{}, {}]}}")
     heading, *rows = (" & ".join(row) + r" \\" for row in markup.rows(table))
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -239,21 +281,29 @@ def to_latex(table: Table) -> str:
         "\\bottomrule",
         "\\end{tabular}",
         "",
-        *(f"{markup.mark(mark)}{markup.escape(text)}\\par" for mark, text in table.footnotes),
+        *(f"{markup.footnote(mark, text)}\\par" for mark, text in table.footnotes),
         *(f"\\textbf{{Warning:}} {markup.escape(text)}\\par" for text in table.warnings),
     ]
+    if table.differences:
+        heads, *below = (
+            " & ".join(map(markup.escape, text)) + r" \\"
+            for text in (_DIFFERENCE_HEADINGS, *(one.parts() for one in table.differences))
+        )
+        columns = "l" * 2 + "r" * (len(_DIFFERENCE_HEADINGS) - 2)
+        lines += ["", f"\\begin{{tabular}}{{{columns}}}", "\\toprule", heads, "\\midrule", *below]
+        lines += ["\\bottomrule", "\\end{tabular}"]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def to_terminal(table: Table, *, styled: bool) -> RichTable:
     """A table for a console, one column per system, because figures are many and terminals narrow.
 
-    Without styles, * marks the best and ° the second.
+    Without styles, * marks the best.
     """
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    markup = _Markup(one_line, "{}" if styled else "{}*", "{}" if styled else "{}°", "{}", "[{}, {}]")
+    markup = _Markup(one_line, "{}" if styled else f"{{}}{BEST}", "{}", "[{}, {}]")
     shown = RichTable(box=None, pad_edge=False, header_style="dim")
     shown.add_column("")
     for name in table.names:
@@ -262,7 +312,7 @@ def to_terminal(table: Table, *, styled: bool) -> RichTable:
         texts = []
         for cell in cells:
             number, marks, interval = markup.parts(cell, column)
-            text = Text.assemble((number, "bold" if cell.best else "underline" if cell.second else ""), marks)
+            text = Text.assemble((number, "bold" if cell.best else ""), marks)
             texts.append(text.append(f"\n{interval}", "dim") if interval else text)
         shown.add_row(Text(one_line(column.heading)), *texts)
     return shown
@@ -270,14 +320,16 @@ def to_terminal(table: Table, *, styled: bool) -> RichTable:
 
 def below(table: Table) -> list[str]:
     """Differences, footnotes and warnings, one per line, as a terminal shows them."""
-    differences = [
-        f"  {one_line(apart.column.title)}: {one_line(apart.system)} - {one_line(apart.reference)} = "
-        f"{apart.value:+.4f} "
-        f"[{apart.ci95[0]:+.4f}, {apart.ci95[1]:+.4f}] {apart.column.difference_unit}, p = {apart.p_value:.3g}"
-        for apart in table.differences
-    ]
+    differences = []
+    for apart in table.differences:
+        title, systems, value, interval, relative, p_value, seeds, noise = map(one_line, apart.parts())
+        change = f"{relative} perplexity, " if relative else ""
+        end = "" if noise == "none" else f", {noise} noise"
+        trained = "seed" if seeds == "1" else "seeds"
+        p_value = p_value if p_value.startswith("<") else f"= {p_value}"
+        differences.append(f"  {title}: {systems} = {value} {interval}, {change}p {p_value}, {seeds} {trained}{end}")
     return [
-        *(["differences from the best, with 95 % intervals"] if differences else []),
+        *(["differences, with 95 % intervals"] if differences else []),
         *differences,
         *(f"{mark} {one_line(text)}".strip() for mark, text in table.footnotes),
         *(f"warning: {one_line(text)}" for text in table.warnings),
@@ -316,7 +368,6 @@ _LATEX = str.maketrans(
         "↑": r"$\uparrow$",
         "→": r"$\to$",
         "≤": r"$\le$",
-        "†": r"$\dagger$",
         "λ": r"$\lambda$",
     }
 )

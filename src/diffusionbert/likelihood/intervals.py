@@ -69,9 +69,22 @@ def student_quantile(degrees: float) -> float:
         raise ValueError(f"`degrees` of freedom must be >= 1, got {degrees}; draw at least twice")
     degrees = min(degrees, 1e6)  # from there on, the normal distribution to six digits
     angles = np.linspace(0.0, min(math.pi / 2, 12 / math.sqrt(degrees)), 4001)
-    density = np.cos(angles) ** (degrees - 1)
-    mass = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    mass = _student_mass(degrees, angles)
     return math.sqrt(degrees) * math.tan(float(np.interp(0.95 * mass[-1], mass, angles)))
+
+
+def student_p_value(t: float, degrees: float) -> float:
+    """The probability that Student's |t| is at least this large."""
+    degrees = min(degrees, 1e6)
+    angles = np.linspace(0.0, min(math.pi / 2, 12 / math.sqrt(degrees)), 4001)
+    mass = _student_mass(degrees, angles)
+    return 1 - float(np.interp(math.atan(abs(t) / math.sqrt(degrees)), angles, mass)) / float(mass[-1])
+
+
+def _student_mass(degrees: float, angles: Numbers) -> Numbers:
+    """The integral of the density up to each angle, up to a factor."""
+    density = np.cos(angles) ** (degrees - 1)
+    return np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
 
 
 def resampled_sums(columns: list[Numbers], seed: int, resamples: int = RESAMPLES) -> list[Numbers]:
@@ -128,6 +141,28 @@ class Difference:
     low: float
     high: float
     p_value: float  # two-sided, under the null hypothesis of no difference
+
+
+def with_seeds(difference: Difference, *rates: Numbers) -> Difference:
+    """The difference between two systems, each the mean over trainings with several seeds, as one of all trainings.
+
+    The interval of the given difference covers sentences and draws. To its variance that of the mean over seeds is
+    added, for either system, and Student's t replaces the normal distribution (Satterthwaite 1946).
+
+    Args:
+        difference: That of the means over seeds.
+        rates: The rates of each system, one per seed; two or more.
+    """
+    variances = [float(one.var(ddof=1)) / len(one) for one in rates]
+    sentences = ((difference.high - difference.low) / (2 * 1.96)) ** 2
+    total = sentences + sum(variances)
+    if total == 0:
+        return difference
+    squares = sum(variance**2 / (len(one) - 1) for variance, one in zip(variances, rates, strict=True))
+    degrees = total**2 / squares if squares > 0 else math.inf
+    margin = student_quantile(degrees) * math.sqrt(total)
+    p_value = student_p_value(difference.value / math.sqrt(total), degrees)
+    return Difference(difference.value, difference.value - margin, difference.value + margin, p_value)
 
 
 def paired_difference(

@@ -214,6 +214,10 @@ class Scores:
             for unit, (low, high) in zip(counts, intervals, strict=True)
         }
 
+    def nats_per(self, unit: Unit) -> float:
+        """Nats per unit, without an interval."""
+        return float(self.nats.sum()) / float(self.counts()[unit].sum())
+
     def given_rates(self) -> dict[Unit, Rate]:
         """Rates of the given sentences: the interval covers draws only, by Student's t."""
         total = float(self.nats.sum())
