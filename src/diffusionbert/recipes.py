@@ -59,7 +59,7 @@ def tiny(data: str) -> RunConfig:
 def small(data: str) -> RunConfig:
     """One GPU, minutes: a BERT of 35M parameters (6 layers, width 512), 5,000 steps of 32k tokens in bf16, T = 512."""
     training = TrainingConfig(
-        steps=5000, batching=TokenBudget(32_768), learning_rate=5e-4, warmup=500, ema=0.999, precision="bf16",
+        steps=5000, batching=TokenBudget(32_768), learning_rate=5e-4, warmup=500, ema=0.996, precision="bf16",
         validate_every=500, save_every=1000, log_every=50,
     )  # fmt: skip
     config = RunConfig(DataConfig(data, vocabulary=16_000), NewBert(layers=6, width=512, heads=8))
@@ -88,7 +88,7 @@ def wiki_small(data: str) -> RunConfig:
     one had the lowest bound: times from a bell without importance weights, and a rather low learning rate.
     """
     training = TrainingConfig(
-        steps=10_060, batching=TokenBudget(65_536), learning_rate=5e-4, warmup=500, ema=0.9995, precision="bf16",
+        steps=10_060, batching=TokenBudget(65_536), learning_rate=5e-4, warmup=500, ema=0.998, precision="bf16",
         compile=True, validate_every=1676, validation_sentences=2048, validation_draws=8, save_every=1676, log_every=50,
     )  # fmt: skip
     objective = DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False))
@@ -324,7 +324,7 @@ def train(
         objective: An objective in place of the system's, or its name with settings.
         schedule: A noise schedule in place of the objective's, or its name with settings such as
             "spindle:strength=0.5".
-        time: How the time reaches the network: none, prefix, layers or layers-learned.
+        time: How the time reaches the network: none, prefix, layers, layers-random or layers-learned.
         backbone: A masked language model to train, given as an object.
         config: A whole configuration, in place of preset and system.
         resume: Continues the run in `output`.

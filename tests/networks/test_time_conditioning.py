@@ -38,6 +38,7 @@ from diffusionbert.networks.time_conditioning import (
     SinusoidalTime,
     TimeAgnostic,
     TimeConditioning,
+    TimeEmbedding,
 )
 
 NUM_STEPS = 10
@@ -105,6 +106,20 @@ def test_layerwise_time_starts_as_the_bare_model(architecture: str, way: str):
     torch.testing.assert_close(
         answer(denoiser, batch, times(0.1, 0.5, 0.9))[:, :NUM_TOKENIZER_IDS], expected, atol=1e-5, rtol=0
     )
+
+
+def test_layerwise_time_that_starts_at_random_changes_the_model():
+    torch.manual_seed(0)
+    backbone = backbone_of("bert")
+    batch = sentences(backbone)
+    expected = bare_log_probs(backbone, batch)[batch.editable]
+    found = {}
+    for time in (TimeEmbedding.LAYERS, TimeEmbedding.LAYERS_RANDOM):
+        denoiser = Denoiser(backbone, time.conditioning(backbone, NUM_STEPS), tokenizer_allowed()).eval()
+        found[time] = answer(denoiser, batch, times(0.1, 0.5, 0.9))[:, :NUM_TOKENIZER_IDS]
+    torch.testing.assert_close(found[TimeEmbedding.LAYERS], expected, atol=1e-5, rtol=0)
+    apart = (found[TimeEmbedding.LAYERS_RANDOM] - expected)[:, tokenizer_allowed()[:NUM_TOKENIZER_IDS]]
+    assert apart.abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -13,7 +13,7 @@ from training_worker import training_module
 
 from diffusionbert.networks.loading import NewDecoder
 from diffusionbert.training.config import TrainingConfig
-from diffusionbert.training.optim import EMA, layer_matrices, muon_step, new_optimizer
+from diffusionbert.training.optim import EMA, fitting_ema, layer_matrices, muon_step, new_optimizer
 
 CPU = torch.device("cpu")
 
@@ -197,3 +197,18 @@ def test_networks_and_versions_without_muon_are_refused(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ValueError, match=r"muon needs torch 2\.9 or newer, got .*; pip install -U torch, or use adamw"):
         new_optimizer(training_module(0.0), settings, CPU)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99, 0.9995])
+def test_the_decay_is_reached_when_it_is_said_to_be(decay):
+    step = EMA.step_reached(decay)
+    assert EMA.decay_at(step, decay) == decay
+    assert step == 1 or EMA.decay_at(step - 1, decay) < decay
+
+
+@pytest.mark.parametrize("steps", [3, 200, 2000, 14_000])
+def test_a_fitting_decay_acts_within_the_run_and_forgets_its_first_half(steps):
+    decay = fitting_ema(steps)
+    assert EMA.step_reached(decay) <= max(8, 0.45 * steps)
+    if steps >= 200:
+        assert decay ** (steps / 2) < 1e-4

@@ -131,6 +131,14 @@ def test_a_run_that_ended_early_trains_no_further_when_resumed(tmp_path):
     assert resumed(tmp_path, settings).train().step == 4
 
 
+@pytest.mark.parametrize(("ema", "is_said"), [(None, False), (0.5, False), (0.9999, True)])
+def test_a_decay_that_is_never_reached_is_said(tmp_path, ema, is_said, caplog):
+    trainer = trainer_of(tmp_path, replace(QUICK, ema=ema, steps=12))
+    with caplog.at_level("INFO", logger="diffusionbert"):
+        trainer._check_ema()
+    assert ("would act from step 89,990 on; in 12 steps it reaches 0.5909" in caplog.text) is is_said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_the_best_weights_are_exported_as_they_were_validated(tmp_path, ema):

@@ -218,9 +218,11 @@ class DiffusionOptions:
     noise: Annotated[Literal["absorbing", "uniform"] | None, option("{absorbing,uniform}")] = None
     """The forward process: tokens become [MASK] or random tokens."""
     time: Annotated[
-        Literal["none", "prefix", "layers", "layers-learned"] | None, option("{none,prefix,layers,layers-learned}")
+        Literal["none", "prefix", "layers", "layers-random", "layers-learned"] | None,
+        option("{none,prefix,layers,layers-random,layers-learned}"),
     ] = None
-    """The time conditioning of the network: none (TAD), prefix (PTE), layers or layers-learned (LTE)."""
+    """The time conditioning of the network: none (TAD), prefix (PTE), layers (LTE; what is added starts at zero),
+    layers-random (it starts at random, as in the paper) or layers-learned (a vector for each timestep)."""
 
 
 @dataclass(frozen=True)

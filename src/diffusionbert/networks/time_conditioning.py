@@ -32,12 +32,14 @@ class TimeEmbedding(Enum):
     NONE = "none"  # time-agnostic decoding (TAD)
     PREFIX = "prefix"  # a learned embedding between `[CLS]` and the sequence (PTE)
     LAYERS = "layers"  # a sinusoidal embedding added in every layer (LTE)
+    LAYERS_RANDOM = "layers-random"  # the same, by projections that start at random, as the paper's do
     LAYERS_LEARNED = "layers-learned"  # a learned embedding of each timestep added in every layer
 
     @property
     def abbreviation(self) -> str:
         """As in the paper's tables."""
-        return {"none": "TAD", "prefix": "PTE", "layers": "LTE", "layers-learned": "LTE (learned)"}[self.value]
+        own = {"none": "TAD", "prefix": "PTE", "layers": "LTE"}
+        return (own | {"layers-random": "LTE (random)", "layers-learned": "LTE (learned)"})[self.value]
 
     def conditioning(self, backbone: PreTrainedModel, num_steps: int) -> TimeConditioning:
         """Makes the parameters by which the time reaches a backbone; learned tables have `num_steps` timesteps."""
@@ -48,6 +50,8 @@ class TimeEmbedding(Enum):
                 return PrefixTime(backbone, num_steps)
             case TimeEmbedding.LAYERS:
                 return LayerwiseTime(backbone, SinusoidalTime(backbone.config.hidden_size))
+            case TimeEmbedding.LAYERS_RANDOM:
+                return LayerwiseTime(backbone, SinusoidalTime(backbone.config.hidden_size), zero=False)
             case TimeEmbedding.LAYERS_LEARNED:
                 return LayerwiseTime(backbone, LearnedTime(num_steps, backbone.config.hidden_size))
 
@@ -106,16 +110,16 @@ class PrefixTime(TimeConditioning):
 class LayerwiseTime(TimeConditioning):
     """Adds a projection of the time features to the hidden states that enter each layer (LTE).
 
-    The projections start at zero, so that a pretrained network starts unchanged.
+    The projections start at zero, so that a pretrained network starts unchanged, or else at random, like `nn.Linear`.
     """
 
-    def __init__(self, backbone: PreTrainedModel, features: SinusoidalTime | LearnedTime) -> None:
+    def __init__(self, backbone: PreTrainedModel, features: SinusoidalTime | LearnedTime, *, zero: bool = True) -> None:
         super().__init__()
         self.features = features
         self.projections = nn.ModuleList(
             nn.Linear(features.width, backbone.config.hidden_size) for _ in _layers_of(backbone)
         )
-        for parameter in self.projections.parameters():
+        for parameter in self.projections.parameters() if zero else ():
             nn.init.zeros_(parameter)
 
     def prepare(self, backbone: PreTrainedModel) -> None:

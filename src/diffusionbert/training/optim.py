@@ -161,11 +161,32 @@ def low_precision(settings: TrainingConfig) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
 
 
+def fitting_ema(steps: int) -> float:
+    """The decay of an EMA that suits a run: it averages over the last twentieth and acts from 45 % of the steps on.
+
+    The learning rate falls to 0 at the end, so that a longer average lags: over a ninth of the run (what 0.9995 comes
+    to in 2,000 steps) it was worse than the last parameters by 0.4 % of the perplexity for a pretrained network and by
+    4 % from scratch (docs/results/unaveraged).
+    """
+    return max(0.5, round(1 - 20 / steps, 5))
+
+
 class EMA:
     """average ← decay · average + (1 - decay) · parameter; each process averages its own shards.
 
-    In update n the decay is at most (1 + n) / (10 + n), so that the initial parameters are soon forgotten.
+    In update n the decay is at most (1 + n) / (10 + n), so that the initial parameters are soon forgotten: until the
+    configured decay is reached, the average covers about the last ninth of the steps so far.
     """
+
+    @staticmethod
+    def step_reached(decay: float) -> int:
+        """The update from which the configured decay acts."""
+        return max(1, math.ceil((10 * decay - 1) / (1 - decay) - 1e-6))
+
+    @staticmethod
+    def decay_at(step: int, decay: float) -> float:
+        """The decay of an update."""
+        return min(decay, (1 + step) / (10 + step))
 
     def __init__(self, module: nn.Module, decay: float):
         self.decay = decay
@@ -177,7 +198,7 @@ class EMA:
     def update(self) -> None:
         """Averages the parameters after a step."""
         self.num_updates += 1
-        decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
+        decay = self.decay_at(self.num_updates, self.decay)
         # All tensors in one launch: average ← average + (1 - decay) · (parameter - average).
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         update(list(self.averages.values()), self.parameters, torch.tensor(self.num_updates))

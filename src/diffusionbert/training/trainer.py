@@ -47,7 +47,7 @@ from diffusionbert.training.log import (
     remove_after,
     row,
 )
-from diffusionbert.training.optim import EMA, distributed, low_precision, new_optimizer
+from diffusionbert.training.optim import EMA, distributed, fitting_ema, low_precision, new_optimizer
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.step import TrainingStep, compile_module, packs, prepared_batches
 
@@ -109,6 +109,7 @@ class Trainer:
         ):
             if not self.run.log.exists():
                 self._log(self._run_event())
+                self._check_ema()
             if self.state.best is None:
                 self._validate()
                 self.save()
@@ -135,6 +136,15 @@ class Trainer:
             self._warn_of_no_gain()
         self._export_best()
         return self.state
+
+    def _check_ema(self) -> None:
+        """Says if the configured decay is never reached."""
+        ema, steps = self.settings.ema, self.settings.steps
+        if ema is not None and EMA.step_reached(ema) > steps:
+            self._inform(
+                f"the EMA's decay of {ema:g} would act from step {EMA.step_reached(ema):,} on; in {steps:,} steps it "
+                f"reaches {EMA.decay_at(steps, ema):.4g}; --ema {fitting_ema(steps):g} suits this run"
+            )
 
     def steps(self) -> Generator[tuple[Tensor, Tensor, int]]:
         """Trains step by step, endlessly; yields the loss per token, the norm of the gradient, the number of tokens."""
