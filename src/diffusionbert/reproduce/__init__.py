@@ -39,4 +39,6 @@ class Request:
     steps: OptionalInt = None
     """Training steps of every system. Default: those of the scale."""
     seed: int = 0
-    """The seed of training, draws and samples."""
+    """The seed of training."""
+    evaluation_seed: int = 0
+    """The seed of draws and samples; the same for every seed of training, so that these share their noise."""

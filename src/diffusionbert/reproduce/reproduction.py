@@ -35,6 +35,7 @@ from diffusionbert.storage.files import read_json, require_writable, write_json
 from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import ValidationEvent, events_of
+from diffusionbert.training.optim import fitting_ema
 from diffusionbert.training.run import stored_config, train
 from diffusionbert.training.run_folder import RunFolder
 
@@ -92,7 +93,7 @@ def _short_training(preset: str, data: str) -> RunConfig:
     training = replace(
         config.training,
         steps=2000, batching=TokenBudget(16_384), learning_rate=4e-4, warmup=400,
-        validate_every=250, validation_sentences=1024, validation_draws=8, save_every=2000,
+        validate_every=250, validation_sentences=1024, validation_draws=8, save_every=2000, ema=fitting_ema(2000),
     )  # fmt: skip
     return replace(config, training=training)
 
@@ -134,7 +135,8 @@ class Reproduction:
             fraction = self.request.steps / training.steps
             every = {name: getattr(training, name) for name in ("warmup", "validate_every", "save_every")}
             scaled = {name: max(1, round(value * fraction)) for name, value in every.items()}
-            training = replace(training, steps=self.request.steps, **scaled)
+            ema = None if training.ema is None else fitting_ema(self.request.steps)
+            training = replace(training, steps=self.request.steps, ema=ema, **scaled)
         return replace(config, data=replace(config.data, validation=self.request.validation), training=training)
 
     def _with_backbone(self, config: RunConfig) -> RunConfig:
@@ -146,7 +148,8 @@ class Reproduction:
         # Settings without anything else are left by a call that failed before training; they may be replaced.
         has_work = settings.exists() and any(path != settings for path in self.output.iterdir())
         # Settings that an earlier version did not store have their defaults.
-        stored = asdict(Request()) | read_json(settings) if has_work else requested
+        stored = read_json(settings) if has_work else requested
+        stored = asdict(Request()) | {"evaluation_seed": stored.get("seed", 0)} | stored  # once the seed was for both
         for name, value in requested.items():
             if stored.get(name) != value:
                 raise ValueError(
@@ -242,15 +245,15 @@ class Reproduction:
     ) -> EvaluationResult:
         """Evaluates a system, unless the folder `key` has the result; by default as in the main table.
 
-        `steps` is T of the bound; without `scored`, only samples are evaluated.
+        `steps` is T of the bound; without `scored`, only samples are evaluated. All systems share the noise of draws.
         """
-        folder, scale, seed = self.output / "evaluations" / key, self.scale, self.request.seed
+        folder, scale, seed = self.output / "evaluations" / key, self.scale, self.request.evaluation_seed
         if not _agreed((folder / "evaluation.json").exists):
             engine = self.engine(name)
             engine = engine if steps is None else engine.with_steps(steps)
             budget = EstimationBudget(0.005, scale.max_draws, strata=min(16, scale.max_draws // 2), seed=seed)
-            number, request = samples or scale.samples, sampling or self.sampling(name)
-            plan = Plan(request, number, scale.length, budget, scored=scored, seed=seed)
+            number, request = scale.samples if samples is None else samples, sampling or self.sampling(name)
+            plan = Plan(request, number, scale.length, budget, scored=scored, seed=seed, shared_noise=True)
             logger.info("%s: evaluates", folder)
             with fast_products():
                 result = evaluate(engine, self._evaluation_set(engine, data or self.test), plan)
@@ -258,8 +261,10 @@ class Reproduction:
         return current().on_main(lambda: EvaluationResult.load(folder))
 
     def other_evaluation(self, name: str) -> EvaluationResult:
-        """Evaluates a system on the corpus of another domain, with as few samples as possible."""
-        return self.evaluation(f"{name}-other-text", name, samples=2, data=self.request.other_test)
+        """Evaluates a system on the corpus of another domain, by likelihoods alone if it has one."""
+        has_likelihood = bool(SYSTEMS[name].objective.scoring_quantities(SYSTEMS[name].time).available)
+        samples = 0 if has_likelihood else 2
+        return self.evaluation(f"{name}-other-text", name, samples=samples, data=self.request.other_test)
 
     def sampling(self, name: str) -> SamplingRequest:
         """How a system samples for the main table."""

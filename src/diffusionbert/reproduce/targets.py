@@ -97,7 +97,7 @@ def table1(reproduction: Reproduction) -> list[Path]:
             "d3pm": Ancestral(),
             "diffusionbert-spindle": Ancestral(),
         }
-        task, config = Task(length=10, seed=reproduction.request.seed), SamplerConfig(32, top_k=30)
+        task, config = Task(length=10, seed=reproduction.request.evaluation_seed), SamplerConfig(32, top_k=30)
         states = {
             SYSTEMS[name].title: tuple(stream(reproduction.engine(name), task, SamplingRequest(sampler, config)))
             for name, sampler in samplers.items()
