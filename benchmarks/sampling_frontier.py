@@ -32,11 +32,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top-k 30": {"top_k": 30},
     **{f"temperature {value}": {**PLAIN, "temperature": value} for value in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)},
     **{f"top-p {value}": {**PLAIN, "top_p": value} for value in (0.95, 0.9, 0.8, 0.7, 0.5)},
-    "temperature 0.8, top-p 0.9": {**PLAIN, "temperature": 0.8, "top_p": 0.9},
-    "temperature 0.8, 16 steps": {**PLAIN, "temperature": 0.8, "steps": 16},
-    "temperature 0.8, entropy-bounded 1": {**PLAIN, "temperature": 0.8, "sampler": "entropy-bounded:epsilon=1"},
-    "temperature 0.8, entropy-bounded 3": {**PLAIN, "temperature": 0.8, "sampler": "entropy-bounded:epsilon=3"},
-    "temperature 0.8, remasking 0.1": {**PLAIN, "temperature": 0.8, "sampler": "remasking:eta=0.1", "steps": 64},
+    **{f"margin {value}": {**PLAIN, "temperature": value, "sampler": "margin"} for value in (1.0, 0.9, 0.8, 0.7, 0.6)},
+    "temperature 0.7, blocks of 1": {**PLAIN, "temperature": 0.7, "block": 1},
+    "temperature 0.7, entropy-bounded 1": {**PLAIN, "temperature": 0.7, "sampler": "entropy-bounded:epsilon=1"},
+    "temperature 0.7, remasking 0.1": {**PLAIN, "temperature": 0.7, "sampler": "remasking:eta=0.1", "steps": 64},
 }
 TASKS = ("generate", "continue", "rewrite")
 
@@ -64,9 +63,10 @@ def has_flaw(text: str) -> bool:
 def planned(others: list[str]) -> Iterator[tuple[str, str, str]]:
     """The model, task and settings of each row."""
     simple = [name for name in SETTINGS if "," not in name]
-    yield from (("bundled", task, name) for task in ("continue", "rewrite") for name in simple)
-    yield from ((other, "generate", name) for other in others for name in simple[::2])
+    yield from (("bundled", "continue", name) for name in SETTINGS)
     yield from (("bundled", "generate", name) for name in SETTINGS)
+    yield from ((other, "generate", name) for other in others for name in simple[::2])
+    yield from (("bundled", "rewrite", name) for name in simple)
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -74,7 +74,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure, axes = plt.subplots(1, len(TASKS), figsize=(4.2 * len(TASKS), 4), layout="constrained")
     for axis, task in zip(axes, TASKS, strict=True):
-        for kind, marker in (("temperature", "o-"), ("top-p", "s-"), ("top-k", "D"), ("temperature 0.8,", "^")):
+        for kind, marker in (
+            ("temperature", "o-"),
+            ("top-p", "s-"),
+            ("margin", "v-"),
+            ("top-k", "D"),
+            ("temperature 0.7,", "^"),
+        ):
             for model in dict.fromkeys(row["model"] for row in rows):
                 some = [
                     row
@@ -84,7 +90,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                     and ("," in row["settings"]) == ("," in kind)
                 ]
                 if some:
-                    label = kind.replace(" 0.8,", " 0.8 and more") + (
+                    label = kind.replace(" 0.7,", " 0.7 and more") + (
                         "" if model == "bundled" else f", {Path(model).name}"
                     )
                     style = {} if model == "bundled" else {"mfc": "white"}
