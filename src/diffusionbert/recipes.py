@@ -82,7 +82,7 @@ def paper(data: str) -> RunConfig:
 
 
 def wiki_small(data: str) -> RunConfig:
-    """The bundled model: 18.8M parameters (7 layers, width 384), 10,060 steps of 64k tokens; ten minutes on one H200.
+    """The first bundled model: 18.8M parameters (7 layers, width 384), 10,060 steps of 64k tokens; 10 minutes on one H200.
 
     It starts from its own pretraining (`--start`), on English Wikipedia sentences. Of the recipes that were tried this
     one had the lowest bound: times from a bell without importance weights, and a rather low learning rate.
@@ -102,10 +102,10 @@ def wiki_medium(data: str) -> RunConfig:
 
 
 def bundled(data: str) -> RunConfig:
-    """The next bundled model: a ModernBERT of 39.6M parameters (10 layers, width 512), stages of 14,000 steps.
+    """The bundled model: a ModernBERT of 39.6M parameters (10 layers, width 512), stages of 14,000 steps.
 
     Muon, a learning rate that stays at its peak, weights exported in half precision: further stages start from them,
-    and the last one decays (`--decay wsd --decay-fraction 0.5`): docs/training.md, "Training in stages".
+    and the last one decays (`--decay wsd --decay-fraction 0.7`): docs/training.md, "Training in stages".
     """
     training = TrainingConfig(
         steps=14_000, batching=TokenBudget(98_304), optimizer="muon", learning_rate=2e-3, weight_decay=0.1, warmup=300,

@@ -149,7 +149,7 @@ class Run(ABC):
         option("{tiny,small,paper,wiki-small,wiki-medium,bundled}"),
     ] = None
     """Size and length of the run; options below override it. tiny: two cores, about a minute. small,
-    wiki-small, wiki-medium: one GPU, minutes. bundled: a stage of the next bundled model. paper: BERT-base, 1.9M steps.
+    wiki-small, wiki-medium: one GPU, minutes. bundled: a stage of the bundled model. paper: BERT-base, 1.9M steps.
     Default: tiny."""
     config: OptionalPath = None
     """The configuration of a run (run.json) in place of a preset; other options override it. With --start it is the
