@@ -186,12 +186,13 @@ def test_the_probability_of_a_token_is_that_of_its_filling(model):
 
 
 @pytest.mark.slow
-def test_fillings_are_capitalized_only_where_english_does_it_for_certain():
+def test_fillings_are_capitalized_and_given_text_is_not():
     text = "[MASK] is the capital of france , and [MASK] is a city ."
     [plain] = fill(bundled().engine, text)
     [capital] = fill(bundled().engine, text, capitalize=True)
     assert capital.text[0] == plain.text[0].upper()
-    assert capital.text[1:] == plain.text[1:]
+    assert capital.text.lower() == plain.text
+    assert " is the capital of france , and " in capital.text
     assert bundled().fill(text) == capital.text
     assert bundled().fill(text, capitalize=False) == plain.text
 
