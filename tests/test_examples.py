@@ -91,5 +91,6 @@ def test_samplers_are_compared_at_equal_steps(capsys):
 
 
 def test_all_examples_are_run():
-    elsewhere = {"demo.py", "sentence_forming.py"}  # by `make demo` and in test_documentation.py
+    # By `make demo`, in test_documentation.py and in test_pairs.py.
+    elsewhere = {"demo.py", "sentence_forming.py", "passive_pairs.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} - elsewhere == set(PROMISES) | CALLED

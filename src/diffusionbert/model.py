@@ -73,6 +73,7 @@ class ScoreOptions(TypedDict, total=False):
     order: str | None
     paired: bool
     tokens: bool
+    source: str | Sequence[str] | None
     max_draws: int
     seed: int
 
@@ -442,6 +443,7 @@ class Model:
         paired: bool = False,
         overlong: str = "window",
         tokens: bool = False,
+        source: str | Sequence[str] | None = None,
         max_draws: int = SentenceBudget.max_draws,
         seed: int = 0,
     ) -> TextScore | list[TextScore] | list[TextScore | None] | None:
@@ -462,6 +464,7 @@ class Model:
             overlong: Texts that are longer than the model reads: "window" scores them in overlapping windows, "skip"
                 returns None for them, "error" raises ValueError.
             tokens: Returns the nats of each token, too, which add up to the score.
+            source: What the texts answer, for models trained on pairs: one source for all of them, or one for each.
             max_draws: The most sequences that the network computes for a text, or a window of a long one.
             seed: Of the draws.
 
@@ -482,7 +485,11 @@ class Model:
             overlong,
             tokens,
         )
-        found = score.score(self.engine, _texts("texts", texts), settings)
+        scored = _texts("texts", texts)
+        given = [source] * len(scored) if isinstance(source, str) else None if source is None else list(source)
+        if given is not None and not self.engine.paired:
+            raise ValueError("this model was not trained on pairs and takes no `source`; leave it out")
+        found = score.score(self.engine, scored, settings, given=given)
         return found[0] if isinstance(texts, str) else found
 
     @overload
@@ -596,6 +603,7 @@ def evaluate(
     *,
     split: str | None = None,
     field: str | None = None,
+    target_field: str | None = None,
     cased: bool = False,
     detokenize: bool = False,
     sentences: int | None = None,
@@ -607,6 +615,7 @@ def evaluate(
     top_k: int | None = TOP_K,
     top_p: float | None = None,
     block: int | None = None,
+    num_candidates: int = 1,
     precision: float = 0.005,
     max_draws: int = 256,
     quantity: str | None = None,
@@ -627,19 +636,22 @@ def evaluate(
         model: A model, or what `load` opens.
         data: A corpus, as for training: a text file, `lm1b:FOLDER`, `hf:NAME` or `pydoc`.
         split: A split of it: validation, test or all; None is the test split, what training held out, or all of it.
-        field: The field of JSON lines that holds the text.
+        field: The field of JSON lines that holds the text, or the source of a pair.
+        target_field: The field of JSON lines that holds the target of a pair.
         cased: Keeps upper case, also if the model was trained on lower case.
         detokenize: Undoes tokenized text such as LM1B's, also if training did not.
         sentences: Scores so many sentences, always the same ones; None scores all.
         samples: Samples for BLEU and everything else; as many again are generated for self-BLEU. 0 computes the
             likelihood alone.
-        length: Tokens of a sample, a range, or "corpus"; None is 64, as in the paper, or the model's maximum.
+        length: Tokens of a sample, a range, or "corpus"; None is 64, as in the paper, or the model's maximum. For
+            pairs, None draws lengths that such sources have, and "target" takes those of the targets.
         steps: As in `Model.generate`, like `sampler`, `temperature`, `top_k`, `top_p` and `block`.
         sampler: As in `Model.generate`.
         temperature: As in `Model.generate`.
         top_k: As in `Model.generate`.
         top_p: As in `Model.generate`.
         block: As in `Model.generate`.
+        num_candidates: For pairs, as in `Model.generate`.
         precision: Draws until the half width of the 95 % interval of the perplexity is this fraction of it.
         max_draws: The most draws per sentence.
         quantity: The one likelihood to compute: grid, continuous, exact, pseudo, …, or an order of unmasking
@@ -665,7 +677,8 @@ def evaluate(
         raise ValueError(f"`max_draws` must be >= 2, got {max_draws}: one draw gives no variance")
     budget = EstimationBudget(precision, max_draws, strata=min(16, max_draws // 2), seed=seed)
     request = sampling_request(sampler, steps, temperature, top_k, top_p, block)
-    chosen = None if length == "corpus" else PAPER_LENGTH if length is None else length
+    is_target = length == "target"
+    chosen = None if length == "corpus" or is_target else PAPER_LENGTH if length is None else length
     if isinstance(chosen, str):
         raise ValueError(f'`length` must be a number, a range such as (10, 30), "corpus" or None, got {length!r}')
     plan = Plan(
@@ -678,6 +691,8 @@ def evaluate(
         seed,
         quantity=quantity,
         shared_noise=shared_noise,
+        num_candidates=num_candidates,
+        target_length=is_target,
     )
     if not samples and (judge or mauve):
         raise ValueError("a judge and MAUVE need samples, got `samples` 0; give 1000, or leave them out")
@@ -690,13 +705,14 @@ def evaluate(
         require_mauve()
     engine = (model if isinstance(model, Model) else load(model, device=device)).engine
     if length is None:
-        plan = replace(plan, length=min(PAPER_LENGTH, engine.max_length))
+        plan = replace(plan, length=None if engine.paired else min(PAPER_LENGTH, engine.max_length))
     plan.require(engine)
     evaluation_set = open_evaluation_set(
         engine,
         str(data),
         split=None if split is None else Split(split),
         field=field,
+        target_field=target_field,
         cased=cased,
         detokenize=detokenize,
         sentences=sentences,

@@ -82,7 +82,7 @@ def paper(data: str) -> RunConfig:
 
 
 def wiki_small(data: str) -> RunConfig:
-    """The first bundled model: 18.8M parameters (7 layers, width 384), 10,060 steps of 64k tokens; 10 minutes on one H200.
+    """The first bundled model: 18.8M parameters (7 layers, width 384), 10,060 steps of 64k tokens.
 
     It starts from its own pretraining (`--start`), on English Wikipedia sentences. Of the recipes that were tried this
     one had the lowest bound: times from a bell without importance weights, and a rather low learning rate.

@@ -39,7 +39,9 @@ class Evaluate(SamplerOptions, WithModel):
     """The split of the corpus. Default: test if it has one; what was held out if it is the model's training corpus;
     else all of it."""
     field: OptionalText = None
-    """The field of JSON lines that holds the text."""
+    """The field of JSON lines that holds the text, or the source of a pair."""
+    target_field: OptionalText = None
+    """The field of JSON lines that holds the target of a pair."""
     cased: Flag = False
     """Keep upper case, even if the model was trained on lower case."""
     detokenize: Flag = False
@@ -51,9 +53,12 @@ class Evaluate(SamplerOptions, WithModel):
     likelihood alone."""
     length: OptionalText = None
     """The number of tokens of a sample: a number, a range such as 10-30, or corpus, which draws it from the lengths of
-    the training corpus. Default: 64, as in the paper, or the model's maximum if that is less."""
+    the training corpus. Default: 64, as in the paper, or the model's maximum if that is less. For pairs: corpus, which
+    draws the lengths that such sources have, or target, those of the targets."""
     block: OptionalInt = None
     """Generate blocks of this many tokens from left to right, for samples longer than the model reads."""
+    num_candidates: int = 1
+    """For pairs: generate so many answers to each source, and take that which agrees most with the others."""
     precision: str = "0.5%"
     """Draw until the half-width of the 95 % interval of the perplexity is this fraction of it: 0.5% or 0.005."""
     max_draws: int = 256
@@ -85,7 +90,7 @@ class Evaluate(SamplerOptions, WithModel):
 
         if self.data is None:
             raise ValueError("--data is missing; give a test corpus: a text file, lm1b:FOLDER, hf:NAME, or pydoc")
-        output, length = self._output(), None if self.length is None else parse_length(self.length) or "corpus"
+        output, length = self._output(), self._length()
         request = self.request(self.block)
         require_device(self.device)
         with _progress_bars() as progress:
@@ -94,6 +99,7 @@ class Evaluate(SamplerOptions, WithModel):
                 self.data,
                 split=self.split,
                 field=self.field,
+                target_field=self.target_field,
                 cased=self.cased,
                 detokenize=self.detokenize,
                 sentences=self.sentences,
@@ -105,6 +111,7 @@ class Evaluate(SamplerOptions, WithModel):
                 top_k=request.config.top_k,
                 top_p=self.top_p,
                 block=self.block,
+                num_candidates=self.num_candidates,
                 precision=_fraction(self.precision),
                 max_draws=self.max_draws,
                 quantity=self.quantity,
@@ -125,6 +132,11 @@ class Evaluate(SamplerOptions, WithModel):
         print(result.table())
         if output is not None:
             print(f"written to {output}")
+
+    def _length(self) -> int | tuple[int, int] | str | None:
+        if self.length is None or self.length == "target":
+            return self.length
+        return parse_length(self.length) or "corpus"
 
     def _output(self) -> Path | None:
         from diffusionbert.training.run_folder import RunFolder

@@ -53,6 +53,8 @@ class Score:
     overlong: Annotated[Literal["window", "skip", "error"], option("{window,skip,error}")] = "window"
     """Texts that are longer than the model reads: score them in overlapping windows, skip and count them, or refuse
     them. Default: window."""
+    source: OptionalText = None
+    """The source of all texts, for models trained on pairs. Default: a text is source and target with a tab between."""
     seed: int = 0
     """The seed of the draws."""
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
@@ -76,11 +78,20 @@ class Score:
             "tokens": self.tokens,
             "seed": self.seed,
         }
+        if self.source is not None:
+            options["source"] = self.source
 
         def load() -> Answer:
             model = self.model.loaded()
 
-            return lambda texts: [[one] for one in model.score(texts, **options)]
+            def answer(texts: list[str]) -> list[list[Any]]:
+                if not model.engine.paired or self.source is not None:
+                    return [[one] for one in model.score(texts, **options)]
+                pairs = [_pair(text) for text in texts]
+                sources, targets = ([pair[column] for pair in pairs] for column in (0, 1))
+                return [[one] for one in model.score(targets, source=sources, **options)]
+
+            return answer
 
         run_lines(
             self.input_output,
@@ -95,6 +106,17 @@ class Score:
             count=sums.add,
             summary=None if len(self.texts) == 1 else lambda: _total(sums),
         )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Source and target of a line."""
+    source, *targets = text.split("\t")
+    if len(targets) != 1:
+        raise ValueError(
+            f"this model was trained on pairs: a text is source, tab, target, and {text!r:.40} has {len(targets)} "
+            "tabs; give `source` for all texts, or both columns"
+        )
+    return source, targets[0]
 
 
 def _total(sums: ScoreSums) -> tuple[str, Row]:

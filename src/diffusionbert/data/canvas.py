@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffusionbert.data.files import Pair
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch
@@ -27,11 +28,15 @@ class Sentences:
 
     vocabulary: Vocabulary
     texts: tuple[str, ...]
+    sources: tuple[str, ...] | None = None
+    """The given source of each, for models trained on pairs."""
 
     @cached_property
     def sequences(self) -> list[list[int]]:
-        """The tokens of each sentence."""
-        return self.vocabulary.encode(self.texts)
+        """The tokens of each sentence, after its source if there is one."""
+        if self.sources is None:
+            return self.vocabulary.encode(self.texts)
+        return self.vocabulary.encode_pairs([Pair(*pair) for pair in zip(self.sources, self.texts, strict=True)])
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -39,9 +44,12 @@ class Sentences:
         return np.fromiter(map(len, self.sequences), np.int64, len(self.sequences))
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Makes a batch in which all tokens but special ones are editable."""
+        """Makes a batch in which all tokens but special ones and sources are editable."""
         picked = batch_of(self.vocabulary, [self.sequences[index] for index in indices])
         editable = picked.attention_mask & ~self.vocabulary.special[picked.tokens]
+        if self.sources is not None:
+            counts = torch.tensor([num_source_tokens(self.vocabulary, self.sequences[index]) for index in indices])
+            editable &= editable.cumsum(dim=1) > counts[:, None]
         return replace(picked, editable=editable, example=torch.tensor(indices))
 
 
@@ -76,6 +84,12 @@ class Generated:
         return sequence[: own[0]], sequence[own[-1] + 1 :]
 
 
+def num_source_tokens(vocabulary: Vocabulary, sequence: Sequence[int]) -> int:
+    """The tokens of the source of an encoded pair: all but special ones and those between the last two of these."""
+    special = [position for position, token in enumerate(sequence) if vocabulary.special[token]]
+    return special[-2] + 1 - (len(special) - 1)
+
+
 def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batch:
     """Pads sequences on the right to one batch without editable positions."""
     tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), vocabulary.pad_id)
@@ -84,6 +98,21 @@ def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batc
         tokens[index, : len(sequence)] = torch.tensor(sequence)
         attention_mask[index, : len(sequence)] = True
     return Batch.of(tokens, torch.zeros_like(attention_mask), attention_mask)
+
+
+def target_histogram(table: Tensor, num_source: int, least: int = 20) -> Tensor:
+    """How many targets of m tokens sources of about `num_source` tokens have: the nearest, until there are `least`.
+
+    Args:
+        table: Rows (tokens of a source, tokens of a target, number), as `dataset.source_lengths` gives them.
+        num_source: The tokens of the source.
+        least: The fewest pairs, unless there are fewer in all.
+    """
+    distance = (table[:, 0] - num_source).abs()
+    totals = torch.zeros(int(distance.max()) + 1, dtype=torch.long).index_add_(0, distance, table[:, 2]).cumsum(dim=0)
+    enough = int((totals < min(least, int(totals[-1]))).sum())
+    near = table[distance <= enough]
+    return torch.zeros(int(table[:, 1].max()) + 1, dtype=torch.long).index_add_(0, near[:, 1], near[:, 2])
 
 
 def drawn_lengths(histogram: Tensor, num_sequences: int, seed: int, shortest: int = 1) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,6 +78,17 @@ class Encoded:
         editable = attention_mask & ~special & (num_following == 1)
         strata = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(len(chosen), 2)
         return Batch(tokens, attention_mask, editable, torch.from_numpy(chosen), strata)
+
+
+def source_lengths(sequences: Encoded, at_once: int = 4096) -> Tensor:
+    """How often a source of n tokens has a target of m, as rows (n, m, number), [K, 3]; for a corpus of pairs."""
+    parts = [range(start, min(start + at_once, len(sequences))) for start in range(0, len(sequences), at_once)]
+    found = Counter[tuple[int, int]]()
+    for batch in map(sequences.batch, parts):
+        own = batch.attention_mask & ~sequences.special[batch.tokens]
+        targets = batch.editable.sum(dim=1)
+        found.update(zip((own.sum(dim=1) - targets).tolist(), targets.tolist(), strict=True))
+    return torch.tensor([(*lengths, number) for lengths, number in sorted(found.items())])
 
 
 def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, cache: Path, *, max_length: int = 128) -> Encoded:

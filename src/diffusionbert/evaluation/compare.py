@@ -426,6 +426,7 @@ class _Columns:
         obstacles = [] if self.is_same_text else ["the texts differ"]
         if len({(one.sampling.number, one.sampling.length) for one in found if one is not None}) > 1:
             obstacles.append("samples are of different number or length")
+        self._add_answers(obstacles)
         figures: dict[Column, Callable[[TextMetrics], PointEstimate | float | None]] = {
             Column("bleu4", "BLEU-4", Direction.HIGHER, 3, "BLEU-4"): lambda texts: texts.bleu4,
             Column("self_bleu4", "self-BLEU-4", Direction.LOWER, 3, "self-BLEU-4"): lambda texts: texts.self_bleu4,
@@ -456,6 +457,23 @@ class _Columns:
             more = [] if len(features) == 1 else ["the features differ"]
             column = Column("mauve", "MAUVE", Direction.HIGHER, 3)
             self._add_figures(column, [one and one.value for one in mauve], obstacles=[*obstacles, *more])
+
+    def _add_answers(self, obstacles: list[str]) -> None:
+        """BLEU against own targets and exact matches, of models trained on pairs."""
+        answers = [one and one.answers for one in self.generations]
+        known = [one for one in answers if one is not None]
+        if not known:
+            return
+        more = [*obstacles]
+        if len({one.length_given for one in known}) > 1:
+            more.append("some answers were given the length of their target")
+        self._add_figures(
+            Column("answer_bleu4", "BLEU-4, own target", Direction.HIGHER, 3),
+            [one and one.bleu4 for one in answers],
+            obstacles=more,
+        )
+        matches = Column("exact_match", "exact match", Direction.HIGHER, 3)
+        self._add_figures(matches, [one and one.exact_match for one in answers], obstacles=more)
 
     def add_costs(self) -> None:
         """The cost of a sample."""

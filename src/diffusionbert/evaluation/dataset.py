@@ -17,6 +17,7 @@ from typing import final
 
 from diffusionbert.data.corpus import Cleaning, Corpus, Report, parse_corpus, parse_source
 from diffusionbert.data.encoding import CHUNK
+from diffusionbert.data.files import Pair
 from diffusionbert.data.sources import Files, HuggingFace, PythonDocumentation, Source, Split
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.inference.engine import Engine
@@ -72,15 +73,22 @@ class EvaluationSet:
     numbers: tuple[int, ...]
     """The numbers of the scored sentences, ascending."""
     vocabulary: Vocabulary
+    sources: tuple[str, ...] | None = None
+    """For pairs, the source of each sentence, which is the target."""
 
     @property
     def scored(self) -> tuple[str, ...]:
         return tuple(self.texts[number] for number in self.numbers)
 
+    @property
+    def scored_sources(self) -> tuple[str, ...] | None:
+        return None if self.sources is None else tuple(self.sources[number] for number in self.numbers)
+
     @cached_property
     def decoded(self) -> tuple[str, ...]:
         """All sentences after a round trip through the tokenizer, as generated text is decoded from tokens, too."""
-        return tuple(self.vocabulary.decode(sequence) for sequence in self.sequences)
+        own = self.sequences if self.sources is None else self.vocabulary.encode(self.texts)
+        return tuple(self.vocabulary.decode(sequence) for sequence in own)
 
     def some(self, number: int) -> list[int]:
         """The numbers of a fixed random subset of sentences, or of all if there are fewer."""
@@ -93,6 +101,7 @@ def open_evaluation_set(
     *,
     split: Split | None = None,
     field: str | None = None,
+    target_field: str | None = None,
     cased: bool = False,
     detokenize: bool = False,
     sentences: int | None = None,
@@ -103,18 +112,25 @@ def open_evaluation_set(
         engine: The model.
         data: A corpus, as for training.
         split: A split of it; None is the test split, what training held out, or all of it.
-        field: The field of JSON lines that holds the text.
+        field: The field of JSON lines that holds the text, or the source of a pair.
+        target_field: The field of JSON lines that holds the target of a pair.
         cased: Keeps upper case, also if the model was trained on lower case.
         detokenize: Undoes tokenized text, also if training did not.
         sentences: Scores so many sentences, always the same ones; None scores all.
     """
     trained = Trained(engine.config.data, engine.training_text)
     cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenize or detokenize)
-    fields = [field] if field else []
+    fields = [one for one in (field, target_field) if one]
     split = default_split(data, trained, fields) if split is None else split
     is_held_out = split is Split.VALIDATION and _is_training(parse_source(data, fields), trained)
     held_out = trained.data.held_out if is_held_out else None
     corpus = parse_corpus(data, split, held_out=held_out, fields=fields, cleaning=cleaning)
+    if corpus.paired != engine.paired:
+        raise ValueError(
+            f"{data!r} holds single sentences, but the model was trained on pairs; give a .tsv file of them"
+            if engine.paired
+            else f"{data!r} holds pairs, but the model was trained on single sentences; give the targets as a text file"
+        )
     found = read_evaluation_set(corpus, data, engine.vocabulary, engine.max_length, sentences, trained)
     for note in found.notes:  # before hours of work
         logger.info("note: %s", note)
@@ -132,15 +148,19 @@ def read_evaluation_set(
     """Reads a corpus as an evaluation set; a note says if the model was trained on it, or if that is unknown."""
     if sentences is not None and sentences < 2:
         raise ValueError(f"`sentences` must be at least two for an interval, got {sentences}; 1000 is usual")
-    if corpus.paired:
-        raise ValueError(
-            f"{name!r} holds pairs, but evaluation needs single sentences; give the targets as a text file"
-        )
     report = Report()
-    texts = tuple(str(record.content) for record in corpus.records(report))
-    pieces = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
-    sequences = tuple(map(tuple, chain(*current().share(pieces, vocabulary.encode))))
+    contents = [record.content for record in corpus.records(report)]
+    pairs = [one for one in contents if isinstance(one, Pair)]
+    texts = tuple(pair.target for pair in pairs) if corpus.paired else tuple(map(str, contents))
+    pieces = [slice(start, start + CHUNK) for start in range(0, len(texts), CHUNK)]
+
+    def encoded(piece: slice) -> list[list[int]]:
+        return vocabulary.encode_pairs(pairs[piece]) if corpus.paired else vocabulary.encode(texts[piece])
+
+    sequences = tuple(map(tuple, chain(*current().share(pieces, encoded))))
+    # Source and target share the positions of the model, with one more special token between them.
     lengths = [len(sequence) - vocabulary.num_special(paired=False) for sequence in sequences]
+    identified = [f"{pair.source}\t{pair.target}" for pair in pairs] if corpus.paired else list(texts)
     fitting = [number for number, length in enumerate(lengths) if 1 <= length <= max_length]
     if len(fitting) < 2:
         raise ValueError(
@@ -151,15 +171,16 @@ def read_evaluation_set(
     record = EvaluationSetRecord(
         name,
         corpus.split,
-        sha256_of([texts[number] for number in numbers]),
+        sha256_of([identified[number] for number in numbers]),
         len(numbers),
-        sha256_of(texts),
+        sha256_of(identified),
         len(texts),
         sum(length > max_length for length in lengths),
         report.summary(),
     )
     notes = () if trained is None else _training_notes(corpus, trained)
-    return EvaluationSet(record, notes, texts, sequences, numbers, vocabulary)
+    sources = tuple(pair.source for pair in pairs) if corpus.paired else None
+    return EvaluationSet(record, notes, texts, sequences, numbers, vocabulary, sources)
 
 
 def default_split(name: str, trained: Trained, fields: Sequence[str] = ()) -> Split:

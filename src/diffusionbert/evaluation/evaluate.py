@@ -18,8 +18,9 @@ import torch
 from diffusionbert.evaluation.conventions import PACKED_LENGTH, Convention, PackedSequences, conventions
 from diffusionbert.evaluation.dataset import EvaluationSet
 from diffusionbert.evaluation.judges import Judge, Judgment, Mauve, compute_mauve
-from diffusionbert.evaluation.metrics import Bleu, PerSample, self_bleu4
+from diffusionbert.evaluation.metrics import Bleu, PerSample, most_agreed, self_bleu4
 from diffusionbert.evaluation.result import (
+    AnswerMetrics,
     EvaluationResult,
     Generation,
     SamplingRecord,
@@ -28,9 +29,9 @@ from diffusionbert.evaluation.result import (
     Weights,
 )
 from diffusionbert.inference.engine import Engine
-from diffusionbert.inference.generate import generate, require_supported
+from diffusionbert.inference.generate import generate, generate_together, require_supported
 from diffusionbert.inference.score import estimate_nats, estimate_sequences
-from diffusionbert.inference.tasks import MAX_TEXTS, Task
+from diffusionbert.inference.tasks import MAX_TEXTS, GeneratedText, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
 from diffusionbert.likelihood.orders import Order
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol
@@ -45,6 +46,8 @@ from diffusionbert.training.log import ModelDescription, describe
 
 PAPER_LENGTH = 64
 """Tokens of a sample in the paper."""
+ANSWERED_AT_ONCE = 64
+"""Sources whose answers are generated together."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Plan:
     shared_noise: bool = False
     """Whether to draw what every time-conditioned or token-dependent model can draw, as often as the budget allows, so
     that all models share their noise."""
+    num_candidates: int = 1
+    """For pairs: of so many answers, that which agrees most with the others is taken (minimum Bayes risk)."""
+    target_length: bool = False
+    """For pairs: whether answers are given the number of tokens of their target."""
 
     def __post_init__(self) -> None:
         if self.samples != 0 and not 2 <= self.samples <= MAX_TEXTS // 2:
@@ -80,13 +87,16 @@ class Plan:
             raise ValueError("neither samples nor likelihoods were requested; give `samples` or `scored`")
         if self.seed < 0:
             raise ValueError(f"`seed` must be >= 0, got {self.seed}")
+        if not 1 <= self.num_candidates <= MAX_TEXTS:
+            raise ValueError(f"`num_candidates` must be >= 1, got {self.num_candidates}")
 
     def require(self, engine: Engine) -> None:
         """Raises ValueError, before any work, if this model cannot do it."""
-        if engine.paired:
-            raise ValueError(
-                f"{engine.name!r} was trained on pairs, but evaluation needs single sentences; give another model"
-            )
+        if engine.paired and self.conventions:
+            raise ValueError("the literature's conventions are about single sentences; leave out `conventions`")
+        if not engine.paired and (self.num_candidates > 1 or self.target_length):
+            what = "`length` target" if self.target_length else "`num_candidates`"
+            raise ValueError(f"{what} is for models trained on pairs, which this is not; leave it out")
         self.quantities(engine)
         longest = self.length[1] if isinstance(self.length, tuple) else self.length
         if (
@@ -101,7 +111,7 @@ class Plan:
         if self.modeled_length and engine.length_histogram is None:
             raise ValueError("this model has no length histogram; leave out `modeled_length`")
         if self.samples:
-            require_supported(engine, self.task, self.sampling)
+            require_supported(engine, replace(self.task, source="a" if engine.paired else None), self.sampling)
 
     def quantities(self, engine: Engine) -> ScoringQuantities:
         """The likelihoods to compute; raises ValueError if the model has none of the requested name."""
@@ -149,7 +159,8 @@ def evaluate(
     """
     plan.require(engine)
     weights = Weights.of(engine.folder)
-    protocol = Protocol(data=evaluation_set.record.sha256, weights=weights.sha256)
+    paired = evaluation_set.sources is not None
+    protocol = Protocol(data=evaluation_set.record.sha256, weights=weights.sha256, source_given=paired)
     quantities = plan.quantities(engine)
     likelihoods = _likelihoods(engine, evaluation_set, plan, quantities, protocol, progress) if plan.scored else {}
     shown = None
@@ -170,12 +181,17 @@ def evaluate(
     )
     if not plan.samples:
         return result
-    texts, speed = generate_samples(engine, plan, progress)
-    first, second = texts[: plan.samples], texts[plan.samples :]
     real = evaluation_set.some(plan.samples)
+    if paired:
+        real = [number for number in real if len(evaluation_set.sequences[number]) <= engine.max_positions]
+        first, speed = generate_answers(engine, evaluation_set, real, plan, progress)
+        second = []
+    else:
+        texts, speed = generate_samples(engine, plan, progress)
+        first, second = texts[: plan.samples], texts[plan.samples :]
     real_texts = [evaluation_set.decoded[number] for number in real]
     judgment, mauve = _judged(first, real_texts, judge, featurizer, plan.seed, progress)
-    compared = current().on_main(lambda: compare_texts(first, second, evaluation_set, real))
+    compared = current().on_main(lambda: compare_texts(first, second or first, evaluation_set, real))
     bleu, self_bleu, own, others = compared
     config = plan.sampling.config
     sampling = SamplingRecord(
@@ -186,12 +202,13 @@ def evaluate(
         config.top_p,
         plan.sampling.block,
         plan.length,
-        plan.samples,
+        len(first),
         plan.seed,
     )
+    answers = _answer_metrics(first, evaluation_set, real, plan) if paired else None
     return replace(
         result,
-        generation=Generation(sampling, own, others, speed, judgment, mauve),
+        generation=Generation(sampling, own, others, speed, judgment, mauve, answers),
         notes=(*result.notes, *_cautions(plan, own, others, mauve)),
         bleu4=bleu,
         self_bleu4=self_bleu,
@@ -220,6 +237,7 @@ def _likelihoods(
             engine,
             evaluation_set.scored,
             budget,
+            sources=evaluation_set.scored_sources,
             quantity=quantity,
             length_histogram=engine.length_histogram if plan.modeled_length else None,
             protocol=protocol,
@@ -299,6 +317,53 @@ def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progres
     return [one.text for one in found], speed
 
 
+def generate_answers(
+    engine: Engine, evaluation_set: EvaluationSet, numbers: Sequence[int], plan: Plan, progress: Progress = no_progress
+) -> tuple[list[str], Speed]:
+    """Generates an answer to the source of each of these pairs; the noise of pair i has the seed of the plan plus i."""
+    assert evaluation_set.sources is not None
+    advance, start = _counter(progress, "answers", len(numbers)), time.perf_counter()
+    candidates: list[list[GeneratedText]] = []
+    for first in range(0, len(numbers), ANSWERED_AT_ONCE):
+        tasks = [
+            Task(
+                plan.num_candidates,
+                len(engine.vocabulary.own([evaluation_set.texts[number]])[0]) if plan.target_length else plan.length,
+                source=evaluation_set.sources[number],
+                seed=plan.seed + number,
+            )
+            for number in numbers[first : first + ANSWERED_AT_ONCE]
+        ]
+        candidates += generate_together(engine, tasks, plan.sampling)
+        advance(len(tasks))
+    seconds, every = time.perf_counter() - start, [one for several in candidates for one in several]
+    longest = max(len(evaluation_set.sequences[number]) for number in numbers)
+    speed = Speed(
+        seconds / len(candidates),
+        sum(one.length for one in every) / seconds,
+        sum(one.calls for one in every) / len(candidates),
+        _device_name(engine.device),
+        min(engine.sequences_at_once(longest), len(every)),
+    )
+    return [several[most_agreed([one.text for one in several])].text for several in candidates], speed
+
+
+def _answer_metrics(
+    answers: Sequence[str], evaluation_set: EvaluationSet, numbers: Sequence[int], plan: Plan
+) -> AnswerMetrics:
+    assert evaluation_set.sources is not None
+    vocabulary = evaluation_set.vocabulary
+    sources = vocabulary.encode([evaluation_set.sources[number] for number in numbers])
+    return AnswerMetrics.of(
+        _lower(answers),
+        _lower([evaluation_set.decoded[number] for number in numbers]),
+        _lower([vocabulary.decode(source) for source in sources]),
+        num_candidates=plan.num_candidates,
+        length_given=plan.target_length,
+        seed=plan.seed,
+    )
+
+
 def _device_name(device: torch.device) -> str:
     """The devices of all processes, by whose number the speed grows."""
     is_gpu, number = device.type == "cuda", current().number
@@ -370,8 +435,8 @@ def _overlong(evaluation_set: EvaluationSet) -> list[str]:
 def _cautions(plan: Plan, own: TextMetrics, real: TextMetrics, mauve: Mauve | None) -> list[str]:
     """What a reader of the figures of samples must know."""
     found = []
-    if real.number < plan.samples:
-        found.append(f"only {real.number:,} real sentences are compared with {plan.samples:,} samples")
+    if real.number < own.number:
+        found.append(f"only {real.number:,} real sentences are compared with {own.number:,} samples")
     if mauve is not None and min(mauve.num_samples, mauve.num_real) < 1000:
         found.append("MAUVE is inaccurate for fewer than a thousand texts, and differs from that of more")
     if plan.length is not None and not 0.8 < own.words_per_text / max(real.words_per_text, 1e-9) < 1.25:

@@ -106,6 +106,49 @@ def self_bleu4(samples: Sequence[str], smoothing: Smoothing = Smoothing.NONE) ->
     return _bleu(matches, text.lengths, closest, smoothing)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class PairedBleu:
+    """The counts of BLEU-4 of texts, each against one reference of its own."""
+
+    matches: Integers
+    """[N, 4], by n."""
+    totals: Integers
+    """[N, 4]: the n-grams of each text."""
+    lengths: Integers
+    """[N, 2]: the words of each text and of its reference."""
+
+    @classmethod
+    def of(cls, texts: Sequence[str], references: Sequence[str]) -> PairedBleu:
+        """Counts the n-grams that each text shares with its reference."""
+        counts = [
+            [
+                [sum((own & other).values()), sum(own.values())]
+                for own, other in (
+                    (Counter(_ngrams(text, n)), Counter(_ngrams(reference, n))) for n in range(1, ORDER + 1)
+                )
+            ]
+            for text, reference in zip(_words(texts, "texts"), _words(references, "references"), strict=True)
+        ]
+        found = np.array(counts, np.int64)
+        sizes = [[len(text.split()), len(one.split())] for text, one in zip(texts, references, strict=True)]
+        return cls(found[..., 0], found[..., 1], np.array(sizes, np.int64))
+
+    @property
+    def arrays(self) -> list[Floats]:
+        """The ten counts of each text, whose sums make `value`."""
+        return list(np.concatenate([self.matches, self.totals, self.lengths], axis=1).T.astype(np.float64))
+
+    @staticmethod
+    def value(sums: Sequence[Floats]) -> Floats:
+        """BLEU-4 from sums of counts over texts (Papineni et al. 2002); 0 if there is no common 4-gram."""
+        matches, totals, (words, reference) = np.stack(sums[:ORDER]), np.stack(sums[ORDER : 2 * ORDER]), sums[-2:]
+        with np.errstate(divide="ignore"):
+            precision = np.exp(np.log(matches / np.maximum(totals, 1)).mean(axis=0))
+        bleu: Floats = np.exp(np.minimum(1 - reference / np.maximum(words, 1), 0)) * precision
+        return bleu
+
+
 def most_agreed(candidates: Sequence[str]) -> int:
     """The index of the candidate with the highest mean BLEU-4 against the others.
 

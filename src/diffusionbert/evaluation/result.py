@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, final
@@ -28,6 +28,8 @@ from diffusionbert.evaluation.dataset import EvaluationSetRecord
 from diffusionbert.evaluation.judges import Judgment, Mauve
 from diffusionbert.evaluation.metrics import (
     ORDER,
+    Floats,
+    PairedBleu,
     PerSample,
     distinct_n,
     repetition,
@@ -144,6 +146,52 @@ class Speed:
 
 @final
 @dataclass(frozen=True)
+class AnswerMetrics:
+    """Texts generated from sources, each against its own target; words are separated by whitespace, in lower case."""
+
+    number: int
+    num_candidates: int
+    """Of so many, the one that agrees most with the others is the answer (minimum Bayes risk)."""
+    length_given: bool
+    """Whether answers were given the number of tokens of their target."""
+    bleu4: PointEstimate
+    """BLEU-4 of all answers together, n-grams pooled over them (Papineni et al. 2002)."""
+    exact_match: PointEstimate
+    """The fraction of answers that are their target, word for word."""
+    copied_bleu4: float
+    """BLEU-4 of the sources, taken for answers."""
+
+    @classmethod
+    def of(
+        cls,
+        answers: Sequence[str],
+        targets: Sequence[str],
+        sources: Sequence[str],
+        *,
+        num_candidates: int,
+        length_given: bool,
+        seed: int = 0,
+    ) -> AnswerMetrics:
+        """Computes the figures of answers."""
+        counts = PairedBleu.of(answers, targets).arrays
+        resampled = PairedBleu.value(resampled_sums(counts, seed))
+        same = [one.split() == other.split() for one, other in zip(answers, targets, strict=True)]
+        return cls(
+            len(answers),
+            num_candidates,
+            length_given,
+            PointEstimate(_bleu_of(counts), percentile_interval(resampled)),
+            mean_with_interval(PerSample(np.array(same, np.float64)), seed),
+            _bleu_of(PairedBleu.of(sources, targets).arrays),
+        )
+
+
+def _bleu_of(counts: Sequence[Floats]) -> float:
+    return float(PairedBleu.value([np.array([each.sum()]) for each in counts])[0])
+
+
+@final
+@dataclass(frozen=True)
 class Generation:
     """What was measured on generated text."""
 
@@ -154,6 +202,8 @@ class Generation:
     speed: Speed
     judge: Judgment | None = None
     mauve: Mauve | None = None
+    answers: AnswerMetrics | None = None
+    """For models trained on pairs, whose samples are answers to sources."""
 
 
 _NO_VALUES = PerSample(np.zeros(0))

@@ -427,6 +427,10 @@ def _figure(name: str, digits: int, found: PointEstimate | float | None, *real: 
 
 def _generation_lines(found: Generation) -> Iterator[str]:
     own, real, speed = found.samples, found.real, found.speed
+    if (answers := found.answers) is not None:
+        yield f"{f'{answers.number:,} answers':<27} {'':>12}  {'95 %':<20} source copied"
+        yield _figure("BLEU-4, own target", 3, answers.bleu4, answers.copied_bleu4)
+        yield _figure("exact match", 3, answers.exact_match)
     yield f"{f'{own.number:,} samples':<27} {'':>12}  {'95 %':<20} real sentences"
     yield _figure("BLEU-4", 3, own.bleu4, real.bleu4.value)
     yield _figure("self-BLEU-4", 3, own.self_bleu4, real.self_bleu4.value)
@@ -467,6 +471,7 @@ def _protocol_lines(result: EvaluationResult) -> Iterator[str]:
         protocol, limit = summary.protocol, summary.limited_by
         yield (
             f"{name}: {protocol.definition.quantity}, {'packed text' if protocol.packed else 'single sentences'}, "
+            f"{'source given, ' if protocol.source_given else ''}"
             f"special tokens {'counted' if protocol.special_tokens else 'not counted'}, "
             f"{'length given' if protocol.length is Length.GIVEN else '-log p(length) added'}, {protocol.num_draws} "
             f"draws per sentence in {protocol.strata} strata, {protocol.arithmetic}, seed {protocol.seed}; "
@@ -475,10 +480,17 @@ def _protocol_lines(result: EvaluationResult) -> Iterator[str]:
     if found is None:
         return
     sampling, speed = found.sampling, found.speed
+    if (answers := found.answers) is not None:
+        chosen = "" if answers.num_candidates == 1 else f", the most agreed of {answers.num_candidates} candidates each"
+        yield (
+            f"answers: {'of the length of their targets' if answers.length_given else 'of lengths that sources have'}"
+            f"{chosen}; BLEU-4 with n-grams pooled over answers, whitespace-separated words in lower case"
+        )
     yield (
         f"unsmoothed BLEU-4, mean over {sampling.number:,} samples against all {data.num_in_corpus:,} sentences; "
-        f"self-BLEU-4 of {sampling.number:,} other samples, each against the rest; whitespace-separated words in lower "
-        "case; sentences went through the model's tokenizer and back, as samples do; 95 % by bootstrap over samples"
+        f"self-BLEU-4 of {'the same' if answers else f'{sampling.number:,} other'} samples, each against the rest; "
+        "whitespace-separated words in lower case; sentences went through the model's tokenizer and back, as "
+        "samples do; 95 % by bootstrap over samples"
     )
     yield (
         f"samples: {sampling.sampler}, {sampling.steps} steps, temperature {sampling.temperature}, top-k "

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from diffusionbert.data.canvas import target_histogram
 from diffusionbert.data.text import MASK
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
@@ -192,6 +193,13 @@ class Engine:
         )
         return sampler.resolve(context), context
 
+    def lengths_after(self, source: str | None) -> Tensor | None:
+        """The length histogram of texts, for pairs that of the targets of sources about as long; None if unknown."""
+        table = self.metadata.source_lengths
+        if source is None or table is None or not len(table):
+            return self.length_histogram
+        return target_histogram(table, len(self.vocabulary.own([source])[0]))
+
     def length_nats(self, lengths: Tensor) -> Tensor:
         """-log p(length) of texts, as the training corpus has it; 0 for all where one of them is not known."""
         histogram = self.length_histogram
@@ -218,8 +226,7 @@ class Engine:
         """Raises ValueError if the model was trained on pairs."""
         if self.paired:
             raise ValueError(
-                f"this model was trained on pairs of source and target and cannot {task} single texts; generate with a "
-                "`source` instead"
+                f"this model was trained on pairs of source and target and cannot {task} single texts; give a `source`"
             )
 
     def require_positions(self, positions: int, what: str, remedy: str) -> None:

@@ -189,6 +189,8 @@ class TaskPlan:
         if isinstance(self.task.length, tuple):  # every length that may be drawn must be possible
             self._require_space(around + self.task.length[1])
         lengths = _lengths(self.engine, self.task, given, None if self.request.block else self.engine.max_length)
+        if self.task.source is not None and self.task.length is None and self.task.max_new_tokens is None:
+            lengths = [min(length, max(given + 1, self.engine.max_positions - around)) for length in lengths]
         self._require_space(around + max(lengths))
         _require_length(min(lengths), given, self.task.prompt)
         sequences = {length: self.text.continued(length - given).tokens for length in set(lengths)}
@@ -438,7 +440,7 @@ def _lengths(engine: Engine, task: Task, given: int, most: int | None) -> list[i
     """The length of each text, prompt included; `most` limits lengths that are not asked for."""
     if task.max_new_tokens is not None:
         return [given + int(task.max_new_tokens)] * task.number
-    histogram = engine.length_histogram
+    histogram = engine.lengths_after(task.source)
     if task.length is not None:
         if not isinstance(task.length, tuple):
             return [int(task.length)] * task.number

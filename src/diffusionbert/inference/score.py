@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionbert.data.canvas import Sentences, batch_of
+from diffusionbert.data.canvas import Sentences, batch_of, num_source_tokens
+from diffusionbert.data.files import Pair
 from diffusionbert.data.text import MASK, require_no_blanks
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
@@ -80,20 +81,30 @@ OVERLONG = ("window", "skip", "error")
 each further one begins with half as many tokens that were scored before, as given context, and scores those after."""
 
 
-def score(engine: Engine, texts: Sequence[str], settings: ScoreSettings | None = None) -> list[TextScore | None]:
+def score(
+    engine: Engine,
+    texts: Sequence[str],
+    settings: ScoreSettings | None = None,
+    *,
+    given: Sequence[str] | None = None,
+) -> list[TextScore | None]:
     """Scores texts, each to the same precision; a score depends on its own text and the settings alone.
 
     Args:
         engine: A model with a likelihood or a bound on one.
         texts: One or more texts.
         settings: Which number, and how precise.
+        given: What each text is conditional on: its source, if the model was trained on pairs, else the text before it,
+            of which as much is read as there is room for.
 
     Returns:
         One score per text; None for those that are skipped.
     """
     settings = settings or ScoreSettings()
     quantity = scoring_quantity(engine, settings.steps)
-    windows = _windows(engine, texts, settings)
+    windows = (
+        _windows(engine, texts, settings) if given is None else conditional_windows(engine, texts, settings, given)
+    )
     unique = {window: number for number, window in enumerate(dict.fromkeys(itertools.chain(*windows)))}
     rows = _Windows(engine.vocabulary, tuple(unique), settings.paired)
     if settings.order is not None and not engine.config.objective.is_causal:
@@ -257,6 +268,34 @@ def _key(window: _Window) -> int:
     return int.from_bytes(hashlib.blake2b(repr(window).encode(), digest_size=7).digest(), "big")
 
 
+def conditional_windows(
+    engine: Engine, texts: Sequence[str], settings: ScoreSettings, given: Sequence[str]
+) -> list[list[_Window]]:
+    """One window for each text and what it is conditional on, none if it is skipped."""
+    require_texts(engine, texts, given if engine.paired else None)
+    vocabulary, found = engine.vocabulary, list[list[_Window]]()
+    for number, (before, text) in enumerate(zip(given, texts, strict=True), start=1):
+        require_no_blanks(vocabulary, text, "a scored text")
+        if engine.paired:
+            [tokens] = vocabulary.encode_pairs([Pair(before, text)])
+            num_given, num_over = num_source_tokens(vocabulary, tokens), len(tokens) - engine.max_positions
+        else:
+            [tokens], [context] = vocabulary.encode([before + text]), vocabulary.own([before])
+            own = [token for token in tokens if not vocabulary.special[token]]
+            num_given = next((n for n, (a, b) in enumerate(zip(context, own, strict=False)) if a != b), len(context))
+            begin, num_dropped = tokens.index(own[0]) if own else 0, max(0, len(tokens) - engine.max_positions)
+            num_over = num_dropped - min(num_dropped, num_given)  # the text itself is too long
+            tokens = tokens[:begin] + tokens[begin + num_dropped :]
+            num_given -= num_dropped
+        if num_given == sum(not vocabulary.special[token] for token in tokens):
+            raise ValueError(f"text {number} has no tokens ({text!r:.40}); leave it out")
+        if num_over > 0 and not (engine.paired and settings.overlong == "skip"):
+            what = f"text {number} ({text[:40]!r} …){' and its source have' if engine.paired else ' has'}"
+            engine.require_positions(engine.max_positions + num_over, what, "shorten it, or leave it out")
+        found.append([] if num_over > 0 else [_Window(tuple(tokens), num_given)])
+    return found
+
+
 def _windows(engine: Engine, texts: Sequence[str], settings: ScoreSettings) -> list[list[_Window]]:
     """The windows of each text, none if it is skipped; raises ValueError for texts that cannot be scored."""
     require_texts(engine, texts)
@@ -330,7 +369,11 @@ def _text_score(
     ]
     nats, uncertainty = math.fsum(token_nats), Uncertainty.summed([one.uncertainty for one in estimates])
     sizes = (len(own), count_words(text), count_bytes(text))
-    given = "length" if len(windows) == 1 else f"length; each window on up to {windows[1].num_given} tokens before it"
+    given = "length"
+    if len(windows) > 1:
+        given += f"; each window on up to {windows[1].num_given} tokens before it"
+    elif engine.paired or windows[0].num_given:
+        given += ", source" if engine.paired else ", text before it"
     return TextScore(
         text,
         nats,
@@ -362,6 +405,7 @@ def estimate_nats(
     texts: Sequence[str],
     budget: EstimationBudget,
     *,
+    sources: Sequence[str] | None = None,
     quantity: ScoringQuantity | None = None,
     given: bool = False,
     length_histogram: Tensor | None = None,
@@ -374,6 +418,7 @@ def estimate_nats(
         engine: The model.
         texts: One or more texts.
         budget: The precision and the most draws.
+        sources: The source of each, for a model trained on pairs.
         quantity: What to estimate; None is the model's own quantity.
         given: Whether the interval is about these very texts, or about the language that they are a sample of.
         length_histogram: Adds -log p(length) by this histogram.
@@ -382,7 +427,7 @@ def estimate_nats(
     """
     return estimate_sequences(
         engine,
-        encode_texts(engine, texts),
+        encode_texts(engine, texts, sources),
         budget,
         quantity=quantity,
         words=torch.tensor([count_words(text) for text in texts]),
@@ -409,13 +454,21 @@ def estimate_sequences(
     return estimate(module, sequences, budget, protocol=replace(protocol, definition=chosen.definition), **options)
 
 
-def require_texts(engine: Engine, texts: Sequence[str]) -> None:
-    """Raises ValueError unless these are texts, and the model scores single ones."""
+def require_texts(engine: Engine, texts: Sequence[str], sources: Sequence[str] | None = None) -> None:
+    """Raises ValueError unless these are texts, with sources if and only if the model was trained on pairs."""
     if not texts or isinstance(texts, str):
         raise ValueError(f"texts must be a list of one or more texts, got {texts!r:.40}")
     for text in texts:
         require_type("each text", text, str, "a string")
-    engine.require_single_texts("score")
+    if sources is None:
+        engine.require_single_texts("score")
+        return
+    if not engine.paired:
+        raise ValueError("this model was not trained on pairs and takes no `source`; leave it out")
+    if len(sources) != len(texts):
+        raise ValueError(f"each text needs one source, got {len(sources)} for {len(texts)} texts; give a list of them")
+    for source in sources:
+        require_type("each source", source, str, "a string")
 
 
 def require_positions(engine: Engine, texts: Sequence[str], lengths: Sequence[int]) -> None:
@@ -425,11 +478,14 @@ def require_positions(engine: Engine, texts: Sequence[str], lengths: Sequence[in
     engine.require_positions(int(lengths[longest]), what, "split it, or leave it out")
 
 
-def encode_texts(engine: Engine, texts: Sequence[str]) -> Sentences:
-    """Encodes texts that the model reads at once; raises ValueError for others."""
-    require_texts(engine, texts)
-    sentences = Sentences(engine.vocabulary, tuple(texts))
-    empty = (sentences.lengths <= engine.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
+def encode_texts(engine: Engine, texts: Sequence[str], sources: Sequence[str] | None = None) -> Sentences:
+    """Encodes texts, with their sources, that the model reads at once; raises ValueError for others."""
+    require_texts(engine, texts, sources)
+    sentences = Sentences(engine.vocabulary, tuple(texts), None if sources is None else tuple(sources))
+    if sources is None:
+        empty = (sentences.lengths <= engine.vocabulary.num_special(paired=False)).nonzero()[0].tolist()
+    else:
+        empty = [number for number, own in enumerate(engine.vocabulary.own(texts)) if not own]
     if empty:
         raise ValueError(f"text {empty[0] + 1} has no tokens ({texts[empty[0]]!r:.40}); leave it out")
     require_positions(engine, texts, sentences.lengths.tolist())

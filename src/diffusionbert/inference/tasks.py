@@ -41,7 +41,8 @@ class Task:
 
     number: int = 1
     length: int | tuple[int, int] | None = None
-    """The number of tokens, or a range to draw it from; None draws from the length histogram of the training corpus."""
+    """The number of tokens, or a range to draw it from; None draws from the length histogram of the training corpus,
+    of pairs whose source is about as long."""
     prompt: str = ""
     source: str | None = None
     """The source text, for models trained on pairs."""

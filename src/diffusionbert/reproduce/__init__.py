@@ -16,7 +16,7 @@ class Request:
     """What to reproduce; the settings of an output folder, and flags of the command `reproduce`."""
 
     scale: Literal["smoke", "19m", "34m"] = "smoke"
-    """smoke: minutes on two cores, with figures that mean nothing. 19m: 18.8M parameters, as the first bundled model; two
+    """smoke: minutes on two cores, with figures that mean nothing. 19m: 18.8M parameters; two
     minutes per system on one GPU. 34m: 33.8M parameters."""
     backbone: Literal["bert", "modern"] = "bert"
     """The family of new networks: BERT (causal: GPT-2), or ModernBERT's layers for both."""

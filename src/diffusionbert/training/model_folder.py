@@ -100,6 +100,8 @@ class ModelMetadata:
     """Tokens of training up to these parameters; None if unknown."""
     pretraining_tokens: int | None = None
     """Tokens of all training before it, of the network it started from; None if unknown."""
+    source_lengths: Tensor | None = None
+    """How often a source of n tokens has a target of m, in the training corpus; None if unknown."""
 
 
 def write_model(
@@ -121,6 +123,7 @@ def write_model(
     tensors = {
         "counts": metadata.statistics.counts,
         "length_histogram": metadata.length_histogram,
+        "source_lengths": metadata.source_lengths,
         "exponents": _exponents(module, weights),
         "letter_case": metadata.vocabulary.letter_case,
     }
@@ -242,6 +245,7 @@ def read_model(folder: Path) -> ModelMetadata:
         config,
         record.tokens_seen,
         record.pretraining_tokens,
+        tensors.get("source_lengths"),
     )
 
 
@@ -258,6 +262,7 @@ def _statistics(folder: Path, num_ids: int, has_exponents: bool) -> dict[str, Te
         {
             "counts": TensorRule((num_ids,), INTEGERS, 0.0),
             "length_histogram": TensorRule((None,), INTEGERS, 0.0),
+            "source_lengths": TensorRule((None, 3), INTEGERS, 0.0, is_required=False),
             "exponents": TensorRule((num_exponents,), FLOATS, 0.0, is_required=has_exponents),
             **_letter_case_rule(num_ids),
         },

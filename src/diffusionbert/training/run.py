@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from diffusionbert.data.corpus import Cleaning, Corpus, parse_corpus
-from diffusionbert.data.dataset import Encoded, encode_corpus
+from diffusionbert.data.dataset import Encoded, encode_corpus, source_lengths
 from diffusionbert.data.sources import Files, Split
 from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
 from diffusionbert.diffusion.tokens import TokenStatistics
@@ -242,6 +242,7 @@ def train(
         sequences.fingerprint,
         paired,
         pretraining_tokens=_pretraining_tokens(config, start, backbone),
+        source_lengths=source_lengths(sequences) if paired else None,
     )
 
     def export(weights: dict[str, Tensor], folder: Path) -> None:
