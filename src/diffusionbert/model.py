@@ -537,8 +537,12 @@ class Model:
         )
         return found[0] if is_one else found
 
-    def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """Sentence embeddings [N, D]: the mean of the last layer over each text's own tokens."""
+    def embed(self, texts: str | Iterable[str]) -> Tensor:
+        """Sentence embeddings [N, D]: the mean of the last layer over each text's own tokens, for texts of any length.
+
+        Args:
+            texts: A text or several: a list, an array or a column of a table.
+        """
         return score.embed(self.engine, _texts("texts", texts))
 
     # ---- files ------------------------------------------------------------------------------------------------------

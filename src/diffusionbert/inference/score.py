@@ -494,17 +494,33 @@ def encode_texts(engine: Engine, texts: Sequence[str], sources: Sequence[str] | 
 
 @torch.no_grad()
 def embed(engine: Engine, texts: Sequence[str]) -> Tensor:
-    """The mean of the last layer over each text's own tokens, [N, D]; a time-conditioned network is at time 0."""
+    """The mean of the last layer over each text's own tokens, [N, D]; a time-conditioned network is at time 0.
+
+    A text that is longer than the model reads is read in parts, each by itself.
+    """
     network = engine.masked_network
     if network is None:
         raise ValueError("embeddings need a masked language model, which this is not; use another model")
-    sentences = encode_texts(engine, texts)
-    order = np.argsort(sentences.lengths, kind="stable")
-    at_once = engine.sequences_at_once(int(sentences.lengths.max()))
-    parts = []
-    for start in range(0, len(order), at_once):
-        batch = sentences.batch(order[start : start + at_once].tolist()).to(engine.device)
-        own = batch.editable[..., None]
+    require_texts(engine, texts)
+    vocabulary, parts = engine.vocabulary, list[tuple[int, list[int]]]()
+    for number, sequence in enumerate(vocabulary.encode(texts)):
+        own = [position for position, token in enumerate(sequence) if not vocabulary.special[token]]
+        if not own:
+            raise ValueError(f"text {number + 1} has no tokens ({texts[number]!r:.40}); leave it out")
+        begin, end = own[0], own[-1] + 1
+        stops = [(start, min(start + engine.max_length, end)) for start in range(begin, end, engine.max_length)]
+        parts += [(number, sequence[:begin] + sequence[start:stop] + sequence[end:]) for start, stop in stops]
+    parts.sort(key=lambda part: len(part[1]))
+    at_once = engine.sequences_at_once(len(parts[-1][1]))
+    width, num_own = engine.network.backbone.config.hidden_size, torch.zeros(len(texts), 1, device=engine.device)
+    sums = torch.zeros(len(texts), width, dtype=torch.float64, device=engine.device)
+    for first in range(0, len(parts), at_once):
+        some = parts[first : first + at_once]
+        batch = batch_of(vocabulary, [sequence for _, sequence in some])
+        own_tokens = (batch.attention_mask & ~vocabulary.special[batch.tokens])[..., None].to(engine.device)
+        batch = batch.to(engine.device)
+        rows = torch.tensor([number for number, _ in some], device=engine.device)
         states = network.hidden_states(batch.tokens, batch.attention_mask).double()
-        parts.append((states * own).sum(dim=1) / own.sum(dim=1))
-    return torch.cat(parts)[torch.from_numpy(order).argsort()].float()
+        sums.index_add_(0, rows, (states * own_tokens).sum(dim=1))
+        num_own.index_add_(0, rows, own_tokens.sum(dim=1).float())
+    return (sums / num_own).float()

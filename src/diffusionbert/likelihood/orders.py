@@ -10,13 +10,14 @@ over orders. A time-conditioned network is given the fraction of masked position
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 
 import torch
 from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PositionMask, TargetLogProbs, per_position
+from diffusionbert.diffusion.shapes import Batch, Counts, Flags, PerPosition, PositionMask, TargetLogProbs, per_position
 from diffusionbert.diffusion.tokens import log_prob_of, nats_of
 from diffusionbert.networks.base import Network
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, Objective, ScoringQuantity
@@ -92,17 +93,36 @@ def order_nats(
     return torch.cat([_adaptive(network, x0, num_counted, some, mask_id, order) for some in torch.split(rows, at_once)])
 
 
+@torch.no_grad()
+def is_greedy(network: Network, x0: Batch, mask_id: int, positions_at_once: int = 4096) -> Flags:
+    """Whether the most probable token each time, left to right, generates a sequence at its editable positions."""
+    at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
+    num_counted = x0.editable.sum(dim=1).clamp(min=1)
+    other = torch.zeros(len(x0.tokens), dtype=torch.bool, device=x0.tokens.device)
+    for row, position, log_f in _states(network, x0, num_counted, mask_id, at_once):
+        other[row[log_f.argmax(dim=-1) != x0.tokens[row, position]]] = True
+    return ~other
+
+
 def _left_to_right(network: Network, x0: Batch, num_counted: Counts, mask_id: int, at_once: int) -> PerPosition:
-    """The nats of all tokens; the state of a token has those before it."""
+    """The nats of all tokens."""
     nats = torch.zeros(x0.tokens.shape, dtype=torch.float64, device=x0.tokens.device)
-    where = torch.arange(x0.tokens.shape[1], device=nats.device)
+    for row, position, log_f in _states(network, x0, num_counted, mask_id, at_once):
+        nats[row, position] = -log_prob_of(log_f, x0.tokens[row, position])
+    return nats
+
+
+def _states(
+    network: Network, x0: Batch, num_counted: Counts, mask_id: int, at_once: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Sequence, position and log-probabilities of editable tokens; the state of a token has those before it."""
+    where = torch.arange(x0.tokens.shape[1], device=x0.tokens.device)
     for states in torch.split(x0.editable.nonzero(), at_once):
         row, position = states.unbind(dim=1)
         masked, targets = x0.editable[row] & (where >= position[:, None]), where == position[:, None]
         fraction = masked.sum(dim=1).double() / num_counted[row]
-        log_f = network(x0.tokens[row].masked_fill(masked, mask_id), x0.attention_mask[row], fraction, targets)
-        nats[row, position] = -log_prob_of(log_f, x0.tokens[row, position])
-    return nats
+        tokens = x0.tokens[row].masked_fill(masked, mask_id)
+        yield row, position, network(tokens, x0.attention_mask[row], fraction, targets)
 
 
 def _adaptive(network: Network, x0: Batch, num_counted: Tensor, rows: Tensor, mask_id: int, order: Order) -> Tensor:
