@@ -7,13 +7,20 @@ the command line does that. Long work takes a progress callback; what it draws i
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the number of items done, and their total (0 if unknown)."""
+
+ShowProgress = Callable[..., None]
+"""Called with the number of items done, a text and, if it changes, their total."""
 
 logger = logging.getLogger("diffusionbert")
 
@@ -22,8 +29,50 @@ def no_progress(description: str, done: int, total: int) -> None:
     """Shows nothing."""
 
 
+_shown: ContextVar[Progress] = ContextVar("shown", default=no_progress)
+SECONDS_TO_SHOW, SECONDS_TO_ESTIMATE = 2.0, 10.0
+"""Work that takes longer gets a bar on a terminal; elsewhere, if it takes still longer, one line with an estimate."""
+
+
+def report(description: str, done: int, total: int) -> None:
+    """Says how far work inside a call has come, up to its end; shown inside `shown_progress` alone."""
+    _shown.get()(description, done, total)
+
+
 @contextmanager
-def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+def shown_progress(*, visible: bool = True) -> Iterator[None]:
+    """Shows what is reported: on a terminal a bar with the time that is left, else one line, if it takes long."""
+    from rich.console import Console
+
+    is_terminal = Console(stderr=True).is_terminal
+    with ExitStack() as bar:
+        began, bars = time.monotonic(), list[ShowProgress]()
+
+        def show(description: str, done: int, total: int) -> None:
+            nonlocal began
+            seconds = time.monotonic() - began
+            if done >= total:  # what follows may be printed where the bar was
+                bar.close()
+                bars.clear()
+                began = time.monotonic()
+            elif not is_terminal and done > 0 and seconds > SECONDS_TO_ESTIMATE:
+                left = timedelta(seconds=round(seconds * (total - done) / done))
+                logger.info(f"{description}: {done:,} of {total:,}, about {left} left")
+                began = math.inf  # once
+            elif is_terminal and seconds > SECONDS_TO_SHOW:
+                if not bars:
+                    bars.append(bar.enter_context(progress_line(total)))
+                bars[0](done, description, total)
+
+        token = _shown.set(show if visible else no_progress)
+        try:
+            yield
+        finally:
+            _shown.reset(token)
+
+
+@contextmanager
+def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> Iterator[ShowProgress]:
     """Shows a progress bar on standard error if that is a terminal; log messages appear above it.
 
     Args:
@@ -33,7 +82,7 @@ def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> 
         done: The number of items that are already done.
 
     Yields:
-        A function that sets the number of items done and the text beside the bar.
+        A function that sets the number of items done, the text beside the bar and, if given, their total.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -43,7 +92,9 @@ def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> 
     is_shown = visible and console.is_terminal and logger.isEnabledFor(logging.ERROR)
     with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
         task = progress.add_task("", total=total, completed=done)
-        yield lambda done, text: progress.update(task, completed=done, description=text)
+        yield lambda done, text, *total: progress.update(
+            task, completed=done, description=text, total=(*total, None)[0]
+        )
 
 
 def set_verbosity(level: str | int) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from diffusionbert.cli.common import Flag, OptionalPath, finite, option
 from diffusionbert.data.files import bounded_lines
 from diffusionbert.parallel import current
-from diffusionbert.reporting import logger, printable, progress_line, reason_of
+from diffusionbert.reporting import logger, printable, progress_line, reason_of, shown_progress
 from diffusionbert.storage.limits import require_regular
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ def run_lines(
         progress_line(
             _count_lines(options.file) if is_visible else None, visible=is_visible, done=int(state["lines"])
         ) as show_progress,
+        shown_progress(visible=is_strict and current().is_main),
     ):
         state.share()
         for chunks in _shared(_chunks(output.remaining(lines), at_once=is_strict)):

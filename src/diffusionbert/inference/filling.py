@@ -30,6 +30,7 @@ from diffusionbert.diffusion.tokens import LogitsWarper, draw
 from diffusionbert.inference.constraints import Constrained, unwrapped
 from diffusionbert.inference.filling_nats import BatchedNetwork, SearchBudget
 from diffusionbert.networks.base import Network
+from diffusionbert.reporting import report
 
 _REQUESTS_AT_ONCE = 16
 """The most requests that share forward passes: enough to fill them, few enough for the memory of a laptop."""
@@ -270,11 +271,13 @@ class _Search:
         start = torch.zeros(len(gap), dtype=torch.float64, device=kinds.device)
         states = _States(gap, kinds.repeat(len(canvas.tokens)), canvas.tokens[gap], start)
         num_blanks = num_masked = canvas.editable.sum(dim=1)
+        total = int(num_blanks.max())
         num_pairs = (num_blanks - self.budget.steps).clamp(min=0).minimum(num_blanks // 4)
         while True:
             done = num_masked[states.gap] == 0
             finished.append(states.select(done.nonzero()[:, 0]))
             states = states.select((~done).nonzero()[:, 0])
+            report("searching for tokens", total - int(num_masked.max()), total)
             if not len(states.gap):
                 return _States.cat(finished)
             num_filled = 1 + (num_masked <= 2 * num_pairs).long()

@@ -43,6 +43,7 @@ from diffusionbert.diffusion.shapes import (
 from diffusionbert.diffusion.tokens import log_prob_of
 from diffusionbert.inference.constraints import unwrapped
 from diffusionbert.networks.base import Network
+from diffusionbert.reporting import report
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,10 @@ class BatchedNetwork:
             unique[:, 2 * length :].bool(),
         )
         log_f = torch.zeros(targets.shape, dtype=torch.float64, device=x0.device)
+        done = 0
         for rows, answers in self(x_t, attention_mask, asked):
+            done += len(rows)
+            report("scoring fillings", done, len(unique))
             row_of = torch.full((len(unique),), -1, device=x0.device)
             row_of[rows] = torch.arange(len(rows), device=x0.device)
             number = (asked[rows].flatten().cumsum(0) - 1).view(len(rows), -1)  # index of a position in `answers`

@@ -26,7 +26,7 @@ from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import GeneratedText, StreamState, Task, has_word
 from diffusionbert.networks.base import Network
 from diffusionbert.parallel import current
-from diffusionbert.reporting import logger
+from diffusionbert.reporting import logger, report
 from diffusionbert.samplers.base import Query, Sampler, State, concatenate_queries, sample, split_answer
 from diffusionbert.samplers.config import SamplingRequest
 
@@ -399,7 +399,11 @@ def _last_states(runs: Sequence[SequenceRun], seeds: Sequence[int]) -> list[Stat
     """Samples several runs of one model at once: one forward pass per step for all their queries."""
     with torch.no_grad():
         states = [run.sampler.start(run.context, run.canvas, seed) for run, seed in zip(runs, seeds, strict=True)]
+        sizes = [int(run.canvas.editable.sum()) for run in runs]
+        total = sum(sizes)
         while active := [number for number, state in enumerate(states) if not state.done]:
+            left = sum(size * float(state.time.mean()) for size, state in zip(sizes, states, strict=True))
+            report("generating tokens", min(total - round(left), total - 1), total)
             queries = {number: runs[number].sampler.query(states[number]) for number in active}
             shared = {number: query for number, query in queries.items() if isinstance(query, Query)}
             answers: dict[int, Any] = dict(_shared_answers(runs, shared)) if len(shared) > 1 else {}
@@ -408,6 +412,7 @@ def _last_states(runs: Sequence[SequenceRun], seeds: Sequence[int]) -> list[Stat
                 if query is not None and number not in answers:
                     answers[number] = query.run(runs[number].network)
                 states[number] = runs[number].sampler.update(states[number], answers.get(number))
+        report("generating tokens", total, total)
     return states
 
 
