@@ -176,15 +176,13 @@ def test_a_hostile_tokenizer_is_refused(name, tmp_path):
     refused(used(tmp_path / "model"), message)
 
 
-def test_a_regular_expression_that_backtracks_without_end_is_an_error_of_the_text(tmp_path, monkeypatch):
-    """Rust says more about its panic, but no traceback follows."""
-    monkeypatch.setenv("RUST_BACKTRACE", "0")
+def test_a_regular_expression_that_backtracks_without_end_is_an_error_of_the_text(tmp_path):
+    """In one line: what Rust says about its panic is not shown."""
     shutil.copytree(plain_roberta(), tmp_path / "model")
     split = {"type": "Split", "pattern": {"Regex": r"^(\w+\s?)*\d$"}, "behavior": "Isolated", "invert": False}
     tokenizer(lambda plain: plain.update(pre_tokenizer=split))(tmp_path / "model")
     outcome = used(tmp_path / "model", "aaaa " * 9)
-    assert (outcome.code, "Traceback" in outcome.said) == (2, False), outcome
-    assert "the tokenizer cannot encode this text" in outcome.said
+    refused(outcome, "the tokenizer cannot encode this text")
 
 
 # ---- checkpoints of the original release ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -33,7 +34,7 @@ from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import read_json
 from diffusionbert.storage.hub import TOKENIZER, fetch, not_found
 from diffusionbert.storage.limits import Limit, require_regular
-from diffusionbert.storage.reader import foreign
+from diffusionbert.storage.reader import foreign, without_panic_lines
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """The special tokens of a trained WordPiece, in the order of their ids."""
@@ -271,13 +272,22 @@ class Vocabulary:
         return self._batch(texts)
 
     def _batch(self, texts: list[Any]) -> list[list[int]]:
-        with foreign(_not_encoded):
+        with foreign(_not_encoded), self._quietly:
             return [encoding.ids for encoding in self._plain.encode_batch_fast(texts)]
 
     def _one(self, *given: str, special: bool = False) -> Any:
         """The encoding of a text, or of a source and a text."""
-        with foreign(_not_encoded):
+        with foreign(_not_encoded), self._quietly:
             return self._plain.encode(*given, add_special_tokens=special)
+
+    @property
+    def _quietly(self) -> AbstractContextManager[None]:
+        """For tokenizers with regular expressions of their own, which may backtrack without end: Rust panics then."""
+        return without_panic_lines() if self._has_patterns else nullcontext()
+
+    @cached_property
+    def _has_patterns(self) -> bool:
+        return '"Regex":' in self._plain.to_str()
 
     def pieces(self, word: str) -> list[int]:
         """The ids of a word inside a sentence: after a space, without special tokens."""
