@@ -168,7 +168,9 @@ def exits(launcher: Launcher, repetitions: int, load: int) -> int:
         burners.append(child)
     failed = 0
     try:
-        for _ in range(repetitions):
+        for number in range(repetitions):
+            if number and number % 10 == 0:
+                print(f"{number} times, {failed} bad exits", flush=True)
             output = launcher.folder / "exit"
             shutil.rmtree(output, ignore_errors=True)
             codes, printed = launcher.train(output, "--sharded", "--steps=1")

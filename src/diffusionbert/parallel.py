@@ -172,8 +172,8 @@ def leave() -> None:
 def exit_at_once(code: int) -> NoReturn:
     """Ends this process with all that it has printed, but without the interpreter's shutdown.
 
-    There, threads of gloo abort a few processes in a thousand ("terminate called without an active exception"), as long
-    as a sharded network refers to its group.
+    There, threads of gloo have aborted a process now and then, after its work was done ("terminate called without an
+    active exception"), as long as a sharded network refers to its group.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
