@@ -214,7 +214,9 @@ def restore(kept: Path, sentences: Path, folder: Path) -> Path:
     """Writes a kept evaluation as `evaluate` does; variances over draws, which were not kept, are NaN."""
     shutil.copytree(kept, folder)
     (folder / "samples.txt").touch()
-    if name := read_json(folder / "evaluation.json").get("sentences"):
+    report = read_json(folder / "evaluation.json")
+    if name := report.pop("sentences", None):
+        write_json(folder / "evaluation.json", report)
         tensors = load_tensors(folder / "scores.safetensors") | load_tensors(sentences / f"{name}.safetensors")
         nats = [name for name in tensors if name.startswith("nats.")]
         tensors |= {name.replace("nats", "draw_variance"): torch.full_like(tensors[name], torch.nan) for name in nats}

@@ -19,11 +19,17 @@ from diffusionbert.reproduce.figures import (
     KINDS,
     PALETTE,
     Curve,
+    Effect,
+    Frontier,
     Survival,
+    TokenCurve,
     Tradeoff,
     convergence,
+    forest,
+    frontiers,
     quality_diversity,
     survival_curves,
+    token_curves,
 )
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -53,12 +59,38 @@ TRADEOFFS = (
 )
 REAL = Tradeoff("real sentences", (0.22,), (0.44,))
 WORDS = (word("bella", 0.15), word("is", -0.2), word("the", -0.4), word("there", 0.01), word("is", -0.2))
+TOKENS = (
+    TokenCurve("D3PM", (1e6, 1e7, 1e8), (7.0, 5.0, 4.2), "bound", ((6.9, 7.1), (4.9, 5.1), (4.1, 4.3))),
+    TokenCurve("DiffusionBERT, masking on another text", (1e6, 1e7), (6.0, 4.6), "bound"),
+    TokenCurve("Transformer decoder", (1e6, 1e7, 1e8), (6.0, 4.4, 3.4), "exact"),
+)
+EFFECTS = (
+    Effect("pretraining", -40.0, (-44.0, -35.0), -4.3),
+    Effect("spindle", -1.5, (-2.0, -0.9), -19.0),
+    Effect("bell", -7.5, (-8.0, -7.0)),
+)
+SERIES = (
+    Frontier("DiffusionBERT", (3.1, 3.4), (80.0, 60.0), ((75.0, 86.0), (57.0, 64.0)), ("2 steps", "512 steps")),
+    Frontier("D3PM", (3.2,), (120.0,)),
+)
 DRAWINGS: dict[str, Callable[[Path], None]] = {
+    "token_curves": lambda path: token_curves(TOKENS, path),
+    "forest": lambda path: forest(EFFECTS, path),
+    "frontiers": lambda path: frontiers(SERIES, Frontier("real sentences", (3.5,), (40.0,)), path),
     "convergence": lambda path: convergence(CURVES, path),
     "quality_diversity": lambda path: quality_diversity(TRADEOFFS, REAL, path),
     "survival_curves": lambda path: survival_curves(WORDS, path),
 }
 TEXTS = {
+    "token_curves": [
+        *("tokens of training, pretraining included", KINDS["bound"], KINDS["exact"]),
+        *("D3PM", "DiffusionBERT, masking on another text", "Transformer decoder"),
+    ],
+    "forest": ["change of perplexity, %", "pretraining", "spindle", "bell", "ours, 95 %", "paper"],
+    "frontiers": [
+        *("entropy of the words of a sample, nats (lower: more repetitive)", "judge's perplexity"),
+        *("DiffusionBERT", "D3PM", "real sentences", "2 steps", "512 steps"),
+    ],
     "convergence": [
         *("training steps", *KINDS.values(), "D3PM", "decoder", "BERT-Mouth"),
         "DiffusionBERT, spindle (corpus mean), strict, T = 512",

@@ -14,6 +14,7 @@ from tiny_models import corpus, run_of, toy_sentences
 from tiny_scale import SMALLER_THAN_SMOKE, STEPS
 
 from diffusionbert.cli.main import main
+from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.inference.score import score
 from diffusionbert.networks.loading import NewModernBert, NewModernBertDecoder
 from diffusionbert.recipes import SYSTEMS, Start
@@ -394,6 +395,24 @@ def test_settings_of_earlier_versions_have_the_defaults_of_later_ones(tmp_path):
     requested(tmp_path)
     with pytest.raises(ValueError, match="contains a reproduction with backbone 'bert', got 'modern'"):
         requested(tmp_path, backbone="modern")
+
+
+def test_the_evaluation_seed_of_earlier_versions_was_that_of_training(tmp_path):
+    requested(tmp_path, seed=1)
+    (tmp_path / "runs").mkdir()
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    del settings["evaluation_seed"]
+    write_json(tmp_path / "settings.json", settings)
+    with pytest.raises(ValueError, match="contains a reproduction with evaluation_seed 1, got 0"):
+        requested(tmp_path, seed=1)
+    requested(tmp_path, seed=1, evaluation_seed=1)
+
+
+def test_all_systems_of_a_table_share_their_noise_and_one_evaluation_seed(done, output):
+    results = [EvaluationResult.load(output / "evaluations" / row.key) for row in MAIN]
+    protocols = [one.likelihoods["grid"].protocol for one in results if "grid" in one.likelihoods]
+    assert len(protocols) > 5
+    assert len({(one.definition.estimator, one.num_draws, one.seed) for one in protocols}) == 1
 
 
 def test_a_vocabulary_together_with_a_network_is_refused(tmp_path):

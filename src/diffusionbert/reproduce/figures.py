@@ -1,4 +1,4 @@
-"""Figures 2, 3 and 4 of He et al. 2022, "DiffusionBERT", drawn with matplotlib.
+"""Figures 2, 3 and 4 of He et al. 2022, "DiffusionBERT", and those of docs/results.md, drawn with matplotlib.
 
 Plain numbers and strings in, one PNG, SVG or PDF out; the path's suffix decides. The same data give the same bytes, a
 file is replaced only when the new one is complete, and neither pyplot nor the user's matplotlib settings are touched.
@@ -79,6 +79,45 @@ class Tradeoff:
 
 @final
 @dataclass(frozen=True)
+class TokenCurve:
+    """Held-out nats per token of one system over total tokens, one training per point."""
+
+    name: str
+    tokens: Numbers
+    """Pretraining included."""
+    nats: Numbers
+    kind: str
+    """One of `KINDS`."""
+    intervals: Sequence[tuple[float, float]] = ()
+
+
+@final
+@dataclass(frozen=True)
+class Effect:
+    """A change in percent: the paper's, and ours with its interval."""
+
+    name: str
+    ours: float
+    interval: tuple[float, float]
+    paper: float | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Frontier:
+    """Judge's perplexity and entropy of one system's samples over sampler settings."""
+
+    name: str
+    entropy: Numbers
+    perplexity: Numbers
+    intervals: Sequence[tuple[float, float]] = ()
+    """Of the perplexities."""
+    settings: Sequence[str] = ()
+    """The setting of each point, of which the first and the last are named."""
+
+
+@final
+@dataclass(frozen=True)
 class Survival:
     """The probability ᾱ that a token is still unmasked, over the fraction of time t/T."""
 
@@ -123,6 +162,69 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
         axes.margins(0.08)
         axes.set(xlabel="self-BLEU-4 (lower: more diverse)", ylabel="BLEU-4 (higher: closer to real text)")
         figure.legend(loc="outside right upper")
+
+
+def token_curves(curves: Sequence[TokenCurve], path: Path) -> None:
+    """Draws held-out nats per token against total tokens, one panel per kind of likelihood, both on one scale."""
+    kinds = [kind for kind in KINDS if any(curve.kind == kind for curve in curves)]
+    with _figure(path, height=0.8 + 2.9 * len(kinds)) as figure:
+        panels = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]
+        looks = _looks([curve.name for curve in curves])
+        for kind, axes in zip(kinds, panels, strict=True):
+            for curve, (color, dashes, marker) in zip(curves, looks, strict=True):
+                if curve.kind != kind:
+                    continue
+                look = {"color": color, "linestyle": dashes, "marker": marker, "label": _shown(curve.name)}
+                axes.errorbar(curve.tokens, curve.nats, _errors(curve.nats, curve.intervals), **look)
+            axes.set_xscale("log")
+            axes.set_ylabel(KINDS[kind])
+        axes.set_xlabel("tokens of training, pretraining included")
+        figure.legend(loc="outside lower left", ncols=2)
+
+
+def forest(effects: Sequence[Effect], path: Path) -> None:
+    """Draws each effect with its interval, and the paper's as a cross, from top to bottom."""
+    with _figure(path, height=0.9 + 0.36 * len(effects)) as figure:
+        axes = figure.subplots()
+        rows = range(len(effects), 0, -1)
+        for row, one in zip(rows, effects, strict=True):
+            error = [[one.ours - one.interval[0]], [one.interval[1] - one.ours]]
+            label = "ours, 95 %" if row == len(effects) else None
+            axes.errorbar([one.ours], [row], None, error, color=PALETTE[0], marker="o", capsize=3, label=label)
+        known = [(one.paper, row) for row, one in zip(rows, effects, strict=True) if one.paper is not None]
+        if known:
+            xs, ys = zip(*known, strict=True)
+            axes.plot(xs, ys, color=PALETTE[1], linestyle="", marker="x", markersize=8, label="paper")
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_yticks([*rows], [_shown(one.name) for one in effects])
+        axes.set(xlabel="change of perplexity, %", ylim=(0.4, len(effects) + 0.6))
+        figure.legend(loc="outside lower left", ncols=2)
+
+
+def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
+    """Draws the judge's perplexity against the entropy of samples; `real` is the same for real sentences."""
+    with _figure(path, height=4.2) as figure:
+        axes = figure.subplots()
+        for one, (color, dashes, marker) in zip(series, _looks([one.name for one in series]), strict=True):
+            look = {"color": color, "linestyle": dashes, "marker": marker, "label": _shown(one.name)}
+            axes.errorbar(one.entropy, one.perplexity, _errors(one.perplexity, one.intervals), elinewidth=0.7, **look)
+            for at in sorted({0, len(one.settings) - 1}) if one.settings else ():
+                point = one.entropy[at], one.perplexity[at]
+                axes.annotate(one.settings[at], point, (6, 4), textcoords="offset points", fontsize=7.5, color=color)
+        axes.plot(
+            real.entropy, real.perplexity, color="black", linestyle="", marker="*", markersize=11, label=real.name
+        )
+        axes.set_yscale("log")
+        axes.set(xlabel="entropy of the words of a sample, nats (lower: more repetitive)", ylabel="judge's perplexity")
+        figure.legend(loc="outside right upper")
+
+
+def _errors(values: Numbers, intervals: Sequence[tuple[float, float]]) -> Any:
+    """The distances of interval ends from the values, as matplotlib takes them."""
+    if not intervals:
+        return None
+    pairs = list(zip(values, intervals, strict=True))
+    return [[value - low for value, (low, _) in pairs], [high - value for value, (_, high) in pairs]]
 
 
 def _draw_tradeoff(axes: Axes, one: Tradeoff, **look: Any) -> None:
