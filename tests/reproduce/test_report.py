@@ -1,0 +1,126 @@
+"""The report: one rule for verdicts, and numbers on the page that occur in its tables."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from report import CLAIMS, MARGIN, percent, report, verdict, with_tables
+
+from diffusionbert.storage.files import read_json
+
+ROOT = Path(__file__).parents[2]
+KEPT, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
+
+# ---- verdicts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval", "sign", "size", "expected"),
+    [
+        ((-0.2, -0.1), -1, None, "holds"),
+        ((-0.2, 0.01), -1, None, "undecided"),
+        ((0.01, 0.2), -1, None, "does not hold"),
+        ((0.01, 0.2), 1, None, "holds"),
+        ((-0.2, -0.1), 1, None, "does not hold"),
+        ((-0.08, -0.03), -1, -0.19, "does not hold"),  # on the claimed side, but not half as large
+        ((-0.12, -0.03), -1, -0.19, "holds"),
+        ((-0.12, 0.03), -1, -0.19, "undecided"),
+        ((-0.04, 0.04), 0, None, "holds"),
+        ((-0.04, 0.06), 0, None, "undecided"),
+        ((0.06, 0.08), 0, None, "does not hold"),
+        ((-0.08, -0.06), 0, None, "does not hold"),
+    ],
+)
+def test_verdicts_follow_one_rule(interval, sign, size, expected):
+    assert verdict(*interval, sign, size) == expected
+
+
+def test_an_equality_and_a_difference_cannot_both_fail():
+    """Every interval decides something for a claim or for its opposite, unless it touches an edge."""
+    for low in (-0.3, -0.1, -0.04, 0.0, 0.04, 0.1):
+        for width in (0.01, 0.1, 0.5):
+            said = {sign: verdict(low, low + width, sign) for sign in (-1, 0, 1)}
+            assert not (said[-1] == said[1] == "holds")
+            assert not (said[0] == "holds" and abs(low) > MARGIN)
+
+
+def test_claims_are_unique():
+    assert len({claim.text for claim in CLAIMS}) == len(CLAIMS)
+
+
+def test_percentages_have_signs():
+    assert [percent(value) for value in (0.123, -0.5, 0.0, -1e-5, None)] == [
+        "+12.3 %",
+        "−50.0 %",
+        "±0.0 %",
+        "±0.0 %",
+        "–",
+    ]
+
+
+# ---- the first edition ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_report_has_the_claims_whose_rows_are_there(tmp_path):
+    rows = (
+        "seed0/{}/diffusionbert",
+        "seed0/{}/diffusionbert-bell",
+        "seed1/{}/diffusionbert",
+        "seed1/{}/diffusionbert-bell",
+    )
+    shutil.copytree(KEPT / "sentences", tmp_path / "some" / "sentences")
+    for row in rows:
+        shutil.copytree(KEPT / row.format("evaluations"), tmp_path / "some" / row.format("evaluations"))
+    report(tmp_path / "some", tmp_path / "tables")
+    [bell] = read_json(tmp_path / "tables" / "claims.json")
+    assert (bell["first"], bell["second"], bell["seeds"], bell["verdict"]) == (
+        "diffusionbert-bell",
+        "diffusionbert",
+        2,
+        "holds",
+    )
+    assert bell["interval"][0] < bell["change"] < bell["interval"][1] < 0
+    written = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert {"claims.md", "main.md"} <= written
+    assert not {"forest.png", "curve.png", "frontier.png", "costs.md"} & written  # nothing is invented
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+NUMBER = re.compile(r"(?<![\w./§#-])[−±+]?\d[\d,]*(?:\.\d+)?M?(?![\w/]|-\w)")
+
+
+def prose(text: str) -> str:
+    """A page without code, tables, targets of links and years of papers."""
+    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|et al\. \d{4}", " ", text, flags=re.DOTALL)
+    return "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+
+
+def numbers(text: str) -> set[str]:
+    return {found.replace(",", "").lstrip("+±") for found in NUMBER.findall(text)}
+
+
+def test_numbers_are_found_in_prose_and_not_in_names():
+    text = "In 2,000 steps (29.4M) −7.5 % of `x 3`, see [figure](4.png) and §4.3 of D3PM-2.\n| 9 |\n"
+    assert numbers(prose(text)) == {"2000", "29.4M", "−7.5"}
+
+
+def test_every_number_of_the_page_occurs_in_its_tables():
+    tables = "\n".join(path.read_text(encoding="utf-8") for path in sorted((KEPT / "tables").rglob("*.md")))
+    known = numbers(tables) | set(map(str, range(11)))  # small counts are words
+    unknown = sorted(numbers(prose(PAGE.read_text(encoding="utf-8"))) - known)
+    assert not unknown, f"these numbers of docs/results.md are in no table: {', '.join(unknown)}"
+
+
+def test_the_page_has_the_tables_as_they_were_generated():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_tables(page, KEPT / "tables")
+    assert {"claims", "budgets"} <= {*re.findall(r"<!-- (\w+) -->", page)}
+
+
+def test_the_page_is_short():
+    assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 200
