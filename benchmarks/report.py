@@ -566,7 +566,7 @@ def _costs(source: Path, output: Path) -> None:
         reports = [*sorted((source / group / "evaluations").glob(f"{name}*/evaluation.json"))]
         plain = read_json(reports[0]) if reports else {}
         hashes = (
-            str((plain.get("code") or {}).get("commit") or "–")[:12],
+            str((plain.get("code") or {}).get("sha256") or "–")[:12],
             str((plain.get("data") or {}).get("sha256") or "–")[:12],
             str((plain.get("weights") or {}).get("sha256") or "–")[:12],
         )

@@ -158,3 +158,5 @@ def test_the_code_version_has_version_and_commit():
     found = code_version()
     assert found.version
     assert found.commit is None or len(found.commit.removesuffix("-dirty")) == 40
+    assert found.sha256 is not None
+    assert len(found.sha256) == 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -172,21 +173,28 @@ def build_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 @dataclass(frozen=True)
 class CodeVersion:
-    """Which code produced a result: the version of this package and, in a checkout, its git commit."""
+    """Which code produced a result: the version of this package, its modules and, in a checkout, its git commit."""
 
     version: str = __version__
     commit: str | None = None
     """Of the checkout that the package is imported from, with `-dirty` if files were changed; None if installed."""
+    sha256: str | None = None
+    """Of the names and contents of all modules, wherever they were copied to."""
 
 
 @cache
 def code_version() -> CodeVersion:
     """The version of the running code."""
     package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\n".encode() + path.read_bytes())
+    sha256 = digest.hexdigest()
     # An installed package may lie inside somebody else's repository, which does not track it.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return CodeVersion()
-    return CodeVersion(commit=_git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"))
+        return CodeVersion(sha256=sha256)
+    commit = _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return CodeVersion(commit=commit, sha256=sha256)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
