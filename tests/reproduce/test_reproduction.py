@@ -67,8 +67,9 @@ def nothing_is_done(monkeypatch):
 
 
 def rows_of(table: Path) -> dict[str, list[str]]:
-    """The cells of a Markdown table, by the first of each row."""
-    lines = [line for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    """The cells of the first Markdown table, by the first of each row."""
+    first, _, _ = table.read_text(encoding="utf-8").partition("\n\n")
+    lines = [line for line in first.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return {row[0]: row[1:] for row in cells if len(row) > 1}
 
