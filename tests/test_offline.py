@@ -78,6 +78,7 @@ for command in json.loads(sys.argv[1]):
 """
 )
 SMALL = "--steps 2 --max-length 24 --layers 1 --width 16 --heads 2 --vocabulary 512 --seed 3"
+BRIEF = "--minutes 0.01 --samples 1"
 FEW = "--samples 4 --max-draws 2 --sentences 8"
 
 
@@ -100,6 +101,8 @@ def every_command(folder: Path) -> dict[str, list[str]]:
         "train": [*small, "--output", str(folder / "run"), "--validate-every", "1"],
         "pretrain": [*small, "--output", str(folder / "masked")],
         "evaluate": [*model, "--data", data, *FEW.split(), "--output", evaluation],
+        "adapt": [data, *model, *BRIEF.split(), "--cache", str(folder / "cache"), "--output", str(folder / "adapted")],
+        "audit": ["pseudo-likelihood"],
         "compare": [evaluation],
         "reproduce": ["figure2", *cached, "--scale", "smoke", "--output", str(folder / "paper")],
         "plot": [str(folder / "run"), "--output", str(folder / "curve.png")],
