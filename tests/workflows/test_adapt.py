@@ -193,6 +193,31 @@ def test_the_product_of_factors_is_added_to_the_weights(start, tmp_path):
     torch.testing.assert_close(opened(tokens).logits, expected)
 
 
+@pytest.mark.parametrize(("change", "message"), [
+    ({"r": 3}, "does not fit the model to start from"),
+    ({"lora_alpha": None}, "must have numbers r and lora_alpha"),
+    ({"peft_type": "IA3"}, "does not describe a LoRA adapter"),
+    ({"base_model_name_or_path": ""}, "does not name the model to start from"),
+])  # fmt: skip
+def test_damaged_adapters_are_refused(start, tmp_path, change, message):
+    folder = tmp_path / "adapter"
+    shutil.copytree(start / "model", folder)
+    name, weight = next(
+        (name.removesuffix(".weight"), one)
+        for name, one in load_engine(start).network.backbone.named_parameters()
+        if name.endswith("query.weight")
+    )
+    factors = {"lora_A": torch.ones(2, weight.shape[1]), "lora_B": torch.ones(weight.shape[0], 2)}
+    named = {f"{name}.{kind}.default.weight": factor for kind, factor in factors.items()}
+    write_adapter(folder, named, str(start / "model"))
+    opened = dict(load_masked_lm(folder).named_parameters())[f"{name}.weight"]
+    torch.testing.assert_close(opened, weight + 2)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=message):
+        load_masked_lm(folder)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"texts": "x.txt", "merge": True}, "`merge` is for `lora`"),
     ({"texts": "x.txt", "minutes": 0.0}, "`minutes` must be greater than 0"),

@@ -8,6 +8,7 @@ to the weights of that model.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -98,7 +99,7 @@ def apply_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Adds the product of a folder's factors to the weights of the model to start from, in place."""
     config, factors = _config(folder), load_tensors(folder / WEIGHTS)
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ValueError(f"{str(folder / CONFIG)!r} must have numbers r and lora_alpha; export it again")
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -107,7 +108,8 @@ def apply_adapter(model: PreTrainedModel, folder: Path) -> None:
                 continue
             weight = parameters.get(name.removeprefix(_PREFIX).replace(f".{_A}.", "."))
             second = factors.get(name.replace(_A, _B))
-            if weight is None or second is None or (second.shape[0], first.shape[1]) != weight.shape:
+            shapes = None if weight is None else [(rank, weight.shape[-1]), (weight.shape[0], rank)]
+            if weight is None or second is None or [first.shape, second.shape] != shapes:
                 raise ValueError(
                     f"{str(folder / WEIGHTS)!r} does not fit the model to start from at {name}; restore that model"
                 )

@@ -38,7 +38,7 @@ from diffusionbert.model import Model
 from diffusionbert.networks.loading import Pretrained
 from diffusionbert.networks.lora import write_adapter
 from diffusionbert.reporting import logger, require_type
-from diffusionbert.storage.files import require_output, require_writable, write_bytes, write_json
+from diffusionbert.storage.files import require_output, require_writable, write_json
 from diffusionbert.storage.schema import to_json
 from diffusionbert.storage.weights import WeightFormat
 from diffusionbert.training.batches import TokenBudget
@@ -68,8 +68,8 @@ FORGETTING = 0.05
 TRIALS = 4
 """How often the share is lowered at most."""
 MAX_EPOCHS = 8
-VALIDATIONS = 5
-HELD_OUT = 400
+VALIDATIONS = 4
+HELD_OUT = 200
 """The most held-out sentences that are scored."""
 BUDGET = EstimationBudget(precision=None, max_draws=4, strata=2)
 _TEXT, _REPORT = "text.txt", "adapt.json"
@@ -221,17 +221,18 @@ def adapt(
     held_out = _First(prepared.validation, min(HELD_OUT, len(prepared.validation)))
     logger.info(f"{start.name}: {start.num_parameters / 1e6:.1f}M parameters; {prepared.sequences.report.summary()}")
     generic = _generic(start, stores, seed)
-    speed = None
+    speed = 0.0
     if not resume:
         config, speed = _measured(config, start, prepared, clock)
     low = low_precision(config.training)
     before, bound_seconds = clock.timed(lambda: _bounds(start, (held_out, *generic), low))
     texts_before = _samples(start, samples, seed)
     if not resume:
-        config = _with_steps(config, prepared, speed or 1.0, clock.left - 6 * bound_seconds)
+        more = 3 * bound_seconds  # validations, and both bounds again
+        config = _with_steps(config, prepared, speed, max(clock.left - more, clock.seconds / 2))
         if learning_rate is not None:
             config = replace(config, training=replace(config.training, learning_rate=learning_rate))
-        logger.info(_announcement(config.training, clock))
+        logger.info(_announcement(config.training, speed, more))
     run = train(None if resume else config, folder, cache=stores, resume=resume)
     if run.is_stopped:
         raise KeyboardInterrupt
@@ -255,7 +256,7 @@ def adapt(
         batch_tokens=_batch_tokens(config.training),
         learning_rate=config.training.learning_rate,
         precision=config.training.precision,
-        tokens_per_second=speed,
+        tokens_per_second=speed or None,
         seconds=clock.elapsed,
         samples_before=texts_before,
         samples_after=_samples(adapted, samples, seed),
@@ -293,15 +294,18 @@ def _corpus(texts: str | Path | Iterable[str] | None, folder: Path) -> str:
     """A corpus as `train` takes it; given texts are written into the run directory."""
     if isinstance(texts, str | Path):
         return str(texts)
-    lines = []
-    for text in texts or ():
-        require_type("each text", text, str, "a string")
-        lines.append(" ".join(text.split()))
-    if not any(lines):
-        raise ValueError("there is no text to adapt to; give a file or a list of sentences")
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / _TEXT, "".join(f"{line}\n" for line in lines if line).encode())
-    return str(folder / _TEXT)
+    file, has_text = folder / _TEXT, False
+    with file.open("w", encoding="utf-8", errors="replace") as stream:
+        for text in texts or ():
+            require_type("each text", text, str, "a string")
+            line = " ".join(text.split())
+            has_text |= bool(line)
+            stream.write(f"{line}\n" if line else "")
+    if not has_text:
+        file.unlink()
+        raise ValueError("there is no text to adapt to; give a file or a list of sentences")
+    return str(file)
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,7 +364,7 @@ def _first_config(start: Engine, corpus: str, seed: int, rank: int | None) -> Ru
         lora=rank,
         weight_decay=0.0,
         seed=seed,
-        validation_sentences=200,
+        validation_sentences=100,
         validation_draws=2,
         patience=2,
     )
@@ -412,11 +416,12 @@ def _with_steps(config: RunConfig, prepared: PreparedData, speed: float, seconds
     return replace(config, training=training)
 
 
-def _announcement(training: TrainingConfig, clock: _Clock) -> str:
-    done = datetime.now() + timedelta(seconds=clock.left)
+def _announcement(training: TrainingConfig, speed: float, more: float) -> str:
+    batch = _batch_tokens(training)
+    done = datetime.now() + timedelta(seconds=1.1 * training.steps * batch / speed + more)
     return (
-        f"{training.steps:,} steps of {_batch_tokens(training):,} tokens, learning rate {training.learning_rate:g}; "
-        f"done at about {done:%H:%M}"
+        f"{training.steps:,} steps of {batch:,} tokens, learning rate {training.learning_rate:g}; done at about "
+        f"{done:%H:%M}"
     )
 
 
