@@ -25,7 +25,7 @@ torture: $(VENV)/dev  ## Fail calls on files, and kill, a short run for MINUTES 
 	$(BIN)/python tests/torture.py $(or $(MINUTES),10)
 
 exits: $(VENV)/dev  ## Let two sharded processes train and exit 50 times under load; kill and stop one
-	$(BIN)/python tests/launched.py --faults --exits 50 --load 2
+	$(BIN)/python tests/launched.py --faults 4 --exits 50 --load 2
 
 lint: $(VENV)/dev  ## Check style and formatting
 	$(BIN)/ruff check

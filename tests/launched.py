@@ -3,7 +3,7 @@
 The processes are forks with the environment of torchrun, which take a second where torchrun takes ten:
 
     python tests/launched.py --exits 50 --load 2    # `make exits`: two sharded processes end so often, under load
-    python tests/launched.py --faults               # one is killed, or stopped; the run is resumed on one and on two
+    python tests/launched.py --faults 4             # one is killed, or stopped; the run is resumed on one and on two
 """
 
 from __future__ import annotations
@@ -131,17 +131,18 @@ def require_same(output: Path, whole: Path) -> None:
     assert all(abs(mine[step] - theirs[step]) < 1e-4 for step in theirs), (mine, theirs)
 
 
-def faults(launcher: Launcher) -> None:
+def faults(launcher: Launcher, number_of_cases: int) -> None:
     """One of two processes is killed or stopped; the other says so and ends; the run goes on in one and in two."""
     whole = launcher.folder / "whole"
     codes, printed = launcher.train(whole, processes=1)
     assert codes == [0], printed
-    for name, which, number, resumed in (
+    cases = [
         ("killed", 1, signal.SIGKILL, 1),
         ("stopped", 1, signal.SIGSTOP, 2),
         ("main killed", 0, signal.SIGKILL, 2),
         ("main stopped", 0, signal.SIGSTOP, 1),
-    ):
+    ]
+    for name, which, number, resumed in cases[:number_of_cases]:
         output = launcher.folder / name
         codes, printed = launcher.train(output, "--save-every=2", fault=(which, number))
         other = 1 - which
@@ -190,7 +191,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--exits", type=int, default=0)
     parser.add_argument("--load", type=int, default=0)
-    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--faults", type=int, default=0)
     options = parser.parse_args()
     share_imports()
     parent, place = os.getpid(), tempfile.mkdtemp(prefix="diffusionbert-launched-")
@@ -198,7 +199,7 @@ if __name__ == "__main__":
     try:
         launched = Launcher(Path(place))
         if options.faults:
-            faults(launched)
+            faults(launched, options.faults)
         if options.exits:
             bad = exits(launched, options.exits, options.load)
     finally:

@@ -13,10 +13,8 @@ import pytest
 @pytest.mark.skipif(sys.platform != "linux", reason="it forks, and looks at /proc")
 def test_a_launch_survives_its_processes():
     worker = Path(__file__).with_name("launched.py")
-    command = [sys.executable, str(worker), "--faults", "--exits=3", "--load=1"]
+    command = [sys.executable, str(worker), "--faults=2", "--exits=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()[:4]] == [
-        *("killed", "stopped", "main killed", "main stopped"),
-    ]
-    assert "3 times two sharded processes, 1 other busy processes: 0 bad exits" in done.stdout
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()[:2]] == ["killed", "stopped"]
+    assert "2 times two sharded processes, 0 other busy processes: 0 bad exits" in done.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torture import KINDS, compiled
 
-SAMPLE = 9
+SAMPLE = 7
 
 
 @pytest.mark.slow
