@@ -189,9 +189,9 @@ def offline(model: str | None, items: list[Item], number: int) -> float:
     """Generated tokens per second without a server, for so many of the items, drawn at random, in batches."""
     from diffusionbert.inference.generate import generate_together
     from diffusionbert.inference.tasks import Task
-    from diffusionbert.model import TOP_K, load, sampling_request
+    from diffusionbert.model import TOP_P, load, sampling_request
 
-    engine, request = load(model, device="cpu").engine, sampling_request(None, 128, 1.0, TOP_K, None, None)
+    engine, request = load(model, device="cpu").engine, sampling_request(None, 128, 1.0, None, TOP_P, None)
     drawn = random.Random(0).choices(items, k=number)
     tasks = [
         Task(prompt=item.prompt, max_new_tokens=item.max_tokens, seed=item.seed, capitalize=True) for item in drawn

@@ -18,7 +18,7 @@ PROMISES = {
     "train_tiny.py": ["t = 1.00", "t = 0.00"],
     "custom_schedule.py": ["quadratic (bend = 0.5)", "linear", "perplexity per token", "seconds per sample"],
     "custom_sampler.py": ["exact", "random-order", "calls per sample", "random-order:per_call=2"],
-    "custom_backbone.py": ["MixerForMaskedLM: ", "mixer", "bert", "nats per token, p = "],
+    "custom_backbone.py": ["MixerForMaskedLM: ", "mixer", "bert", "nats per token [", ", p = "],
 }
 
 

@@ -513,7 +513,8 @@ def test_threads_get_what_they_get_one_after_another():
 
 
 def test_the_package_lists_its_public_names():
-    names = {"Model", "SamplerConfig", "audit", "compare", "evaluate", "load", "register", "set_verbosity", "train"}
+    names = {"Model", "SamplerConfig", "adapt", "audit", "compare", "evaluate", "load", "register", "train"}
+    names |= {"set_verbosity"}
     assert set(dir(diffusionbert)) == names | {"__version__"}
     assert all(getattr(diffusionbert, name) is not None for name in names)
     assert (diffusionbert.load, diffusionbert.Model) == (load, Model)

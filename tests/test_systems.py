@@ -136,8 +136,11 @@ def _write_starts(output: Path) -> None:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    decoder = NewDecoder(1, 32, 2, 0.0).build(SIZE, 9, PAD, causal=True)
-    for start, network in ((Start.MASKED, BertForMaskedLM(config)), (Start.DECODER, decoder)):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        decoder = NewDecoder(1, 32, 2, 0.0).build(SIZE, 9, PAD, causal=True)
+        masked = BertForMaskedLM(config)
+    for start, network in ((Start.MASKED, masked), (Start.DECODER, decoder)):
         network.save_pretrained(output / start.value)
 
 

@@ -99,7 +99,7 @@ def _write_texts(output: Path) -> None:
 def config_of(kind: str, *, steps: int, data: Path | None = None) -> RunConfig:
     time, objective = EXPERIMENTS[kind]
     return RunConfig(
-        DataConfig(str(data or corpus()), vocabulary=512, max_length=MAX_LENGTH),
+        DataConfig(str(data or corpus()), held_out=0.01, vocabulary=512, max_length=MAX_LENGTH),
         (NewDecoder if kind == "decoder" else NewBert)(layers=1, width=32, heads=2, dropout=0.0),
         time,
         objective,  # type: ignore[arg-type]

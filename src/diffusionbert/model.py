@@ -49,8 +49,9 @@ from diffusionbert.training.model_folder import push_model
 
 Length = int | tuple[int, int]
 """The tokens of a text, or a range from which they are drawn."""
-TOP_K = 30
-"""The default of generating and rewriting, as in the paper; filling searches for the best and has none."""
+TOP_P = 0.5
+"""The default of generating and rewriting, chosen by a judge's perplexity and entropy (docs/bundled_model.md); filling
+searches for the best and has none, and evaluation has the paper's top-k of 30."""
 
 
 class FillOptions(TypedDict, total=False):
@@ -174,8 +175,8 @@ class Model:
         steps: int = 128,
         sampler: str | Sampler | None = None,
         temperature: float = 1.0,
-        top_k: int | None = TOP_K,
-        top_p: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = TOP_P,
         block: int | None = None,
         include: Sequence[str] = (),
         forbid: Sequence[str] = (),
@@ -196,7 +197,7 @@ class Model:
             sampler: A sampler, or its name with settings such as "remasking:eta=0.1"; None is the model's default.
             temperature: Divides the log-probabilities of tokens.
             top_k: Samples among the k most probable tokens; 0 or None keeps all.
-            top_p: Samples among the most probable tokens that together reach this probability.
+            top_p: Samples among the most probable tokens that together reach this probability; 1 or None keeps all.
             block: Generates blocks of so many tokens from left to right, for texts longer than the model reads.
             include: Words that must occur.
             forbid: Words that must not be generated.
@@ -253,8 +254,8 @@ class Model:
         steps: int = 128,
         sampler: str | Sampler | None = None,
         temperature: float = 1.0,
-        top_k: int | None = TOP_K,
-        top_p: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = TOP_P,
         block: int | None = None,
         include: Sequence[str] = (),
         forbid: Sequence[str] = (),
@@ -295,8 +296,8 @@ class Model:
         steps: int = 128,
         sampler: str | Sampler | None = None,
         temperature: float = 1.0,
-        top_k: int | None = TOP_K,
-        top_p: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = TOP_P,
         forbid: Sequence[str] = (),
         capitalize: bool = True,
         seed: int | None = None,
@@ -616,7 +617,7 @@ def evaluate(
     steps: int = 128,
     sampler: str | Sampler | None = None,
     temperature: float = 1.0,
-    top_k: int | None = TOP_K,
+    top_k: int | None = 30,
     top_p: float | None = None,
     block: int | None = None,
     num_candidates: int = 1,
@@ -652,7 +653,7 @@ def evaluate(
         steps: As in `Model.generate`, like `sampler`, `temperature`, `top_k`, `top_p` and `block`.
         sampler: As in `Model.generate`.
         temperature: As in `Model.generate`.
-        top_k: As in `Model.generate`.
+        top_k: As in `Model.generate`; by default that of the paper.
         top_p: As in `Model.generate`.
         block: As in `Model.generate`.
         num_candidates: For pairs, as in `Model.generate`.
@@ -750,7 +751,8 @@ def sampling_request(
     if isinstance(steps, int):
         Limit.STEPS.require(steps, "`steps` is too large", "ask for fewer")
     named = parse_sampler(sampler) if isinstance(sampler, str) else sampler
-    return SamplingRequest(named, SamplerConfig(steps, temperature, top_k or None, top_p), block)
+    cut = None if top_p == 1 else top_p
+    return SamplingRequest(named, SamplerConfig(steps, temperature, top_k or None, cut), block)
 
 
 def generate_agreed(

@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_models import bundled
 
 from diffusionbert.cli.main import main
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule, Spindle
@@ -60,12 +59,6 @@ def test_an_old_run_is_resumed(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run" / "experiment.json").read_text())["format"] == 1
     assert stored_config(tmp_path / "run").training.steps == 3
     assert (tmp_path / "run" / "checkpoints" / "step-00000003").is_dir()
-
-
-def test_the_bundled_model_opens():
-    config = bundled().engine.config
-    assert config.objective == DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False))
-    assert config.training.ema == 0.9995
 
 
 @pytest.mark.parametrize("kind", _NAMES)

@@ -85,7 +85,7 @@ class SamplerOptions:
     temperature: float = 1.0
     """Divides the log-probabilities of tokens; below 1, probable tokens become more probable."""
     top_k: int = 30
-    """Sample among the k most probable tokens; 0 keeps all."""
+    """Sample among the k most probable tokens, 30 as in the paper; 0 keeps all."""
     top_p: OptionalFloat = None
     """Sample among the most probable tokens that together reach this probability. Default: keep all."""
 
@@ -93,6 +93,16 @@ class SamplerOptions:
         from diffusionbert.model import sampling_request
 
         return sampling_request(self.sampler, self.steps, self.temperature, self.top_k, self.top_p, block)
+
+
+@dataclass(frozen=True)
+class GenerationOptions(SamplerOptions):
+    """How tokens are drawn."""
+
+    top_k: int = 0
+    """Sample among the k most probable tokens; 0 keeps all."""
+    top_p: OptionalFloat = 0.5
+    """Sample among the most probable tokens that together reach this probability; 1 keeps all."""
 
 
 def require_device(name: str | None) -> None:

@@ -12,10 +12,10 @@ import tyro
 from diffusionbert.cli.common import (
     Capitalize,
     Flag,
+    GenerationOptions,
     ModelOptions,
     OptionalInt,
     OptionalText,
-    SamplerOptions,
     Words,
     option,
     show_generation,
@@ -63,7 +63,7 @@ class Generate:
     """Show every state of one text while it is generated; on a terminal in place."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
-    sampling: tyro.conf.OmitArgPrefixes[SamplerOptions] = field(default_factory=SamplerOptions)
+    sampling: tyro.conf.OmitArgPrefixes[GenerationOptions] = field(default_factory=GenerationOptions)
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
     model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
 

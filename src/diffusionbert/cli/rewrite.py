@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import Capitalize, ModelOptions, OptionalInt, SamplerOptions, Words, option
+from diffusionbert.cli.common import Capitalize, GenerationOptions, ModelOptions, OptionalInt, Words, option
 from diffusionbert.cli.lines import Answer, Row, SavedState, TextOptions, run_lines
 
 
@@ -31,7 +31,7 @@ class Rewrite:
     "I" and, if its training text had them, in names."""
     seed: OptionalInt = None
     """The same seed gives the same texts. Default: a random one."""
-    sampling: tyro.conf.OmitArgPrefixes[SamplerOptions] = field(default_factory=SamplerOptions)
+    sampling: tyro.conf.OmitArgPrefixes[GenerationOptions] = field(default_factory=GenerationOptions)
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
     model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
 

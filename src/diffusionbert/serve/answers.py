@@ -24,7 +24,7 @@ from diffusionbert.inference.tasks import Task, TokenProbability
 from diffusionbert.inference.trace import TracedState
 from diffusionbert.likelihood.orders import Order
 from diffusionbert.likelihood.sentence import SentenceBudget
-from diffusionbert.model import TOP_K, sampling_request
+from diffusionbert.model import TOP_P, sampling_request
 from diffusionbert.samplers.config import SamplingRequest
 from diffusionbert.serve import schema
 from diffusionbert.serve.scheduler import pause
@@ -34,11 +34,11 @@ Emit = Callable[[TracedState], None]
 
 def sampling_of(request: schema.Sampling) -> SamplingRequest:
     """The sampler of a request; temperature 0 takes the most probable token."""
-    top_k = TOP_K if request.top_k is None else request.top_k
-    temperature = request.temperature
+    top_p = TOP_P if request.top_p is None else request.top_p
+    temperature, top_k = request.temperature, request.top_k
     if temperature == 0:
         temperature, top_k = 1.0, 1
-    return sampling_request(request.sampler, request.steps, temperature, top_k, request.top_p, None)
+    return sampling_request(request.sampler, request.steps, temperature, top_k, top_p, None)
 
 
 # ---- states ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from diffusionbert import __version__
 from diffusionbert.data.text import BLANK, MASK
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.score import scoring_quantity
-from diffusionbert.model import TOP_K
+from diffusionbert.model import TOP_P
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.config import PRESETS, SamplingRequest, format_sampler, parse_sampler
 from diffusionbert.serve import schema
@@ -47,7 +47,7 @@ def info_of(server: Server) -> schema.Info:
         quantity=_quantity(engine),
         samplers=_samplers(engine),
         default_sampler=format_sampler(objective.choose_sampler(None)),
-        default_top_k=TOP_K,
+        default_top_p=TOP_P,
         limits=schema.LimitCard(
             body_bytes=limits.body_bytes,
             characters=limits.characters,

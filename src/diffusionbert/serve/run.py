@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -33,6 +34,12 @@ class _Uvicorn(uvicorn.Server):
             return
         self._served.is_draining = True
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts what is waiting for that, since closing the socket resets it, and then stops accepting."""
+        for _ in range(3):  # the event loop looks for connections once between two of these
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
 
 
 def run(server: Server) -> None:

@@ -44,10 +44,10 @@ class Sampling(Named):
     temperature: float = Field(
         default=1.0, ge=0, le=100, description="0 takes the most probable token of each position."
     )
-    top_k: int | None = Field(
-        default=None, ge=0, description="Among the k most probable tokens; 0 is all, null the default."
+    top_k: int | None = Field(default=None, ge=0, description="Among the k most probable tokens; 0 or null is all.")
+    top_p: Probability | None = Field(
+        default=None, description="Among the most probable tokens that together reach it; 1 is all, null the default."
     )
-    top_p: Probability | None = None
     seed: Seed | None = Field(default=None, description="The same seed gives the same text; null draws one.")
     forbid: Words = Field(description="Words that must not be generated.")
     capitalize: bool = Field(
@@ -532,7 +532,7 @@ class Info(BaseModel):
     quantity: str | None = Field(description="By which text is scored without an order.")
     samplers: list[SamplerCard]
     default_sampler: str
-    default_top_k: int
+    default_top_p: float
     limits: LimitCard
     authorization: bool = Field(description="Whether requests need an API key.")
 

@@ -91,8 +91,8 @@ export function samplingInputs(fieldset, info, side) {
       { class: "row four" },
       number("Steps", "steps", { min: 1, max: info.limits.steps }),
       number("Temperature", "temperature", { min: 0, max: 100, step: "any" }),
-      number("Top-k", "top_k", { min: 0, placeholder: String(info.default_top_k) }),
-      number("Top-p", "top_p", { min: 0.01, max: 1, step: "any", placeholder: "1" }),
+      number("Top-k", "top_k", { min: 0, placeholder: "all" }),
+      number("Top-p", "top_p", { min: 0.01, max: 1, step: "any", placeholder: String(info.default_top_p) }),
     ),
   );
 }
