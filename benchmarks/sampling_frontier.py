@@ -3,9 +3,9 @@ r"""Judge perplexity against entropy over samplers and their settings, for gener
     python benchmarks/sampling_frontier.py docs/bundled_model/frontier.json docs/bundled_model/frontier.png \
         --judge JUDGE --corpus wiki.valid.txt plain.valid.txt --others FIRST_EDITION
 
-Fifty texts per setting, with one seed and the same lengths, prompts and masks for all. Every row is written when it is
-done, with its texts, and rows that are there already are kept. The corpora are rewritten and judged as they are, which
-says where real text lies.
+Fifty texts per setting, with one seed and the same lengths, prompts and masks for all. Entropy grows with length,
+so models are compared on texts of 20 tokens. Every row is written when it is done, with its texts, and rows that are
+there already are kept. The corpora are rewritten and judged as they are, which says where real text lies.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 0.7, entropy-bounded 1": {**PLAIN, "temperature": 0.7, "sampler": "entropy-bounded:epsilon=1"},
     "temperature 0.7, remasking 0.1": {**PLAIN, "temperature": 0.7, "sampler": "remasking:eta=0.1", "steps": 64},
 }
-TASKS = ("generate", "continue", "rewrite")
+TASKS = ("generate", "continue", "rewrite", "20 tokens")
 
 
 def texts_of(model: diffusionbert.Model, task: str, settings: dict[str, Any], corpus: list[str]) -> list[str]:
     match task:
         case "generate":
             return model.generate(num_return_sequences=NUM_TEXTS, seed=0, **settings)
+        case "20 tokens":
+            return model.generate(num_return_sequences=NUM_TEXTS, length=20, seed=0, **settings)
         case "continue":
             lines = PROMPTS.read_text(encoding="utf-8").splitlines()
             prompts = [line for line in lines if line and not line.startswith("#") and "[MASK]" not in line]
@@ -65,8 +67,8 @@ def planned(others: list[str]) -> Iterator[tuple[str, str, str]]:
     simple = [name for name in SETTINGS if "," not in name]
     yield from (("bundled", "continue", name) for name in SETTINGS)
     yield from (("bundled", "generate", name) for name in SETTINGS)
-    yield from ((other, "generate", name) for other in others for name in simple[::2])
     yield from (("bundled", "rewrite", name) for name in simple)
+    yield from ((model, "20 tokens", name) for model in ("bundled", *others) for name in (*simple[:7:2], "top-p 0.5"))
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -90,16 +92,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                     and ("," in row["settings"]) == ("," in kind)
                 ]
                 if some:
-                    label = kind.replace(" 0.7,", " 0.7 and more") + (
-                        "" if model == "bundled" else f", {Path(model).name}"
-                    )
+                    label = kind.replace(" 0.7,", " 0.7 and more") + ("" if model == "bundled" else f", {model}")
                     style = {} if model == "bundled" else {"mfc": "white"}
                     x, y = [row["entropy"] for row in some], [row["perplexity"] for row in some]
                     axis.plot(x, y, marker if "," not in kind else marker[0], label=label, **style)
                     for row in some:
                         axis.annotate(row["settings"].split()[-1], (row["entropy"], row["perplexity"]), fontsize=6)
         for row in rows:
-            if row["task"] == "real" and task != "continue":
+            if row["task"] == "real" and task in ("generate", "rewrite"):
                 axis.plot(row["entropy"], row["perplexity"], "k*")
         axis.set(title=task, xlabel="entropy of a text's tokens (nats)", yscale="log")
         axis.grid(alpha=0.3, which="both")
@@ -121,12 +121,13 @@ def main() -> None:
     corpus = [line for path in options.corpus for line in path.read_text(encoding="utf-8").splitlines()[:per_corpus]]
     rows = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
     done = {(row["model"], row["task"], row["settings"]) for row in rows}
+    folders = {Path(other).name: other for other in options.others}
     judge, name, model = None, None, None
-    for key in [("real", "real", "real"), *planned(options.others)]:
+    for key in [("real", "real", "real"), *planned(list(folders))]:
         if key in done:
             continue
         if key[0] not in (name, "real"):
-            name, model = key[0], diffusionbert.load(options.model if key[0] == "bundled" else key[0])
+            name, model = key[0], diffusionbert.load(options.model if key[0] == "bundled" else folders[key[0]])
         texts = corpus if key[0] == "real" else texts_of(model, key[1], SETTINGS[key[2]], corpus)
         judge = judge or load_judge(options.judge, torch.device("cpu"))
         judged = judge.read(texts).judged()

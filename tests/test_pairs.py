@@ -198,7 +198,7 @@ def test_a_long_source_leaves_room_for_what_fits(model):
     words = SOURCE.split()
     longest = " ".join((words * 5)[: model.engine.max_positions - 3 - 2])
     [answer] = model.generate(source=longest, steps=2, seed=0)
-    assert len(model.engine.vocabulary.own([answer])[0]) <= 2
+    assert len(answer.split()) <= 2
 
 
 def test_answers_may_be_given_the_length_of_their_target(model):

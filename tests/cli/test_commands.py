@@ -423,6 +423,7 @@ def test_the_commands_have_the_defaults_of_the_library():
         defaults = {name: given.default for name, given in inspect.signature(function).parameters.items()}
         options = defaults_of(command)
         spelled = {"length": {"corpus": None}, "num_alternatives": {1: None}, "precision": {"0.5%": 0.005}}
+        spelled["top_k"] = {0: None}
         if command is Rewrite:
             spelled["num_return_sequences"] = {1: None}
         shared = (defaults.keys() & options.keys()) - {"texts", "data", "model", "device"}

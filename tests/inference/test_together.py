@@ -174,8 +174,8 @@ def test_generated_text_is_capitalized_unless_told_otherwise(model):
     assert all(text[0].isupper() for text in usual if text[0].isalpha())
     [*_, last] = model.stream(length=9, seed=0)
     assert last.text == usual[0]
-    [raw] = generate(model.engine, Task(length=9, seed=0), requested(steps=128, top_k=30))
-    assert raw.text == plain[0]  # what evaluation measures
+    [raw] = generate(model.engine, Task(length=9, seed=0), requested(steps=128, top_p=0.5))
+    assert raw.text == plain[0]
 
 
 @pytest.mark.slow

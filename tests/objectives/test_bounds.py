@@ -317,7 +317,7 @@ def test_drawn_nats_average_to_the_exact_ones(name):
 
 def test_stratified_times_lower_the_variance():
     """In a language that repeats each token three times, only the first one generated has a cost."""
-    language = Language(3, 3, [1 / 3 if len(set(divmod(i, 9)[:1] + divmod(i % 9, 3))) == 1 else 0 for i in range(27)])
+    language = Language(3, 3, [1 / 3 if len(set(divmod(i, 9)[:1] + divmod(i % 9, 3))) == 1 else 0.0 for i in range(27)])
     objective, network = OrderAgnostic(language.mask_id), Bayes(language, Absorbing(Linear(), language.mask_id))
     batch = language.batch(language.sentences[13].expand(30, -1))
     means = [
