@@ -419,6 +419,9 @@ def test_log_clean_is_the_reweighted_network_output(schedule):
     weight = log_f.exp() * (1 - schedule.survival(t[:1, None], information))
     expected = (weight / weight.sum(dim=-1, keepdim=True)).gather(-1, LANGUAGE.sentences[targets][:, None])[:, 0].log()
     torch.testing.assert_close(process.log_clean(LANGUAGE.sentences, masked, log_f, t), expected)
+    for s in (torch.zeros_like(t), t - 0.1):
+        plain, hybrid = (process.divergence(LANGUAGE.sentences, masked, log_f, s, t, hybrid=own) for own in (0.0, 0.5))
+        torch.testing.assert_close(hybrid - plain, -0.5 * expected)
 
 
 @pytest.mark.parametrize("process", [absorbing(Spindle(0.4)), Uniform(Linear(), LANGUAGE.allowed)], ids=str)

@@ -163,7 +163,14 @@ class Absorbing(Process):
         return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
 
     def divergence(
-        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, s: Times, t: Times, targets: Targets | None = None
+        self,
+        x0: Tokens,
+        x_t: Batch,
+        log_f: AnyPrediction,
+        s: Times,
+        t: Times,
+        targets: Targets | None = None,
+        hybrid: float = 0.0,
     ) -> PerTarget:
         """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
@@ -173,12 +180,16 @@ class Absorbing(Process):
         # G_t - G_s and G_s.
         log_f_x0, log_unmasking, log_staying = self._log_sums(prediction, x0_tokens, (unmasking, staying), sequences)
         log_total = torch.where((s == 0)[sequences], log_unmasking, torch.logaddexp(log_unmasking, log_staying))
-        log_x0 = log_f_x0 + self._pick(unmasking, sequences, x0_tokens).log() - log_total
+        unmasking_x0 = self._pick(unmasking, sequences, x0_tokens)
+        log_x0 = log_f_x0 + unmasking_x0.log() - log_total
         # log G_s - log G_t without cancellation: accurate whether a step unmasks little or a lot.
         log_stay = nn.functional.logsigmoid(log_staying - log_unmasking)
         unmasked = torch.where(r > 0, r * (r.log() - log_x0), 0.0)
         stayed = torch.where(r < 1, (1 - r) * (torch.log1p(-torch.where(r < 1, r, 0.0)) - log_stay), 0.0)
-        return unmasked + stayed
+        if not hybrid:
+            return unmasked + stayed
+        staying_x0 = torch.where((s == 0)[sequences], 0.0, self._pick(staying, sequences, x0_tokens))
+        return unmasked + stayed - hybrid * (log_f_x0 + (unmasking_x0 + staying_x0).log() - log_total)
 
     def _divergence_weights(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
         """(1 - ᾱ_t)·r_{s|t} and (1 - ᾱ_t)·(1 - r_{s|t}) of every token, [B, V]."""

@@ -44,15 +44,19 @@ class Process(nn.Module, ABC):
 
     @abstractmethod
     def divergence(
-        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, s: Times, t: Times, targets: Targets | None = None
+        self,
+        x0: Tokens,
+        x_t: Batch,
+        log_f: AnyPrediction,
+        s: Times,
+        t: Times,
+        targets: Targets | None = None,
+        hybrid: float = 0.0,
     ) -> PerTarget:
-        """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each target position, in nats (float64)."""
+        """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each target position, in nats (float64).
+
+        `hybrid` is the weight of a cross-entropy -log p(x0 | x_t, t) that is added (D3PM, equation 5).
+        """
 
     def require_finite_divergence(self) -> None:
         """Raises ValueError if the divergence can be infinite although the network gives every token a probability."""
-
-    @abstractmethod
-    def log_clean(
-        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, t: Times, targets: Targets | None = None
-    ) -> PerTarget:
-        """log p(x0 | x_t, t) at each target position (float64)."""

@@ -90,11 +90,19 @@ class Uniform(Process):
         return log_p.masked_fill(~self.allowed, -torch.inf)
 
     def divergence(
-        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, s: Times, t: Times, targets: Targets | None = None
+        self,
+        x0: Tokens,
+        x_t: Batch,
+        log_f: AnyPrediction,
+        s: Times,
+        t: Times,
+        targets: Targets | None = None,
+        hybrid: float = 0.0,
     ) -> PerTarget:
         """The posterior has three values (at x0, at x_t, elsewhere), so Σ_v log p(v) suffices for the KL."""
         targets = targets or Targets.of(self.targets(x_t))
-        log_p = self.reverse(x_t, as_prediction(log_f).dense(), s, t)
+        log_f = as_prediction(log_f).dense()
+        log_p = self.reverse(x_t, log_f, s, t)
         sequences, current, clean = targets.sequences, targets.take(x_t.tokens), targets.take(x0)
         alpha_s, alpha_t, step = self._alphas(s, t, sequences)
         unchanged = current == clean
@@ -110,13 +118,8 @@ class Uniform(Process):
         log_elsewhere = log_elsewhere - torch.where(unchanged, 0.0, log_at_current)
         negative_entropy = torch.xlogy(at_clean, at_clean) + torch.xlogy(at_current, at_current)
         negative_entropy = negative_entropy + num_elsewhere * torch.xlogy(elsewhere, elsewhere)
-        return negative_entropy - at_clean * log_at_clean - at_current * log_at_current - elsewhere * log_elsewhere
-
-    def log_clean(
-        self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, t: Times, targets: Targets | None = None
-    ) -> PerTarget:
-        targets = targets or Targets.of(self.targets(x_t))
-        return as_prediction(log_f).log_prob(targets.take(x0))
+        nats = negative_entropy - at_clean * log_at_clean - at_current * log_at_current - elsewhere * log_elsewhere
+        return nats - hybrid * log_prob_of(log_f, clean) if hybrid else nats
 
     def _survival(self, t: Times) -> PerSequence:
         return self.schedule.survival(t, torch.ones_like(t))

@@ -179,13 +179,13 @@ class DiscreteTime(GridObjective[Network]):
         x_t, targets, s, t = drawn.x_t, drawn.targets, drawn.s, drawn.t
         prediction = predict(network, x_t, t, targets)
         if self.quantity is Quantity.STRICT:
-            nats = self.process.divergence(x0, x_t, prediction, s, t, targets)
+            nats = self.process.divergence(x0, x_t, prediction, s, t, targets, hybrid)
         else:
             assert isinstance(self.process, Absorbing)
             r = self.process.unmask_probability(x0, x_t, s, t, targets)
             nats = -r * prediction.log_prob(targets.take(x0))
-        if hybrid:
-            nats = nats - hybrid * self.process.log_clean(x0, x_t, prediction, t, targets)
+            if hybrid:
+                nats = nats - hybrid * self.process.log_clean(x0, x_t, prediction, t, targets)
         return targets.scatter(nats)
 
     def _draw(self, x0: Batch, noise: Noise, time_sampling: TimeSampling) -> Draw:
