@@ -628,3 +628,18 @@ def test_a_model_in_int8_scores_about_the_same_and_keeps_its_parameters(model):
     assert nats(made) != nats(model)
     own = model.backbone.state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in made.backbone.state_dict().items())
+
+
+def test_text_is_generated_in_int8_where_that_pays_unless_a_type_was_chosen(model, monkeypatch):
+    monkeypatch.setattr("diffusionbert.inference.engine.pays", lambda backbone: True)
+    folder = str(model.engine.folder)
+    default, chosen, made = (load(folder, device="cpu", dtype=own) for own in (None, torch.float32, torch.int8))
+    assert chosen.engine.sampling_network is chosen.engine.network
+    assert default.engine.sampling_network is default.engine.sampling_network is not default.engine.network
+    texts = [one.generate(length=8, num_return_sequences=32, seed=0) for one in (default, chosen, made)]
+    assert texts[0] == texts[2] != texts[1]
+    assert nats(default) == nats(chosen)
+    with torch.no_grad():  # changed parameters are noticed
+        for parameter in default.backbone.parameters():
+            parameter.zero_()
+    assert default.generate(length=8, num_return_sequences=32, seed=0) != texts[0]

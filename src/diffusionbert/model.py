@@ -112,8 +112,8 @@ class Model:
             name_or_folder: A run directory, a model folder, or any masked or causal language model by folder or Hub
                 name; None is the bundled model.
             device: Where it runs; None is a GPU if there is one.
-            dtype: The type of its parameters; None is float32, and a GPU generates in bfloat16. torch.int8 is faster on
-                a CPU, and costs about 0.005 nats per token.
+            dtype: The type of its parameters. None is float32, and generates in bfloat16 on a GPU, in int8 on a CPU
+                that is made for it. torch.int8 also scores and fills in int8, which costs about 0.005 nats per token.
             revision: A branch, tag or commit of a Hub repository.
             token: A Hub token; None uses the one that is logged in.
             local_files_only: Never connect to the Hub.
@@ -578,8 +578,8 @@ def load(
     Args:
         name_or_folder: What to open; None is the bundled model.
         device: Where it runs; None is a GPU if there is one.
-        dtype: The type of its parameters; None is float32, and a GPU generates in bfloat16. torch.int8 is faster on
-            a CPU, and costs about 0.005 nats per token.
+        dtype: The type of its parameters. None is float32, and generates in bfloat16 on a GPU, in int8 on a CPU that
+            is made for it. torch.int8 also scores and fills in int8, which costs about 0.005 nats per token.
         revision: A branch, tag or commit of a Hub repository.
         token: A Hub token; None uses the one that is logged in.
         local_files_only: Never connect to the Hub.

@@ -9,9 +9,10 @@ import torch
 from backbones import backbone_of, mixed_canvas, tokenizer_allowed
 from torch import nn
 
-from diffusionbert.networks.int8 import use_int8
+from diffusionbert.networks import int8
+from diffusionbert.networks.int8 import int8_copy, use_int8
 from diffusionbert.networks.masked import Denoiser
-from diffusionbert.networks.time_conditioning import TimeAgnostic
+from diffusionbert.networks.time_conditioning import TimeAgnostic, TimeEmbedding
 
 
 @pytest.fixture
@@ -56,3 +57,30 @@ def test_a_network_in_integers_is_close_to_itself():
     assert not torch.equal(found, expected)
     divergence = torch.where(expected.isinf(), 0.0, expected.exp() * (expected - found)).sum(dim=-1)
     assert float(divergence.max()) < 1e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("time", [TimeEmbedding.NONE, TimeEmbedding.PREFIX, TimeEmbedding.LAYERS_RANDOM])
+def test_a_copy_in_integers_shares_the_parameters_and_leaves_the_network_as_it_was(time):
+    backbone = backbone_of("modernbert")
+    network = Denoiser(backbone, time.conditioning(backbone, 8), tokenizer_allowed()).eval()
+    canvas = mixed_canvas(network.backbone)
+    query = canvas.tokens, canvas.attention_mask, torch.ones(len(canvas.tokens), dtype=torch.float64), canvas.editable
+    expected, made = network(*query), int8_copy(network)
+    assert [one.data_ptr() for one in made.parameters()] == [one.data_ptr() for one in network.parameters()]
+    found = made(*query)
+    assert not torch.equal(found, expected)
+    assert torch.equal(network(*query), expected)
+    use_int8(network.backbone)
+    assert torch.equal(network(*query), found)
+
+
+@pytest.mark.parametrize(
+    ("width", "capabilities", "expected"),
+    [(512, {"avx512_vnni": True}, True), (32, {"avx512_vnni": True}, False), (512, {"avx512_vnni": False}, False)],
+)
+def test_integers_pay_for_wide_networks_on_cpus_made_for_them(width, capabilities, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    backbone = backbone_of("bert")
+    monkeypatch.setattr(backbone.config, "hidden_size", width)
+    assert int8.pays(backbone) is expected

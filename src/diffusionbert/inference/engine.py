@@ -7,6 +7,7 @@ many threads.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from diffusionbert.diffusion.process import Process
 from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.networks.base import HasBackbone
 from diffusionbert.networks.captured import Captured
-from diffusionbert.networks.int8 import use_int8
+from diffusionbert.networks.int8 import int8_copy, pays, use_int8
 from diffusionbert.networks.masked import Denoiser, MaskedNetwork
 from diffusionbert.networks.remote import Remote, has_float64, working_device
 from diffusionbert.networks.time_conditioning import TimeEmbedding
@@ -52,8 +53,8 @@ class Engine:
         folder: The model folder.
         name: What the model is called in results and messages.
         device: Where the network runs.
-        dtype: The type of the network's parameters; None keeps float32, and on a GPU generates in bfloat16. int8 keeps
-            float32, too, and computes linear layers in integers, on a CPU.
+        dtype: The type of the network's parameters; None keeps float32, and generates in bfloat16 on a GPU and, where
+            that is faster, in integers on a CPU. int8 keeps float32, too, and computes everything in integers.
     """
 
     network: HasBackbone
@@ -72,7 +73,7 @@ class Engine:
         self._module: nn.Module = network.eval()
         self._is_masked = isinstance(network, Denoiser)
         self.network = cast("HasBackbone", self._module)
-        self._dtype, self._captured = dtype, _CapturedCopy()
+        self._dtype, self._copy = dtype, _SamplingCopy()
         self.to(device, dtype)
         self.config = metadata.config
         self.statistics = metadata.statistics.padded(len(self.network.allowed))
@@ -209,11 +210,18 @@ class Engine:
 
     @property
     def sampling_network(self) -> Any:
-        """The network as samplers call it: on a GPU by CUDA graphs, in bfloat16 unless its type was chosen."""
+        """The network as samplers call it.
+
+        On a GPU by CUDA graphs. Unless its type was chosen, in bfloat16 on a GPU, and on a CPU in integers if it pays.
+        """
         network = self._module
-        if not isinstance(network, Denoiser) or self.device.type != "cuda":
+        if not isinstance(network, Denoiser):
             return self.network
-        return self._captured.of(network, torch.bfloat16 if self._dtype is None else None)
+        if self.device.type == "cuda":
+            return self._copy.of(network, _captured if self._dtype is None else Captured)
+        if self.device.type == "cpu" and self._dtype is None and pays(network.backbone):
+            return self._copy.of(network, int8_copy)
+        return self.network
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
@@ -236,22 +244,25 @@ class Engine:
             raise ValueError(f"{what} {num_tokens} tokens, but this model reads at most {self.max_length}; {remedy}")
 
 
-class _CapturedCopy:
-    """A network as it is captured, made anew when its parameters have changed."""
+class _SamplingCopy:
+    """What samplers call instead of a network, made anew when its parameters have changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._version: object = None
-        self._captured: Captured | None = None
+        self._made: Captured | Denoiser | None = None
 
-    def of(self, network: Denoiser, dtype: torch.dtype | None) -> Captured:
-        """The captured network, of another type of parameters if one is given."""
-        version = dtype, *((one.data_ptr(), one._version) for one in network.parameters())
+    def of(self, network: Denoiser, make: Callable[[Denoiser], Captured | Denoiser]) -> Captured | Denoiser:
+        """The network as `make` makes it."""
+        version = make, *((one.data_ptr(), one._version) for one in network.parameters())
         with self._lock:
-            if self._captured is None or self._version != version:
-                made = network if dtype is None else deepcopy(network).to(dtype)
-                self._version, self._captured = version, Captured(made)
-            return self._captured
+            if self._made is None or self._version != version:
+                self._version, self._made = version, make(network)
+            return self._made
+
+
+def _captured(network: Denoiser) -> Captured:
+    return Captured(deepcopy(network).to(torch.bfloat16))
 
 
 def load_engine(

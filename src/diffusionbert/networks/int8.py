@@ -9,11 +9,20 @@ layers compute with them.
 
 from __future__ import annotations
 
-from typing import Any
+from copy import deepcopy
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
+
+from diffusionbert.networks.masked import Denoiser
+
+MIN_WIDTH: Final = 256
+"""Of narrower networks, rounding the inputs takes longer than integers save."""
+DOT_PRODUCTS: Final = ("avx512_vnni", "avx_vnni", "amx_int8")
+"""CPU features that multiply and add 8-bit integers in one instruction."""
 
 
 class _Int8Linear(nn.Linear):
@@ -42,6 +51,20 @@ class _Int8Linear(nn.Linear):
         self.register_buffer("rounded", rounded, persistent=False)
         self.register_buffer("scale", scale.squeeze(1), persistent=False)
         self._rounded_version = self.weight._version
+
+
+def pays(backbone: PreTrainedModel) -> bool:
+    """Whether a network is faster in integers on this CPU."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and later say
+    return int(getattr(backbone.config, "hidden_size", 0)) >= MIN_WIDTH and any(map(capabilities.get, DOT_PRODUCTS))
+
+
+def int8_copy(network: Denoiser) -> Denoiser:
+    """The same network with the same parameters, not copied, that computes in integers."""
+    shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    made = deepcopy(network, shared)
+    use_int8(made.backbone)
+    return made
 
 
 def use_int8(module: nn.Module) -> None:
