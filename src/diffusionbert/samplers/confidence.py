@@ -19,7 +19,7 @@ from enum import Enum
 import torch
 
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs, TargetTokens
+from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs
 from diffusionbert.diffusion.tokens import draw, log_prob_of
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, due_after, masked_fraction
@@ -71,16 +71,20 @@ class Confidence(RoundSampler):
         # Confidence is measured before top-k and temperature: after top_k=1 every position would be certain.
         log_p = context.exclusion(answer)
         uniform = Noise(state.seed, step=state.num_rounds).per_position(state.x, Purpose.SAMPLE)
-        tokens = draw(context.warper(log_p), uniform[masked])
-        kept = self._kept(state, self._confidence(log_p, tokens))
-        x = replace(state.x, tokens=torch.where(kept, state.tokens.masked_scatter(masked, tokens), state.tokens))
+        if self.criterion is Criterion.PROBABILITY:
+            drawn = draw(context.warper(log_p), uniform[masked])
+            kept = self._kept(state, log_prob_of(log_p, drawn).exp())
+            drawn = drawn[kept[masked]]
+        else:  # tokens are drawn where they are kept only
+            kept = self._kept(state, self._certainty(log_p))
+            drawn = draw(context.warper(log_p[kept[masked]]), uniform[kept])
+        x = replace(state.x, tokens=state.tokens.masked_scatter(kept, drawn))
         still_masked, num_rounds = masked & ~kept, state.num_rounds + 1
         done, own = not bool(still_masked.any()), {"masked": still_masked, "num_rounds": num_rounds}
         return state.advance(x.tokens, masked_fraction(context, x), masked.any(dim=1), done, **own)
 
-    def _confidence(self, log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
-        if self.criterion is Criterion.PROBABILITY:
-            return log_prob_of(log_p, tokens).exp()
+    def _certainty(self, log_p: TargetLogProbs) -> PerTarget:
+        """The confidence in a position, whichever token is drawn there."""
         p = log_p.exp()
         if self.criterion is Criterion.MARGIN:
             best = p.topk(2, dim=-1).values.double()
