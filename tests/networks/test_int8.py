@@ -33,6 +33,7 @@ def test_each_row_is_rounded_by_its_own_scale(layers):
         assert 0 < float(error) < 0.02
         assert torch.equal(found, made(given))  # alone, to the last bit
     assert torch.equal(made(torch.zeros(1, 48))[0], plain.bias)
+    assert made(torch.zeros(1, 0, 48)).shape == (1, 0, 20)
 
 
 def test_gradients_and_changed_weights_are_those_of_the_parameters(layers):

@@ -42,7 +42,7 @@ class _Int8Linear(nn.Linear):
         found = torch._int_mm(rounded, self.rounded.t()).float().mul_(scale).mul_(self.scale)
         if self.bias is not None:
             found.add_(self.bias)
-        return found.view(*input.shape[:-1], -1)
+        return found.view(*input.shape[:-1], self.out_features)
 
     @torch.no_grad()
     def update(self) -> None:
