@@ -17,8 +17,8 @@ class Bench:
 
     Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert (on a CPU, the last two at a
     small size); on a GPU sample-32, sample-256, sample-1, sample-forwards, sample-ancestral, sample-spindle; on a CPU
-    sample-cpu-1, sample-cpu-32, sample-cpu-100, score-cpu, sample-cpu-32-int8, score-cpu-int8. On a GPU training
-    compiles: about a minute per row.
+    sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded (fewer calls with a stated error),
+    sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU training compiles: about a minute per row.
 
     Example: diffusionbert bench --only train-bundled train-modernbert
     """

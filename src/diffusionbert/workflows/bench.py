@@ -59,12 +59,17 @@ def _rows() -> tuple[Row, ...]:
         Row("sample-ancestral", OurSampling(texts, "ancestral"), Forwards(texts, 128)),
         Row("sample-spindle", OurSampling(texts, schedule=Spindle(0.3), top_k=30), OurSampling(texts, top_k=30)),
         *(
-            Row(f"sample-cpu-{number}", OurSampling(size), DecoderSampling(size))
+            Row(f"sample-cpu-{number}{name}", OurSampling(size, sampler, top_p=0.5), DecoderSampling(size))
+            for name, sampler in (("", "exact"), ("-bounded", "entropy-bounded:epsilon=0.1"))
             for number, size in ((number, replace(on_cpu, sequences=number)) for number in (1, 32, 100))
         ),
-        Row("sample-cpu-32-int8", OurSampling(replace(on_cpu, is_int8=True)), DecoderSampling(on_cpu)),
+        Row(
+            "sample-cpu-32-float32",
+            OurSampling(replace(on_cpu, dtype=torch.float32), top_p=0.5),
+            DecoderSampling(on_cpu),
+        ),
         Row("score-cpu", OurScoring(scored), DecoderScoring(scored)),
-        Row("score-cpu-int8", OurScoring(replace(scored, is_int8=True)), DecoderScoring(scored)),
+        Row("score-cpu-int8", OurScoring(replace(scored, dtype=torch.int8)), DecoderScoring(scored)),
     )
 
 

@@ -43,8 +43,8 @@ class Texts:
     size: NewBert | None = NewBert(12, 768, 12, 0.0)
     """A new network; None is the bundled model, on a CPU."""
     vocabulary: int = 30_522
-    is_int8: bool = False
-    """Whether our model computes in integers."""
+    dtype: torch.dtype | None = None
+    """The type in which our model computes; None is the default, which on a CPU generates in int8 where that pays."""
 
     @property
     def num_tokens(self) -> int:
@@ -56,12 +56,13 @@ class Texts:
         return "cpu" if self.size is None else "cuda"
 
     def describe(self) -> str:
-        return f"{self.sequences} × {self.length}{', int8' if self.is_int8 else ''}"
+        dtype = "" if self.dtype is None else f", {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.sequences} × {self.length}{dtype}"
 
     def engine(self, machine: Machine, schedule: NoiseSchedule | None = None) -> Engine:
         """The model."""
         if self.size is None:
-            return load_engine(device=machine.device, dtype=torch.int8 if self.is_int8 else None)
+            return load_engine(device=machine.device, dtype=self.dtype)
         words = [*SPECIAL, *(f"w{number}" for number in range(self.vocabulary - len(SPECIAL)))]
         vocabulary = Vocabulary(BertTokenizer(vocab={word: number for number, word in enumerate(words)}))
         statistics = token_statistics(vocabulary, zipf_counts(vocabulary.size) * vocabulary.allowed)
@@ -100,16 +101,18 @@ class OurSampling(TextWork):
     sampler: str = "exact"
     schedule: NoiseSchedule = field(default_factory=Linear)
     top_k: int | None = None
+    top_p: float | None = None
     steps: int = 128
 
     def describe(self) -> str:
-        top_k = "" if self.top_k is None else f", top-k {self.top_k}"
+        kept = "" if self.top_k is None else f", top-k {self.top_k}"
+        kept += "" if self.top_p is None else f", top-p {self.top_p}"
         name = "" if self.texts.size is None else f", {self.schedule}"
-        return f"{self.texts.describe()}{name}, {self.sampler}{top_k}, {self.steps} steps"
+        return f"{self.texts.describe()}{name}, {self.sampler}{kept}, {self.steps} steps"
 
     def program(self, machine: Machine) -> Program:
         texts, engine = self.texts, self.texts.engine(machine, self.schedule)
-        request = SamplingRequest(parse_sampler(self.sampler), SamplerConfig(self.steps, top_k=self.top_k))
+        request = SamplingRequest(parse_sampler(self.sampler), SamplerConfig(self.steps, 1.0, self.top_k, self.top_p))
         seed = 0
 
         def step() -> float:
