@@ -1,11 +1,12 @@
-r"""Judge perplexity against entropy over samplers and their settings, for generating, continuing and rewriting.
+r"""Judge perplexity against entropy and network calls over samplers, for generating, continuing and rewriting.
 
     python benchmarks/sampling_frontier.py docs/bundled_model/frontier.json docs/bundled_model/frontier.png \
         --judge JUDGE --corpus wiki.valid.txt plain.valid.txt --others FIRST_EDITION
 
-Fifty texts per setting, with one seed and the same lengths, prompts and masks for all. Entropy grows with length,
-so models are compared on texts of 20 tokens. Every row is written when it is done, with its texts, and rows that are
-there already are kept. The corpora are rewritten and judged as they are, which says where real text lies.
+Fifty texts per setting (forty where prompts are continued), with one seed and the same lengths, prompts and masks for
+all. Entropy grows with length, so models are compared on texts of 20 tokens. Every row is written when it is done, with
+its texts, and rows that are there already are kept. The corpora are rewritten and judged as they are, which says where
+real text lies.
 """
 
 from __future__ import annotations
@@ -27,17 +28,40 @@ from diffusionbert.storage.files import write_json
 
 NUM_TEXTS = 50
 PROMPTS = Path(__file__).parent / "everyday.txt"
-PLAIN: dict[str, Any] = {"top_k": None}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "top-k 30": {"top_k": 30},
-    **{f"temperature {value}": {**PLAIN, "temperature": value} for value in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)},
-    **{f"top-p {value}": {**PLAIN, "top_p": value} for value in (0.95, 0.9, 0.8, 0.7, 0.5)},
-    **{f"margin {value}": {**PLAIN, "temperature": value, "sampler": "margin"} for value in (1.0, 0.9, 0.8, 0.7, 0.6)},
-    "temperature 0.7, blocks of 1": {**PLAIN, "temperature": 0.7, "block": 1},
-    "temperature 0.7, entropy-bounded 1": {**PLAIN, "temperature": 0.7, "sampler": "entropy-bounded:epsilon=1"},
-    "temperature 0.7, remasking 0.1": {**PLAIN, "temperature": 0.7, "sampler": "remasking:eta=0.1", "steps": 64},
+BOUNDED = "entropy-bounded:epsilon="
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "exact": {"sampler": "exact"},
+    "exact, 16 steps": {"sampler": "exact", "steps": 16},
+    "exact, 8 steps": {"sampler": "exact", "steps": 8},
+    "bounded, ε 0.1": {"sampler": f"{BOUNDED}0.1"},
+    "bounded, ε 1": {"sampler": f"{BOUNDED}1"},
+    "by entropy": {"sampler": "entropy"},
+    "by entropy, ε 0.1": {"sampler": f"{BOUNDED}0.1,order=entropy"},
+    "by entropy, ε 1": {"sampler": f"{BOUNDED}1,order=entropy"},
+    "left to right": {"block": 1, "sampler": "exact"},
+    "blocks of 4": {"block": 4, "sampler": "exact"},
+}
+FEW, MANY = (0.9, 0.7, 0.5), (1.0, 0.95, 0.8, 0.6, 0.4)
+"""Values of top-p: of every sampler, and more of the exact one."""
+WARPERS: dict[str, dict[str, Any]] = {
+    "top-k 30": {"top_k": 30, "top_p": 1},
+    **{f"temperature {value}": {"temperature": value, "top_p": 1} for value in (0.8, 0.6)},
+    **{f"top-p {value}": {"top_p": value} for value in sorted((*FEW, *MANY), reverse=True)},
 }
 TASKS = ("generate", "continue", "rewrite", "20 tokens")
+
+
+def planned(others: list[str]) -> Iterator[tuple[str, str, str, str]]:
+    """The model, task, sampler and warper of each row."""
+    yield "real", "real", "real", "real"
+    few = [f"top-p {value}" for value in FEW]
+    yield from (
+        ("bundled", "rewrite", name, warper) for name in ("exact", "by entropy", "by entropy, ε 0.1") for warper in few
+    )
+    yield from ((model, "20 tokens", "exact", f"top-p {p}") for model in ("bundled", *others) for p in (1.0, *FEW))
+    for task in ("continue", "generate"):
+        yield from (("bundled", task, name, warper) for name in SAMPLERS for warper in few)
+        yield from (("bundled", task, "exact", warper) for warper in WARPERS if warper not in few)
 
 
 def texts_of(model: diffusionbert.Model, task: str, settings: dict[str, Any], corpus: list[str]) -> list[str]:
@@ -51,6 +75,7 @@ def texts_of(model: diffusionbert.Model, task: str, settings: dict[str, Any], co
             prompts = [line for line in lines if line and not line.startswith("#") and "[MASK]" not in line]
             return model.generate(prompts, max_new_tokens=12, seed=0, **settings)
         case _:
+            settings = {name: value for name, value in settings.items() if name != "block"}
             return model.rewrite(corpus, seed=0, **settings)
 
 
@@ -62,49 +87,34 @@ def has_flaw(text: str) -> bool:
     return repeats or counts['"'] % 2 == 1 or counts["("] != counts[")"]
 
 
-def planned(others: list[str]) -> Iterator[tuple[str, str, str]]:
-    """The model, task and settings of each row."""
-    simple = [name for name in SETTINGS if "," not in name]
-    yield from (("bundled", "continue", name) for name in SETTINGS)
-    yield from (("bundled", "generate", name) for name in SETTINGS)
-    yield from (("bundled", "rewrite", name) for name in simple)
-    yield from ((model, "20 tokens", name) for model in ("bundled", *others) for name in (*simple[:7:2], "top-p 0.5"))
-
-
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A panel per task, a line per sampler over top-p; numbers are calls per text."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(TASKS), figsize=(4.2 * len(TASKS), 4), layout="constrained")
+    colors = {name: f"C{number}" for number, name in enumerate(SAMPLERS)}
+    figure, axes = plt.subplots(1, len(TASKS), figsize=(4.2 * len(TASKS), 4.4), layout="constrained")
     for axis, task in zip(axes, TASKS, strict=True):
-        for kind, marker in (
-            ("temperature", "o-"),
-            ("top-p", "s-"),
-            ("margin", "v-"),
-            ("top-k", "D"),
-            ("temperature 0.7,", "^"),
-        ):
-            for model in dict.fromkeys(row["model"] for row in rows):
-                some = [
-                    row
-                    for row in rows
-                    if (row["model"], row["task"]) == (model, task)
-                    and row["settings"].startswith(kind)
-                    and ("," in row["settings"]) == ("," in kind)
-                ]
-                if some:
-                    label = kind.replace(" 0.7,", " 0.7 and more") + ("" if model == "bundled" else f", {model}")
-                    style = {} if model == "bundled" else {"mfc": "white"}
-                    x, y = [row["entropy"] for row in some], [row["perplexity"] for row in some]
-                    axis.plot(x, y, marker if "," not in kind else marker[0], label=label, **style)
-                    for row in some:
-                        axis.annotate(row["settings"].split()[-1], (row["entropy"], row["perplexity"]), fontsize=6)
+        for model in dict.fromkeys(row["model"] for row in rows):
+            for name, color in colors.items():
+                some = [row for row in rows if (row["model"], row["task"], row["sampler"]) == (model, task, name)]
+                line = sorted((row for row in some if "top-p" in row["warper"]), key=lambda row: row["entropy"])
+                if line:
+                    label = name if model == "bundled" else f"{name}, {model}"
+                    style = {"mfc": color if model == "bundled" else "white", "color": color, "label": label}
+                    axis.plot([row["entropy"] for row in line], [row["perplexity"] for row in line], "o-", **style)
+                    axis.annotate(
+                        f"{line[0]['calls']:.0f}", (line[0]["entropy"], line[0]["perplexity"]), fontsize=7, color=color
+                    )
+                for row in some:
+                    if row not in line:
+                        axis.plot(row["entropy"], row["perplexity"], "x", color=color)
         for row in rows:
             if row["task"] == "real" and task in ("generate", "rewrite"):
-                axis.plot(row["entropy"], row["perplexity"], "k*")
+                axis.plot(row["entropy"], row["perplexity"], "k*", label="real text")
         axis.set(title=task, xlabel="entropy of a text's tokens (nats)", yscale="log")
         axis.grid(alpha=0.3, which="both")
+        axis.legend(fontsize=6)
     axes[0].set_ylabel("judge perplexity")
-    axes[0].legend(fontsize=6)
     figure.savefig(path, dpi=120)
 
 
@@ -120,26 +130,49 @@ def main() -> None:
     per_corpus = NUM_TEXTS // len(options.corpus)
     corpus = [line for path in options.corpus for line in path.read_text(encoding="utf-8").splitlines()[:per_corpus]]
     rows = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
-    done = {(row["model"], row["task"], row["settings"]) for row in rows}
+    done = {(row["model"], row["task"], row["sampler"], row["warper"]) for row in rows}
     folders = {Path(other).name: other for other in options.others}
-    judge, name, model = None, None, None
-    for key in [("real", "real", "real"), *planned(list(folders))]:
+    judge, models = load_judge(options.judge, torch.device("cpu")), dict[str, diffusionbert.Model]()
+    for key in planned(list(folders)):
         if key in done:
             continue
-        if key[0] not in (name, "real"):
-            name, model = key[0], diffusionbert.load(options.model if key[0] == "bundled" else folders[key[0]])
-        texts = corpus if key[0] == "real" else texts_of(model, key[1], SETTINGS[key[2]], corpus)
-        judge = judge or load_judge(options.judge, torch.device("cpu"))
+        name, task, sampler, warper = key
+        texts, num_sequences = corpus, 0
+        if name != "real":
+            if name not in models:
+                models[name] = diffusionbert.load(options.model if name == "bundled" else folders[name])
+            counted = CountedSequences(models[name])
+            texts = texts_of(models[name], task, SAMPLERS[sampler] | WARPERS[warper], corpus)
+            num_sequences = counted.stop()
         judged = judge.read(texts).judged()
-        row = dict(zip(("model", "task", "settings"), key, strict=True))
+        row: dict[str, Any] = dict(zip(("model", "task", "sampler", "warper"), key, strict=True))
+        row |= {"calls": num_sequences / len(texts)}
         row |= {"perplexity": judged.perplexity, "ci95": judged.ci95, "entropy": judged.entropy}
         row |= {"entropy_of_all_words": token_entropy(texts).pooled, "distinct_2": distinct_n(texts, 2)}
-        rows.append(row | {"flawed": sum(map(has_flaw, texts)) / len(texts), "texts": texts})
+        row |= {"flawed": sum(map(has_flaw, texts)) / len(texts), "texts": texts}
+        rows.append(row)
         write_json(options.json, rows)
         print(
-            f"{key[0]:10} {key[1]:9} {key[2]:36} {judged.perplexity:7.1f} {judged.entropy:.3f} {row['distinct_2']:.2f}"
+            f"{name:8} {task:9} {sampler:20} {warper:15} {row['calls']:5.1f} calls {judged.perplexity:7.1f} "
+            f"{judged.entropy:.3f} {row['distinct_2']:.2f} {row['flawed']:.2f}",
+            flush=True,
         )
     draw(rows, options.picture)
+
+
+class CountedSequences:
+    """Counts the sequences that a model's network reads, until it is stopped."""
+
+    def __init__(self, model: diffusionbert.Model) -> None:
+        self._number = 0
+        self._hook = model.engine.sampling_network.backbone.get_input_embeddings().register_forward_hook(self._count)
+
+    def _count(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self._number += len(output)
+
+    def stop(self) -> int:
+        self._hook.remove()
+        return self._number
 
 
 if __name__ == "__main__":
