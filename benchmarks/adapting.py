@@ -26,7 +26,8 @@ from diffusionbert.inference.score import estimate_sequences
 from diffusionbert.reporting import set_verbosity
 from diffusionbert.storage.files import code_version, write_json
 from diffusionbert.storage.schema import to_json
-from diffusionbert.workflows.adapt import BUDGET, Change, adapt
+from diffusionbert.workflows.adapt import BUDGET, adapt
+from diffusionbert.workflows.adapt_report import Change
 
 
 def real_change(before: Engine, after: Engine, spec: str, number: int) -> dict[str, Any]:

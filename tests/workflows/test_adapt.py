@@ -25,6 +25,7 @@ from diffusionbert.training.trainer import Trainer
 from diffusionbert.workflows import adapt as workflow
 from diffusionbert.workflows import generic_text
 from diffusionbert.workflows.adapt import Adapted, adapt
+from diffusionbert.workflows.own_text import folder_for, own_corpus, sentences_that_fit
 
 DOMAIN = [f"the sea saw {text}" for text in toy_sentences(60, seed=3)]
 """Sentences that the start has not seen the like of."""
@@ -132,10 +133,15 @@ def test_a_stopped_adaptation_resumes_to_the_same_weights(start, tmp_path, monke
         patch.setattr(Trainer, "_validate", stop)
         with pytest.raises(KeyboardInterrupt):
             adapt(DOMAIN, start, tmp_path / "parts", **options)
-    resumed = adapt(None, start, tmp_path / "parts", resume=True, samples=0, cache=encoding_cache())
+    with pytest.raises(ValueError, match=r"started from .*; leave out `model`"):
+        adapt(None, run_of("linear"), tmp_path / "parts", resume=True)
+    resumed = adapt(None, None, tmp_path / "parts", resume=True, samples=0, cache=encoding_cache())
+    assert resumed.report.domain == whole.report.domain
     assert resumed.report.steps == whole.report.steps
     for own, other in zip(resumed.model.backbone.parameters(), whole.model.backbone.parameters(), strict=True):
         assert torch.equal(own, other)
+    with pytest.raises(ValueError, match="is complete; to adapt it further"):
+        adapt(None, None, tmp_path / "parts", resume=True)
 
 
 @pytest.mark.slow
@@ -216,6 +222,70 @@ def test_damaged_adapters_are_refused(start, tmp_path, change, message):
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=message):
         load_masked_lm(folder)
+
+
+# ---- text -----------------------------------------------------------------------------------------------------------
+
+SENTENCES = ["The king saw the sea.", 'He said: "No!"', "It was at 3 p.m. in may.", "The end"]
+
+
+def test_paragraphs_become_sentences_and_few_long_lines_stay(start, tmp_path):
+    vocabulary, file = load_engine(start).vocabulary, tmp_path / "book.txt"
+    longest = 2 + max(len(tokens) for tokens in vocabulary.own(SENTENCES))
+    file.write_text(3 * (" ".join(SENTENCES) + "\r\n") + SENTENCES[0] + "\n", encoding="utf-8")
+    corpus = own_corpus(file, tmp_path / "run", vocabulary, longest)
+    assert Path(corpus).read_text(encoding="utf-8").splitlines() == [*(3 * SENTENCES), SENTENCES[0]]
+    file.write_text(" ".join(SENTENCES) + "\n" + 100 * f"{SENTENCES[0]}\n", encoding="utf-8")
+    assert own_corpus(file, tmp_path / "run", vocabulary, longest) == str(file)  # training skips and counts it
+
+
+def test_what_has_no_ends_of_sentences_is_cut_between_words(start):
+    vocabulary = load_engine(start).vocabulary
+    words = ["king", "sea", "river"] * 50
+    lines = list(sentences_that_fit("\t".join(words), vocabulary, 16))
+    assert " ".join(lines).split() == words
+    assert min(len(tokens) for tokens in vocabulary.encode(lines)) > 4
+    assert max(len(tokens) for tokens in vocabulary.encode(lines)) <= 16
+    assert list(sentences_that_fit(" \r\n", vocabulary, 16)) == []
+
+
+@pytest.mark.parametrize(("texts", "name"), [
+    ("films.txt.gz", "adapted-films"), ("my films/", "adapted-my-films"), ("corpus/*.txt", "adapted-text"),
+    (["a text"], "adapted-text"), ("x/my-films.2020.txt", "adapted-my-films"),
+])  # fmt: skip
+def test_a_new_folder_has_the_name_of_the_text(texts, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert folder_for(texts) == Path(name)
+    Path(name).mkdir()
+    assert folder_for(texts) == Path(f"{name}-2")
+
+
+def test_of_a_large_text_lines_are_drawn(start, tmp_path):
+    vocabulary, file = load_engine(start).vocabulary, tmp_path / "large.txt"
+    lines = [f"the king saw {number:04} ." for number in range(1000)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    corpus = own_corpus(file, tmp_path / "run", vocabulary, 64, most=100)
+    found = Path(corpus).read_text(encoding="utf-8").splitlines()
+    assert len(found) == len(set(found) & set(lines)) == 100
+    assert 300 < sum(lines.index(line) for line in found) / 100 < 700  # of all parts: three standard errors are 87
+    assert own_corpus(file, tmp_path / "run", vocabulary, 64, most=2000) == str(file)
+    assert own_corpus(file, tmp_path / "run", vocabulary, 64) == str(file)
+
+
+def test_a_few_sentences_are_refused(start, tmp_path):
+    vocabulary, file = load_engine(start).vocabulary, tmp_path / "few.txt"
+    file.write_text("a\nb\n\n", encoding="utf-8")
+    for texts, what in ((file, "few.txt' has .*, 2"), (["a", " ", "b"], "the text has .*, 2"), (["a. B."], ", 1")):
+        with pytest.raises(ValueError, match=f"{what}; give 10 or more"):
+            own_corpus(texts, tmp_path / "run", vocabulary, 64)
+    assert not (tmp_path / "run").exists()
+
+
+def test_pairs_are_refused(start, tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("a source\ta target\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="has pairs of source and target: use train"):
+        adapt(file, start, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -24,7 +24,7 @@ class Adapt:
     """
 
     text: Annotated[str | None, tyro.conf.Positional, option("TEXT")] = None
-    """A text file (also .gz, .xz, .zst), a folder or glob, one sentence per line; - is standard input."""
+    """A text file (also .gz, .xz, .zst), a folder or glob, one sentence or paragraph per line; - is standard input."""
     model: OptionalText = None
     """What to start from: a run directory, a model folder or a Hub name. Default: the bundled model."""
     output: OptionalPath = None
@@ -41,7 +41,7 @@ class Adapt:
     samples: int = 3
     """The number of texts to generate before and after."""
     resume: Flag = False
-    """Continue the adaptation in --output, which was stopped; no text is needed then."""
+    """Continue the adaptation in --output, which was stopped; neither text nor --model is needed then."""
     seed: int = 0
     """The seed of batches, noise and samples."""
     cache: OptionalPath = None

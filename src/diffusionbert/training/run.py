@@ -174,6 +174,7 @@ def train(
     auto: bool = False,
     backbone: PreTrainedModel | None = None,
     compiled: Path | None = None,
+    prepared: PreparedData | None = None,
 ) -> TrainingRun:
     """Trains a configuration, or resumes the run in a directory.
 
@@ -186,6 +187,7 @@ def train(
         backbone: A masked (or, for a causal objective, causal) language model that is used in place of the configured
             backbone. Its class must be one that transformers' Auto classes open.
         compiled: A file that keeps what was compiled, for the next run or another machine.
+        prepared: The text of a new run, if it has been prepared, and reported on, already.
 
     Returns:
         The run, with its validations as `history`.
@@ -222,12 +224,13 @@ def train(
         config = replace(config, data=with_held_out(config.data))
     start = run.resumable_start() if resume else None
     accelerator = make_accelerator(config.training, output)
-    prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
-    if accelerator.is_main_process:
+    if prepared is None:
+        prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
         for name, sequences in (("training", prepared.sequences), ("validation", prepared.validation)):
-            logger.info(f"{name} text: {sequences.report.summary()}")
-        if stored is None:
-            _warn_of_other_tokenizers(output, config.data, prepared.vocabulary)
+            if accelerator.is_main_process:
+                logger.info(f"{name} text: {sequences.report.summary()}")
+    if accelerator.is_main_process and stored is None:
+        _warn_of_other_tokenizers(output, config.data, prepared.vocabulary)
     if auto:
         config = replace(config, training=_measured(config, prepared, start, accelerator, backbone))
     module = _module(config, prepared, start, backbone)

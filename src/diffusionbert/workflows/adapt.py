@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 import numpy as np
@@ -32,12 +33,11 @@ from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.score import estimate_sequences
 from diffusionbert.likelihood.estimate import EstimationBudget, SequenceDataset
-from diffusionbert.likelihood.intervals import paired_difference
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.model import Model
 from diffusionbert.networks.loading import Pretrained
 from diffusionbert.networks.lora import write_adapter
-from diffusionbert.reporting import logger, require_type
+from diffusionbert.reporting import logger, progress_line
 from diffusionbert.storage.files import require_output, require_writable, write_json
 from diffusionbert.storage.schema import to_json
 from diffusionbert.storage.weights import WeightFormat
@@ -56,7 +56,9 @@ from diffusionbert.training.run import (
     with_held_out,
 )
 from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.workflows.adapt_report import AdaptReport, Change
 from diffusionbert.workflows.generic_text import generic_texts
+from diffusionbert.workflows.own_text import folder_for, own_corpus
 
 T = TypeVar("T")
 
@@ -68,90 +70,15 @@ FORGETTING = 0.05
 TRIALS = 4
 """How often the share is lowered at most."""
 MAX_EPOCHS = 8
-VALIDATIONS = 4
+VALIDATIONS, PATIENCE = 6, 3
+"""How often the held-out bound is estimated, and after how many without a gain it ends: not before half of the steps,
+since the first ones often lead away from the start."""
+LINES_PER_MINUTE = 40_000
+"""Of which no CPU trains on a tenth: a larger text would take longer to encode than to learn from."""
 HELD_OUT = 200
 """The most held-out sentences that are scored."""
 BUDGET = EstimationBudget(precision=None, max_draws=4, strata=2)
-_TEXT, _REPORT = "text.txt", "adapt.json"
-
-
-@dataclass(frozen=True)
-class Change:
-    """Nats per token before and after, on the same sentences and with the same noise."""
-
-    before: float
-    after: float
-    difference: float
-    """After minus before: below 0, the model has improved."""
-    low: float
-    """Of the 95 % interval of the difference."""
-    high: float
-    num_sentences: int
-
-    @classmethod
-    def of(cls, before: Estimate, after: Estimate) -> Change:
-        nats = after.scores.nats.numpy(), before.scores.nats.numpy()
-        tokens = after.scores.tokens.double().numpy()
-        found = paired_difference(nats, (tokens, tokens))
-        return cls(before.nats_per_token, after.nats_per_token, found.value, found.low, found.high, len(tokens))
-
-    def __str__(self) -> str:
-        return (
-            f"{self.before:.3f} → {self.after:.3f} nats per token, {self.difference:+.3f} "
-            f"[{self.low:+.3f}, {self.high:+.3f}], {self.num_sentences} sentences"
-        )
-
-
-@dataclass(frozen=True)
-class AdaptReport:
-    """What was done, and what came of it."""
-
-    start: str
-    model: str
-    """The folder of the adapted model."""
-    data: str
-    num_sentences: int
-    """Trained on, the held-out ones not counted."""
-    domain: Change
-    """On the held-out sentences."""
-    generic: Change
-    """On samples of the start, other ones than those that chose the share."""
-    share: float
-    """How far the weights are from those of the start (0) to those that were trained (1)."""
-    steps: int
-    best_step: int
-    batch_tokens: int
-    learning_rate: float
-    precision: str
-    tokens_per_second: float | None
-    """Of training, as measured; None if the run was resumed."""
-    seconds: float
-    samples_before: tuple[str, ...]
-    samples_after: tuple[str, ...]
-    seed: int
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the bound on held-out text has fallen, beyond chance."""
-        return self.domain.high < 0
-
-    def table(self) -> str:
-        """What a user reads: bounds and samples before and after, and the next command."""
-        lines = [
-            f"held-out text: {self.domain}",
-            f"generic text:  {self.generic} (samples of the start)",
-            f"step {self.best_step} of {self.steps}, {self.share:.0%} of the way from the start; "
-            f"{self.num_sentences:,} sentences, {timedelta(seconds=round(self.seconds))}",
-        ]
-        for title, texts in (("before", self.samples_before), ("after", self.samples_after)):
-            lines += [f"{title}:", *(f"  {text}" for text in texts)]
-        if not self.is_better:
-            lines.append(
-                "no gain beyond chance on held-out text: give more text, or more time (--minutes); the model is kept "
-                "all the same"
-            )
-        lines.append(f"next: diffusionbert generate --model {self.model}")
-        return "\n".join(lines)
+_REPORT = "adapt.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,9 +106,10 @@ def adapt(
     """Fine-tunes a model on text of your own; batch, steps and learning rate are chosen for this machine.
 
     Args:
-        texts: A text file (also compressed), a folder or glob, as for `train`; or texts, one sentence each. Only
-            `resume` needs none.
-        model: What to start from: a run directory, a model folder or a Hub name; None is the bundled model.
+        texts: A text file (also compressed), a folder or glob, as for `train`; or texts, one sentence each. Paragraphs
+            that are longer than the model reads are cut into sentences. Only `resume` needs none.
+        model: What to start from: a run directory, a model folder or a Hub name; None is the bundled model. With
+            `resume`, that of the adaptation.
         output: The run directory; None is a new one, adapted-NAME in the current folder.
         minutes: About how long it may take, measuring included.
         lora: Trains a low-rank adapter (extra `lora`) in place of the weights; the model folder then holds the adapter
@@ -205,21 +133,24 @@ def adapt(
     clock = _Clock(minutes)
     if samples < 0:
         raise ValueError(f"`samples` must be 0 or more, got {samples}")
-    if merge and not lora:
+    if merge and not (lora or resume):
         raise ValueError("`merge` is for `lora`: without it there is nothing to merge; leave it out")
-    start = load_engine(model)
-    _require_adaptable(start)
-    folder = _output(texts, output, resume=resume)
     stores = default_cache() if cache is None else Path(cache)
-    config = (
-        stored_config(folder)
-        if resume
-        else _first_config(start, _corpus(texts, folder), seed, LORA_RANK if lora else None)
-    )
+    if resume:
+        folder, config, start = _stopped(output, model)
+    else:
+        start = load_engine(model)
+        _require_adaptable(start)
+        folder = _new_folder(texts, output)
+        most = int(LINES_PER_MINUTE * max(1.0, minutes)) if start.device.type == "cpu" else None
+        corpus = own_corpus(texts, folder, start.vocabulary, start.max_positions, most=most, seed=seed)
+        config = _first_config(start, corpus, seed, LORA_RANK if lora else None)
     seed = config.training.seed
     prepared = prepare(config.data, stores)
     held_out = _First(prepared.validation, min(HELD_OUT, len(prepared.validation)))
-    logger.info(f"{start.name}: {start.num_parameters / 1e6:.1f}M parameters; {prepared.sequences.report.summary()}")
+    found = replace(prepared.sequences.report, elsewhere=0).summary()
+    logger.info(f"{start.name}: {start.num_parameters / 1e6:.1f}M parameters")
+    logger.info(f"your text: {found}; {len(prepared.validation):,} held out")
     generic = _generic(start, stores, seed)
     speed = 0.0
     if not resume:
@@ -233,24 +164,32 @@ def adapt(
         if learning_rate is not None:
             config = replace(config, training=replace(config.training, learning_rate=learning_rate))
         logger.info(_announcement(config.training, speed, more))
-    run = train(None if resume else config, folder, cache=stores, resume=resume)
+    run = (
+        train(None, folder, cache=stores, resume=True)
+        if resume
+        else train(config, folder, cache=stores, prepared=prepared)
+    )
     if run.is_stopped:
+        logger.info(f"continue with: diffusionbert adapt --resume --output {quote(str(folder))}")
         raise KeyboardInterrupt
     adapted = load_engine(folder)
-    share = _restrained(start, adapted, generic[0], before[1], low) if run.state.best_step else 1.0
-    after = _bounds(adapted, (held_out, *generic), low)
-    if config.training.lora is not None and not merge and run.state.best_step:
-        _write_adapter(start, RunFolder(folder), share)
-    elif share < 1:
-        _replace_model(adapted, RunFolder(folder))
+    domain, _, kept = before
+    share = 0.0
+    if run.state.best_step:  # else the model is the start
+        share = _restrained(start, adapted, generic[0], before[1], low)
+        domain, kept = _bounds(adapted, (held_out, generic[1]), low)
+        if config.training.lora is not None and not merge:
+            _write_adapter(start, RunFolder(folder), share)
+        elif share < 1:
+            _replace_model(adapted, RunFolder(folder))
     report = AdaptReport(
         start=start.name,
         model=str(folder),
         data=config.data.corpus,
         num_sentences=len(prepared.sequences),
-        domain=Change.of(before[0], after[0]),
-        generic=Change.of(before[2], after[2]),
-        share=share if run.state.best_step else 0.0,
+        domain=Change.of(before[0], domain),
+        generic=Change.of(before[2], kept),
+        share=share,
         steps=run.state.step,
         best_step=run.state.best_step,
         batch_tokens=_batch_tokens(config.training),
@@ -270,42 +209,29 @@ def adapt(
 # ---- text -----------------------------------------------------------------------------------------------------------
 
 
-def _output(texts: str | Path | Iterable[str] | None, output: str | Path | None, *, resume: bool) -> Path:
+def _new_folder(texts: str | Path | Iterable[str] | None, output: str | Path | None) -> Path:
     """The run directory: the given one, or a new one named after the text."""
-    if output is None and resume:
-        raise ValueError("`resume` needs the `output` of the adaptation that was stopped")
-    if texts is None and not resume:
-        raise ValueError("there is no text to adapt to; give a text file, or - for standard input")
     if output is not None:
         require_output(output)
-        folder = Path(output)
-    else:
-        stem = Path(texts).name.split(".")[0] if isinstance(texts, str | Path) else ""
-        name = f"adapted-{stem or 'text'}"
-        names = [name, *(f"{name}-{number}" for number in range(2, 1000))]
-        folder = next(path for path in map(Path, names) if not path.exists())
-    if not resume:
-        RunFolder(folder).require_free()
+    folder = folder_for(texts) if output is None else Path(output)
+    RunFolder(folder).require_free()
     require_writable(folder)
     return folder
 
 
-def _corpus(texts: str | Path | Iterable[str] | None, folder: Path) -> str:
-    """A corpus as `train` takes it; given texts are written into the run directory."""
-    if isinstance(texts, str | Path):
-        return str(texts)
-    folder.mkdir(parents=True, exist_ok=True)
-    file, has_text = folder / _TEXT, False
-    with file.open("w", encoding="utf-8", errors="replace") as stream:
-        for text in texts or ():
-            require_type("each text", text, str, "a string")
-            line = " ".join(text.split())
-            has_text |= bool(line)
-            stream.write(f"{line}\n" if line else "")
-    if not has_text:
-        file.unlink()
-        raise ValueError("there is no text to adapt to; give a file or a list of sentences")
-    return str(file)
+def _stopped(output: str | Path | None, model: str | Path | None) -> tuple[Path, RunConfig, Engine]:
+    """The directory, configuration and start of an adaptation that was stopped."""
+    if output is None:
+        raise ValueError("`resume` needs the `output` of the adaptation that was stopped")
+    folder = Path(output)
+    config = stored_config(folder)
+    if (folder / _REPORT).exists():
+        raise ValueError(f"the adaptation in {str(folder)!r} is complete; to adapt it further, give it as `model`")
+    name = config.backbone.pretrained
+    start = load_engine(None if name == str(BUNDLED) else name)
+    if model is not None and load_engine(model).folder != start.folder:
+        raise ValueError(f"the adaptation in {str(folder)!r} started from {start.name!r}; leave out `model`")
+    return folder, config, start
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,7 +292,7 @@ def _first_config(start: Engine, corpus: str, seed: int, rank: int | None) -> Ru
         seed=seed,
         validation_sentences=100,
         validation_draws=2,
-        patience=2,
+        patience=PATIENCE,
     )
     return replace(start.config, data=with_held_out(data), backbone=Pretrained(str(start.folder)), training=training)
 
@@ -399,7 +325,7 @@ def _measured(config: RunConfig, start: Engine, prepared: PreparedData, clock: _
 
 
 _SMALL_BATCH, _LARGE_BATCH = 1024, 16_384  # tokens
-_MANY_STEPS = 500
+_FEWEST_STEPS, _MANY_STEPS = 8, 500
 
 
 def _with_steps(config: RunConfig, prepared: PreparedData, speed: float, seconds: float) -> RunConfig:
@@ -408,7 +334,7 @@ def _with_steps(config: RunConfig, prepared: PreparedData, speed: float, seconds
     batch = _batch_tokens(training)
     affordable = int(0.9 * speed * max(0.0, seconds) / batch)  # the optimizer and checkpoints take time, too
     useful = math.ceil(MAX_EPOCHS * int(prepared.sequences.lengths.sum()) / batch)
-    steps = max(2 * VALIDATIONS, min(affordable, useful))
+    steps = max(_FEWEST_STEPS, min(affordable, useful))
     every = math.ceil(steps / VALIDATIONS)
     training = replace(
         training, steps=steps, warmup=max(1, steps // 10), validate_every=every, save_every=every, log_every=1
@@ -452,7 +378,18 @@ class _Clock:
 
 
 def _bounds(engine: Engine, texts: Iterable[SequenceDataset], low: torch.dtype | None) -> list[Estimate]:
-    return [estimate_sequences(engine, one, BUDGET, autocast=low) for one in texts]
+    sets, done = list(texts), 0
+    with progress_line(BUDGET.max_rounds * sum(len(one.lengths) for one in sets)) as show:
+
+        def advance(number: int) -> None:
+            nonlocal done
+            done += number
+            show(done, "bounds on held-out and generic text")
+
+        return [
+            estimate_sequences(engine, one, BUDGET, autocast=low, batch_tokens=_SMALL_BATCH, advance=advance)
+            for one in sets
+        ]
 
 
 def _restrained(

@@ -1,0 +1,150 @@
+"""A user's own text as a corpus that `train` takes: files as they are, all else as lines in the run directory.
+
+The model reads one sentence, or a short passage, per line. Text in paragraphs is cut into sentences, because training
+skips what is longer than the model reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from diffusionbert.data.corpus import parse_source
+from diffusionbert.data.sources import Files, Split
+from diffusionbert.data.tokenizer import Vocabulary
+from diffusionbert.reporting import logger, require_type
+
+FEWEST = 10
+"""Lines without which there is nothing to hold out, and nothing to learn."""
+PEEKED = 2000
+"""Lines that are looked at, to see whether they are paragraphs."""
+_FILE = "text.txt"
+_END = re.compile(r"""([.!?…]["'”’)\]]*) (?![a-z])""")
+_EXPECTED = "there is no text to adapt to; give a text file, a folder, or - for standard input"
+
+
+def own_corpus(
+    texts: str | Path | Iterable[str] | None,
+    folder: Path,
+    vocabulary: Vocabulary,
+    max_length: int,
+    *,
+    most: int | None = None,
+    seed: int = 0,
+) -> str:
+    """A corpus of single texts, as `train` takes it.
+
+    Args:
+        texts: A file, folder or glob; or texts.
+        folder: The run directory, for the lines of what is not a file of such lines already.
+        vocabulary: The model's tokenizer.
+        max_length: The most tokens that the model reads, special tokens included.
+        most: Of large files, about so many lines are drawn at random; None takes all.
+        seed: Of these lines.
+    """
+    if isinstance(texts, str | Path):
+        source = parse_source(str(texts))
+        if source.paired:
+            raise ValueError(f"{source} has pairs of source and target: use train; or text:FILE to read plain lines")
+        if not isinstance(source, Files):
+            return str(texts)
+        lines = list(islice(_lines(source), PEEKED))
+        are_paragraphs = _are_paragraphs(lines, vocabulary, max_length)
+        size = sum(shard.size for shard in source.shards)
+        is_large = most is not None and size > most * max(1, sum(map(len, lines)) // max(1, len(lines)))
+        if not (is_large or are_paragraphs):
+            if lines:  # else training says what is wrong with them
+                _require_enough(len(lines), str(source))
+            return str(texts)
+        if are_paragraphs:
+            logger.info(f"{source} has lines of more than {max_length} tokens, which are cut into sentences")
+        texts = _lines(source)
+        if is_large and most is not None:
+            logger.info(f"{source} has more text than there is time for: {most:,} lines are drawn at random")
+            texts = drawn_lines(texts, most, seed)
+    if texts is None:
+        raise ValueError(_EXPECTED)
+    folder.mkdir(parents=True, exist_ok=True)
+    file, number = folder / _FILE, 0
+    with file.open("w", encoding="utf-8") as stream:
+        for text in texts:
+            require_type("each text", text, str, "a string")
+            for line in sentences_that_fit(text, vocabulary, max_length):
+                number += 1
+                stream.write(f"{line}\n")
+    if number < FEWEST:
+        file.unlink()
+        with suppress(OSError):  # the user's own folder has other files
+            folder.rmdir()
+    _require_enough(number, "the text")
+    return str(file)
+
+
+def _require_enough(number: int, what: str) -> None:
+    if number == 0:
+        raise ValueError(_EXPECTED)
+    if number < FEWEST:
+        raise ValueError(f"{what} has too few sentences to adapt to, {number}; give {FEWEST} or more, better hundreds")
+
+
+def folder_for(texts: str | Path | Iterable[str] | None) -> Path:
+    """A run directory that does not exist yet, named after the text."""
+    if texts is None:
+        raise ValueError(_EXPECTED)
+    stem = Path(texts).name.partition(".")[0] if isinstance(texts, str | Path) else ""
+    name = "-".join(["adapted", *(re.findall(r"\w+", stem) or ["text"])])
+    number, folder = 1, Path(name)
+    while folder.exists():
+        number += 1
+        folder = Path(f"{name}-{number}")
+    return folder
+
+
+def sentences_that_fit(text: str, vocabulary: Vocabulary, max_length: int) -> Iterator[str]:
+    """A text as one line; a longer one than the model reads as its sentences, and these, if need be, in halves."""
+    line = " ".join(text.encode(errors="replace").decode().split())
+    if _fits(line, vocabulary, max_length):
+        yield from filter(None, [line])
+        return
+    for sentence in _END.sub(r"\1\n", line).split("\n"):
+        yield from _halves(sentence.split(), vocabulary, max_length)
+
+
+def _halves(words: list[str], vocabulary: Vocabulary, max_length: int) -> Iterator[str]:
+    line, middle = " ".join(words), len(words) // 2
+    if middle == 0 or _fits(line, vocabulary, max_length):
+        yield line
+        return
+    yield from _halves(words[:middle], vocabulary, max_length)
+    yield from _halves(words[middle:], vocabulary, max_length)
+
+
+def _fits(line: str, vocabulary: Vocabulary, max_length: int) -> bool:
+    # No tokenizer makes more tokens than bytes, so short lines need not be encoded.
+    is_short = len(line.encode()) + vocabulary.num_special(paired=False) <= max_length
+    return is_short or len(vocabulary.encode([line])[0]) <= max_length
+
+
+def drawn_lines(lines: Iterable[str], number: int, seed: int) -> list[str]:
+    """Lines drawn at random without replacement, in one pass (Vitter 1985, "Random sampling with a reservoir")."""
+    draw, remaining = Random(seed).random, iter(lines)
+    chosen = list(islice(remaining, number))
+    for seen, line in enumerate(remaining, start=number + 1):
+        place = int(seen * draw())
+        if place < number:
+            chosen[place] = line
+    return chosen
+
+
+def _lines(source: Files) -> Iterator[str]:
+    return (item.content for item in source.items(Split.ALL) if isinstance(item.content, str))
+
+
+def _are_paragraphs(texts: list[str], vocabulary: Vocabulary, max_length: int) -> bool:
+    """Whether more than a tenth of the text is in lines that are too long; a few such lines are better skipped."""
+    sizes = [len(tokens) for tokens in vocabulary.encode(texts)]
+    return 10 * sum(size for size in sizes if size > max_length) > sum(sizes)
