@@ -453,6 +453,7 @@ def test_a_run_that_never_beat_its_start_says_so_and_how_to_go_on(cache, tmp_pat
     assert "no validation was better than that of the start" in printed.err
     assert "lower --learning-rate than 3" in printed.err
     assert "at step 0" in printed.out
+    assert "diffusionbert adapt" in printed.out
 
 
 @pytest.mark.slow

@@ -191,6 +191,8 @@ class Run(ABC):
                 figure = "none" if state.best is None else f"{state.best:.4f} per token at step {state.best_step}"
                 best = f"best validation {figure}; model in {model}"
             print(f"{self.output}: step {state.step}, {best}")
+            if getattr(self, "start", None) and state.step and state.is_validated and state.best_step == 0:
+                print("`diffusionbert adapt` chooses steps and learning rate by held-out text")
             if self.records.push and not run.is_stopped:
                 print(f"pushed to {push_model(model, self.records.push)}")
         if run.is_stopped:  # a script must not continue after an unfinished run

@@ -325,7 +325,7 @@ class Trainer:
         logger.warning(
             f"no validation was better than that of the start ({self.state.best:.3f} per token, later {later:.3f} at "
             f"best), so the exported model is the start: train with a lower --learning-rate than "
-            f"{self.settings.learning_rate:g}, on more text or for longer, or let `diffusionbert adapt` choose"
+            f"{self.settings.learning_rate:g}, on more text or for longer"
         )
 
     # ---- log --------------------------------------------------------------------------------------------------------
