@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,16 +17,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 from diffusionbert.workflows.lm_eval import DiffusionBERT, register  # noqa: E402
 
-CHOICE = """task: toy_choice
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{text}}}}"
-doc_to_choice: "{{{{options}}}}"
-doc_to_target: label
-metric_list: [{{metric: acc}}]
-"""
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+[CHOICE] = re.findall(r"^```yaml\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 ROLLING = """task: toy_rolling
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
@@ -62,7 +55,8 @@ def _tasks(tmp_path, monkeypatch) -> None:
     ]
     file = tmp_path / "toy.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, task in (("choice", CHOICE), ("rolling", ROLLING), ("generation", GENERATION)):
+    (tmp_path / "choice.yaml").write_text(CHOICE.replace("tasks/capitals.jsonl", str(file)))
+    for name, task in (("rolling", ROLLING), ("generation", GENERATION)):
         (tmp_path / f"{name}.yaml").write_text(task.format(file=file))
 
 
@@ -118,12 +112,12 @@ def test_the_harness_runs_local_tasks(tmp_path):
     found = lm_eval.simple_evaluate(
         model="diffusionbert",
         model_args={"pretrained": str(trained_run())},
-        tasks=["toy_choice", "toy_rolling", "toy_generation"],
+        tasks=["capitals", "toy_rolling", "toy_generation"],
         task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
         bootstrap_iters=0,
     )
     assert found["config"]["likelihood_kind"] == "exact"
-    assert found["results"]["toy_choice"]["acc,none"] == 1.0
+    assert found["results"]["capitals"]["acc,none"] == 1.0
     assert found["results"]["toy_rolling"]["word_perplexity,none"] > 1
     assert "exact_match,none" in found["results"]["toy_generation"]
 
