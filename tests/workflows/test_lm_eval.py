@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny_models import model_of, toy_sentences, trained, trained_run
 
 pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'diffusionbert[lm_eval]'")
@@ -94,6 +95,11 @@ def test_generation_stops_before_a_stop_text():
     assert len(cut.split()) == 1
     [long] = lm.generate_until([request(" ".join(["the king saw a river today ."] * 9), {"until": "\n"})])
     assert isinstance(long, str)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_default_device_of_the_harness_needs_no_gpu():
+    assert DiffusionBERT(str(trained_run()), device="cuda:0").model.device.type == "cpu"
 
 
 def test_other_models_are_refused():

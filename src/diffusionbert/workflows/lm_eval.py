@@ -47,7 +47,8 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
         pretrained: What `diffusionbert.load` opens, or a model; None is the bundled model.
         order: "left-to-right", "confidence" or "entropy" for exact likelihoods; "bound" for the model's bound.
         precision: Of bounds, as in `Model.score`.
-        device: Where it runs.
+        device: Where it runs; the command of the harness says cuda:0 unless told otherwise, so that a GPU that is not
+            there is the CPU.
         seed: Of draws and samples.
         batch_size: Not used: results do not depend on it.
         max_batch_size: Not used.
@@ -64,6 +65,8 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            device = "cpu"
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, device=device)
         engine = self.model.engine
         if engine.masked_network is None or engine.paired or not engine.config.objective.generates_on_masks:
