@@ -267,7 +267,7 @@ class AuditReport:
 def _line(name: str, value: float, must_be: str, limit: float, margin: float) -> str:
     is_kept = value <= limit if must_be == "at most" else value >= limit
     found = "kept" if is_kept else "exceeded" if must_be == "at most" else "undercut"
-    return f"  {name:<14} {value:>10.4g}   must be {must_be} {limit:<7.4g} {found}; margin {margin:.2g} nats"
+    return f"  {name:<14} {value:>10.4g}   must be {must_be:<8} {limit:<7.4g} {found}; margin {margin:.2g} nats"
 
 
 def audit(
@@ -352,7 +352,7 @@ def _power_notes(verdict: Verdict, total: float) -> list[str]:
         return []
     return [
         f"the sentences have a probability of {total:.2g} together, so this says little: sentences that the scorer's "
-        "model finds probable, or training it on the language (`corpus`), say more"
+        "model finds probable, or training it on the language (`audit --corpus`), say more"
     ]
 
 
