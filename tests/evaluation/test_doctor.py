@@ -357,10 +357,10 @@ def test_the_limits_of_the_bundled_model_are_named(tmp_path):
     [
         (requested(top_k=1), "--top-k 30"),
         (requested(temperature=0.2), "--temperature 1"),
-        (requested(top_p=0.2), "--top-p 0.95"),
+        (requested(top_p=0.2), "--top-p 0.5"),
         (requested("confidence"), "--sampler exact"),
         (requested(), "training"),
-        (None, "--temperature 1 --top-k 30 --sampler exact"),
+        (None, "--temperature 1 --top-p 0.5 --sampler exact"),
     ],
 )
 def test_the_remedy_depends_on_the_sampling_settings(healthy, sampling, flag):
@@ -485,7 +485,7 @@ def test_the_command_prints_problem_cause_and_remedy(quick, tmp_path, capsys):
     assert "network, nats per token (8 generated texts, 4 draws each)" in shown
     assert "repetition (poor)" in shown
     assert "what" in shown
-    assert "try  --temperature 1 --top-k 30" in shown
+    assert "try  --temperature 1 --top-p 0.5" in shown
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from diffusionbert.cli.common import (
+    GenerationOptions,
     OptionalInt,
     OptionalPath,
     OptionalText,
-    SamplerOptions,
     WithModel,
     print_json,
 )
@@ -29,7 +29,7 @@ CORPUS_SENTENCES = 1000
 
 
 @dataclass(frozen=True)
-class Doctor(SamplerOptions, WithModel):
+class Doctor(GenerationOptions, WithModel):
     """Check samples and the model: what is wrong, the likely cause, and which option fixes it.
 
     Example: diffusionbert doctor --model runs/tiny --data corpus.txt --num-return-sequences 32

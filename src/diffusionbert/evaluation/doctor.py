@@ -1,9 +1,9 @@
 """Diagnosis of generated text: what is wrong, the likely cause, and how to fix it, each finding with a stable code.
 
 Each threshold lies between values measured on healthy and on deliberately broken text of the bundled model; both are
-given next to it. Healthy: 64 samples of 1,800 tokens in total with top-k 30, against the training corpus, and real
-sentences of other corpora. Broken: temperature 0.3 and 2, top-k 1, confidence order, 4 steps, random parameters,
-permuted ids.
+given next to it. Healthy: 64 samples of 1,800 tokens in total with top-k 30 or top-p 0.5, against the training corpus,
+and real sentences of other corpora. Broken: temperature 0.3 and 2, top-k 1, confidence order, 4 steps, random
+parameters, permuted ids.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _frequencies(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
             "rare-words",
             f"the {TOP} most frequent tokens make up only {fraction:.0%} of the samples, {expected:.0%} of the corpus",
             "a temperature above 1 without top-k or top-p, an untrained network, or another kind of text or tokenizer",
-            "--temperature 1 --top-k 30; compare with a corpus of the same kind as the samples (--data)",
+            "--temperature 1 --top-p 0.5; compare with a corpus of the same kind as the samples (--data)",
             frequent_fraction=fraction,
             expected=expected,
         )
@@ -272,16 +272,16 @@ def _sharpened(sampling: SamplingRequest | None) -> tuple[str, str]:
     """The likely cause of low diversity and its remedy, from the sampling settings if they are known."""
     if sampling is None:
         why = "the most likely tokens are drawn too often: a low temperature, top-k or top-p, or confidence order"
-        return why, "--temperature 1 --top-k 30 --sampler exact"
+        return why, "--temperature 1 --top-p 0.5 --sampler exact"
     config, sampler = sampling.config, sampling.sampler
     if config.top_k is not None and config.top_k < 10:
         return f"top-k {config.top_k} keeps only the most likely tokens", "--top-k 30, or 0 for all tokens"
     if config.temperature < 0.7:
         return f"at temperature {config.temperature} the most likely token is drawn almost always", "--temperature 1"
-    if config.top_p is not None and config.top_p < 0.7:
-        return f"top-p {config.top_p} keeps few tokens", "--top-p 0.95"
+    if config.top_p is not None and config.top_p < 0.5:
+        return f"top-p {config.top_p} keeps few tokens", "--top-p 0.5, or 1 for all tokens"
     if isinstance(sampler, Confidence | MaskPredict):
         named = format_sampler(sampler)
         return f"the sampler {named} prefers high confidence, and so frequent tokens", "--sampler exact"
     why = "the network is undertrained, or its training corpus has little variety"
-    return why, "--top-k 0; then more training, or a larger and more varied corpus"
+    return why, "--top-p 0.9; then more training, or a larger and more varied corpus"
