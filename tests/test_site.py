@@ -52,3 +52,5 @@ def test_the_reference_has_every_command_and_public_name(site):
     pages = "".join((site / "reference" / f"{name}.html").read_text(encoding="utf-8") for name in ("python", "parts"))
     for name in set(public_names) - {"__version__"}:
         assert f'id="diffusionbert.{name}"' in pages, name
+    assert "<blockquote>" not in pages  # what becomes of >>> outside a section Examples
+    assert '<span class="gp">' in pages  # a prompt, as code

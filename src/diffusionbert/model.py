@@ -85,7 +85,7 @@ class Model:
 
     Load one with `diffusionbert.load`. One model may be used by several threads at once.
 
-    Example:
+    Examples:
         >>> import diffusionbert
         >>> model = diffusionbert.load()
         >>> model.fill("paris is the capital of [MASK] .", seed=0)
@@ -211,7 +211,7 @@ class Model:
         Returns:
             The texts.
 
-        Example:
+        Examples:
             >>> import diffusionbert
             >>> len(diffusionbert.load().generate("the king", num_return_sequences=2, length=12, seed=0))
             2
@@ -267,7 +267,7 @@ class Model:
 
         The text of a state has `[MASK]` where tokens are still to come, so that `fill` can complete it.
 
-        Example:
+        Examples:
             >>> import diffusionbert
             >>> *_, last = diffusionbert.load().stream(length=8, steps=8, seed=0)
             >>> last.time
@@ -472,7 +472,7 @@ class Model:
         Returns:
             A score for a text, a list for a list.
 
-        Example:
+        Examples:
             >>> import diffusionbert
             >>> score = diffusionbert.load().score("the capital of france is paris .", order="left-to-right")
             >>> score.kind.value, score.num_tokens, score.ci95 == (score.nats, score.nats)
@@ -520,7 +520,7 @@ class Model:
         Returns:
             A choice for a text, a list for a list.
 
-        Example:
+        Examples:
             >>> import diffusionbert
             >>> diffusionbert.load().choose("the capital of france is [BLANK] .", ["paris", "new york"]).best
             'paris'
@@ -587,7 +587,7 @@ def load(
     Returns:
         The model.
 
-    Example:
+    Examples:
         >>> import diffusionbert
         >>> diffusionbert.load().name
         'bundled'

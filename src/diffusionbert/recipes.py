@@ -271,7 +271,7 @@ def recipe(
     Returns:
         The configuration of the run.
 
-    Example:
+    Examples:
         >>> recipe("pydoc", "tiny", system_name="mdlm").objective
         ContinuousTimeConfig(schedule=Linear(), time_sampling=UniformTimes())
     """
@@ -335,7 +335,7 @@ def train(
     Returns:
         The run: `run.path`, `run.history`, `run.config`.
 
-    Example:
+    Examples:
         >>> import diffusionbert
         >>> run = diffusionbert.train("my.txt", "runs/mine", start="bundled", steps=500)  # doctest: +SKIP
         >>> model = diffusionbert.load(run.path)  # doctest: +SKIP

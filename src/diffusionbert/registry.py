@@ -108,7 +108,7 @@ def register(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[ClassT], 
     Returns:
         A class decorator.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> from diffusionbert.diffusion.schedules import Linear, NoiseSchedule
         >>> @register("identity-example")
@@ -139,7 +139,7 @@ def register(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[ClassT], 
 def describe(member: Any) -> str:
     """A short text for tables and messages: the name of a registered dataclass, and its settings.
 
-    Example:
+    Examples:
         >>> from diffusionbert.diffusion.time_sampling import Bell
         >>> describe(Bell(0.5))
         'bell (depth = 0.5, weighted = True)'

@@ -103,7 +103,7 @@ def set_verbosity(level: str | int) -> None:
     Args:
         level: "debug", "info", "warning" (the default) or "error", or a level of `logging`.
 
-    Example:
+    Examples:
         >>> import diffusionbert
         >>> diffusionbert.set_verbosity("info")
     """

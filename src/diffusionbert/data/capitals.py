@@ -29,7 +29,7 @@ def capitalized(text: str, generated: Sequence[tuple[int, int]]) -> str:
         text: The whole text, which tells where sentences start.
         generated: The start and the end of each generated part, in characters.
 
-    Example:
+    Examples:
         >>> capitalized("he saw what i saw . then i left", [(0, 31)])
         'He saw what I saw . Then I left'
     """

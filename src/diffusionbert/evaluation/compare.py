@@ -128,7 +128,7 @@ def compare(
     Returns:
         The table, with the differences in each ranked column.
 
-    Example:
+    Examples:
         >>> print(compare(["runs/one", "runs/two"]))  # doctest: +SKIP
     """
     systems = _systems(results, names)

@@ -154,7 +154,7 @@ def total_score(scores: Sequence[TextScore | None]) -> TotalScore:
     Returns:
         The total.
 
-    Example:
+    Examples:
         >>> import diffusionbert
         >>> from diffusionbert.inference.score import total_score
         >>> total_score(diffusionbert.load().score(["the king .", "the queen ."])).num_texts

@@ -53,7 +53,7 @@ def parse_sampler(text: str) -> Sampler:
     Returns:
         The sampler.
 
-    Example:
+    Examples:
         >>> parse_sampler("remasking:eta=0.2")
         Remasking(eta=0.2, strategy=<Strategy.CAP: 'cap'>)
     """
@@ -79,7 +79,7 @@ def parse_sampler(text: str) -> Sampler:
 def format_sampler(sampler: Sampler) -> str:
     """The shortest text from which `parse_sampler` makes this sampler.
 
-    Example:
+    Examples:
         >>> format_sampler(Confidence(Criterion.MARGIN, threshold=0.5))
         'margin:threshold=0.5'
     """

@@ -101,7 +101,7 @@ def from_text(text: str, family: type[T], where: str) -> T:
     Returns:
         The member.
 
-    Example:
+    Examples:
         >>> from diffusionbert.diffusion.schedules import NoiseSchedule
         >>> str(from_text("spindle:strength=0.5,mean=sentence", NoiseSchedule, "--schedule"))
         'spindle (λ = 0.5, sentence mean)'

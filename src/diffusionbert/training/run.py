@@ -192,7 +192,7 @@ def train(
     Returns:
         The run, with its validations as `history`.
 
-    Example:
+    Examples:
         >>> from diffusionbert.recipes import recipe
         >>> run = train(recipe("pydoc", "tiny"), "runs/tiny")  # doctest: +SKIP
         >>> [validation.nats_per_token for validation in run.history]  # doctest: +SKIP

@@ -124,7 +124,7 @@ def adapt(
     Returns:
         The adapted model and a report with bounds and samples before and after.
 
-    Example:
+    Examples:
         >>> import diffusionbert
         >>> adapted = diffusionbert.adapt("films.txt")  # doctest: +SKIP
         >>> print(adapted.report.table())  # doctest: +SKIP

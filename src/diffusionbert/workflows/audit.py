@@ -290,7 +290,7 @@ def audit(
     Returns:
         The report; `print` shows it.
 
-    Example:
+    Examples:
         >>> import diffusionbert
         >>> diffusionbert.audit("spindle").verdict.value
         'cannot be a likelihood'

@@ -138,7 +138,7 @@ def bench(
     Returns:
         The rows that the machine can run, and why others were skipped.
 
-    Example:
+    Examples:
         >>> from diffusionbert.workflows.bench import bench
         >>> print(bench(only=["train-bundled"]).table())  # doctest: +SKIP
     """
