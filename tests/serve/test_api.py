@@ -125,6 +125,15 @@ def test_scores_have_kind_and_interval(client):
     assert exact[1]["difference"]["nats"] == pytest.approx(exact[1]["nats"] - exact[0]["nats"])
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"text": "a", "steps": "x"}, "steps"), ({"text": ["a", ""]}, "text.1"), ({"text": []}, "text"), ({}, "text")],
+)
+def test_a_wrong_value_is_named(client, body, param):
+    found = client.post("/v1/score", json=body)
+    assert (found.status_code, found.json()["error"]["param"]) == (422, param)
+
+
 def test_options_are_weighed_jointly(client):
     found = post(client, "choose", text="the [BLANK] saw a river .", options=["king", "old king"])
     expected = trained().choose("the [BLANK] saw a river .", ["king", "old king"])

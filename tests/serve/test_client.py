@@ -141,6 +141,11 @@ def test_embeddings_are_the_models(client, name):
         ({"model": "gpt"}, openai.NotFoundError, "model"),
         ({"n": 9}, openai.UnprocessableEntityError, "texts"),
         ({"n": 0}, openai.UnprocessableEntityError, "n"),
+        ({"extra_body": {"min-p": None}}, openai.BadRequestError, "min-p"),
+        ({"prompt": [1, 2]}, openai.UnprocessableEntityError, "prompt.0"),
+        ({"prompt": []}, openai.UnprocessableEntityError, "prompt"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, openai.UnprocessableEntityError, "stop"),
+        ({"stop": ["a", ""]}, openai.UnprocessableEntityError, "stop.1"),
         ({"temperature": -1}, openai.UnprocessableEntityError, "temperature"),
         ({"max_tokens": 100}, openai.UnprocessableEntityError, None),
         ({"prompt": "the [MASK]"}, openai.UnprocessableEntityError, None),
@@ -164,3 +169,10 @@ def test_neutral_values_of_unsupported_parameters_are_accepted(client, name):
         model=name, prompt="the king", max_tokens=2, best_of=1, frequency_penalty=0, presence_penalty=0, user=None
     )
     assert found.choices[0].text
+
+
+def test_null_is_the_default(client, name):
+    nullable = ("prompt", "suffix", "max_tokens", "n", "temperature", "top_p", "stop", "logprobs", "echo", "best_of")
+    found = client.completions.create(model=name, seed=3, **dict.fromkeys(nullable))
+    assert found.choices[0].text == client.completions.create(model=name, prompt="", seed=3).choices[0].text
+    assert found.usage.completion_tokens == 16

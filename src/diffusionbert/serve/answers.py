@@ -98,8 +98,6 @@ class Prompt:
 
 def prompts_of(request: schema.CompletionRequest, seed: int) -> list[Prompt]:
     """The texts of a completion, `n` for each prompt."""
-    given = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     return [
         Prompt(
             Task(
@@ -114,11 +112,11 @@ def prompts_of(request: schema.CompletionRequest, seed: int) -> list[Prompt]:
                 suffix=request.suffix or "",
             ),
             number,
-            stop,
+            tuple(request.stop),
             request.echo,
             request.logprobs,
         )
-        for prompt in given
+        for prompt in request.prompt
         for number in range(request.n)
     ]
 

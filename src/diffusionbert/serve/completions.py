@@ -17,16 +17,15 @@ from diffusionbert.serve.answers import Deltas, Prompt
 from diffusionbert.serve.errors import ERRORS, EVENTS
 from diffusionbert.serve.events import event, stream
 from diffusionbert.serve.server import Server
-from diffusionbert.serve.texts import kept_states, texts_of
+from diffusionbert.serve.texts import kept_states
 
 
 def add_completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/completions", tags=["OpenAI"], responses=ERRORS | EVENTS, response_model=schema.Completion)
     async def completions(body: schema.CompletionRequest, request: Request) -> Any:
         """Continues a prompt or, with a suffix, generates the text between the two."""
-        given = texts_of(body.prompt)
         others = [body.suffix or "", *body.include, *body.forbid]
-        server.require(body, [*given, *others], len(given) * body.n)
+        server.require(body, [*body.prompt, *others], len(body.prompt) * body.n)
         seed = fresh_seed() if body.seed is None else body.seed
         return await _complete(server, body, request, seed)
 

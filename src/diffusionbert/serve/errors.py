@@ -67,7 +67,8 @@ def of_validation(errors: list[dict[str, Any]]) -> RequestError:
     """What pydantic found: a parameter that is not supported, else the first wrong value."""
     unsupported = [one for one in errors if _is_unsupported(one)]
     first = (unsupported or errors)[0]
-    param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path")) or None
+    names = (str(part) for part in first["loc"][1:] if unsupported or _is_name(part))
+    param = ".".join(names) or None
     if first["type"] == "json_invalid":
         return RequestError(400, "the body is not JSON", code="invalid_json")
     if unsupported:
@@ -78,6 +79,11 @@ def of_validation(errors: list[dict[str, Any]]) -> RequestError:
         )
     message = f"`{param}`: {first['msg'][:1].lower()}{first['msg'][1:]}" if param else str(first["msg"])
     return RequestError(422, f"{message}, got {_shown(first.get('input'))}", param=param, code="invalid_value")
+
+
+def _is_name(part: int | str) -> bool:
+    """Whether a part of a place is one of our names or an index, and not which type of a union was tried."""
+    return isinstance(part, int) or part.isidentifier()
 
 
 def _is_unsupported(error: dict[str, Any]) -> bool:

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from diffusionbert.samplers.base import SamplerConfig
+
+
+def _several(value: Any) -> Any:
+    """A text by itself is a list of one."""
+    return [value] if isinstance(value, str) else value
+
 
 Text = Annotated[str, StringConstraints(min_length=1)]
-Texts = Text | Annotated[list[Text], Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1), BeforeValidator(_several, json_schema_input_type=Text | list[Text])]
+Prompts = Annotated[list[str], Field(min_length=1), BeforeValidator(_several, json_schema_input_type=str | list[str])]
+Stops = Annotated[list[Text], Field(max_length=4), BeforeValidator(_several, json_schema_input_type=Text | list[Text])]
 Words = Annotated[list[Text], Field(default_factory=list)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -32,6 +42,14 @@ class Named(Strict):
 
     model: str | None = Field(default=None, description="The id that /v1/models lists; may be left out.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """A parameter that is null has its default, as in OpenAI's API; one that is not known stays, to be refused."""
+        if not isinstance(given, dict):
+            return given
+        return {name: one for name, one in given.items() if one is not None or name not in cls.model_fields}
+
 
 class Sampling(Named):
     """How tokens are drawn."""
@@ -40,11 +58,14 @@ class Sampling(Named):
         default=None,
         description="A sampler by name, with settings such as `remasking:eta=0.1`; the model's own by default.",
     )
-    steps: Count = Field(default=128, description="Steps of the time grid.")
+    steps: Count = Field(default=SamplerConfig.steps, description="Steps of the time grid.")
     temperature: float = Field(
-        default=1.0, ge=0, le=100, description="0 takes the most probable token of each position."
+        default=SamplerConfig.temperature,
+        ge=0,
+        le=100,
+        description="0 takes the most probable token of each position.",
     )
-    top_k: int | None = Field(default=None, ge=0, description="Among the k most probable tokens; 0 or null is all.")
+    top_k: int | None = Field(default=None, ge=0, description="Among the k most probable tokens; 0 is all.")
     top_p: Probability | None = Field(
         default=None, description="Among the most probable tokens that together reach it; 1 is all, null the default."
     )
@@ -75,13 +96,13 @@ class StreamOptions(Strict):
 class CompletionRequest(Sampling, Streaming):
     """Continues a prompt or, with a suffix, generates the text between the two."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1)] = ""
+    prompt: Prompts = Field(default_factory=lambda: [""])
     suffix: str | None = Field(default=None, description="The text after what is generated: infilling.")
     max_tokens: Count = Field(
         default=16, description="The canvas: exactly so many new tokens, unless a `stop` ends the text."
     )
     n: Count = 1
-    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    stop: Stops = Field(default_factory=list)
     logprobs: int | None = Field(
         default=None, ge=0, le=20, description="log f of each token when it was unmasked, and so many alternatives."
     )
@@ -104,7 +125,7 @@ class FimRequest(Named):
     temperature: float = Field(default=1.0, ge=0, le=100)
     top_p: Probability | None = None
     random_seed: Seed | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    stop: Stops = Field(default_factory=list)
     stream: bool = False
     min_tokens: None = Field(default=None, description="Not supported.")
 

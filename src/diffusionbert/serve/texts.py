@@ -23,9 +23,8 @@ def add_texts(app: FastAPI, server: Server) -> None:
     @app.post("/v1/fill", tags=["texts"], responses=ERRORS)
     async def fill(body: schema.FillRequest, request: Request) -> schema.FillResponse:
         """Fills all blanks of each text jointly."""
-        texts = texts_of(body.text)
-        server.require(body, [*texts, *body.forbid], len(texts), alternatives=body.num_alternatives)
-        works = [answers.fill_work(engine, body, index, text) for index, text in enumerate(texts)]
+        server.require(body, [*body.text, *body.forbid], len(body.text), alternatives=body.num_alternatives)
+        works = [answers.fill_work(engine, body, index, text) for index, text in enumerate(body.text)]
         return schema.FillResponse(model=server.name, data=await server.results(request, works))
 
     @app.post("/v1/rewrite", tags=["texts"], responses=ERRORS | EVENTS, response_model=schema.RewriteResponse)
@@ -94,10 +93,9 @@ def add_texts(app: FastAPI, server: Server) -> None:
     @app.post("/v1/score", tags=["texts"], responses=ERRORS)
     async def score(body: schema.ScoreRequest, request: Request) -> schema.ScoreResponse:
         """Scores texts: nats per token, with kind and interval."""
-        texts = texts_of(body.text)
         steps = body.steps if isinstance(body.steps, int) else 1
-        server.require(body, texts, draws=body.max_draws, steps=steps)
-        parts = [texts] if body.paired else [[text] for text in texts]
+        server.require(body, body.text, draws=body.max_draws, steps=steps)
+        parts = [body.text] if body.paired else [[text] for text in body.text]
         found = await server.results(request, [answers.score_work(engine, body, part) for part in parts])
         scores = [one for part in found for one in part]
         for index, one in enumerate(scores):
@@ -115,19 +113,14 @@ def add_texts(app: FastAPI, server: Server) -> None:
     @app.post("/v1/embeddings", tags=["OpenAI"], responses=ERRORS)
     async def embeddings(body: schema.EmbeddingRequest, request: Request) -> schema.EmbeddingResponse:
         """The mean of the last layer over each text's own tokens."""
-        texts = texts_of(body.input)
-        server.require(body, texts)
-        found = await server.results(request, [answers.embedding_work(engine, body, text) for text in texts])
-        number = sum(map(len, engine.vocabulary.own(texts)))
+        server.require(body, body.input)
+        found = await server.results(request, [answers.embedding_work(engine, body, text) for text in body.input])
+        number = sum(map(len, engine.vocabulary.own(body.input)))
         return schema.EmbeddingResponse(
             model=server.name,
             data=[schema.Embedding(index=index, embedding=vector) for index, vector in enumerate(found)],
             usage=schema.EmbeddingUsage(prompt_tokens=number, total_tokens=number),
         )
-
-
-def texts_of(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
 
 
 def kept_states(states: list[schema.State], wanted: bool) -> Callable[[TracedState], None] | None:
