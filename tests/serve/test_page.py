@@ -405,6 +405,42 @@ def test_errors_say_what_to_do(visit):
     assert visit.tokens.count() == 6
 
 
+def test_a_run_can_be_stopped_while_the_server_is_busy(visit):
+    refusal = {"status": 429, "headers": {"retry-after": "30"}, "json": {"error": {"message": "full"}}}
+    waiting = visit.page.get_by_text("the server is busy; trying again in 30 seconds")
+    visit.page.route("**/v1/completions", lambda route: route.fulfill(**refusal), times=1)
+    visit.page.goto(f"{visit.address}/{WRITTEN}")
+    waiting.wait_for()
+    visit.press("Stop")
+    assert visit.page.locator(".status").first.text_content() == "stopped"
+    visit.press("Write")
+    before = visit.words
+    visit.page.route("**/v1/canvas", lambda route: route.fulfill(**refusal), times=1)
+    visit.tokens.nth(4).click()
+    waiting.wait_for()
+    visit.press("Stop")
+    assert visit.words == before  # the text is there again
+    visit.tokens.nth(4).click()
+    visit.settle()
+    assert "step 1 of 1" in visit.tokens.nth(4).get_attribute("aria-label")
+
+
+def test_a_link_that_is_followed_ends_what_runs(visit):
+    visit.open(WRITTEN)
+    refusal = {"status": 429, "headers": {"retry-after": "30"}, "json": {"error": {"message": "full"}}}
+    visit.page.route("**/v1/canvas", lambda route: route.fulfill(**refusal), times=1)
+    visit.tokens.nth(4).click()
+    visit.page.get_by_text("the server is busy").wait_for()
+    asked = []
+    visit.page.on("request", lambda request: asked.append(request.url))
+    visit.page.evaluate("fragment => { location.hash = fragment; }", link("write", prompt="a queen", max_tokens=3))
+    visit.page.get_by_text("all unmasked").wait_for()
+    visit.settle()
+    assert visit.words[:2] == ["a", "queen"]
+    assert visit.page.get_by_role("button", name="Write", exact=True).is_visible()
+    assert [url for url in asked if "/v1/" in url] == [f"{visit.address}/v1/completions"]
+
+
 def test_a_key_is_asked_for_and_kept_out_of_links(browser):
     key = "a key of sixteen characters or more"
     with serving(ServerSettings(api_key=key)) as (address, _), visiting(browser, address) as visit:

@@ -74,6 +74,15 @@ const posted = (body, signal) => ({
   signal,
 });
 
+const pause = (seconds, signal) =>
+  new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
+
 // Waits for a place in the queue where the server says when to come again.
 async function waiting(path, body, { signal, onWait }) {
   for (let attempt = 0; ; attempt += 1) {
@@ -83,8 +92,7 @@ async function waiting(path, body, { signal, onWait }) {
       if (error.status !== 429 || attempt >= 5) throw error;
       const seconds = Math.min(error.retryAfter ?? 1, 30);
       onWait?.(seconds);
-      await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
-      signal?.throwIfAborted();
+      await pause(seconds, signal);
     }
   }
 }

@@ -83,7 +83,7 @@ export class GenerationView extends View {
     const seed = freshSeed();
     const edits = { canvas: writeCanvas(tokens), text, run: seed, locks: writeNumbers(stage.locks), step: "" };
     for (const [name, value] of Object.entries(edits)) this.snapshot[side + name] = value;
-    await this.resume([[stage, { base, locks: new Set(stage.locks) }]]);
+    await this.working((signal) => this.#work([[stage, { base, locks: new Set(stage.locks) }]], signal));
   }
 
   // ---- runs ----------------------------------------------------------------------------------------------------
@@ -123,17 +123,6 @@ export class GenerationView extends View {
     const canvas = values[`${side}canvas`];
     const base = canvas ? { tokens: readCanvas(canvas).map((token) => ({ ...token, ...known })) } : null;
     return { base, locks: readNumbers(values[`${side}locks`]), step: values[`${side}step`] };
-  }
-
-  // Runs some stages again, after an edit.
-  async resume(work) {
-    const controller = new AbortController();
-    this.controller = controller;
-    this.busy(true);
-    await this.#work(work, controller.signal);
-    this.controller = null;
-    this.busy(false);
-    this.app.linked(this);
   }
 
   async #work(work, signal) {

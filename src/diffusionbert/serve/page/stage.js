@@ -93,6 +93,7 @@ export class Stage {
 
   #fail(error) {
     this.player.finish();
+    if (this.past.length && !this.frames.length) this.undo(false);
     if (error.name === "AbortError") {
       this.#become(this.frames.length ? "done" : "idle");
       this.status.textContent = "stopped";
@@ -103,7 +104,6 @@ export class Stage {
     this.status.textContent = "";
     this.error.replaceChildren(el("strong", {}, "That did not work. "), sentence(error.message));
     this.error.hidden = false;
-    if (this.past.length && !this.frames.length) this.undo(false);
   }
 
   draw() {

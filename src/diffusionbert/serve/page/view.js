@@ -43,10 +43,6 @@ export class View {
     return new URL(this.link, document.baseURI).href;
   }
 
-  get isDone() {
-    return this.snapshot !== null && this.controller === null;
-  }
-
   #empty(specimen, examples) {
     const shown = specimen.map((part) => part ?? el("span", { class: "token masked" }));
     const buttons = examples.map(([label, values]) =>
@@ -73,14 +69,19 @@ export class View {
 
   // Runs with these values; a subclass does the work in `run`.
   async start(values) {
+    this.snapshot = values;
+    this.#reach();
+    await this.working((signal) => this.run(values, signal));
+  }
+
+  // Does work that can be stopped, and is by other work.
+  async working(work) {
     this.controller?.abort();
     const controller = new AbortController();
     this.controller = controller;
-    this.snapshot = values;
     this.busy(true);
-    this.#reach();
     try {
-      await this.run(values, controller.signal);
+      await work(controller.signal);
     } catch (error) {
       if (error.name !== "AbortError") this.fail(error);
     } finally {
