@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import socket
@@ -13,6 +14,8 @@ import pytest
 from serving import serving
 from tiny_models import model_of, trained
 
+from diffusionbert.model import Model
+from diffusionbert.serve import scheduler
 from diffusionbert.serve.gate import access
 from diffusionbert.serve.settings import Limits, ServerSettings
 
@@ -158,13 +161,16 @@ def test_the_server_says_what_it_can_do(client):
     found = client.get("/v1/info").json()
     assert set(found["tasks"]) == {"generate", "infill", "fill", "rewrite", "canvas", "score", "choose", "embed"}
     assert found["limits"]["tokens"] == trained().max_length
+    usual = {name: one.default for name, one in inspect.signature(Model.generate).parameters.items()}
+    for name in ("steps", "temperature", "top_k", "top_p"):
+        assert found["defaults"][name] == usual[name]
     by_name = {one["name"]: one for one in found["samplers"]}
     assert by_name["remasking"]["settings"][0] == {"name": "eta", "default": 0.1}
     assert "left-to-right" not in by_name
     with serving(model=model_of("decoder")) as (address, _):
         other = httpx.get(f"{address}/v1/info").json()
         assert set(other["tasks"]) == {"generate", "score"}
-        assert other["default_sampler"] == "left-to-right"
+        assert other["defaults"]["sampler"] == "left-to-right"
         text = httpx.post(f"{address}/v1/completions", json={"prompt": "the king", "max_tokens": 4, "seed": 0}).json()
         [expected] = model_of("decoder").generate("the king", max_new_tokens=4, seed=0)
         assert f"the king{text['choices'][0]['text']}" == expected

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from diffusionbert import __version__
 from diffusionbert.data.text import BLANK, MASK
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.score import scoring_quantity
-from diffusionbert.model import TOP_P
 from diffusionbert.samplers.base import Sampler
 from diffusionbert.samplers.config import PRESETS, SamplingRequest, format_sampler, parse_sampler
 from diffusionbert.serve import schema
+from diffusionbert.serve.answers import sampling_of
 from diffusionbert.serve.server import Server
 
 
@@ -46,8 +46,10 @@ def info_of(server: Server) -> schema.Info:
         orders=ordered,
         quantity=_quantity(engine),
         samplers=_samplers(engine),
-        default_sampler=format_sampler(objective.choose_sampler(None)),
-        default_top_p=TOP_P,
+        defaults=schema.SamplingDefaults(
+            sampler=format_sampler(objective.choose_sampler(None)),
+            **asdict(sampling_of(schema.Sampling.model_validate({})).config),
+        ),
         limits=schema.LimitCard(
             body_bytes=limits.body_bytes,
             characters=limits.characters,

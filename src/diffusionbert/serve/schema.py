@@ -538,6 +538,16 @@ class LimitCard(BaseModel):
     draws: int = Field(description="Of the score of a text.")
 
 
+class SamplingDefaults(BaseModel):
+    """How tokens are drawn unless a request says otherwise."""
+
+    sampler: str
+    steps: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+
 class Info(BaseModel):
     """What a page needs to know about the server and its model."""
 
@@ -552,8 +562,7 @@ class Info(BaseModel):
     orders: list[str] = Field(description="In which text can be scored exactly.")
     quantity: str | None = Field(description="By which text is scored without an order.")
     samplers: list[SamplerCard]
-    default_sampler: str
-    default_top_p: float
+    defaults: SamplingDefaults
     limits: LimitCard
     authorization: bool = Field(description="Whether requests need an API key.")
 

@@ -1,6 +1,7 @@
 // Fields of a form by the names that a link has for them, and the part of it that sets a sampler.
 
 import { el } from "./dom.js";
+import { SAMPLING } from "./state.js";
 
 export function readForm(form, usual) {
   const found = { ...usual };
@@ -44,7 +45,7 @@ export function samplingInputs(fieldset, info, side) {
   const select = el(
     "select",
     {},
-    el("option", { value: "" }, `the model’s own (${info.default_sampler})`),
+    el("option", { value: "" }, `the model’s own (${info.defaults.sampler})`),
     ...info.samplers.map(({ name }) => el("option", { value: name }, name)),
   );
   const about = el("p", { class: "hint" });
@@ -91,18 +92,23 @@ export function samplingInputs(fieldset, info, side) {
       { class: "row four" },
       number("Steps", "steps", { min: 1, max: info.limits.steps }),
       number("Temperature", "temperature", { min: 0, max: 100, step: "any" }),
-      number("Top-k", "top_k", { min: 0, placeholder: "all" }),
-      number("Top-p", "top_p", { min: 0.01, max: 1, step: "any", placeholder: String(info.default_top_p) }),
+      number("Top-k", "top_k", { min: 0, placeholder: info.defaults.top_k ?? "all" }),
+      number("Top-p", "top_p", { min: 0.01, max: 1, step: "any", placeholder: info.defaults.top_p ?? 1 }),
     ),
   );
 }
 
 // The settings of one side in a few words.
 export function samplingWords(values, side, info) {
-  const parts = [values[`${side}sampler`] || info.default_sampler];
-  if (values[`${side}steps`] !== 128) parts.push(`${values[`${side}steps`]} steps`);
-  if (values[`${side}temperature`] !== 1) parts.push(`temperature ${values[`${side}temperature`]}`);
-  if (values[`${side}top_k`] !== "") parts.push(`top-k ${values[`${side}top_k`]}`);
-  if (values[`${side}top_p`] !== "") parts.push(`top-p ${values[`${side}top_p`]}`);
-  return parts.join(", ");
+  const words = {
+    sampler: (value) => value || info.defaults.sampler,
+    steps: (value) => `${value} steps`,
+    temperature: (value) => `temperature ${value}`,
+    top_k: (value) => `top-k ${value}`,
+    top_p: (value) => `top-p ${value}`,
+  };
+  return Object.entries(words)
+    .filter(([name]) => name === "sampler" || values[side + name] !== SAMPLING[name])
+    .map(([name, word]) => word(values[side + name]))
+    .join(", ");
 }

@@ -14,7 +14,7 @@ const NEEDED = { write: "generate", fill: "fill", rewrite: "rewrite", score: "sc
 class App {
   constructor(info) {
     this.info = info;
-    fitTo(info.limits);
+    fitTo(info);
     const size =
       info.num_parameters >= 1e6
         ? `${Math.round(info.num_parameters / 1e6)}M`

@@ -1,7 +1,7 @@
 // What the fields of a task ask the server for, and the same request as curl and Python.
 
 import { address } from "./api.js";
-import { readCanvas } from "./state.js";
+import { readCanvas, SAMPLING } from "./state.js";
 
 const words = (given) =>
   given
@@ -11,12 +11,10 @@ const words = (given) =>
 
 function sampling(values, side, seed) {
   const found = {};
-  const value = (name) => values[side + name];
-  if (value("sampler")) found.sampler = value("sampler");
-  if (value("steps") !== 128) found.steps = value("steps");
-  if (value("temperature") !== 1) found.temperature = value("temperature");
-  if (value("top_k") !== "") found.top_k = Number(value("top_k"));
-  if (value("top_p") !== "") found.top_p = Number(value("top_p"));
+  for (const [name, usual] of Object.entries(SAMPLING)) {
+    const value = values[side + name];
+    if (value !== usual) found[name] = name === "sampler" ? value : Number(value);
+  }
   return { ...found, seed: Number(seed) };
 }
 

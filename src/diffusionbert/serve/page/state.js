@@ -2,7 +2,8 @@
 
 export const TASKS = ["write", "fill", "rewrite", "score"];
 
-const SAMPLING = { sampler: "", steps: 128, temperature: 1, top_k: "", top_p: "" };
+// Empty is the server's default; `fitTo` knows those of the numbers.
+export const SAMPLING = { sampler: "", steps: 0, temperature: 0, top_k: "", top_p: "" };
 const RUN = { seed: "", run: "", canvas: "", text: "", locks: "", step: "", color: "probability" };
 const B = (fields) => Object.fromEntries(Object.entries(fields).map(([name, value]) => [`b.${name}`, value]));
 const { canvas, text, locks, run, step } = RUN;
@@ -15,10 +16,13 @@ export const FIELDS = {
   score: { score: "", order: "", run: "" },
 };
 
-// No more new tokens than the model can have.
-export const fitTo = (limits) => {
+// The server's defaults, and no more new tokens than the model can have.
+export function fitTo({ limits, defaults: { steps, temperature } }) {
   FIELDS.write.max_tokens = Math.min(FIELDS.write.max_tokens, limits.tokens);
-};
+  const known = { steps, temperature };
+  Object.assign(SAMPLING, known);
+  for (const task of ["write", "rewrite"]) Object.assign(FIELDS[task], known, B(known));
+}
 
 export const defaults = (task) => ({ ...FIELDS[task] });
 
