@@ -181,15 +181,18 @@ def test_the_server_says_what_it_can_do(client):
 # ---- operation ------------------------------------------------------------------------------------------------------
 
 
-def test_health_readiness_metrics_description_and_page(client, served):
+def test_health_readiness_metrics_description_and_page(client, served, monkeypatch):
     assert client.get("/health").json() == {"status": "ok"}
-    assert client.get("/ready").json() == {"status": "ready"}
-    served[1].is_draining = True
-    try:
-        assert client.get("/ready").status_code == 503
-        assert client.get("/health").status_code == 200
-    finally:
-        served[1].is_draining = False
+    eventually(lambda: client.get("/ready").json() == {"status": "ready"})
+    for part, name, value, status in (
+        (served[1], "is_draining", True, "draining"),
+        (served[1].scheduler, "is_warm", False, "starting"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(part, name, value)
+            assert client.get("/ready").json() == {"status": status}
+            assert client.get("/ready").status_code == 503
+            assert client.get("/health").status_code == 200
     post(client, "completions", prompt="the king", max_tokens=3)
     metrics = client.get("/metrics").text
     assert 'diffusionbert_requests_total{endpoint="/v1/completions",status="200"}' in metrics

@@ -108,9 +108,8 @@ def _add_operation(app: FastAPI, server: Server) -> None:
     @app.get("/ready", tags=["operation"], responses={503: {"model": schema.Status}})
     async def ready(response: Response) -> schema.Status:
         """Whether a load balancer may send requests."""
-        if server.is_draining:
-            response.status_code = 503
-        return schema.Status(status="draining" if server.is_draining else "ready")
+        response.status_code = 200 if server.status == "ready" else 503
+        return schema.Status(status=server.status)
 
     @app.get("/metrics", tags=["operation"], responses={401: ERRORS[401]}, response_class=Response)
     async def metrics() -> Response:

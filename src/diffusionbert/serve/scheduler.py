@@ -198,6 +198,8 @@ class Scheduler:
         self._asking: deque[_Session] = deque()
         self._is_closing = False
         self._mean_seconds = 1.0
+        self.is_warm = False
+        """Whether the shapes of passes are known; what is submitted before waits for that."""
         self._thread = threading.Thread(target=self._run, name="diffusionbert-network", daemon=True)
         self._thread.start()
 
@@ -227,6 +229,7 @@ class Scheduler:
         torch.set_grad_enabled(False)
         if self._shapes is not None:
             self._shapes.warm_up(WARM)
+        self.is_warm = True
         while True:
             with self._changed:
                 while not (self._waiting or self._asking or self._is_closing):

@@ -570,7 +570,7 @@ class Info(BaseModel):
 class Status(BaseModel):
     """Of /health and /ready."""
 
-    status: Literal["ok", "ready", "draining"]
+    status: Literal["ok", "starting", "ready", "draining"]
 
 
 class ErrorObject(BaseModel):

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Request
 
@@ -50,6 +50,11 @@ class Server:
     def limits(self) -> Limits:
         """What requests may ask for."""
         return self.settings.limits
+
+    @property
+    def status(self) -> Literal["starting", "ready", "draining"]:
+        """Whether a load balancer may send requests."""
+        return "draining" if self.is_draining else "ready" if self.scheduler.is_warm else "starting"
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
