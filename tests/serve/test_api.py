@@ -282,6 +282,29 @@ def test_pages_of_other_origins_need_consent():
         ).headers  # fmt: skip
 
 
+def test_a_page_of_another_origin_can_send_a_key():
+    settings = ServerSettings(cors_origins=("https://x.org",), api_key=KEY)
+    with serving(settings) as (address, _), httpx.Client(base_url=address) as client:
+        wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        for origin, status in (("https://x.org", 200), ("https://y.org", 400)):
+            asked_first = client.options("/v1/completions", headers=wanted | {"origin": origin})
+            assert asked_first.status_code == status
+        refused = client.get("/v1/models", headers={"origin": "https://x.org"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://x.org"
+
+
+def asked(address: str, **body) -> socket.socket:
+    """A connection on which a completion was asked for."""
+    sent = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])))
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(sent) + sent
+    )
+    return connection
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("diffusing", [False, True])
 def test_work_stops_when_the_client_goes_away(stream, diffusing):

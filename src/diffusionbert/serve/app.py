@@ -51,14 +51,15 @@ def create_app(server: Server) -> FastAPI:
     _add_operation(app, server)
     add_texts(app, server)
     add_completions(app, server)
-    if server.settings.cors_origins:
+    app.add_middleware(Gate, settings=server.settings, metrics=server.metrics)
+    if server.settings.cors_origins:  # before the gate: browsers first ask without the key, and must see refusals
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(server.settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],
+            expose_headers=["retry-after"],
         )
-    app.add_middleware(Gate, settings=server.settings, metrics=server.metrics)
     app.mount("/page", _Page(directory=PAGE), name="page")
     return app
 
