@@ -307,7 +307,7 @@ def asked(address: str, **body) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("diffusing", [False, True])
-def test_work_stops_when_the_client_goes_away(stream, diffusing):
+def test_waiting_work_is_dropped_when_the_client_goes_away(stream, diffusing):
     with serving() as (address, server):
         reached, go_on = threading.Event(), threading.Event()
 
@@ -317,13 +317,7 @@ def test_work_stops_when_the_client_goes_away(stream, diffusing):
 
         [blocking] = server.scheduler.submit([block])  # so that the request waits
         reached.wait()
-        port = int(address.rsplit(":", 1)[1])
-        body = json.dumps({"prompt": "the king", "max_tokens": 12, "stream": stream, "diffusing": diffusing}).encode()
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-                b"Content-Length: %d\r\n\r\n" % len(body) + body
-            )
+        with asked(address, prompt="the king", max_tokens=12, stream=stream, diffusing=diffusing):
             eventually(lambda: server.scheduler._waiting)
             [work] = server.scheduler._waiting
         eventually(lambda: work.is_cancelled)
@@ -333,6 +327,34 @@ def test_work_stops_when_the_client_goes_away(stream, diffusing):
             "diffusionbert_requests_total", {"endpoint": "/v1/completions", "status": "499"}
         ))  # fmt: skip
         assert server.metrics.registry.get_sample_value("diffusionbert_forward_passes_total") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_running_work_stops_when_the_client_goes_away(stream, monkeypatch):
+    reached, go_on, states = threading.Event(), threading.Event(), list[None]()
+
+    def pause() -> None:  # is called after each state
+        states.append(None)
+        if len(states) == 3:
+            reached.set()
+            go_on.wait()
+        scheduler.pause()
+
+    works: list[scheduler.Work] = []
+    submit = scheduler.Scheduler.submit
+    monkeypatch.setattr(scheduler.Scheduler, "submit", lambda *given: works.extend(found := submit(*given)) or found)
+    monkeypatch.setattr("diffusionbert.serve.answers.pause", pause)
+    with serving() as (address, server):
+        with asked(address, prompt="the king", max_tokens=12, stream=stream, diffusing=True) as connection:
+            assert reached.wait(60)
+            if stream:
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            [work] = works
+        eventually(lambda: work.is_cancelled)
+        go_on.set()
+        assert isinstance(work.future.exception(timeout=60), scheduler.CancelledWorkError)
+        assert server.metrics.registry.get_sample_value("diffusionbert_cancelled_sequences_total") == 1
+        assert len(states) == 3
 
 
 def test_a_full_queue_answers_429_with_a_time():
