@@ -381,6 +381,27 @@ def test_a_full_queue_answers_429_with_a_time():
         blocking.future.result(timeout=60)
 
 
+def test_more_open_requests_than_there_may_be_answer_429():
+    with serving(ServerSettings(limits=Limits(requests=1))) as (address, server):
+        reached, go_on = threading.Event(), threading.Event()
+
+        def block() -> None:
+            reached.set()
+            go_on.wait()
+
+        [blocking] = server.scheduler.submit([block])
+        reached.wait()
+        with asked(address, prompt="the king", max_tokens=2) as connection:
+            eventually(lambda: server.scheduler._waiting)
+            found = httpx.get(f"{address}/v1/models")
+            assert (found.status_code, found.headers["retry-after"]) == (429, "1")
+            assert httpx.get(f"{address}/health").status_code == 200
+            go_on.set()
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        blocking.future.result(timeout=60)
+        eventually(lambda: httpx.get(f"{address}/v1/models").status_code == 200)
+
+
 def test_an_unexpected_error_is_a_500_without_details(client, monkeypatch, caplog):
     def fail(*_: object) -> None:
         raise RuntimeError("a secret")

@@ -41,6 +41,7 @@ class Gate:
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
+        self._num_open = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers a request, or refuses it."""
@@ -63,6 +64,7 @@ class Gate:
             num_bytes += len(message.get("body", b""))
             await send(message)
 
+        self._num_open += 1
         try:
             if (refusal := self._refusal(scope)) is not None:
                 await _refuse(refusal, counted)
@@ -75,6 +77,7 @@ class Gate:
             if status == 499:  # else the response has begun, and ends here
                 await _refuse(refusal, counted)
         finally:
+            self._num_open -= 1
             seconds = time.monotonic() - began
             endpoint = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(endpoint, str(status)).inc()
@@ -90,6 +93,8 @@ class Gate:
         hosts = self._settings.hosts
         if hosts is not None and name not in hosts and headers.get(b"host", b"").decode("latin-1") not in hosts:
             return RequestError(400, f"this server does not answer to the host {name[:40]!r}", code="wrong_host")
+        if self._num_open > self._settings.limits.requests and path.startswith("/v1/"):
+            return RequestError(429, "too many requests are open; try again in 1 s", code="queue_full", retry=1)
         if path.startswith("/v1/") or path == "/metrics":
             key = self._settings.api_key
             given = headers.get(b"authorization", b"")

@@ -50,7 +50,6 @@ def run(server: Server) -> None:
         create_app(server),
         host=settings.host,
         port=settings.port,
-        limit_concurrency=settings.limits.connections,
         timeout_keep_alive=75,
         access_log=False,
         log_level="warning",

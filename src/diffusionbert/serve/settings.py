@@ -28,7 +28,8 @@ class Limits:
     """Sequences that wait for their turn; more are answered with 429."""
     seconds: float = 300.0
     """The time that the work on a sequence may take once it has begun."""
-    connections: int = 512
+    requests: int = 512
+    """That are open at once, whatever they ask for; more are answered with 429."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
