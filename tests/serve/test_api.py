@@ -206,9 +206,9 @@ def test_health_readiness_metrics_description_and_page(client, served, monkeypat
 
 
 def test_logs_have_no_texts(client):
-    lines: list[str] = []
+    lines: list[dict] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.msg)  # type: ignore[method-assign]
     access.addHandler(handler)
     access.setLevel(logging.INFO)
     try:
@@ -217,8 +217,8 @@ def test_logs_have_no_texts(client):
     finally:
         access.removeHandler(handler)
         access.setLevel(logging.NOTSET)
-    assert [json.loads(line)["status"] for line in lines] == [200, 404]
-    assert not [line for line in lines if "king" in line or "secret" in line]
+    assert [line["status"] for line in lines] == [200, 404]
+    assert not [line for line in lines if "king" in str(line) or "secret" in str(line)]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+import uvicorn
 from serve_load import answers_alone, items_of, load, load_until_stopped, start
-from tiny_models import trained_run
+from tiny_models import trained, trained_run
 
 from diffusionbert.cli.main import main, parse_arguments
+from diffusionbert.inference.choose import choose
+from diffusionbert.likelihood.orders import Order
+from diffusionbert.reporting import logger
+from diffusionbert.serve.app import create_app
+from diffusionbert.serve.gate import access
+from diffusionbert.serve.run import GracefulServer, log_to_stderr
+from diffusionbert.serve.server import Server
+from diffusionbert.serve.settings import ServerSettings
 
 
 @pytest.mark.slow
@@ -38,6 +51,63 @@ def test_no_answer_is_wrong_or_lost_under_load_and_sigterm():
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def _loggers_as_before() -> Iterator[None]:
+    loggers = (logger, access, logging.getLogger("uvicorn"))
+    before = [(one, one.handlers, one.propagate, one.level) for one in loggers]
+    yield
+    for one, handlers, propagate, level in before:
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
+
+
+@pytest.mark.usefixtures("_loggers_as_before")
+def test_logs_are_lines_of_json_without_the_texts_of_requests(capsys):
+    log_to_stderr()
+    logger.setLevel(logging.INFO)
+    server = Server(trained())
+    try:
+        options = ["king", "King"]  # which the model reads alike, as it warns
+        order = Order.named("left-to-right")
+        [work] = server.scheduler.submit([lambda: choose(server.engine, ["the [BLANK] ."], [options], order=order)])
+        work.future.result(timeout=60)
+        access.info({"path": "/v1/choose", "status": 200})
+        try:
+            raise RuntimeError("it broke")
+        except RuntimeError:
+            logger.exception("a request failed")
+    finally:
+        server.scheduler.close()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == ["info", "error"]
+    assert lines[0]["path"] == "/v1/choose"
+    assert "it broke" in lines[1]["traceback"]
+
+
+def test_with_a_delay_requests_are_accepted_after_sigterm(monkeypatch):
+    timers: list[tuple] = []
+
+    class Timer:
+        def __init__(self, *given: object) -> None:
+            timers.append(given)
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr("diffusionbert.serve.run.threading.Timer", Timer)
+    server = Server(trained(), ServerSettings(drain_delay=5.0))
+    running = GracefulServer(uvicorn.Config(create_app(server)), server)
+    try:
+        running.handle_exit(signal.SIGTERM, None)
+        assert (server.status, running.should_exit) == ("draining", False)
+        [(delay, stop, arguments)] = timers
+        assert delay == 5
+        stop(*arguments)
+        assert running.should_exit
+    finally:
+        server.scheduler.close()
 
 
 def test_help_does_not_need_the_extra():

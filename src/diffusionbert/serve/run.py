@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -13,12 +14,14 @@ from typing import Any
 
 import uvicorn
 
+from diffusionbert.reporting import logger
 from diffusionbert.serve.app import create_app
 from diffusionbert.serve.gate import access
+from diffusionbert.serve.scheduler import is_working
 from diffusionbert.serve.server import Server
 
 
-class _Uvicorn(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """Goes on accepting requests for a while after SIGTERM, while `/ready` says that it will not."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
@@ -45,13 +48,14 @@ class _Uvicorn(uvicorn.Server):
 def run(server: Server) -> None:
     """Serves until SIGTERM or SIGINT, then answers what was accepted, and returns."""
     settings = server.settings
-    _log_to_stderr()
+    log_to_stderr()
     config = uvicorn.Config(
         create_app(server),
         host=settings.host,
         port=settings.port,
         timeout_keep_alive=75,
         access_log=False,
+        log_config=None,
         log_level="warning",
         server_header=False,
         h11_max_incomplete_event_size=64 * 1024,
@@ -61,7 +65,7 @@ def run(server: Server) -> None:
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {server.name} at http://{shown}:{port}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when all is answered
-    _Uvicorn(config, server).run(sockets=[listening])
+    GracefulServer(config, server).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -77,8 +81,21 @@ def _listening(host: str, port: int) -> socket.socket:
     return found
 
 
-def _log_to_stderr() -> None:
-    """One line of JSON per request, beside the messages of the package."""
-    handler: Any = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter('{"time": "%(asctime)s", "request": %(message)s}'))
-    access.handlers, access.propagate = [handler], False
+class _JsonLines(logging.Formatter):
+    """One line of JSON per request or message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {"time": self.formatTime(record), "level": record.levelname.lower()}
+        if isinstance(record.msg, dict):
+            return json.dumps(line | record.msg)
+        line["message"] = record.getMessage()
+        return json.dumps(line | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
+
+
+def log_to_stderr() -> None:
+    """Writes lines of JSON; not what the package says about the texts of requests."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    handler.addFilter(lambda _: not is_working())
+    for one in (logger, access, logging.getLogger("uvicorn")):
+        one.handlers, one.propagate = [handler], False

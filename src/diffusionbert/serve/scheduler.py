@@ -130,11 +130,15 @@ class _Session:
 _current = threading.local()
 
 
+def is_working() -> bool:
+    """Whether this thread does the work of a request."""
+    return getattr(_current, "session", None) is not None
+
+
 def pause() -> None:
     """Lets others have a turn; for work that does not call a shared network."""
-    session: _Session | None = getattr(_current, "session", None)
-    if session is not None:
-        session.ask(_Call([]))
+    if is_working():
+        _current.session.ask(_Call([]))
 
 
 class SharedNetwork(nn.Module):
