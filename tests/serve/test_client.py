@@ -93,6 +93,10 @@ def test_log_probabilities_are_those_of_each_token_when_it_was_unmasked(client, 
     assert "".join(found.tokens) == choice.text
     assert all(value <= 0 for value in found.token_logprobs)
     assert [len(one) for one in found.top_logprobs] == [2] * len(found.tokens)
+    best = client.completions.create(**asked | {"temperature": 0}).choices[0].logprobs
+    for token, value, top in zip(best.tokens, best.token_logprobs, best.top_logprobs, strict=True):
+        assert max(top, key=top.get) == token  # spelled as in the text
+        assert top[token] == value
     assert [choice.text[start:].startswith(token) for start, token in zip(found.text_offset, found.tokens, strict=True)]
     echoed = client.completions.create(**asked, echo=True).choices[0]
     assert echoed.text == f"The king{choice.text}"

@@ -238,19 +238,24 @@ def logprobs_of(prompt: Prompt, state: TracedState, generated: str) -> schema.Lo
     texts = [state.text[one:other] for one, other in pairwise(edges)][: len(shown)]
     return schema.Logprobs(
         tokens=texts,
-        token_logprobs=[_log(one.probability) for one in shown],
-        top_logprobs=[
-            {other.token: _log(other.probability) for other in one.alternatives[: prompt.logprobs]}  # type: ignore[misc]
-            if one.alternatives
-            else None
-            for one in shown
-        ],
+        token_logprobs=[None if one.probability is None else _log(one.probability) for one in shown],
+        top_logprobs=[_top_logprobs(text, one, prompt.logprobs or 0) for text, one in zip(texts, shown, strict=True)],
         text_offset=[edge - first for edge in edges[: len(shown)]],
     )
 
 
-def _log(probability: float | None) -> float | None:
-    return None if probability is None else math.log(probability) if probability else -9999.0
+def _top_logprobs(text: str, token: trace.TracedToken, number: int) -> dict[str, float] | None:
+    """Of the most probable tokens, each spelled as it would be in place of the token, whose text is given."""
+    found = {}
+    for one in token.alternatives[:number]:
+        begins_word = not one.token.startswith("##") and one.token[:1].isalnum() and token.span[0] > 0
+        spelled = f" {one.token}" if begins_word else one.token.removeprefix("##")
+        found[text if one.id == token.id else spelled] = _log(one.probability)
+    return found or None
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability else -9999.0
 
 
 def usage_of(engine: Engine, prompts: Sequence[Prompt]) -> schema.Usage:
