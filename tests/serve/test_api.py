@@ -76,6 +76,11 @@ def test_a_text_is_rewritten_as_the_model_does(client):
     long = " ".join(["the king saw a river ."] * 8)
     assert post(client, "rewrite", text=long, seed=1)["data"][0]["text"] == trained().rewrite(long, seed=1)
     assert client.post("/v1/rewrite", json={"text": long, "diffusing": True}).status_code == 422
+    for wrong in ([], [[8, 4]], [[3, 5]], [[90, 95]]):
+        refused = client.post("/v1/rewrite", json={"text": text, "spans": wrong})
+        assert refused.status_code == 422
+        assert "no word is in `spans`" in refused.json()["error"]["message"]
+    assert client.post("/v1/rewrite", json={"text": text, "spans": [[-1, 3]]}).status_code == 422
 
 
 def test_a_canvas_goes_on_from_any_state_with_locked_and_masked_tokens(client):

@@ -311,6 +311,8 @@ def rewrite_work(
         edited = EditedText.of(engine.vocabulary, request.text)
         if request.spans is not None:
             chosen = trace.positions_in(edited, request.spans)
+            if not any(chosen):
+                raise ValueError(f"no word is in `spans` {request.spans}; give [[start, end]] in characters")
             given = [edited.tokens[position] for position in edited.own]
             states = trace.trace(
                 trace.traceable_canvas(

@@ -25,6 +25,7 @@ Stops = Annotated[list[Text], Field(max_length=4), BeforeValidator(_several, jso
 Words = Annotated[list[Text], Field(default_factory=list)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -339,7 +340,7 @@ class RewriteRequest(Sampling, Streaming):
     text: Text
     strength: float = Field(default=0.4, gt=0, le=1, description="The fraction of tokens that is masked.")
     n: Count = 1
-    spans: list[tuple[int, int]] | None = Field(
+    spans: list[tuple[Index, Index]] | None = Field(
         default=None, description="Rewrite these characters, all of them, instead of a fraction of the text."
     )
 
