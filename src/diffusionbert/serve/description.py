@@ -10,7 +10,8 @@ def description_page(openapi: dict[str, Any]) -> str:
     """One section per endpoint, one table per object."""
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>DiffusionBERT API</title>',
-        '<meta name="viewport" content="width=device-width"></head><body>',
+        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">',
+        '<link rel="icon" href="page/icon.svg" type="image/svg+xml"></head><body>',
         f"<h1>{escape(openapi['info']['title'])} {escape(openapi['info']['version'])}</h1>",
         '<p>Machines read <a href="/openapi.json">/openapi.json</a>.</p>',
     ]
