@@ -202,6 +202,8 @@ def test_health_readiness_metrics_description_and_page(client, served, monkeypat
     metrics = client.get("/metrics").text
     assert 'diffusionbert_requests_total{endpoint="/v1/completions",status="200"}' in metrics
     assert "diffusionbert_forward_passes_total" in metrics
+    assert "diffusionbert_running_sequences 0.0" in metrics
+    assert "diffusionbert_waiting_sequences 0.0" in metrics
     described = client.get("/docs")
     assert "/v1/completions" in described.text
     assert "://" not in described.text  # works without a network
@@ -372,9 +374,9 @@ def test_a_full_queue_answers_429_with_a_time():
 
         [blocking] = server.scheduler.submit([block])
         reached.wait()
-        eventually(lambda: server.scheduler._limits.running == 1)
         with server.scheduler._changed:
             server.scheduler._waiting.append(blocking)
+        assert server.metrics.registry.get_sample_value("diffusionbert_waiting_sequences") == 1
         for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}):
             found = httpx.post(f"{address}/v1/completions", json=body)
             assert found.status_code == 429

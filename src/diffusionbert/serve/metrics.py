@@ -20,7 +20,6 @@ class Metrics:
         self.generated = Counter(f"{name}generated_tokens", "Generated tokens.", registry=self.registry)
         self.running = Gauge(f"{name}running_sequences", "Sequences that are worked on.", registry=self.registry)
         self.waiting = Gauge(f"{name}waiting_sequences", "Sequences that wait for a turn.", registry=self.registry)
-        self.refused = Counter(f"{name}refused_requests", "Refused: the queue was full.", registry=self.registry)
         self.cancelled = Counter(f"{name}cancelled_sequences", "Nobody waited for them.", registry=self.registry)
         self.passes = Counter(f"{name}forward_passes", "Forward passes.", registry=self.registry)
         self.sequences = Counter(f"{name}forward_sequences", "Sequences in forward passes.", registry=self.registry)

@@ -204,6 +204,8 @@ class Scheduler:
         self._mean_seconds = 1.0
         self.is_warm = False
         """Whether the shapes of passes are known; what is submitted before waits for that."""
+        metrics.waiting.set_function(lambda: len(self._waiting))
+        metrics.running.set_function(lambda: len(self._asking))
         self._thread = threading.Thread(target=self._run, name="diffusionbert-network", daemon=True)
         self._thread.start()
 
@@ -216,7 +218,6 @@ class Scheduler:
                 raise QueueFullError(max(1, min(60, round(rounds * self._mean_seconds))))
             works = [Work(function) for function in functions]
             self._waiting.extend(works)
-            self._metrics.waiting.set(len(self._waiting))
             self._changed.notify()
         return works
 
@@ -242,13 +243,11 @@ class Scheduler:
                     break
                 free = self._limits.running - len(self._asking)
                 starting = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-                self._metrics.waiting.set(len(self._waiting))
             for work in starting:
                 session = self._idle.pop() if self._idle else _Session(self)
                 session.work, work.started = work, time.monotonic()
                 self._give_turn(session)
             self._stop_unwanted()
-            self._metrics.running.set(len(self._asking))
             self._pass()
         for session in self._idle:
             session.turn.release()
