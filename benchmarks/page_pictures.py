@@ -1,6 +1,7 @@
 """Takes the pictures of the page in docs/serving.md, with a server that runs.
 
-Run `diffusionbert serve`, then `python benchmarks/page_pictures.py http://127.0.0.1:8000 docs/page`.
+Run `diffusionbert serve`, then `python benchmarks/page_pictures.py http://127.0.0.1:8000 docs/page`. The fonts are
+those of Debian's packages fonts-inter and fonts-urw-base35.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from urllib.parse import urlencode
 from playwright.sync_api import Page, sync_playwright
 
 WIDE, NARROW = (1280, 640), (390, 844)
-PROMPT = {"prompt": "The old man walked down to the", "max_tokens": 20, "run": 5}
+PROMPT = {"prompt": "The old man walked down to the", "max_tokens": 16, "run": 2}
+SENTENCES = "The children play in the garden.\nThe garden play in the children."
 
 
 def main(address: str, folder: Path) -> None:
@@ -22,9 +24,9 @@ def main(address: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[tuple[str, tuple[int, int], str, dict[str, Any]]] = [
         ("write", WIDE, "light", {"task": "write"} | PROMPT),
-        ("dark", WIDE, "dark", {"task": "write", "step": 13, "color": "step"} | PROMPT),
+        ("dark", WIDE, "dark", {"task": "write", "step": 10, "color": "step"} | PROMPT),
         ("compare", WIDE, "light", {"task": "write", "compare": "true", "b.sampler": "confidence"} | PROMPT),
-        ("score", WIDE, "light", {"task": "score", "run": 1, "score": "The dog ate the bone.\nThe bone ate the dog."}),
+        ("score", WIDE, "light", {"task": "score", "run": 1, "score": SENTENCES}),
         ("narrow", NARROW, "light", {"task": "write", "locks": "9.13.14"} | PROMPT),
     ]
     with sync_playwright() as started:
@@ -49,7 +51,8 @@ def main(address: str, folder: Path) -> None:
 def _prepare(page: Page, name: str) -> None:
     """Shows what the picture is about."""
     if name == "write":
-        page.locator(".stage .token:not(.given)").nth(3).hover()
+        tokens = page.locator(".stage .token:not(.given)")
+        tokens.nth(tokens.count() - 5).hover()  # of the last line, so that the card is below the text
     if name == "narrow":
         page.locator(".toolbar").first.evaluate("element => element.scrollIntoView()")
 
