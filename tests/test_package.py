@@ -80,6 +80,17 @@ def test_the_lock_has_the_constraints_with_hashes():
     assert not [pin for pin in checked if pin[1] not in versions[pin[0].lower().replace("_", "-")]]
 
 
+def test_the_lock_has_every_requirement():
+    """Of the package and of the extras that `make lock` names: `make lock` was not forgotten."""
+    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = re.findall(r"--extra (\w+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    required = [*project["dependencies"], *(one for name in extras for one in project["optional-dependencies"][name])]
+    names = {re.match(r"[\w.-]+", one)[0].lower().replace("_", "-") for one in required} - {"diffusionbert"}
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert {"torch", "peft"} < names
+    assert names <= set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE))
+
+
 def test_nothing_reports_home():
     """No source file names an address to send to; users name Hub models, data sets and trackers themselves."""
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(diffusionbert.__file__).parent.rglob("*.py"))
