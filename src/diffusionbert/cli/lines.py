@@ -27,7 +27,7 @@ from diffusionbert.cli.common import Flag, OptionalPath, finite, option
 from diffusionbert.data.files import bounded_lines
 from diffusionbert.parallel import current
 from diffusionbert.reporting import logger, printable, progress_line, reason_of, shown_progress
-from diffusionbert.storage.limits import require_regular
+from diffusionbert.storage.limits import read_text, require_regular
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -427,13 +427,15 @@ class _Progress:
         progress = cls(output.with_name(output.name + ".progress"), json.loads(json.dumps(settings)), state)
         if not output.exists():
             return progress
+        if not progress.file.exists():
+            raise ValueError(f"--output {str(output)!r} exists; delete it, or give another name")
         try:
-            saved = json.loads(progress.file.read_text(encoding="utf-8"))
+            saved = json.loads(read_text(progress.file))
             found = saved["settings"], int(saved["lines"]), int(saved["bytes"]), str(saved["digest"])
             values = dict(saved["state"].items())
-        except FileNotFoundError:
-            raise ValueError(f"--output {str(output)!r} exists; delete it, or give another name") from None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            if min(found[1:3]) < 0:
+                raise ValueError("a negative number")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"{str(progress.file)!r} is damaged ({reason_of(error)}); delete it and --output to begin again"
             ) from None
@@ -449,8 +451,10 @@ class _Progress:
     def skip_done(self, lines: Iterator[Line]) -> Iterator[Line]:
         digest = ""
         for _ in range(self.num_lines):
-            line = next(lines, None)
-            digest = "" if line is None else _extended(digest, line)
+            if (line := next(lines, None)) is None:
+                digest = ""
+                break
+            digest = _extended(digest, line)
         if digest != self.digest:
             raise ValueError("the texts of the lines that --output has are not the same any more; begin a new --output")
         return lines

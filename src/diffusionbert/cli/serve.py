@@ -84,4 +84,6 @@ class Serve:
 def _key(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get(KEY) or None
-    return file.read_text(encoding="utf-8").strip()
+    from diffusionbert.storage.limits import read_text
+
+    return read_text(file).strip()

@@ -39,6 +39,7 @@ from diffusionbert.evaluation.metrics import (
 from diffusionbert.likelihood.intervals import percentile_interval, resampled_sums
 from diffusionbert.likelihood.scores import LikelihoodRates, LikelihoodSummary, PointEstimate, Scores
 from diffusionbert.storage.files import CodeVersion, load_tensors, read_json, write_bytes, write_json
+from diffusionbert.storage.limits import read_text
 from diffusionbert.storage.reader import FLOATS, INTEGERS, TensorRule, require_stored, stored_tensors
 from diffusionbert.storage.schema import Component, from_json, to_json
 from diffusionbert.training.log import ModelDescription
@@ -289,7 +290,7 @@ class EvaluationResult:
             if unknown := sorted(record.keys() - _RECORDED):
                 raise ValueError(f"{where}: unknown field {unknown[0]!r}")
             return from_json(record, cls, where)._with_arrays(folder)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"the evaluation in {str(folder)!r} is damaged ({error}); evaluate again") from None
 
     def _with_arrays(self, folder: Path) -> EvaluationResult:
@@ -316,10 +317,7 @@ class EvaluationResult:
             ]
         except KeyError as error:
             raise ValueError(f"{folder / SCORES}: no tensor {error}") from None
-        try:
-            lines = tuple((folder / SAMPLES).read_text(encoding="utf-8").splitlines())
-        except OSError as error:
-            raise ValueError(f"{folder / SAMPLES}: {error.strerror}") from None
+        lines = tuple(read_text(folder / SAMPLES).splitlines())
         number = 0 if self.generation is None else self.generation.sampling.number
         samples, more = lines[:number], lines[number : 2 * number]
         return replace(self, scores=scores, bleu4=bleu[0], self_bleu4=bleu[1], samples=samples, more_samples=more)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffusionbert import __version__
 from diffusionbert.reporting import reason_of
-from diffusionbert.storage.limits import Limit, require_regular
+from diffusionbert.storage.limits import Limit, read_text
 from diffusionbert.storage.reader import (
     TensorRule,
     foreign,
@@ -67,13 +67,11 @@ def write_bytes(path: Path, contents: bytes) -> None:
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file; raises ValueError if it is missing, damaged, too large or not a regular file."""
-    require_regular(path)
-    if path.exists():
-        Limit.JSON_BYTES.require(path.stat().st_size, f"{str(path)!r} has too many bytes for JSON", "restore it")
+    if not path.exists():
+        raise ValueError(f"{str(path)!r} does not exist; give a run directory or a model folder")
+    text = read_text(path, Limit.JSON_BYTES)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{str(path)!r} does not exist; give a run directory or a model folder") from None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{str(path)!r} is not valid JSON ({reason_of(error)}); restore it, or create its folder again"

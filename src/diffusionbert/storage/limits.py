@@ -2,11 +2,12 @@
 
 Each has a default that no ordinary use reaches, and an environment variable that changes it and that messages name:
 `DIFFUSIONBERT_MAX_LAYERS=2000`. They are checked before anything of that size is allocated. This module does not
-depend on torch.
+depend on torch. What is read as text is read here, so that no pipe, device or binary file gets further.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from enum import Enum, unique
@@ -17,14 +18,18 @@ from pathlib import Path
 class Limit(Enum):
     """A limit by name, with its default."""
 
-    JSON_BYTES = 1 << 28
+    JSON_BYTES = 1 << 26
     """Bytes of a JSON file."""
+    TEXT_BYTES = 1 << 30
+    """Bytes of a file that is read as a whole: samples, logs, languages."""
     TOKENS = 1 << 22
     """Ids of a tokenizer."""
     GROWTH = 1 << 12
     """Characters that the rules of a tokenizer may make of one."""
     LAYERS = 1 << 10
     """Layers of a network."""
+    POSITIONS = 1 << 21
+    """Positions of a sequence that is trained on."""
     EXPANSION = 200
     """Decompressed bytes per compressed byte of a file, beyond its first 64 MiB."""
     DECOMPRESSED_BYTES = 1 << 40
@@ -68,6 +73,14 @@ class Limit(Enum):
             raise ValueError(f"{what}, got {shown}, at most {self.most:,}; {remedy}, or set {self.variable}")
 
 
+def memory_bytes() -> float:
+    """The memory of this machine; infinite if unknown."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return math.inf
+
+
 def require_regular(path: Path) -> None:
     """Raises ValueError for a pipe, a device, a socket or a folder, which could be read forever; not if missing."""
     try:
@@ -78,3 +91,15 @@ def require_regular(path: Path) -> None:
     if not stat.S_ISREG(mode):
         kind = kinds.get(stat.S_IFMT(mode), "a device")
         raise ValueError(f"{str(path)!r} is {kind}, not a regular file; give a file")
+
+
+def read_text(path: Path, limit: Limit = Limit.TEXT_BYTES) -> str:
+    """Reads a regular file of a bounded size; raises ValueError if it is none, is missing or is not UTF-8."""
+    require_regular(path)
+    try:
+        limit.require(path.stat().st_size, f"{str(path)!r} has too many bytes", "restore it")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); restore it, or give another") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is not UTF-8 ({error.reason}); convert it, or restore it") from None

@@ -19,6 +19,7 @@ from typing import ClassVar, TypeVar
 from torch import Tensor, nn
 
 from diffusionbert.objectives.base import Likelihood
+from diffusionbert.storage.limits import read_text
 from diffusionbert.storage.schema import Component, from_json, to_json
 from diffusionbert.training.config import RunConfig
 
@@ -103,10 +104,10 @@ def append(log: Path, event: Event) -> None:
 def read_log(log: Path) -> list[Event]:
     """Reads all rows except incomplete lines, which a killed process leaves, and rows of unknown events."""
     found = []
-    for number, line in enumerate(log.read_text(encoding="utf-8").splitlines() if log.exists() else (), start=1):
+    for number, line in enumerate(read_text(log).splitlines() if log.exists() else (), start=1):
         try:
             plain = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         plain = _from_format_1(plain) if isinstance(plain, dict) and "event" not in plain else plain
         cls = _EVENTS.get(str(plain.get("event"))) if isinstance(plain, dict) else None
@@ -125,7 +126,7 @@ def remove_after(log: Path, step: int) -> None:
     """Removes the rows after the step from which a run resumes."""
     if not log.exists():
         return
-    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
+    kept = [line for line in read_text(log).splitlines() if _step(line) <= step]
     temporary = log.with_name(log.name + ".unfinished")
     temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
     temporary.replace(log)
@@ -144,7 +145,7 @@ def _from_format_1(plain: Mapping[str, object]) -> dict[str, object]:
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # incomplete: the process was killed
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # incomplete: the process was killed
         return math.inf
 
 

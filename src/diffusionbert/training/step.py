@@ -33,6 +33,7 @@ from diffusionbert.networks.packing import has_packed_kernel
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.reporting import logger
 from diffusionbert.storage.files import require_writable, write_bytes
+from diffusionbert.storage.limits import require_regular
 from diffusionbert.training.batches import BatchPlan, BatchPosition, micro_batches
 from diffusionbert.training.config import TrainingConfig
 from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate, low_precision, weight_decay
@@ -317,6 +318,7 @@ def compile_cache(path: Path | None, *, is_written: bool = True) -> Iterator[Non
     code that torch runs, so it is read from where the user says and from nowhere else.
     """
     if path is not None and path.exists():
+        require_regular(path)
         torchs_own = logging.getLogger("torch.compiler._cache")
         torchs_own.disabled = True  # it would print a traceback
         try:

@@ -17,6 +17,7 @@ from diffusionbert.inference.tasks import Task
 from diffusionbert.reporting import progress_line
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 from diffusionbert.storage.files import build_once
+from diffusionbert.storage.limits import read_text
 
 NUM_TEXTS = 96
 STEPS = 16
@@ -40,7 +41,7 @@ def generic_texts(engine: Engine, cache: Path, *, number: int = NUM_TEXTS, seed:
         (folder / _FILE).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
     folder = build_once(cache / f"generic-{key[:32]}", draw)
-    texts = (folder / _FILE).read_text(encoding="utf-8").splitlines()
+    texts = read_text(folder / _FILE).splitlines()
     special = engine.vocabulary.num_special(paired=False)
     lengths = map(len, engine.vocabulary.encode(texts))
     return [text for text, length in zip(texts, lengths, strict=True) if special < length <= engine.max_positions]
