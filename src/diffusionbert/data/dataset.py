@@ -28,6 +28,7 @@ from diffusionbert.data.encoding import Encoder
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.storage.files import build_once, read_json, restore_replaced
+from diffusionbert.storage.limits import Limit
 from diffusionbert.storage.schema import from_json
 
 VERSION = 3
@@ -105,6 +106,7 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, cache: Path, *, max_le
         raise ValueError(
             f"`max_length` must be >= {smallest} (special tokens included), got {max_length}; 128 is usual"
         )
+    Limit.POSITIONS.require(max_length, "`max_length` is too large", "128 is usual")
     settings = [VERSION, corpus.fingerprint, vocabulary.fingerprint, max_length]
     folder = cache / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     if not folder.is_dir():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -16,14 +17,16 @@ from typing import Any, ClassVar
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from diffusionbert.networks.lora import CONFIG as ADAPTER
 from diffusionbert.networks.lora import apply_adapter, base_of, is_adapter
 from diffusionbert.registry import Registry, describe, register
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import read_json
 from diffusionbert.storage.hub import locate, not_found, quiet
-from diffusionbert.storage.limits import Limit, require_regular
+from diffusionbert.storage.limits import Limit, memory_bytes, require_regular
 from diffusionbert.storage.reader import FLOATS, StoredTensor, foreign, stored_tensors
 from diffusionbert.storage.weights import load_int8, weight_files
 
@@ -78,6 +81,7 @@ class NewNetwork(BackboneConfig):
         for name in ("layers", "width", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` of a network must be 1 or more, got {getattr(self, name)}")
+        Limit.LAYERS.require(self.layers, "`layers` of a network are too many", "give fewer")
         if self.width % self.heads:
             raise ValueError(
                 f"`width` must be a multiple of `heads`, got width {self.width} and {self.heads} heads; give a number "
@@ -99,8 +103,15 @@ class NewNetwork(BackboneConfig):
             remedy = "the objective autoregressive (--system decoder) with it"
             needed, use = ("causal", f"{type(self.as_causal()).__name__}()") if causal else ("masked", remedy)
             raise ValueError(f"this objective needs a {needed} language model, got a new {self.label}; use {use}")
-        kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-        return _new(kind, self.config(vocab_size, max_positions, pad_id))
+        kind, config = _CAUSAL if causal else _MASKED, self.config(vocab_size, max_positions, pad_id)
+        with foreign(lambda error: ValueError(f"a {self.label} of `width` {self.width} cannot be made: {error}")):
+            size, memory = 4 * _num_described(kind, config, 100 * self.layers), memory_bytes()
+        if size > memory:
+            raise ValueError(
+                f"a {self.label} of {self.layers} layers and `width` {self.width} takes {size:,} bytes, and this "
+                f"machine has {memory:,.0f}; make it smaller"
+            )
+        return _new(kind.auto, config)
 
 
 @register("bert")
@@ -330,10 +341,18 @@ def require_reopenable(backbone: PreTrainedModel) -> None:
         )
 
 
-def new_lm(folder: Path) -> PreTrainedModel:
-    """Makes the language model that a folder's config.json describes, randomly initialized."""
+def new_lm(folder: Path, stored: Mapping[str, StoredTensor]) -> PreTrainedModel:
+    """Makes the language model that a folder's config.json describes, randomly initialized.
+
+    Args:
+        folder: With config.json.
+        stored: What its parameters will be set to.
+    """
     kind = _CAUSAL if is_causal(folder) else _MASKED
     config = _config(kind, folder, folder)
+    with foreign(lambda error: _unreadable(kind, folder, folder, error)):
+        described = _num_described(kind, config, len(stored))
+    _require_size(folder, described, stored)
     with foreign(lambda error: _unreadable(kind, folder, folder, error)):
         return _new(kind.auto, config)
 
@@ -349,15 +368,19 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
     folder = locate(kind.name, name_or_folder, FILES)
     if is_adapter(folder):
         return _load_adapted(kind, folder)
+    if (folder / ADAPTER).exists():  # transformers would apply it where PEFT is installed, unchecked
+        raise ValueError(
+            f"{str(name_or_folder)!r} has weights and an {ADAPTER}, so it is not clear what it is; remove one of them"
+        )
     model: PreTrainedModel
     with quiet():
         config = _config(kind, name_or_folder, folder)
         with foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
             stored = {name: each for file in weight_files(folder) for name, each in stored_tensors(file).items()}
-            described = _num_described(kind, config)
+            described = _num_described(kind, config, len(stored))
         weights = load_int8(folder)
-        if weights is None:
-            _require_floats(folder, stored)
+        # With int8 weights those that have a scale are floats by now.
+        _require_floats(folder, {name: one for name, one in stored.items() if weights is None or one.dtype != "I8"})
         _require_size(folder, described, stored)
         opener, source = (kind.auto, str(folder)) if weights is None else (kind.class_of(config), None)
         with foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
@@ -381,6 +404,7 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
     _require_all_layers(name_or_folder, model, report["unexpected_keys"])
     if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
         raise ValueError(f"{str(name_or_folder)!r} has values in {broken} that are not finite; export it again")
+    _require_usable(name_or_folder, model)
     if missing:
         message = "%s has no %s head; it gets a randomly initialized one, to be trained: %s"
         logger.warning(message, name_or_folder, kind.name.replace(" ", "-"), ", ".join(missing))
@@ -398,10 +422,26 @@ def _load_adapted(kind: _Kind, folder: Path) -> PreTrainedModel:
     return model
 
 
-def _num_described(kind: _Kind, config: PreTrainedConfig) -> int:
-    """The number of values of the network that a config describes, none of which is allocated."""
-    with torch.device("meta"):
-        model = _new(kind.auto, config)
+def _num_described(kind: _Kind, config: PreTrainedConfig, num_stored: int) -> int:
+    """The number of values of the network that a config describes, none of which is allocated.
+
+    Raises ValueError as soon as it has many more modules than tensors are stored: layers, experts or groups of layers,
+    whatever a kind of network calls them, may be claimed without end.
+    """
+    own, left = threading.get_ident(), 10_000 + 20 * num_stored
+
+    def count(*_: object) -> None:
+        nonlocal left
+        left -= threading.get_ident() == own
+        if left < 0:
+            raise ValueError(f"config.json describes a network of many more parts than the {num_stored} tensors stored")
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            model = _new(kind.auto, config)
+    finally:
+        handle.remove()
     return sum(tensor.numel() for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 
 
@@ -413,6 +453,19 @@ def _require_size(folder: Path, described: int, stored: Mapping[str, StoredTenso
             f"{str(folder)!r} is not complete: config.json describes {described:,} weights, but the files hold "
             f"{found:,}; use a complete checkpoint whose config.json fits its weights"
         )
+
+
+@torch.no_grad()
+def _require_usable(name: str | Path, model: PreTrainedModel) -> None:
+    """Computes three tokens: settings may have passed that no computation accepts, or weights that overflow."""
+
+    def refusal(error: BaseException) -> ValueError:
+        return ValueError(f"{str(name)!r} cannot compute ({reason_of(error)}); restore its config.json and weights")
+
+    with quiet(), foreign(refusal):
+        logits = model(input_ids=torch.zeros(1, 3, dtype=torch.long)).logits
+        if not logits.isfinite().all():
+            raise ValueError("its log-probabilities are not finite")
 
 
 _NUMBERED = re.compile(r"(.*?\.\d+)\.")
@@ -437,6 +490,8 @@ def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrained
             f"{str(name_or_folder)!r} has the model type {config.model_type!r}, which is not a {kind.name}: "
             f"use {kind.examples}"
         )
+    if kind is _MASKED and getattr(config, "is_decoder", False):
+        raise ValueError(f"{str(name_or_folder)!r} is_decoder, so it would read to the left alone; restore config.json")
     return config
 
 
@@ -444,6 +499,9 @@ def _read_config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTr
     require_sound_config(folder)
     with quiet(), foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        # How to compute is not for a file to say: it could name kernels on the Hub, or weights that were not checked.
+        config._attn_implementation = config._experts_implementation = None
+        vars(config).pop("transformers_weights", None)
         return config
 
 
@@ -455,15 +513,33 @@ def require_sound_config(folder: Path) -> None:
     plain = read_json(file)
     if not isinstance(plain, dict) or not isinstance(plain.get("model_type", ""), str):
         raise ValueError(f"{str(file)!r} must be an object with a model_type; restore it, or copy the model again")
-    for name, value in plain.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        if re.search(r"(^|_)layers?$", name):
-            Limit.LAYERS.require(value, f"{str(file)!r} has too many layers ({name})", "restore it")
-        if (name.endswith("layers") and value < 1) or abs(value) >= 1 << 62:
-            raise ValueError(f"{str(file)!r} has {name} {str(value)[:40]}, which no network has; restore it")
-        if name == "num_labels":
-            Limit.TOKENS.require(value, f"{str(file)!r} has too many labels ({name})", "restore it")
+    if plain.get("quantization_config"):
+        raise ValueError(
+            f"{str(file)!r} has a quantization_config: dequantize the model with the library that quantized it"
+        )
+    configs, number = [plain], 0
+    for one in configs:  # a config may have others inside
+        configs += [value for value in one.values() if isinstance(value, dict)]
+        number += len(one)
+        if number > _MOST_SETTINGS:
+            raise ValueError(f"{str(file)!r} has more than {_MOST_SETTINGS:,} settings, as no network has; restore it")
+        for name, value in one.items():
+            if isinstance(value, int) and not isinstance(value, bool):
+                _require_sound_number(file, name, value)
+
+
+_MOST_SETTINGS = 50_000
+"""Labels, of which each has two, are among them."""
+
+
+def _require_sound_number(file: Path, name: str, value: int) -> None:
+    if re.search(r"(^|_)layers?$", name):
+        Limit.LAYERS.require(value, f"{str(file)!r} has too many layers ({name})", "restore it")
+    is_depth = name in ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+    if (is_depth and value < 1) or abs(value) >= 1 << 62:
+        raise ValueError(f"{str(file)!r} has {name} {str(value)[:40]}, which no network has; restore it")
+    if name == "num_labels":
+        Limit.TOKENS.require(value, f"{str(file)!r} has too many labels ({name})", "restore it")
 
 
 def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: BaseException) -> ValueError:
@@ -514,7 +590,7 @@ def load_legacy_checkpoint(path: Path) -> PreTrainedModel:
     config = _legacy_config(weights, path)
     with foreign(lambda error: ValueError(f"{str(path)!r} holds no BERT ({reason_of(error)}): use a complete one")):
         stored = {name: StoredTensor("F32", tuple(value.shape)) for name, value in weights.items()}
-        _require_size(path, _num_described(_MASKED, config), stored)
+        _require_size(path, _num_described(_MASKED, config, len(stored)), stored)
         model = _new(transformers.AutoModelForMaskedLM, config)
         fit = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):

@@ -64,7 +64,7 @@ def not_found(what: str, name: str | Path, expected: str, error: BaseException) 
 def quiet(*, bars: bool = False) -> Iterator[None]:
     """Silences transformers' table of missing weights, which we report in one line, and its progress bars."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
     if not bars:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -125,7 +125,7 @@ def weight_files(folder: Path) -> list[Path]:
     index, whole = folder / f"{name}.safetensors.index.json", folder / f"{name}.safetensors"
     if whole.exists() or not index.exists():
         return [whole] if whole.exists() else sorted(folder.glob(f"{name}*.safetensors"))
-    return [folder / Path(file).name for file in sorted(set(_places(index).values()))]
+    return [folder / file for file in sorted(set(_places(index).values()))]
 
 
 def _is_int8(folder: Path) -> bool:
@@ -137,7 +137,15 @@ def _is_int8(folder: Path) -> bool:
 def _places(index: Path) -> dict[str, str]:
     """The file of each tensor, as an index has them."""
     plain = read_json(index)
-    return from_json(plain.get("weight_map") if isinstance(plain, dict) else None, dict[str, str], index.name)
+    places = from_json(plain.get("weight_map") if isinstance(plain, dict) else None, dict[str, str], index.name)
+    # Files that transformers would open must be those that were checked.
+    if elsewhere := next((file for file in places.values() if not _is_name(file)), None):
+        raise ValueError(f"{str(index)!r} names {elsewhere[:40]!r}, which is no file beside it; export it again")
+    return places
+
+
+def _is_name(file: str) -> bool:
+    return file.endswith(".safetensors") and not set(file) & set("/\\\0")
 
 
 def _shards(tensors: Mapping[str, Tensor], max_bytes: int | None) -> Iterator[list[str]]:

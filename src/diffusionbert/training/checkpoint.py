@@ -13,6 +13,7 @@ of earlier versions, with optimiser.safetensors, averages.safetensors and standi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
+from diffusionbert.storage.reader import StoredTensor, stored_tensors
 from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.training.batches import BatchPosition
 from diffusionbert.training.optim import EMA, distributed_like, full_copy
@@ -143,6 +145,14 @@ def newest_complete(run: RunFolder) -> tuple[Path, Checkpoint, str | None]:
     if damage:
         raise ValueError(f"no checkpoint of {str(run.path)!r} is complete: {damage[0]}")
     raise ValueError(f"{str(run.path)!r} has no checkpoint to resume from; train in another --output")
+
+
+def stored_weights(run: RunFolder) -> dict[str, StoredTensor]:
+    """Types and shapes of the parameters in the newest checkpoint that can be read; none if there is none."""
+    for path in run.resume_candidates():
+        with suppress(ValueError):
+            return stored_tensors(path / "weights.safetensors")
+    return {}
 
 
 def weights_to_export(checkpoint: Path) -> dict[str, Tensor]:

@@ -117,7 +117,10 @@ class TrainingConfig:
         least |= dict.fromkeys(("steps", "log_every", "validate_every", "validation_draws", "save_every", "keep"), 1)
         least |= {} if self.weight_decay_end is None else {"weight_decay_end": 0}
         least |= {name: 1 for name in ("micro_tokens", "patience", "lora") if getattr(self, name) is not None}
-        rules = {name: (getattr(self, name) >= number, f"{number} or more") for name, number in least.items()}
+        rules = {}
+        for name, number in least.items():
+            value = getattr(self, name)
+            rules[name] = number <= value < 1 << 63, f"{number} or more" if not value >= number else "less than 2⁶³"
         rules |= {
             "learning_rate": (0 < self.learning_rate < math.inf, "greater than 0"),
             "clip": (self.clip > 0, "greater than 0"),

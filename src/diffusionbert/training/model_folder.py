@@ -40,6 +40,7 @@ from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, TrainingM
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import atomic_folder, load_tensors, read_json, save_tensors, write_json
 from diffusionbert.storage.hub import HubOptions, locate, quiet
+from diffusionbert.storage.limits import Limit
 from diffusionbert.storage.reader import FLOATS, INTEGERS, TensorRule, stored_tensors
 from diffusionbert.storage.schema import from_json, to_json
 from diffusionbert.storage.weights import WeightFormat, dequantized, reformat_weights
@@ -224,6 +225,9 @@ def read_model(folder: Path) -> ModelMetadata:
         raise ValueError(
             f"{str(folder)!r} has a length_histogram of zeros in token_counts.safetensors; export it again"
         )
+    if (table := tensors.get("source_lengths")) is not None:
+        longest = int(table[:, :2].max())
+        Limit.POSITIONS.require(longest, f"{str(folder)!r} has too long source_lengths", "export it again")
     if bool(tensors["counts"][~vocabulary.allowed].any()):
         raise ValueError(
             f"{str(folder)!r} has a tokenizer with other special tokens than its token_counts.safetensors; restore the "
@@ -234,6 +238,8 @@ def read_model(folder: Path) -> ModelMetadata:
     if (objective.has_word_vectors or is_conditioned) and not (folder / "beside.safetensors").exists():
         what = "has its own word vectors" if objective.has_word_vectors else "is time-conditioned"
         raise ValueError(f"{str(folder)!r} {what}, but its beside.safetensors is missing; export it again")
+    if objective.has_word_vectors or is_conditioned:
+        _require_beside(folder / "beside.safetensors", config, vocabulary.size)
     return ModelMetadata(
         replace(config, backbone=backbone),
         vocabulary,
@@ -267,6 +273,19 @@ def _statistics(folder: Path, num_ids: int, has_exponents: bool) -> dict[str, Te
             **_letter_case_rule(num_ids),
         },
     )
+
+
+def _require_beside(file: Path, config: RunConfig, num_ids: int) -> None:
+    """Refuses settings that claim larger tables beside the backbone than the file holds, before they are made."""
+    held = sum(each.size for each in stored_tensors(file).values())
+    has_table = config.time in (TimeEmbedding.PREFIX, TimeEmbedding.LAYERS_LEARNED)
+    claimed = (config.objective.num_steps or 0) if has_table else 0
+    if config.objective.has_word_vectors:
+        claimed = num_ids * int(getattr(config.objective, "width", 0))
+    if claimed > held:
+        raise ValueError(
+            f"{str(file)!r} holds {held:,} values, but diffusionbert.json describes {claimed:,} and more; export again"
+        )
 
 
 def _letter_case_rule(num_ids: int) -> dict[str, TensorRule]:

@@ -41,7 +41,7 @@ from diffusionbert.storage.files import (
 )
 from diffusionbert.storage.schema import from_json
 from diffusionbert.training.batches import BatchPlan
-from diffusionbert.training.checkpoint import TrainState
+from diffusionbert.training.checkpoint import TrainState, stored_weights
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.log import ValidationEvent, describe, events_of
 from diffusionbert.training.model_folder import (
@@ -326,6 +326,8 @@ def _lock(run: RunFolder, accelerator: Accelerator) -> AbstractContextManager[ob
         raise ValueError(
             f"another process is training in {str(run.path)!r}; wait until it ends, or choose another --output"
         ) from None
+    except IsADirectoryError:
+        raise ValueError(f"{str(run.path / '.lock')!r} is a folder; remove it, or choose another --output") from None
 
 
 _FINGERPRINTS, _EARLIER_FINGERPRINTS, _PRETRAINING = "data.json", "rows.json", "pretraining.json"
@@ -431,7 +433,7 @@ def _new_module(
 ) -> TrainingModule:
     torch.manual_seed(config.training.seed)
     if start is not None:
-        return config.make_module(prepared.statistics, new_lm(start))
+        return config.make_module(prepared.statistics, new_lm(start, stored_weights(RunFolder(start.parent))))
     if config.backbone.pretrained is None:
         return config.make_module(prepared.statistics, backbone)
     pretrained = find_start(config.backbone.pretrained)
