@@ -8,7 +8,6 @@ to the weights of that model.
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +18,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from diffusionbert.storage.files import load_tensors, read_json, save_tensors, write_json
+from diffusionbert.storage.reader import FLOATS, TensorRule, stored_tensors
+from diffusionbert.storage.schema import from_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _NAME = "base_model.model.", "default"
 _A, _B, _BASE = "lora_A", "lora_B", "base_layer"
+_HARMLESS = {
+    *("peft_type", "peft_version", "base_model_name_or_path", "revision", "task_type", "inference_mode", "r"),
+    *("lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
+    *("layers_pattern", "auto_mapping", "loftq_config", "megatron_core", "qalora_group_size"),
+}
+"""Settings of PEFT that do not change what stored factors mean: where they are, how they were trained."""
 
 
 def add_lora(backbone: PreTrainedModel, rank: int) -> None:
@@ -97,25 +104,54 @@ def base_of(folder: Path) -> str:
 
 def apply_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Adds the product of a folder's factors to the weights of the model to start from, in place."""
-    config, factors = _config(folder), load_tensors(folder / WEIGHTS)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ValueError(f"{str(folder / CONFIG)!r} must have numbers r and lora_alpha; export it again")
+    file = folder / WEIGHTS
+    rank, alpha = _rank_and_alpha(folder)
     parameters = dict(model.named_parameters())
+    weights = {name: parameters.get(_trained(name)) for name in stored_tensors(file)}
+    rules = {
+        name: TensorRule((rank, weight.shape[-1]) if f".{_A}." in name else (weight.shape[0], rank), FLOATS)
+        for name, weight in weights.items()
+        if weight is not None and weight.ndim == 2
+    }
+    partners = {name.replace(f".{_A}.", f".{_B}.") for name in rules} | {
+        name.replace(f".{_B}.", f".{_A}.") for name in rules
+    }
+    if odd := sorted((weights.keys() | partners) - rules.keys()):
+        raise ValueError(f"{str(file)!r} does not fit the model to start from at {odd[0]}; restore that model")
+    if not rules:
+        raise ValueError(f"{str(file)!r} holds no factors; export it again")
+    factors = load_tensors(file, rules)
     with torch.no_grad():
         for name, first in factors.items():
-            if f".{_A}." not in name:
+            weight = weights[name]
+            if weight is None or f".{_A}." not in name:
                 continue
-            weight = parameters.get(name.removeprefix(_PREFIX).replace(f".{_A}.", "."))
-            second = factors.get(name.replace(_A, _B))
-            shapes = None if weight is None else [(rank, weight.shape[-1]), (weight.shape[0], rank)]
-            if weight is None or second is None or [first.shape, second.shape] != shapes:
-                raise ValueError(
-                    f"{str(folder / WEIGHTS)!r} does not fit the model to start from at {name}; restore that model"
-                )
-            if not (first.isfinite().all() and second.isfinite().all()):
-                raise ValueError(f"{str(folder / WEIGHTS)!r} has values in {name} that are not finite; export it again")
-            weight.add_(second.float() @ first.float(), alpha=alpha / rank)
+            weight.add_(factors[name.replace(f".{_A}.", f".{_B}.")].float() @ first.float(), alpha=alpha / rank)
+            if not weight.isfinite().all():
+                raise ValueError(f"{str(file)!r} makes {_trained(name)} infinite; export it again")
+
+
+def _trained(name: str) -> str:
+    """The name of the weight that a factor belongs to."""
+    return name.removeprefix(_PREFIX).replace(f".{_A}.", ".").replace(f".{_B}.", ".")
+
+
+def _rank_and_alpha(folder: Path) -> tuple[int, float]:
+    """Reads r and α; refuses adapters with another product than α/r · B A, or more than that."""
+    config, file = _config(folder), folder / CONFIG
+    rank = from_json(config.get("r"), int, f"{file}: r")
+    alpha = from_json(config.get("lora_alpha"), float, f"{file}: lora_alpha")
+    if rank < 1 or not abs(alpha) < torch.finfo(torch.float32).max:
+        raise ValueError(f"{str(file)!r} must have a rank r of 1 or more and a finite lora_alpha; export it again")
+    others = {name: value for name, value in config.items() if name not in _HARMLESS}
+    if others.get("init_lora_weights") in (True, "gaussian", "orthogonal", "eva"):  # the rest change the model, too
+        del others["init_lora_weights"]
+    if on := [name for name, value in others.items() if value not in (None, False, "none", {}, [])]:
+        raise ValueError(
+            f"{str(file)!r} has the setting {on[0][:40]!r}, which is not supported: merge the adapter into its model "
+            "with PEFT (merge_and_unload, then save_pretrained)"
+        )
+    return rank, alpha
 
 
 def _config(folder: Path) -> dict[str, Any]:
