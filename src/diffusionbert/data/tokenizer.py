@@ -8,13 +8,14 @@ does not depend on networks or noise.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import re
 import string
 import unicodedata
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -32,7 +33,7 @@ from diffusionbert.data.files import Pair
 from diffusionbert.diffusion.shapes import TokenSet
 from diffusionbert.reporting import reason_of
 from diffusionbert.storage.files import read_json
-from diffusionbert.storage.hub import TOKENIZER, fetch, not_found
+from diffusionbert.storage.hub import TOKENIZER, fetch, not_found, quiet
 from diffusionbert.storage.limits import Limit, require_regular
 from diffusionbert.storage.reader import foreign, without_panic_lines
 
@@ -135,9 +136,12 @@ class Vocabulary:
         with foreign(refusal):
             folder = fetch(name_or_folder, TOKENIZER)
         _require_sound(folder)
-        with foreign(refusal):
+        with foreign(refusal), without_panic_lines(), quiet():
             tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        with foreign(lambda error: ValueError(str(error) if isinstance(error, ValueError) else str(refusal(error)))):
+        with (
+            foreign(lambda error: ValueError(str(error) if isinstance(error, ValueError) else str(refusal(error)))),
+            without_panic_lines(),
+        ):
             if tokenizer.mask_token is None and tokenizer.is_fast:
                 if with_mask:
                     raise ValueError(
@@ -209,10 +213,13 @@ class Vocabulary:
         def continues(piece: str) -> bool:
             if prefix:
                 return piece.startswith(prefix) and piece != prefix
-            character = backend.decoder.decode(["a", piece])[1:2]
+            pieces = ["a", piece]
+            text = " ".join(pieces) if backend.decoder is None else backend.decoder.decode(pieces)
+            character = text[1:2]
             return character == "\ufffd" or unicodedata.category(character or " ")[0] in "LMN"
 
-        ids = [index for piece, index in self.tokenizer.get_vocab().items() if continues(piece)]
+        with foreign(_not_decoded), self._quietly:
+            ids = [index for piece, index in self.tokenizer.get_vocab().items() if continues(piece)]
         return self._token_set(ids) & ~self.special & ~self.forbidden
 
     @property
@@ -280,14 +287,19 @@ class Vocabulary:
         with foreign(_not_encoded), self._quietly:
             return self._plain.encode(*given, add_special_tokens=special)
 
+    def _decoded(self, tokens: list[int]) -> str:
+        with foreign(_not_decoded), self._quietly:
+            return str(self.tokenizer.decode(tokens))
+
     @property
     def _quietly(self) -> AbstractContextManager[None]:
-        """For tokenizers with regular expressions of their own, which may backtrack without end: Rust panics then."""
-        return without_panic_lines() if self._has_patterns else nullcontext()
+        """For tokenizers with rules with which Rust may panic."""
+        return without_panic_lines() if self._may_panic else nullcontext()
 
     @cached_property
-    def _has_patterns(self) -> bool:
-        return '"Regex":' in self._plain.to_str()
+    def _may_panic(self) -> bool:
+        """Regular expressions may backtrack without end; a decoder that strips a whole piece goes on before it."""
+        return any(rule in self._plain.to_str() for rule in ('"Regex":', '"type":"Strip"'))
 
     def pieces(self, word: str) -> list[int]:
         """The ids of a word inside a sentence: after a space, without special tokens."""
@@ -320,14 +332,14 @@ class Vocabulary:
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
         own = ids[~self.special[ids]].tolist()
         if not self._splits_punctuation:
-            return str(self.tokenizer.decode(own)).removeprefix("##")
+            return self._decoded(own).removeprefix("##")
         # Not by the tokenizer itself, which would join some punctuation, and make "don't" of "do not".
         text = " ".join(self.tokenizer.convert_ids_to_tokens(own)).replace(" ##", "").removeprefix("##")
         return detokenize(_with_quotes(_with_quotes(substituted(text, _INNER_RULES), '"'), "'"))
 
     def spelled(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token, with `##` before those that continue a word, in every kind of vocabulary."""
-        words = [str(self.tokenizer.decode([token])).strip().removeprefix("##") for token in tokens]
+        words = [self._decoded([token]).strip().removeprefix("##") for token in tokens]
         return ["##" * bool(self.continuation[token]) + word for token, word in zip(tokens, words, strict=True)]
 
     @cached_property
@@ -352,6 +364,8 @@ class Vocabulary:
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True
+        if getattr(backend.model, "dropout", None):  # pieces drawn at random, for training
+            backend.model.dropout = None
         return backend
 
     def _token_set(self, ids: Iterable[int]) -> Tensor:
@@ -364,10 +378,14 @@ def _not_encoded(error: BaseException) -> ValueError:
     return ValueError(f"the tokenizer cannot encode this text ({reason_of(error)}); use another tokenizer or text")
 
 
+def _not_decoded(error: BaseException) -> ValueError:
+    return ValueError(f"the tokenizer cannot decode its own tokens ({reason_of(error)}); restore its tokenizer.json")
+
+
 def _require_sound(folder: Path) -> None:
     """Refuses files of a tokenizer that would take all memory as soon as they are opened or used."""
-    for file in sorted(folder.glob("*")):
-        if file.suffix in (".json", ".txt", ".model"):
+    for file in sorted([*folder.glob("*"), *folder.glob("*_templates/*")]):
+        if file.suffix in (".json", ".txt", ".model", ".jinja"):
             require_regular(file)
     file = folder / "tokenizer.json"
     plain = read_json(file) if file.exists() else {}
@@ -379,23 +397,48 @@ def _require_sound(folder: Path) -> None:
     ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     largest = max((index for index in ids if isinstance(index, int)), default=0)
     Limit.TOKENS.require(largest, f"{str(file)!r} has too large ids", "restore it")
-    for rules in ("normalizer", "decoder"):
+    for rules in ("normalizer", "pre_tokenizer", "decoder"):
         growth = _growth(plain.get(rules))
         Limit.GROWTH.require(growth, f"{str(file)!r} makes too many characters of one ({rules})", "restore it")
 
 
-def _growth(rule: Any) -> float:
+_DEEPEST = 32
+"""Of rules inside rules."""
+_GROWING = {"ByteLevel": 4.0, "BertNormalizer": 3.0}
+"""Kinds of rules that make several characters of one: its bytes, or spaces around it."""
+
+
+def _growth(rule: Any, depth: int = 0) -> float:
     """The most characters that a normalizer or decoder of tokenizer.json makes of one; 1 if it is malformed."""
     if not isinstance(rule, dict):
         return 1.0
-    parts = [part for name in ("normalizers", "decoders") if isinstance(rule.get(name), list) for part in rule[name]]
-    growth = math.prod(map(_growth, parts), start=1.0)
+    if depth > _DEEPEST:
+        return math.inf
+    lists = (rule.get(name) for name in ("normalizers", "pretokenizers", "decoders"))
+    parts = [part for each in lists if isinstance(each, list) for part in each]
+    growth = math.prod((_growth(part, depth + 1) for part in parts), start=_GROWING.get(str(rule.get("type")), 1.0))
+    if rule.get("type") == "Precompiled":
+        growth *= _longest_replacement(rule.get("precompiled_charsmap"))
     content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
     if isinstance(content, str):
         exact = pattern.get("String") if isinstance(pattern, dict) else None
         # A regular expression may match nothing at all, before each character.
         growth *= max(1, len(content) / max(1, len(exact))) if isinstance(exact, str) else 1 + len(content)
     return growth
+
+
+def _longest_replacement(encoded: Any) -> int:
+    """The most characters that a table of SentencePiece makes of one; raises ValueError if it is damaged.
+
+    It is the size of a trie, the trie, and replacements that end with NUL; the size is allocated as it is claimed.
+    """
+    table = b""
+    with suppress(ValueError, TypeError):
+        table = base64.b64decode(encoded)
+    size = int.from_bytes(table[:4], "little")
+    if not 0 < size <= len(table) - 4:
+        raise ValueError("the tokenizer has a damaged precompiled_charsmap; restore its tokenizer.json")
+    return max(1, *map(len, table[4 + size :].decode(errors="replace").split("\0")))
 
 
 def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -479,6 +522,7 @@ def train_wordpiece(sentences: Iterable[str], size: int, *, lower: bool = True) 
     """
     if size < SMALLEST:
         raise ValueError(f"`size` of the vocabulary must be >= {SMALLEST}, got {size}; thousands of tokens are usual")
+    Limit.TOKENS.require(size, "`size` of the vocabulary is too large", "thousands of tokens are usual")
     tokenizer: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

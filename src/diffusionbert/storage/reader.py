@@ -43,7 +43,7 @@ def foreign(refusal: Callable[[BaseException], ValueError]) -> Iterator[None]:
         raise
 
 
-_stderr = threading.Lock()
+_stderr = threading.RLock()
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def without_panic_lines() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            is_panic = _is_panic(error)
+            is_panic = _is_panic(error) or _is_panic(error.__cause__)
             raise
         finally:
             os.dup2(own, 2)
@@ -73,7 +73,7 @@ def without_panic_lines() -> Iterator[None]:
                 os.write(2, kept)
 
 
-def _is_panic(error: BaseException) -> bool:
+def _is_panic(error: BaseException | None) -> bool:
     return type(error).__name__ == "PanicException"
 
 
