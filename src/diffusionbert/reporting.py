@@ -10,11 +10,13 @@ import logging
 import math
 import sys
 import time
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from pathlib import Path
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the number of items done, and their total (0 if unknown)."""
@@ -144,6 +146,15 @@ def printable(text: str) -> str:
 def reason_of(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def fault_of(error: BaseException) -> str:
+    """What went wrong in code of the user, and where, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f", {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    if isinstance(error, SyntaxError | ImportError):  # these say where themselves
+        where = ""
+    return f"{type(error).__name__}: {reason_of(error)}{where}"
 
 
 def require_type(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diffusionbert.cli.common import WithModel, print_json
+from diffusionbert.reporting import printable
 
 
 @dataclass(frozen=True)
@@ -45,4 +46,4 @@ class Info(WithModel):
             "length_histogram": "no" if engine.length_histogram is None else "yes",
         }
         for name, value in (facts | shown).items():
-            print(f"{name.replace('_', ' '):16} {value}")
+            print(f"{name.replace('_', ' '):16} {printable(str(value))}")

@@ -7,6 +7,7 @@ both may stand anywhere. Under torchrun or `accelerate launch`, the processes sh
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -26,7 +27,7 @@ from typing import Any
 import tyro
 
 from diffusionbert import __version__, parallel
-from diffusionbert.reporting import printable, set_verbosity
+from diffusionbert.reporting import fault_of, printable, set_verbosity
 
 COMMANDS = (
     "generate",
@@ -52,6 +53,10 @@ UNSHARED = ("compare", "plot", "doctor", "audit", "info", "serve")
 """Under a launcher, the main process runs these alone."""
 SECONDS_TO_REPORT = 10.0
 """For so long the other processes of a launch leave it to the main one to report an error that all of them have."""
+LONGEST_MESSAGE = 2000
+"""In characters: names that are given may be longer."""
+_ERRORS_OF_NAMES = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+"""Of files that are not what their names are given for: wrong use, no failure of the disk."""
 ABOUT = """usage: diffusionbert COMMAND ...
 
 Masked diffusion language models: train, generate, fill, score and compare.
@@ -116,11 +121,15 @@ def _run(words: list[str]) -> None:
         parallel.leave()
         sys.exit(130)
     except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
-        message = printable(" ".join(str(parallel.in_plain_words(error)).split()))
+        said = str(parallel.in_plain_words(error)) or "out of memory"
+        message = printable(" ".join(said.split()))
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[: LONGEST_MESSAGE // 2]}…{message[-LONGEST_MESSAGE // 2 :]}"
         if not launch.is_main:
             time.sleep(SECONDS_TO_REPORT)
         print(f"diffusionbert: {in_flags(message, _option_names(command))}", file=sys.stderr, flush=True)
-        sys.exit(2 if isinstance(error, ValueError) else 1)
+        is_of_name = isinstance(error, OSError) and error.errno in _ERRORS_OF_NAMES
+        sys.exit(2 if isinstance(error, ValueError) or is_of_name else 1)
 
 
 def in_flags(message: str, options: Collection[str]) -> str:
@@ -164,8 +173,10 @@ def _import_plugin(module: str) -> None:
         sys.path.insert(0, here)  # as `python -m` does
     try:
         import_module(module)
-    except ImportError as error:
-        raise ValueError(f"--plugin {module} cannot be imported ({error}); give the name of a Python module") from None
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"--plugin {module[:60]} cannot be imported ({fault_of(error)}); give the name of a Python module"
+        ) from error
 
 
 def parse_arguments(arguments: list[str]) -> Any:

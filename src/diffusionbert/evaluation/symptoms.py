@@ -27,6 +27,7 @@ from diffusionbert.inference.generate import generate, stream
 from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget
+from diffusionbert.reporting import printable
 from diffusionbert.samplers import SamplerConfig, SamplingRequest
 
 Tokens = tuple[int, ...]
@@ -229,7 +230,7 @@ def limits_of(folder: Path) -> tuple[str, ...]:
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     section = re.search(r"^## Limits\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     items = re.split(r"^- ", section[1], flags=re.MULTILINE)[1:] if section else []
-    return tuple(" ".join(item.split()) for item in items)
+    return tuple(printable(" ".join(item.split())) for item in items)
 
 
 def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[Tokens, ...]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from dataclasses import dataclass, field
 
 from diffusionbert.samplers.base import SamplerConfig
+
+DAY = 86_400
+"""In seconds."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < (0 if name == "waiting" else 1):
-                raise ValueError(f"the limit `{name}` must be >= {0 if name == 'waiting' else 1}, got {value}")
+            if not (0 if name == "waiting" else 1) <= value < sys.maxsize:
+                least = 0 if name == "waiting" else 1
+                raise ValueError(f"the limit `{name}` must be >= {least} and less than 2⁶³, got {value}")
         if self.steps < SamplerConfig.steps:
             raise ValueError(f"the limit `steps` must be >= {SamplerConfig.steps}, the default, got {self.steps}")
         if self.texts > self.running + self.waiting:
@@ -67,6 +72,8 @@ class ServerSettings:
                 f"`host` {self.host} can be reached from other machines; set an API key (DIFFUSIONBERT_API_KEY or "
                 "`api_key_file`), or give `insecure` to let everyone in"
             )
+        if not 0 <= self.drain_delay <= DAY:
+            raise ValueError(f"`drain_delay` must be between 0 and {DAY} seconds, got {self.drain_delay}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"`port` must be between 0 and 65535, got {self.port}")
 

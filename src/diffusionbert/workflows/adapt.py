@@ -16,7 +16,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -32,6 +31,7 @@ from diffusionbert.data.dataset import Encoded
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.inference.score import estimate_sequences
+from diffusionbert.inference.tasks import MAX_TEXTS
 from diffusionbert.likelihood.estimate import EstimationBudget, SequenceDataset
 from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.model import Model
@@ -131,8 +131,10 @@ def adapt(
         >>> adapted.model.generate(num_return_sequences=3)  # doctest: +SKIP
     """
     clock = _Clock(minutes)
-    if samples < 0:
-        raise ValueError(f"`samples` must be 0 or more, got {samples}")
+    if not 0 <= samples <= MAX_TEXTS:
+        raise ValueError(f"`samples` must be between 0 and {MAX_TEXTS}, got {samples}")
+    rate = (LORA_RATE if lora else LEARNING_RATE) if learning_rate is None else learning_rate
+    TrainingConfig(learning_rate=rate, seed=seed)  # wrong ones are refused before any work
     if merge and not (lora or resume):
         raise ValueError("`merge` is for `lora`: without it there is nothing to merge; leave it out")
     stores = default_cache() if cache is None else Path(cache)
@@ -144,7 +146,7 @@ def adapt(
         folder = _new_folder(texts, output)
         most = int(LINES_PER_MINUTE * max(1.0, minutes)) if start.device.type == "cpu" else None
         corpus = own_corpus(texts, folder, start.vocabulary, start.max_positions, most=most, seed=seed)
-        config = _first_config(start, corpus, seed, LORA_RANK if lora else None)
+        config = _first_config(start, corpus, seed, LORA_RANK if lora else None, rate)
     seed = config.training.seed
     prepared = prepare(config.data, stores)
     held_out = _First(prepared.validation, min(HELD_OUT, len(prepared.validation)))
@@ -161,8 +163,6 @@ def adapt(
     if not resume:
         more = 3 * bound_seconds  # validations, and both bounds again
         config = _with_steps(config, prepared, speed, max(clock.left - more, clock.seconds / 2))
-        if learning_rate is not None:
-            config = replace(config, training=replace(config.training, learning_rate=learning_rate))
         logger.info(_announcement(config.training, speed, more))
     run = (
         train(None, folder, cache=stores, resume=True)
@@ -275,7 +275,7 @@ def _require_adaptable(engine: Engine) -> None:
         )
 
 
-def _first_config(start: Engine, corpus: str, seed: int, rank: int | None) -> RunConfig:
+def _first_config(start: Engine, corpus: str, seed: int, rank: int | None, learning_rate: float) -> RunConfig:
     """The start's own network, objective and reading of text; how long to train is measured later."""
     own = start.config.data
     data = DataConfig(
@@ -286,7 +286,7 @@ def _first_config(start: Engine, corpus: str, seed: int, rank: int | None) -> Ru
         max_length=start.max_positions,
     )
     training = TrainingConfig(
-        learning_rate=LEARNING_RATE if rank is None else LORA_RATE,
+        learning_rate=learning_rate,
         lora=rank,
         weight_decay=0.0,
         seed=seed,
@@ -307,12 +307,16 @@ def _measured(config: RunConfig, start: Engine, prepared: PreparedData, clock: _
     training = config.training
     is_gpu = make_accelerator(training, None).device.type == "cuda"
     module = start.module(config.objective.build(start.statistics))
-    found = {}
+    found, fault = {}, RuntimeError("no precision can be used")
     for precision in ("bf16",) if is_gpu else ("no", "bf16"):
         settings = replace(training, precision=precision)
-        with suppress(RuntimeError):  # some processors have no kernels for bfloat16
+        try:
             found[precision] = measure(module, prepared.sequences, settings, start.device, _SMALL_BATCH)
+        except RuntimeError as error:  # some processors have no kernels for bfloat16
+            fault = error
     module.eval()
+    if not found:
+        raise fault
     precision, best = max(found.items(), key=lambda one: one[1].tokens_per_second)
     total, epoch = best.tokens_per_second * clock.left, int(prepared.sequences.lengths.sum())
     tokens = 2 ** round(math.log2(max(1.0, total / _MANY_STEPS)))

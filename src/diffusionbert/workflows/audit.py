@@ -25,6 +25,7 @@ from enum import Enum
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, final
 
 import numpy as np
@@ -38,7 +39,8 @@ from diffusionbert.likelihood.languages import PAPER, SKEWED, TWINS, Bayes, Lang
 from diffusionbert.likelihood.orders import Order, order_nats
 from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
 from diffusionbert.objectives.order_agnostic import masked_nats
-from diffusionbert.reporting import reason_of, require_type
+from diffusionbert.reporting import fault_of, require_type
+from diffusionbert.storage.limits import read_text
 from diffusionbert.storage.schema import to_json
 
 Scorer = Callable[[list[str]], Sequence[Any]]
@@ -84,12 +86,7 @@ class SentenceSet:
     @classmethod
     def read(cls, path: Path) -> SentenceSet:
         """A file: one sentence per line, with its probability after a tab; without any, all are equally probable."""
-        try:
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{str(path)!r} cannot be read ({reason_of(error)}); give sentences, one per line"
-            ) from None
+        lines = [line for line in read_text(path).splitlines() if line.strip()]
         columns = [line.rpartition("\t") for line in lines]
         if any(tab for _, tab, _ in columns):
             return cls(path.name, tuple(text for text, _, _ in columns), tuple(_number(p) for _, _, p in columns))
@@ -295,6 +292,8 @@ def audit(
         >>> diffusionbert.audit("spindle").verdict.value
         'cannot be a likelihood'
     """
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"`tolerance` must be 0 or more nats, got {tolerance}")
     if isinstance(scorer, str) and scorer in EXAMPLES:
         example = EXAMPLES[scorer]
         return _audited(example.scorer, f"example {scorer!r}", example.sentences, 1.0, tolerance)
@@ -339,7 +338,8 @@ def _audited(scorer: Scorer, name: str, sentences: SentenceSet, sign: float, tol
 
 def _total(nats: Floats, errors: Floats) -> tuple[float, float]:
     """Σ exp(-nats), and by how much its logarithm may be too large: noise raises a mean of exponentials, too."""
-    terms = np.exp(-nats)
+    with np.errstate(over="ignore"):
+        terms = np.exp(-nats)
     total = float(terms.sum())
     if not 0 < total < math.inf:
         return total, 0.0
@@ -373,7 +373,10 @@ class _Scores:
 def _scores(scorer: Scorer, texts: list[str], sign: float) -> _Scores:
     found = _called(scorer, texts)
     nats = np.array([sign * _nats(one) for one in found])
-    errors = np.array([float(getattr(one, "standard_error", 0.0)) for one in found])
+    errors = np.array([_number(getattr(one, "standard_error", 0.0)) for one in found])
+    errors = np.where(np.isfinite(nats), errors, 0.0)
+    if not ((errors >= 0) & (errors < np.inf)).all():
+        raise ValueError("the scorer gave standard errors that are negative or not finite; mend it first")
     if np.isnan(nats).any():
         raise ValueError(f"the scorer gave NaN for {texts[int(np.isnan(nats).argmax())]!r:.40}; mend it first")
     if (nats < 0).all():
@@ -407,7 +410,12 @@ def _scores(scorer: Scorer, texts: list[str], sign: float) -> _Scores:
 
 
 def _called(scorer: Scorer, texts: list[str]) -> list[Any]:
-    found = list(scorer(texts))
+    try:
+        found = list(scorer(texts))
+    except (ValueError, OSError, RuntimeError, MemoryError):  # of ours: one line already
+        raise
+    except Exception as error:
+        raise ValueError(f"the scorer failed ({fault_of(error)}); mend it first") from error
     if len(found) != len(texts):
         raise ValueError(f"the scorer gave {len(found)} numbers for {len(texts)} sentences; it must give one for each")
     return found
@@ -420,7 +428,7 @@ def _nats(score: Any) -> float:
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"a number is expected, got {value!r:.40}; give nats, one for each sentence") from None
 
 
@@ -437,11 +445,15 @@ def named_scorer(name: str) -> Scorer:
         sys.path.insert(0, here)
     try:
         found = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"the scorer {name!r:.60} cannot be imported ({reason_of(error)})") from None
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"the scorer {name!r:.60} cannot be imported ({fault_of(error)})") from error
     if not callable(found) or inspect.isclass(found):
         raise ValueError(f"{name!r:.60} is not a function; give one from a list of sentences to their nats")
     return found  # type: ignore[no-any-return]
+
+
+_LONGEST_NUMBER = 100
+"""In bytes."""
 
 
 def command_scorer(command: str) -> Scorer:
@@ -451,16 +463,24 @@ def command_scorer(command: str) -> Scorer:
         raise ValueError("`command` is empty; give one that reads sentences, one per line, and prints their nats")
 
     def scorer(texts: list[str]) -> list[float]:
-        try:
-            done = subprocess.run(
-                words, input="\n".join(texts) + "\n", capture_output=True, text=True, encoding="utf-8", check=False
-            )
-        except OSError as error:
-            raise ValueError(f"{words[0]!r:.40} cannot be run ({error.strerror}); check `command`") from None
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ValueError(f"{command!r:.60} failed with exit code {done.returncode} ({last:.120})")
-        return [_number(line) for line in done.stdout.splitlines() if line.strip()]
+        most = _LONGEST_NUMBER * (len(texts) + 1)
+        with TemporaryFile() as given, TemporaryFile() as said:
+            given.write("".join(f"{text}\n" for text in texts).encode())
+            given.seek(0)
+            try:
+                process = subprocess.Popen(words, stdin=given, stdout=subprocess.PIPE, stderr=said)
+            except OSError as error:
+                raise ValueError(f"{words[0]!r:.40} cannot be run ({error.strerror}); check `command`") from None
+            with process:
+                printed = process.stdout.read(most) if process.stdout else b""
+                if len(printed) == most:
+                    process.kill()
+                    raise ValueError(f"{command!r:.60} prints more than a number for each sentence; check `command`")
+            said.seek(0)
+            last = (said.read().decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        if process.returncode:
+            raise ValueError(f"{command!r:.60} failed with exit code {process.returncode} ({last:.120})")
+        return [_number(line) for line in printed.decode(errors="replace").splitlines() if line.strip()]
 
     return scorer
 
