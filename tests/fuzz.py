@@ -25,19 +25,30 @@ import torch
 from hostile import Outcome, attempt, edit_json, edit_tensors
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from shared import encoding_cache, shared
 from tiny_models import corpus, model_of, plain_roberta, run_of, toy_sentences
 
+from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.storage.reader import stored_tensors
 
 FOUND = Path(__file__).parent / "data_files" / "fuzz"
+FORMAT_1 = Path(__file__).parent / "data_files" / "evaluation_format_1"
 Case = dict[str, Any]
 VALUES = [
     *(None, True, False, 0, 1, -1, 2, 10**4, 10**9, 10**18, 10**30, -(10**30), 0.5, -0.5, 1e308, 1e-308),
     *(float("nan"), float("inf"), "", "x", "1", "inf", "x" * 5000, "\x1b[31m", "../../x", "\ud800"),
-    *([], {}, [0], ["x"], [[]], {"name": "linear"}, {"": None}, [1] * 5000),
+    *([], {}, [0], ["x"], [[]], {"name": "linear"}, {"": None}, [1] * 5000, "flex_attention", "owner/kernels"),
 ]
-"""What a value of JSON is replaced by."""
+"""What a value of JSON is replaced by; kept cases have the number of one, so new ones come last."""
+SETTINGS = [
+    *("attn_implementation", "_attn_implementation", "experts_implementation", "quantization_config", "auto_map"),
+    *("chunk_size_feed_forward", "is_decoder", "add_cross_attention", "is_encoder_decoder", "pruned_heads", "dtype"),
+    *("output_attentions", "output_hidden_states", "return_dict", "use_return_dict", "torchscript", "id2label"),
+    *("transformers_weights", "tie_word_embeddings", "text_config", "position_embedding_type", "architectures"),
+    *("added_tokens_decoder", "extra_special_tokens", "chat_template", "model_max_length", "use_rslora", "use_dora"),
+]
+"""What a config may have that ours have not."""
 DTYPES = [
     *(torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
     *(torch.int8, torch.uint8, torch.int64, torch.int32, torch.bool),
@@ -62,7 +73,7 @@ TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
 
 
 def _evaluation(output: Path) -> None:
-    shutil.copytree(Path(__file__).parent / "data_files" / "evaluation_format_1", output, dirs_exist_ok=True)
+    shutil.copytree(FORMAT_1, output, dirs_exist_ok=True)
 
 
 def _texts(output: Path) -> None:
@@ -79,11 +90,34 @@ def _texts(output: Path) -> None:
         (output / f"text.txt.{suffix}").write_bytes(function(plain))
     (output / "text.jsonl").write_bytes(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in [*"ab c"]))
     (output / "text.txt").write_bytes(plain)
+    (output / "text.tsv").write_bytes(plain.replace(b" saw ", b"\t"))
+
+
+def _adapter(output: Path) -> None:
+    """The model `linear` with factors beside the weights of its queries."""
+    base = run_of("linear") / "model"
+    shutil.copytree(base, output, dirs_exist_ok=True)
+    (output / "model.safetensors").unlink()
+    name, width = "bert.encoder.layer.0.attention.self.query", 32
+    sides = {"lora_A": torch.linspace(-1, 1, 2 * width).view(2, width), "lora_B": torch.ones(width, 2)}
+    factors = {f"base_model.model.{name}.{side}.weight": factor for side, factor in sides.items()}
+    save_file(factors, output / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 2, "lora_alpha": 4.0, "bias": "none"}
+    (output / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _legacy(output: Path) -> None:
     backbone = model_of("linear").backbone
     torch.save({"model": {f"module.{name}": value for name, value in backbone.state_dict().items()}}, output / "old.th")
+
+
+def _compare(folder: Path, file: str) -> list[list[str]]:
+    return [["compare", str(folder)], ["compare", str(folder), "--format=latex"]]
+
+
+def _on_pairs(folder: Path, file: str) -> list[list[str]]:
+    model = [f"--model={folder}", "--device=cpu"]
+    return [["info", *model], ["generate", "the king saw a river today .", "--seed=1", *model]]
 
 
 def _on_model(folder: Path, file: str) -> list[list[str]]:
@@ -117,7 +151,10 @@ def targets() -> dict[str, tuple[Path, Callable[[Path, str], list[list[str]]]]]:
         "int8": (int8, _on_model),
         "roberta": (plain_roberta(), _on_model),
         "run": (run_of("linear"), _resume),
-        "evaluation": (shared("evaluation-1", _evaluation), lambda folder, file: [["compare", str(folder)]]),
+        "pairs": (run_of("pairs") / "model", _on_pairs),
+        "adapter": (shared("fuzz-adapter", _adapter), _on_model),
+        "evaluation": (shared("evaluation-1", _evaluation), _compare),
+        "evaluation-2": (shared("evaluation-2", lambda output: EvaluationResult.load(FORMAT_1).save(output)), _compare),
         "texts": (shared("fuzz-texts", _texts), _on_text),
         "legacy": (shared("fuzz-legacy", _legacy), _start),
     }
@@ -139,8 +176,10 @@ def cases(draw: st.DrawFn) -> Case:
     kinds = {".json": ["json", "json", "json", "bytes"], ".safetensors": ["tensor", "tensor", "bytes"]}
     kind = draw(st.sampled_from(kinds.get(Path(file).suffix, ["bytes"])))
     if kind == "json":
-        path = draw(st.sampled_from(_paths(json.loads((folder / file).read_text(encoding="utf-8")))))
-        change = {"path": path, "value": draw(st.integers(-1, len(VALUES) - 1))}
+        paths = _paths(json.loads((folder / file).read_text(encoding="utf-8")))
+        added = [[name] for name in SETTINGS] if file.endswith("config.json") else []
+        path = draw(st.sampled_from(paths + added))
+        change = {"path": path, "value": draw(st.integers(0 if path in added else -1, len(VALUES) - 1))}
     elif kind == "tensor":
         names = sorted(stored_tensors(folder / file))
         if not names:

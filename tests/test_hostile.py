@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import bz2
 import gzip
 import json
 import lzma
@@ -15,12 +17,17 @@ import pytest
 import torch
 import zstandard
 from hostile import Outcome, attempt, edit_json, edit_tensors
+from safetensors.torch import load_file, save_file
 from shared import encoding_cache
-from tiny_models import corpus, plain_roberta, run_of
+from tiny_models import corpus, plain_bert, plain_roberta, run_of
+from transformers import AlbertConfig, AlbertForMaskedLM
 
 from diffusionbert.data.corpus import parse_source
+from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.storage.files import require_output
 from diffusionbert.storage.limits import Limit
+from diffusionbert.storage.reader import stored_tensors
+from diffusionbert.storage.weights import quantized
 
 pytestmark = pytest.mark.slow
 Damage = Callable[[Path], object]
@@ -52,6 +59,13 @@ def queries(change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
     )
 
 
+def embeddings(change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
+    name = "bert.embeddings.word_embeddings.weight"
+    return lambda folder: edit_tensors(
+        folder / "model.safetensors", lambda tensors: tensors.update({name: change(tensors[name])})
+    )
+
+
 def tokenizer(change: Callable[[dict], object]) -> Damage:
     def changed(plain: dict) -> None:
         change(plain)
@@ -71,6 +85,31 @@ def _smaller(folder: Path) -> None:
 
     config(vocab_size=100)(folder)
     edit_tensors(folder / "model.safetensors", cut)
+
+
+def _unsigned(folder: Path) -> None:
+    """Stores as int8, but with another type."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    stored = quantized(tensors)
+    stored.update({name: value.view(torch.uint8) for name, value in stored.items() if value.dtype == torch.int8})
+    save_file(stored, folder / "model-int8.safetensors", {"format": "pt"})
+
+
+def _index(name: str) -> Damage:
+    """Names another file for all weights than those beside the index."""
+
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "part.safetensors")
+        weights = dict.fromkeys(stored_tensors(folder / "part.safetensors"), name)
+        index = {"metadata": {}, "weight_map": weights}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return damage
+
+
+def _nested(key: str, depth: int, rule: dict) -> dict:
+    return {"type": "Sequence", key: [_nested(key, depth - 1, rule)]} if depth else rule
 
 
 def _piped(name: str) -> Damage:
@@ -124,6 +163,7 @@ MODELS: dict[str, tuple[Damage, str]] = {
     "a config that is no object": (lambda folder: (folder / "config.json").write_text("[]"), r"config\.json"),
     "a damaged config": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json' is not valid JSON"),
     "int8 without a scale": (queries(lambda weight: weight.to(torch.int8)), "as I8, which needs a scale"),
+    "int8 as uint8": (_unsigned, "as U8, which needs a scale"),
     "int32 weights": (queries(lambda weight: weight.to(torch.int32)), "as I32"),
     "float8 weights": (queries(lambda weight: weight.to(torch.float8_e4m3fn)), "as F8_E4M3"),
     "weights that are NaN": (queries(lambda weight: weight * torch.nan), "not finite"),
@@ -131,10 +171,39 @@ MODELS: dict[str, tuple[Damage, str]] = {
         lambda folder: (folder / "model.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}"),
         "damaged",
     ),
+    "a chunk size as text": (config(chunk_size_feed_forward="a"), "cannot compute"),
+    "heads below 0": (config(num_attention_heads=-2), "cannot compute"),
+    "no epsilon": (config(layer_norm_eps=float("nan")), "cannot compute"),
+    "weights that overflow": (embeddings(lambda weight: torch.full_like(weight, 3e38)), "cannot compute"),
+    "a property as a setting": (config(use_return_dict=False), "use_return_dict"),
+    "a decoder in place of an encoder": (config(is_decoder=True), "is_decoder"),
+    "foreign quantization": (config(quantization_config={"quant_method": "fp8"}), "quantization_config"),
+    "layers of a config inside": (config(text_config={"num_hidden_layers": 10**8}), Limit.LAYERS.variable),
+    "10⁵ settings": (config(**{f"setting_{number}": 0 for number in range(10**5)}), "more than 50,000 settings"),
+    "weights in another folder": (_index("../model/part.safetensors"), "no file beside it"),
+    "weights that are no safetensors": (_index("part.bin"), "no file beside it"),
+    "an adapter beside the weights": (
+        lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+        "weights and an adapter_config.json",
+    ),
     **{f"a pipe as {name}": (_piped(name), "is a pipe") for name in ("config.json", "model.safetensors")},
     "a pipe as diffusionbert.json": (_piped("diffusionbert.json"), "is a pipe"),
     "a pipe as tokenizer.json": (_piped("tokenizer.json"), "is a pipe"),
 }
+
+
+def _rules(name: str, key: str, rule: dict) -> Damage:
+    return tokenizer(lambda plain: plain.update({name: {"type": "Sequence", key: [rule] * 60}}))
+
+
+def _precompiled(table: bytes) -> Damage:
+    rule = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    return tokenizer(lambda plain: plain.update(normalizer=rule))
+
+
+STRIPS = {"type": "Strip", "content": "a", "start": 0, "stop": 10**18}
+NOTHING = {"type": "Replace", "pattern": {"String": ""}, "content": "aa"}
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
 GROWING = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
 TOKENIZERS: dict[str, tuple[Damage, str]] = {
     "ids outside the vocabulary": (tokenizer(_templates), "adds the id 100000"),
@@ -146,6 +215,22 @@ TOKENIZERS: dict[str, tuple[Damage, str]] = {
         tokenizer(lambda plain: plain.update(decoder={"type": "Sequence", "decoders": GROWING})),
         Limit.GROWTH.variable,
     ),
+    "400 rules in each other": (
+        tokenizer(lambda plain: plain.update(normalizer=_nested("normalizers", 400, {"type": "Lowercase"}))),
+        Limit.GROWTH.variable,
+    ),
+    "no padding in the config": (config(pad_token_id=None), "cannot compute"),
+    "60 normalizers to bytes": (_rules("normalizer", "normalizers", {"type": "ByteLevel"}), Limit.GROWTH.variable),
+    "60 splits to bytes": (_rules("pre_tokenizer", "pretokenizers", BYTES), Limit.GROWTH.variable),
+    "a damaged table": (_precompiled(b""), "damaged precompiled_charsmap"),
+    "a table that claims 4 GiB": (_precompiled(b"\xff" * 4 + b"\0" * 2000), "damaged precompiled_charsmap"),
+    "a table that grows": (_precompiled((4).to_bytes(4, "little") + b"\0" * 4 + b"a" * 5000), Limit.GROWTH.variable),
+    "a decoder that strips too much": (tokenizer(lambda plain: plain.update(decoder=STRIPS)), "cannot decode"),
+    "a second text": (
+        tokenizer(lambda plain: plain["post_processor"].update(single=plain["post_processor"]["pair"])),
+        "cannot encode",
+    ),
+    "nothing replaced": (tokenizer(lambda plain: plain.update(normalizer=NOTHING)), "cannot encode"),
 }
 
 
@@ -168,12 +253,45 @@ def test_a_hostile_model_is_refused(name, tmp_path):
     refused(used(tmp_path / "model"), message)
 
 
+BESIDE: dict[str, tuple[str, Damage, str]] = {
+    "10⁹ numbers per word": ("vectors", described("config", "objective", "width", value=10**9), "values, but"),
+    "10¹² steps": ("layers-learned", described("config", "objective", "num_steps", value=10**12), "values, but"),
+    "long targets": (
+        "pairs",
+        statistics("source_lengths", lambda table: torch.tensor([[2**62, 2**62, 1]])),
+        Limit.POSITIONS.variable,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_beside_the_backbone_is_not_larger_than_its_file(name, tmp_path):
+    kind, damage, message = BESIDE[name]
+    shutil.copytree(run_of(kind) / "model", tmp_path / "model")
+    damage(tmp_path / "model")
+    refused(used(tmp_path / "model"), message)
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_hostile_tokenizer_is_refused(name, tmp_path):
     damage, message = TOKENIZERS[name]
     shutil.copytree(plain_roberta(), tmp_path / "model")
     damage(tmp_path / "model")
     refused(used(tmp_path / "model"), message)
+
+
+def test_pieces_are_never_drawn_at_random(tmp_path):
+    """A tokenizer may say so, for training."""
+    shutil.copytree(plain_roberta(), tmp_path / "model")
+    tokenizer(lambda plain: plain["model"].update(dropout=0.9))(tmp_path / "model")
+    text = ["the white castle after the long war on monday morning"]
+    assert Vocabulary.load(tmp_path / "model").encode(text) == Vocabulary.load(plain_roberta()).encode(text)
+
+
+def test_a_tokenizer_needs_no_decoder(tmp_path):
+    shutil.copytree(plain_roberta(), tmp_path / "model")
+    tokenizer(lambda plain: plain.update(decoder=None))(tmp_path / "model")
+    assert used(tmp_path / "model").kind == "fine"
 
 
 def test_a_regular_expression_that_backtracks_without_end_is_an_error_of_the_text(tmp_path):
@@ -183,6 +301,30 @@ def test_a_regular_expression_that_backtracks_without_end_is_an_error_of_the_tex
     tokenizer(lambda plain: plain.update(pre_tokenizer=split))(tmp_path / "model")
     outcome = used(tmp_path / "model", "aaaa " * 9)
     refused(outcome, "the tokenizer cannot encode this text")
+
+
+def test_a_config_says_what_is_computed_and_not_how(tmp_path):
+    """It could name kernels on the Hub, which are code, or weights that were not checked."""
+    shutil.copytree(run_of("linear") / "model", tmp_path / "model")
+    (tmp_path / "model" / "other.safetensors").write_bytes(b"damaged")
+    config(
+        attn_implementation="kernels-community/flash-attn",
+        _attn_implementation="flex_attention",
+        experts_implementation="x",
+        transformers_weights="other.safetensors",
+        auto_map={"AutoModelForMaskedLM": "evil.Model"},
+    )(tmp_path / "model")
+    model = [f"--model={tmp_path / 'model'}", "--device=cpu"]
+    assert attempt(["score", "the king .", *model]) == attempt(["score", "the king .", f"--model={run_of('linear')}"])
+
+
+def test_parts_without_end_are_refused_whatever_they_are_called(tmp_path):
+    """ALBERT has groups of layers, and layers in each group."""
+    sizes = {"embedding_size": 8, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    AlbertForMaskedLM(AlbertConfig(vocab_size=300, **sizes)).save_pretrained(tmp_path)
+    Vocabulary.load(plain_bert()).save(tmp_path)
+    config(inner_group_num=10**8)(tmp_path)
+    refused(used(tmp_path), "many more parts")
 
 
 # ---- checkpoints of the original release ----------------------------------------------------------------------------
@@ -221,6 +363,7 @@ def _train(data: Path | str, folder: Path) -> list[str]:
 
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "bz2": (lambda: bz2.compress(b"\0" * (1 << 25)) * 4, Limit.EXPANSION.variable),
     "gz": (lambda: gzip.compress(b"\0" * (1 << 24)) * 8, Limit.EXPANSION.variable),
     "xz": (lambda: lzma.compress(b"\0" * (1 << 25)) * 4, Limit.EXPANSION.variable),
     "zst": (lambda: zstandard.ZstdCompressor().compress(b"\0" * (1 << 25)) * 4, Limit.EXPANSION.variable),
@@ -266,6 +409,7 @@ ARGUMENTS: dict[str, tuple[list[str], str]] = {
     "blanks": (["fill", "a [BLANK] b", "--max-blank-tokens=20"], Limit.BLANK_TOKENS.variable),
     "device": (["generate", "--device=\x1b[31mred"], "is not available"),
     "file": (["score", "--file=/nowhere/\x1b[31mred"], "cannot be read"),
+    "a long name": (["score", f"--file={'x' * 10**5}"], "File name too long"),
 }
 
 
@@ -296,6 +440,22 @@ def test_a_limit_is_a_setting(monkeypatch):
     refused(attempt(["fill", "the [MASK] .", model]), "must be a whole number, got 'many'")
 
 
+NETWORKS: dict[str, tuple[str, str]] = {
+    "layers": ("--layers=1000000000", Limit.LAYERS.variable),
+    "width": ("--width=1000000000", "cannot be made|this machine has"),
+    "vocabulary": (f"--vocabulary={10**12}", Limit.TOKENS.variable),
+    "length": (f"--max-length={10**30}", Limit.POSITIONS.variable),
+    "seed": (f"--seed={10**30}", "must be less than 2⁶³"),
+    "steps": (f"--steps={10**30}", "must be less than 2⁶³"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_beyond_all_memory_is_refused_before_it_is_made(name, tmp_path):
+    option, message = NETWORKS[name]
+    refused(attempt([*_train(corpus(), tmp_path), option]), message)
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate", "score", "compare"])
 def test_an_empty_output_is_refused(command, tmp_path):
     refused(attempt([command, "--output", ""], folder=tmp_path), "--output is empty")
@@ -317,6 +477,13 @@ def test_a_run_without_checkpoints_is_neither_resumed_nor_said_to_be(tmp_path):
     resume = ["train", "--resume", f"--output={tmp_path / 'run'}", f"--cache={encoding_cache()}", "--verbosity=error"]
     refused(attempt(resume), "train in another --output")
     refused(attempt(_train(corpus(), tmp_path)), "no checkpoint to resume from, so choose another --output")
+
+
+def test_a_run_that_claims_another_network_is_refused_before_it_is_made(tmp_path):
+    shutil.copytree(run_of("linear"), tmp_path / "run")
+    config(max_position_embeddings=10**8)(tmp_path / "run" / "start")
+    resume = ["train", "--resume", f"--output={tmp_path / 'run'}", f"--cache={encoding_cache()}", "--verbosity=error"]
+    refused(attempt(resume), "config.json describes")
 
 
 def test_a_finished_run_without_its_newest_checkpoint_exports_the_same_model(tmp_path):
