@@ -70,8 +70,8 @@ EFFECTS = (
     Effect("bell", -7.5, (-8.0, -7.0)),
 )
 SERIES = (
-    Frontier("DiffusionBERT", (3.1, 3.4), (80.0, 60.0), ((75.0, 86.0), (57.0, 64.0)), ("2 steps", "512 steps")),
-    Frontier("D3PM", (3.2,), (120.0,)),
+    Frontier("DiffusionBERT", (3.1, 3.4), (80.0, 60.0), ((75.0, 86.0), (57.0, 64.0)), ("2", "512"), "steps"),
+    Frontier("D3PM", (3.2,), (120.0,), varied="temperatures"),
 )
 DRAWINGS: dict[str, Callable[[Path], None]] = {
     "token_curves": lambda path: token_curves(TOKENS, path),
@@ -83,13 +83,13 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
 }
 TEXTS = {
     "token_curves": [
-        *("tokens of training, pretraining included", KINDS["bound"], KINDS["exact"]),
+        *("tokens of training, pretraining included", KINDS["bound"], KINDS["exact"], "10M"),
         *("D3PM", "DiffusionBERT, masking on another text", "Transformer decoder"),
     ],
     "forest": ["change of perplexity, %", "pretraining", "spindle", "bell", "ours, 95 %", "paper"],
     "frontiers": [
-        *("entropy of the words of a sample, nats (lower: more repetitive)", "judge's perplexity"),
-        *("DiffusionBERT", "D3PM", "real sentences", "2 steps", "512 steps"),
+        *("entropy of a sample's words, nats", "(lower: more repetitive)", "judge's perplexity", "over steps"),
+        *("DiffusionBERT", "D3PM", "real sentences", "2", "512", "100"),
     ],
     "convergence": [
         *("training steps", *KINDS.values(), "D3PM", "decoder", "BERT-Mouth"),
@@ -232,6 +232,14 @@ def test_a_system_has_one_color_and_its_variants_other_dashes(drawn):
     colors = [line.get_color() for line in axes.lines]
     assert colors == [PALETTE[2], PALETTE[1], PALETTE[1], PALETTE[0]]
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 4
+
+
+def test_each_varied_setting_has_a_panel_and_a_system_one_color_in_both(drawn):
+    series = [Frontier("D3PM", (3.0,), (9.0,), varied=what) for what in ("steps", "temperatures")]
+    panels = drawn(lambda path: frontiers(series, Frontier("real sentences", (3.5,), (4.0,)), path)).axes
+    assert [axes.get_title() for axes in panels] == ["over steps", "over temperatures"]
+    assert {axes.lines[0].get_color() for axes in panels} == {PALETTE[1]}
+    assert panels[0].get_ylim() == panels[1].get_ylim()
 
 
 def test_a_band_is_1_96_standard_errors(monkeypatch, drawn):

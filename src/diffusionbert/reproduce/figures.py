@@ -114,6 +114,8 @@ class Frontier:
     """Of the perplexities."""
     settings: Sequence[str] = ()
     """The setting of each point, of which the first and the last are named."""
+    varied: str = ""
+    """What differs between the points, such as steps."""
 
 
 @final
@@ -165,36 +167,47 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
 
 
 def token_curves(curves: Sequence[TokenCurve], path: Path) -> None:
-    """Draws held-out nats per token against total tokens, one panel per kind of likelihood, both on one scale."""
-    kinds = [kind for kind in KINDS if any(curve.kind == kind for curve in curves)]
-    with _figure(path, height=0.8 + 2.9 * len(kinds)) as figure:
-        panels = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]
+    """Draws held-out nats per token against total tokens, one panel per kind of likelihood, bounds first and larger."""
+    kinds = [kind for kind in ("bound", "exact", "pseudo") if any(curve.kind == kind for curve in curves)]
+    heights = [3.6, *(2.0 for _ in kinds[1:])]
+    with _figure(path, height=0.9 + sum(heights)) as figure:
+        panels = figure.subplots(len(kinds), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         looks = _looks([curve.name for curve in curves])
         for kind, axes in zip(kinds, panels, strict=True):
             for curve, (color, dashes, marker) in zip(curves, looks, strict=True):
                 if curve.kind != kind:
                     continue
                 look = {"color": color, "linestyle": dashes, "marker": marker, "label": _shown(curve.name)}
-                axes.errorbar(curve.tokens, curve.nats, _errors(curve.nats, curve.intervals), **look)
-            axes.set_xscale("log")
+                axes.errorbar(curve.tokens, curve.nats, _errors(curve.nats, curve.intervals), markersize=5, **look)
             axes.set_ylabel(KINDS[kind])
+            _logarithmic(axes.xaxis)
         axes.set_xlabel("tokens of training, pretraining included")
         figure.legend(loc="outside lower left", ncols=2)
 
 
+def _logarithmic(axis: Any) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5 times each power of ten: 20, 500, 10M."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def forest(effects: Sequence[Effect], path: Path) -> None:
-    """Draws each effect with its interval, and the paper's as a cross, from top to bottom."""
+    """Draws each effect with its interval, and the paper's as a cross, from top to bottom; colors are for systems."""
     with _figure(path, height=0.9 + 0.36 * len(effects)) as figure:
         axes = figure.subplots()
         rows = range(len(effects), 0, -1)
         for row, one in zip(rows, effects, strict=True):
             error = [[one.ours - one.interval[0]], [one.interval[1] - one.ours]]
             label = "ours, 95 %" if row == len(effects) else None
-            axes.errorbar([one.ours], [row], None, error, color=PALETTE[0], marker="o", capsize=3, label=label)
+            axes.errorbar([one.ours], [row], None, error, color="black", marker="o", capsize=3, label=label)
         known = [(one.paper, row) for row, one in zip(rows, effects, strict=True) if one.paper is not None]
         if known:
             xs, ys = zip(*known, strict=True)
-            axes.plot(xs, ys, color=PALETTE[1], linestyle="", marker="x", markersize=8, label="paper")
+            axes.plot(xs, ys, color="#888888", linestyle="", marker="x", markersize=8, label="paper")
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_yticks([*rows], [_shown(one.name) for one in effects])
         axes.set(xlabel="change of perplexity, %", ylim=(0.4, len(effects) + 0.6))
@@ -202,21 +215,38 @@ def forest(effects: Sequence[Effect], path: Path) -> None:
 
 
 def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
-    """Draws the judge's perplexity against the entropy of samples; `real` is the same for real sentences."""
-    with _figure(path, height=4.2) as figure:
-        axes = figure.subplots()
-        for one, (color, dashes, marker) in zip(series, _looks([one.name for one in series]), strict=True):
-            look = {"color": color, "linestyle": dashes, "marker": marker, "label": _shown(one.name)}
-            axes.errorbar(one.entropy, one.perplexity, _errors(one.perplexity, one.intervals), elinewidth=0.7, **look)
-            for at in sorted({0, len(one.settings) - 1}) if one.settings else ():
-                point = one.entropy[at], one.perplexity[at]
-                axes.annotate(one.settings[at], point, (6, 4), textcoords="offset points", fontsize=7.5, color=color)
-        axes.plot(
-            real.entropy, real.perplexity, color="black", linestyle="", marker="*", markersize=11, label=real.name
-        )
-        axes.set_yscale("log")
-        axes.set(xlabel="entropy of the words of a sample, nats (lower: more repetitive)", ylabel="judge's perplexity")
-        figure.legend(loc="outside right upper")
+    """Draws the judge's perplexity against the entropy of samples, one panel per setting that is varied.
+
+    `real` is the same for real sentences.
+    """
+    varied = [*dict.fromkeys(one.varied for one in series)]
+    names = [*dict.fromkeys(one.name for one in series)]
+    looks = dict(zip(names, _looks(names), strict=True))
+    with _figure(path, height=4.6) as figure:
+        panels = figure.subplots(1, len(varied), sharey=True, squeeze=False)[0]
+        for what, axes in zip(varied, panels, strict=True):
+            for one in (one for one in series if one.varied == what):
+                color, dashes, marker = looks[one.name]
+                errors = _errors(one.perplexity, one.intervals)
+                look = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 5, "elinewidth": 0.7}
+                axes.errorbar(one.entropy, one.perplexity, errors, label=_shown(one.name), **look)
+                is_named = one.settings and dashes == DASHES[0]  # names of variants would overlap
+                for at in sorted({0, len(one.settings) - 1}) if is_named else ():
+                    point = one.entropy[at], one.perplexity[at]
+                    place = {"textcoords": "offset points", "fontsize": 7.5, "color": color}
+                    axes.annotate(one.settings[at], point, (6, 3), **place)
+            axes.plot(
+                real.entropy, real.perplexity, color="black", linestyle="", marker="*", markersize=11, label=real.name
+            )
+            axes.margins(0.12, 0.06)
+            axes.set_title(f"over {what}" if what else "", fontsize=9)
+            axes.set_xlabel("entropy of a sample's words, nats\n(lower: more repetitive)")
+            _logarithmic(axes.yaxis)
+        panels[0].set_ylabel("judge's perplexity")
+        handles = {
+            label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=3)
 
 
 def _errors(values: Numbers, intervals: Sequence[tuple[float, float]]) -> Any:
