@@ -1,49 +1,26 @@
-"""The tables and figures of docs/results.md, from what `experiment.py keep` kept; needs neither models nor corpora.
+"""The tables and figures of docs/results.md, from what `experiment.py` kept; needs neither models nor corpora.
 
     python benchmarks/report.py docs/results docs/results/tables --page docs/results.md     the first edition's
     python benchmarks/report.py docs/results/second docs/results/tables/second              the second edition's
 
 Rows that are missing are left out, never invented. docs/results.md is written by hand; a test checks that every number
-in its prose occurs in these tables.
-
-One rule for all verdicts. The effect is the change of perplexity (or of BLEU-4), the first system against the second,
-on the same sentences, with its 95 % interval, which includes the spread over seeds where both systems have several:
-
-    a difference  holds if the interval lies on the claimed side of 0, does not hold if it lies on the other side, or
-                  if it excludes half of the size that the claim names
-    an equality   holds if the interval lies within ± 5 %, does not hold if it lies outside
-    more BLEU-4   holds only if self-BLEU is not higher, too: top-k buys one with the other
-    a bound against an exact value  can only hold in favor of the bound: above it, it may be loose
-    otherwise undecided; and undecided, too little training, if a system's perplexity is more than half of that of word
-    frequencies alone: it is still on the plateau from which training from random weights starts
+in its prose occurs in these tables. `claims.py` has the claims and the rule of their verdicts.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from itertools import compress
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import numpy as np
 import tyro
-from experiment import restore
+from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference
 
-from diffusionbert.evaluation.compare import compare, shared_noise
-from diffusionbert.evaluation.result import EvaluationResult, Generation
-from diffusionbert.evaluation.tables import p_text
-from diffusionbert.likelihood.intervals import (
-    Difference,
-    paired_difference,
-    percentile_interval,
-    resampled_sums,
-    with_seeds,
-)
+from diffusionbert.evaluation.compare import compare
+from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.networks.loading import NewNetwork
 from diffusionbert.recipes import SYSTEMS
 from diffusionbert.reproduce import figures
@@ -51,328 +28,9 @@ from diffusionbert.reproduce.targets import write_table
 from diffusionbert.storage.files import read_json, write_json
 from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import RunConfig
-from diffusionbert.training.log import TrainEvent, events_of
+from diffusionbert.training.log import TrainEvent, ValidationEvent, events_of
 
 Folder = tyro.conf.Positional[Path]
-MARGIN = 0.05
-"""Two systems are comparable if their figures differ by no more than this fraction."""
-SEEDS = "seed0", "seed1", "seed2"
-
-
-# ---- claims ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper (or ours) on the perplexities of two rows."""
-
-    text: str
-    where: str
-    first: str
-    second: str
-    sign: int = -1
-    """-1: the first has the lower perplexity; 1: the higher; 0: they are equal."""
-    paper: float | None = None
-    """The paper's change of perplexity."""
-    sized: bool = False
-    """Whether the claim names this size."""
-    groups: tuple[tuple[str, str], ...] = tuple((seed, seed) for seed in SEEDS)
-    """The folders of the first and the second row, for each training."""
-
-
-CLAIMS = (
-    Claim("Pretraining converges further (TAD)", "§4.5, figure 4", "diffusionbert", "d3pm-tad", paper=-0.371),
-    Claim("Pretraining converges further (best D3PM)", "table 2", "diffusionbert", "d3pm", paper=-0.043),
-    Claim(
-        "30 % of the budget matches all of it", "§4.5", "diffusionbert", "diffusionbert", 0,
-        groups=(("steps600", "seed0"),),
-    ),
-    Claim(
-        "30 % of the budget beats D3PM's full one", "figure 4", "diffusionbert", "d3pm", groups=(("steps600", "seed0"),)
-    ),
-    Claim("Pretrained, TAD beats PTE", "§4.3, table 2", "diffusionbert", "diffusionbert-pte", paper=-0.015),
-    Claim(
-        "Pretrained, LTE lags far behind PTE", "§4.3, table 2", "diffusionbert-pte", "diffusionbert-lte",
-        paper=-0.136, sized=True,
-    ),
-    Claim(
-        "The same with LTE that starts at random", "§4.3, table 2", "diffusionbert-pte", "diffusionbert-lte-random",
-        paper=-0.136, sized=True,
-    ),
-    Claim("From scratch, TAD is quite harmful", "§4.3, table 2", "d3pm", "d3pm-tad", paper=-0.342, sized=True),
-    Claim(
-        "The spindle gains 19 % for DiffusionBERT (strict bound)", "§4.3, table 2", "diffusionbert-spindle",
-        "diffusionbert", paper=-0.19, sized=True,
-    ),
-    Claim("The spindle gains something for DiffusionBERT", "table 2", "diffusionbert-spindle", "diffusionbert"),
-    Claim("The spindle gains 18 % for D3PM (strict bound)", "§4.3", "d3pm-spindle", "d3pm", paper=-0.18, sized=True),
-    Claim("The spindle gains something for D3PM", "table 2", "d3pm-spindle", "d3pm", paper=-0.059),
-    Claim("DiffusionBERT beats Diffusion-LM", "§4.3, table 2", "diffusionbert", "diffusion-lm"),
-    Claim("Behind a pretrained decoder", "table 3", "diffusionbert", "decoder-pretrained", 1),
-    Claim("Behind a decoder from scratch (not in the paper)", "–", "diffusionbert", "decoder", 1),
-    Claim("Bell-shaped times gain something (not in the paper)", "–", "diffusionbert-bell", "diffusionbert"),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class QualityClaim:
-    """A claim on the BLEU-4 of two rows: in the main table, or at equal self-BLEU over sampler settings."""
-
-    text: str
-    where: str
-    first: str
-    second: str
-    sign: int = 1
-    at_equal_diversity: bool = False
-
-
-QUALITY_CLAIMS = (
-    QualityClaim("TAD beats PTE in BLEU-4", "§4.3, table 2", "diffusionbert", "diffusionbert-pte"),
-    QualityClaim("The spindle improves BLEU-4", "§4.3, table 2", "diffusionbert-spindle", "diffusionbert"),
-    QualityClaim("DiffusionBERT beats BERT-Mouth in BLEU-4", "§4.3, table 2", "diffusionbert", "bert-mouth"),
-    QualityClaim("A better trade-off than D3PM's", "§4.4, figure 3", "diffusionbert", "d3pm", 1, True),
-    QualityClaim("Comparable with a decoder from scratch", "§4.4, figure 3", "diffusionbert", "decoder", 0, True),
-    QualityClaim(
-        "Behind a pretrained decoder in BLEU-4", "§4.4, figure 3", "diffusionbert", "decoder-pretrained", -1, True
-    ),
-)
-MIN_SAMPLES = 100
-"""With fewer, BLEU was not meant to be compared."""
-
-
-def verdict(low: float, high: float, sign: int, size: float | None = None) -> str:
-    """What an interval of a relative change says of a claim; `size` is the change that the claim names, if any."""
-    if sign == 0:
-        if low >= -MARGIN and high <= MARGIN:
-            return "holds"
-        return "does not hold" if low > MARGIN or high < -MARGIN else "undecided"
-    # The interval on the claimed side, as positive numbers.
-    least, most = (low, high) if sign > 0 else (-high, -low)
-    if most < 0 or (size is not None and most < abs(size) / 2):
-        return "does not hold"
-    return "holds" if least > 0 else "undecided"
-
-
-# ---- rows -----------------------------------------------------------------------------------------------------------
-
-
-class Kept:
-    """The evaluations that were kept, restored when they are needed."""
-
-    def __init__(self, source: Path, scratch: Path):
-        self.source, self.scratch = source, scratch
-        self._loaded: dict[str, EvaluationResult] = {}
-
-    def has(self, group: str, name: str) -> bool:
-        return (self.source / group / "evaluations" / name / "evaluation.json").exists()
-
-    def folder(self, group: str, name: str) -> Path:
-        target = self.scratch / group / name
-        if not target.exists():
-            restore(self.source / group / "evaluations" / name, self.source / "sentences", target)
-        return target
-
-    def result(self, group: str, name: str) -> EvaluationResult:
-        key = f"{group}/{name}"
-        if key not in self._loaded:
-            self._loaded[key] = EvaluationResult.load(self.folder(group, name))
-        return self._loaded[key]
-
-    def names(self, group: str) -> list[str]:
-        return sorted(path.parent.name for path in (self.source / group).glob("evaluations/*/evaluation.json"))
-
-
-@dataclass(frozen=True)
-class Found:
-    """A difference between two rows, over the trainings that both have."""
-
-    change: float
-    """Of the perplexity per token."""
-    interval: tuple[float, float]
-    p_value: float
-    perplexities: tuple[float, float]
-    seeds: int
-    kinds: tuple[str, str]
-    noise: str
-    quantity: str
-
-
-def difference(kept: Kept, claim: Claim) -> Found | None:
-    """The effect of a claim; None if a row is missing, or if nothing that they have can be compared."""
-    groups = [pair for pair in claim.groups if kept.has(pair[0], claim.first) and kept.has(pair[1], claim.second)]
-    if not groups:
-        return None
-    pairs = [(kept.result(one, claim.first), kept.result(other, claim.second)) for one, other in groups]
-    names = _quantities(*pairs[0])
-    if names is None:
-        return None
-    every = [tuple(own.scores[name] for own, name in zip(pair, names, strict=True)) for pair in pairs]
-    counts = [one.tokens.double().numpy() for one in every[0]]
-    means = [np.mean([pair[side].nats.numpy() for pair in every], axis=0) for side in (0, 1)]
-    found = paired_difference((means[0], means[1]), (counts[0], counts[1]))
-    rates = [np.array([float(pair[side].nats.sum()) for pair in every]) / float(counts[side].sum()) for side in (0, 1)]
-    found = with_seeds(found, *rates) if len(every) > 1 else found
-    summaries = [own.likelihoods[name] for own, name in zip(pairs[0], names, strict=True)]
-    return Found(
-        math.expm1(found.value),
-        (math.expm1(found.low), math.expm1(found.high)),
-        found.p_value,
-        (math.exp(rates[0].mean()), math.exp(rates[1].mean())),
-        len(every),
-        (summaries[0].kind.value, summaries[1].kind.value),
-        shared_noise(summaries[0], summaries[1]) if names[0] == names[1] else "independent",
-        " against ".join(dict.fromkeys(names)),
-    )
-
-
-def _quantities(first: EvaluationResult, second: EvaluationResult) -> tuple[str, str] | None:
-    """The likelihoods to compare: the T-step bound that both have, else any other; else their own, of any kind."""
-    common = [name for name in ("grid", "continuous", *first.scores) if name in first.scores and name in second.scores]
-    if common:
-        return common[0], common[0]
-    if not first.scores or not second.scores:
-        return None
-    return next(iter(first.scores)), next(iter(second.scores))
-
-
-def quality(kept: Kept, claim: QualityClaim) -> dict[str, Any] | None:
-    """The change of BLEU-4 in the main table, and of self-BLEU, over the seeds that both rows have."""
-    seeds = [seed for seed in SEEDS if kept.has(seed, claim.first) and kept.has(seed, claim.second)]
-    pairs = [(kept.result(seed, claim.first), kept.result(seed, claim.second)) for seed in seeds]
-    if not pairs or min(len(one.bleu4.values) for pair in pairs for one in pair) < MIN_SAMPLES:
-        return None
-    found = {}
-    for name in ("bleu4", "self_bleu4"):
-        values = [[getattr(pair[side], name).values for pair in pairs] for side in (0, 1)]
-        logs = [np.log([own.mean() for own in side]) for side in values]
-        sums = [resampled_sums([np.concatenate(own)], seed)[0] / sum(map(len, own)) for seed, own in enumerate(values)]
-        low, high = percentile_interval(np.log(sums[0] / sums[1]))
-        change = Difference(float(logs[0].mean() - logs[1].mean()), low, high, math.nan)
-        found[name] = with_seeds(change, *logs) if len(pairs) > 1 else change
-    bleu, diversity = found["bleu4"], found["self_bleu4"]
-    said = verdict(math.expm1(bleu.low), math.expm1(bleu.high), claim.sign)
-    if said == "holds" and diversity.low > 0:
-        said = "undecided: less diverse"
-    means = [float(np.mean([pair[side].bleu4.mean for pair in pairs])) for side in (0, 1)]
-    return _quality_row(claim, bleu, f"BLEU-4 {means[0]:.3f} against {means[1]:.3f}", said, len(pairs))
-
-
-def quality_at_equal_diversity(kept: Kept, claim: QualityClaim) -> dict[str, Any] | None:
-    """The change of BLEU-4 at equal self-BLEU: the mean over the range that both systems' settings cover."""
-    systems = claim.first, claim.second
-    group = next((seed for seed in SEEDS if all(_settings(kept, seed, one) for one in systems)), None)
-    if group is None:
-        return None
-    measured, resampled = [], []
-    for number, system in enumerate(systems):
-        results = sorted(
-            (kept.result(group, name) for name in _settings(kept, group, system)), key=lambda one: one.self_bleu4.mean
-        )
-        measured.append(np.array([[one.self_bleu4.mean for one in results], [one.bleu4.mean for one in results]]))
-        columns = [[getattr(one, name).values for one in results] for name in ("self_bleu4", "bleu4")]
-        seeds = [[2 * (10 * number + at) + which for at in range(len(results))] for which in (0, 1)]
-        resampled.append(
-            np.array(
-                [
-                    [resampled_sums([own], seed)[0] / len(own) for own, seed in zip(*both, strict=True)]
-                    for both in zip(columns, seeds, strict=True)
-                ]
-            )
-        )
-    low, high = max(one[0, 0] for one in measured), min(one[0, -1] for one in measured)
-    if low >= high:
-        return None
-    at = np.linspace(low, high, 50)
-
-    def change(*points: Any) -> float:
-        first, second = (np.interp(at, *one[:, np.argsort(one[0])]).mean() for one in points)
-        return float(np.log(first / second))
-
-    drawn = [change(*(one[:, :, index] for one in resampled)) for index in range(resampled[0].shape[2])]
-    found = Difference(change(*measured), *percentile_interval(np.array(drawn)), math.nan)
-    said = verdict(math.expm1(found.low), math.expm1(found.high), claim.sign)
-    return _quality_row(claim, found, f"BLEU-4 at self-BLEU {low:.2f} to {high:.2f}", said, 1)
-
-
-def _settings(kept: Kept, group: str, system: str) -> list[str]:
-    """A system's evaluations over sampler settings."""
-    return [name for name in kept.names(group) if re.fullmatch(rf"{re.escape(system)}-[kT]=[\d.]+", name)]
-
-
-def _quality_row(claim: QualityClaim, found: Difference, shown: str, said: str, seeds: int) -> dict[str, Any]:
-    change, p_value = math.expm1(found.value), None if math.isnan(found.p_value) else found.p_value
-    return {
-        "claim": claim.text,
-        "where": claim.where,
-        "first": claim.first,
-        "second": claim.second,
-        "ours": f"{shown}, {percent(change)}",
-        "change": change,
-        "interval": (math.expm1(found.low), math.expm1(found.high)),
-        "paper": None,
-        "p_value": p_value,
-        "seeds": seeds,
-        "noise": "independent",
-        "verdict": said,
-    }
-
-
-def word_entropy(kept: Kept) -> float | None:
-    """The nats per token that word frequencies alone need, as the experiment stored it; None if it did not."""
-    file = kept.source / "words" / "settings.json"
-    return float(read_json(file)["nats_per_token"]) if file.exists() else None
-
-
-def claim_rows(kept: Kept) -> Iterator[dict[str, Any]]:
-    """One line for each claim whose rows are there."""
-    unigram = word_entropy(kept)
-    for claim in CLAIMS:
-        found = difference(kept, claim)
-        if found is None:
-            continue
-        said = verdict(*found.interval, claim.sign, claim.paper if claim.sized else None)
-        if found.kinds[0] != found.kinds[1] and found.interval[0] > 0:
-            said = "undecided: the bound may be loose"
-        if unigram is not None and max(found.perplexities) > math.exp(unigram) / 2:
-            said = "undecided: too little training"
-        yield {
-            "claim": claim.text,
-            "where": claim.where,
-            "first": claim.first,
-            "second": claim.second,
-            "ours": f"{found.perplexities[0]:.1f} against {found.perplexities[1]:.1f}, {percent(found.change)}",
-            "perplexities": list(found.perplexities),
-            "paper": claim.paper,
-            **{key: value for key, value in asdict(found).items() if key != "perplexities"},
-            "verdict": said,
-        }
-    for one in QUALITY_CLAIMS:
-        row = quality_at_equal_diversity(kept, one) if one.at_equal_diversity else quality(kept, one)
-        if row is not None:
-            yield row
-
-
-def percent(value: float | None) -> str:
-    """A change, as the page writes it."""
-    if value is None:
-        return "–"
-    return "±0.0 %" if abs(value) < 5e-4 else f"{100 * value:+.1f} %".replace("-", "−")
-
-
-def claims_markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of claims."""
-    lines = ["|  | claim | where | ours | 95 % | paper | p | seeds | noise | verdict |", "|" + "---|" * 10]
-    for number, row in enumerate(rows, start=1):
-        low, high = row["interval"]
-        interval = f"[{percent(low)}, {percent(high)}]"
-        p_value = "–" if row["p_value"] is None else p_text(row["p_value"])
-        cells = number, row["claim"], row["where"], row["ours"], interval, percent(row["paper"]), p_value
-        shown = " | ".join(map(str, (*cells, row["seeds"], row["noise"], f"**{row['verdict']}**")))
-        lines.append(f"| {shown} |")
-    return "\n".join(lines) + "\n"
-
-
-# ---- tables and figures ---------------------------------------------------------------------------------------------
 
 
 def report(source: Folder, output: Folder, page: Path | None = None) -> None:
@@ -380,22 +38,11 @@ def report(source: Folder, output: Folder, page: Path | None = None) -> None:
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         kept = Kept(source, Path(scratch))
-        rows = list(claim_rows(kept))
-        write_json(output / "claims.json", rows)
-        (output / "claims.md").write_text(claims_markdown(rows), encoding="utf-8")
-        if published := [row for row in rows if row["paper"] is not None and "too little" not in row["verdict"]]:
-            effects = [
-                figures.Effect(
-                    str(row["claim"]),
-                    100 * float(row["change"]),
-                    (100 * row["interval"][0], 100 * row["interval"][1]),
-                    None if row["paper"] is None else 100 * float(row["paper"]),
-                )
-                for row in published
-            ]
-            figures.forest(effects, output / "forest.png")
+        _claims(kept, output)
         _setup(kept, output)
+        _rates(kept, output)
         _main_table(kept, output)
+        _group_tables(kept, output)
         _budgets(kept, output)
         _curve(kept, output)
         _frontier(kept, output)
@@ -415,30 +62,75 @@ def with_tables(page: str, tables: Path) -> str:
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end of \1 -->", filled, page, flags=re.DOTALL)
 
 
+def _write(path: Path, heading: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> None:
+    """Writes a Markdown table, whose first columns are text and the others numbers; nothing without rows."""
+    if lines := [f"| {' | '.join(map(str, row))} |\n" for row in rows]:
+        rule = "|" + "---|" * texts + "---:|" * (len(heading) - texts)
+        path.write_text(f"| {' | '.join(heading)} |\n{rule}\n{''.join(lines)}", encoding="utf-8")
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _claims(kept: Kept, output: Path) -> None:
+    """Table 1, and the forest plot of the effects that the paper has, too."""
+    rows = list(claim_rows(kept))
+    write_json(output / "claims.json", rows)
+    (output / "claims.md").write_text(claims_markdown(rows), encoding="utf-8")
+    title, effects = "", []
+    for row in rows:
+        is_variant = str(row["claim"]).startswith("– ")
+        title = title if is_variant else str(row["claim"])
+        if row["paper"] is None or "too little" in row["verdict"]:
+            continue
+        name = f"{title} {row['claim']}" if is_variant else title
+        low, high = row["interval"]
+        effects.append(figures.Effect(name, 100 * row["change"], (100 * low, 100 * high), 100 * row["paper"]))
+    if effects:
+        figures.forest(effects, output / "forest.png")
+
+
 def _setup(kept: Kept, output: Path) -> None:
     """How the rows were trained and evaluated, from their own records."""
-    lines = ["| row | layers × width | steps × tokens | learning rate | T | EMA | tokens seen |", "|---|" + "---:|" * 6]
-    for path in sorted(kept.source.glob("*/trained/*/")):
+    rows = []
+    for path in sorted(kept.source.glob(f"{SEEDS[0]}/trained/*/")):
         file = next((path / name for name in ("run.json", "experiment.json") if (path / name).exists()), None)
-        if file is None or path.parts[-3] not in SEEDS[:1]:
+        if file is None:
             continue
         config = RunConfig.from_json(read_json(file), str(file))
         training, network = config.training, config.backbone
-        size = f"{network.layers} × {network.width}" if isinstance(network, NewNetwork) else "of its start"
         tokens = events_of(path / "log.jsonl", TrainEvent)[-1].tokens_seen
         batch = training.batching.tokens if isinstance(training.batching, TokenBudget) else "–"
-        cells = (
-            f"`{path.parts[-1]}`",
-            size,
-            f"{training.steps:,} × {batch:,}",
-            f"{training.learning_rate:g}",
-            config.objective.num_steps or "–",
-            training.ema or "–",
-            "–" if tokens is None else f"{tokens / 1e6:.1f}M",
+        rows.append(
+            (
+                f"`{path.name}`",
+                f"{network.layers} × {network.width}" if isinstance(network, NewNetwork) else "of its start",
+                f"{training.steps:,} × {batch:,}",
+                training.optimizer,
+                f"{training.learning_rate:g}",
+                config.objective.num_steps or "–",
+                training.ema or "–",
+                "–" if tokens is None else f"{tokens / 1e6:.1f}M",
+            )
         )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    if len(lines) > 2:
-        (output / "setup.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    heading = "row", "layers × width", "steps × tokens", "optimizer", "learning rate", "T", "EMA", "tokens seen"
+    _write(output / "setup.md", heading, rows)
+
+
+def _rates(kept: Kept, output: Path) -> None:
+    """The search of learning rates: the last validation of each, the best in bold."""
+    found: dict[str, dict[float, float]] = {}
+    for path in sorted(kept.source.glob("*rates/trained/*/log.jsonl")):
+        system, _, rate = path.parent.name.rpartition("-")
+        nats = events_of(path, ValidationEvent)[-1].nats_per_token
+        found.setdefault(f"`{path.parts[-4]}/{system}`", {})[float(rate)] = float("nan") if nats is None else nats
+    rates = sorted({rate for own in found.values() for rate in own})
+    rows = []
+    for name, own in found.items():
+        cells = [f"{own[rate]:.3f}" if rate in own else "–" for rate in rates]
+        best = rates.index(min(own, key=lambda rate: own[rate]))
+        rows.append([name, *(f"**{cell}**" if at == best else cell for at, cell in enumerate(cells))])
+    _write(output / "rates.md", ["validation, nats per token", *(f"{rate:g}" for rate in rates)], rows)
 
 
 BUDGETS = {"steps600": 600, "seed0": 2000, "steps6000": 6000, "steps16000": 16_000}
@@ -451,8 +143,7 @@ def _budgets(kept: Kept, output: Path) -> None:
     budgets = {folder: steps for folder, steps in BUDGETS.items() if any(kept.has(folder, one) for one in BUDGETED)}
     if len(budgets) < 2:
         return
-    lines = [f"| system | kind | {' | '.join(f'{steps:,} steps' for steps in budgets.values())} |"]
-    lines.append("|---|---|" + "---:|" * len(budgets))
+    rows = []
     for name in BUDGETED:
         cells, kinds = [], set()
         for folder in budgets:
@@ -465,37 +156,69 @@ def _budgets(kept: Kept, output: Path) -> None:
             kinds.add(own.kind.value)
             rate = own.rates.perplexity_per_token
             cells.append(f"{rate.value:.1f} [{rate.ci95[0]:.1f}, {rate.ci95[1]:.1f}]")
-        lines.append(f"| `{name}` | {', '.join(sorted(kinds))} | {' | '.join(cells)} |")
+        rows.append((f"`{name}`", ", ".join(sorted(kinds)), *cells))
     for name in ("d3pm", "d3pm-spindle"):
         cells = []
         for folder in budgets:
-            found = difference(kept, Claim("", "", "diffusionbert", name, groups=((folder, folder),)))
+            found = difference(kept, Claim("", "", "diffusionbert", name, groups=(folder,)))
             low, high = (0.0, 0.0) if found is None else found.interval
             cells.append("–" if found is None else f"{1 + found.change:.2f} [{1 + low:.2f}, {1 + high:.2f}]")
-        lines.append(f"| `diffusionbert` : `{name}` | ratio | {' | '.join(cells)} |")
-    (output / "budgets.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        rows.append((f"`diffusionbert` : `{name}`", "ratio", *cells))
+    heading = "system", "kind", *(f"{steps:,} steps" for steps in budgets.values())
+    _write(output / "budgets.md", heading, rows, texts=2)
 
 
 def _main_table(kept: Kept, output: Path) -> None:
     """The main rows; trainings that differ in their seed alone are one."""
     found = [(seed, name) for seed in SEEDS for name in kept.names(seed) if _is_main(name)]
-    if not found:
-        return
-    kept_names = [name if seed == "seed0" else f"{name} ({seed})" for seed, name in found]
     results = [kept.result(seed, name) for seed, name in found]
     has_descriptions = any(one.model.seed is not None for one in results)
     if not has_descriptions:  # the first edition does not say what differs between rows: one seed
-        is_first = [seed == "seed0" for seed, _ in found]
-        results, kept_names = ([*compress(own, is_first)] for own in (results, kept_names))
-    write_table(output / "main", compare(results, names=kept_names, merge_seeds=has_descriptions))
-    others = [name for name in kept.names("seed0") if name.endswith(("-other-text", "-lm1b"))]
-    if others:
-        write_table(output / "lm1b", compare([kept.result("seed0", name) for name in others], names=others))
+        found = [(seed, name) for seed, name in found if seed == "seed0"]
+        results = results[: len(found)]
+    if results:
+        names = [name if seed == "seed0" else f"{name} ({seed})" for seed, name in found]
+        write_table(output / "main", compare(results, names=names, merge_seeds=has_descriptions))
+    _compared(kept, "seed0", [name for name in kept.names("seed0") if _is_other_text(name)], output / "lm1b")
+
+
+GROUPS = "spindle", "orders", "peers", "bert", "noise", "diffusion-lm", "curve", "frontier"
+"""Groups of rows with tables of their own."""
+
+
+def _group_tables(kept: Kept, output: Path) -> None:
+    for group in GROUPS:
+        names = kept.names(group)
+        _compared(kept, group, [name for name in names if not _is_other_text(name)], output / group)
+        _compared(kept, group, [name for name in names if _is_other_text(name)], output / f"{group}-lm1b")
+
+
+def _compared(kept: Kept, group: str, names: list[str], stem: Path) -> None:
+    if names:
+        write_table(stem, compare([kept.result(group, name) for name in names], names=names))
+
+
+def _is_other_text(name: str) -> bool:
+    return name.endswith(("-other-text", "-lm1b"))
 
 
 def _is_main(name: str) -> bool:
-    return not name.endswith(("-other-text", "-lm1b", "-steps")) and "=" not in name
+    return not _is_other_text(name) and not name.endswith("-steps") and "=" not in name
 
+
+def _costs(source: Path, output: Path) -> None:
+    """GPU minutes and hashes of every row."""
+    rows = []
+    for path in sorted(source.glob("*/seconds/*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        minutes, tokens = record["seconds"] / record["workers"] / 60, record.get("tokens")
+        hashes = (f"`{str(record.get(name) or '–')[:12]}`" for name in ("code", "data", "weights"))
+        millions = "–" if tokens is None else f"{tokens / 1e6:.1f}M"
+        rows.append((f"`{path.parts[-3]}/{path.stem}`", *hashes, f"{minutes:.2f}", millions))
+    _write(output / "costs.md", ("row", "code", "data", "weights", "GPU minutes", "tokens"), rows, texts=4)
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
 
 CURVES = {
     "D3PM": "d3pm",
@@ -507,20 +230,11 @@ CURVES = {
 
 
 def _curve(kept: Kept, output: Path) -> None:
+    """Figure 1: nats against total tokens."""
     curves = []
     for title, prefix in CURVES.items():
-        points = []
-        for name in kept.names("curve"):
-            if not name.startswith(f"{prefix}-"):
-                continue
-            result = kept.result("curve", name)
-            own = result.likelihoods.get("grid", result.primary)
-            model = result.model
-            if own is None or model.tokens_seen is None or model.pretraining_tokens is None:
-                continue
-            rate = own.rates.nats_per_token
-            points.append((model.tokens_seen + model.pretraining_tokens, rate.value, rate.ci95, own.kind.value))
-        points.sort()
+        names = [name for name in kept.names("curve") if re.fullmatch(rf"{prefix}-[\d.]+", name)]
+        points = sorted(point for name in names if (point := _point(kept.result("curve", name))) is not None)
         if points:
             tokens, nats, intervals, kinds = zip(*points, strict=True)
             curves.append(figures.TokenCurve(title, tokens, nats, kinds[0], intervals))
@@ -529,52 +243,47 @@ def _curve(kept: Kept, output: Path) -> None:
         figures.token_curves(curves, output / "curve.png")
 
 
+def _point(result: EvaluationResult) -> tuple[int, float, tuple[float, float], str] | None:
+    own, model = result.likelihoods.get("grid", result.primary), result.model
+    if own is None or model.tokens_seen is None or model.pretraining_tokens is None:
+        return None
+    rate = own.rates.nats_per_token
+    return model.tokens_seen + model.pretraining_tokens, rate.value, rate.ci95, own.kind.value
+
+
 def _frontier(kept: Kept, output: Path) -> None:
-    """Judge's perplexity against entropy, of every system by its settings in order."""
-    points: dict[str, list[tuple[float, str, Generation]]] = {}
+    """Figure 3: quality against diversity, by a judge and by BLEU, over steps and over temperatures."""
+    points: dict[tuple[str, str], list[tuple[float, EvaluationResult]]] = {}
     for name in kept.names("frontier"):
         found = re.fullmatch(r"(.+)-(?:(\d+)-steps|T=([\d.]+))", name)
-        generation = kept.result("frontier", name).generation
-        if found is not None and generation is not None and generation.judge is not None:
-            label = f"{found[2]} steps" if found[2] else f"T = {found[3]}"
-            points.setdefault(found[1], []).append((float(found[2] or found[3]), label, generation))
-    series, real = [], None
-    for system, own in points.items():
-        _, labels, generations = zip(*sorted(own, key=lambda point: point[0]), strict=True)
-        judged = [one.judge.samples for one in generations]
-        series.append(
-            figures.Frontier(
-                SYSTEMS[system].title + (", spindle" if "spindle" in system else ""),
-                [one.samples.entropy_per_text for one in generations],
-                [one.perplexity for one in judged],
-                [one.ci95 for one in judged],
-                labels,
-            )
+        if found is not None:
+            title = SYSTEMS[found[1]].title + (", spindle" if "spindle" in found[1] else "")
+            varied = "steps" if found[2] else "temperatures"
+            points.setdefault((varied, title), []).append((float(found[2] or found[3]), kept.result("frontier", name)))
+    judged, compared, real = [], [], None
+    for (varied, title), own in sorted(points.items()):
+        values, results = zip(*sorted(own, key=lambda point: point[0]), strict=True)
+        settings, texts = [f"{value:g}" for value in values], [one.generation for one in results]
+        judgments = [one.judge.samples for one in texts]
+        entropies = [one.samples.entropy_per_text for one in texts]
+        intervals = [one.ci95 for one in judgments]
+        judged.append(
+            figures.Frontier(title, entropies, [one.perplexity for one in judgments], intervals, settings, varied)
         )
-        others, judgment = generations[0].real, generations[0].judge.real
-        real = figures.Frontier("real sentences", [others.entropy_per_text], [judgment.perplexity])
+        if varied == "temperatures":
+            bleu, self_bleu = ([getattr(one, name).mean for one in results] for name in ("bleu4", "self_bleu4"))
+            compared.append(figures.Tradeoff(title, self_bleu, bleu, settings))
+        real = texts[0]
     if real is not None:
-        write_json(output / "frontier.json", [asdict(one) for one in (*series, real)])
-        figures.frontiers(series, real, output / "frontier.png")
-
-
-def _costs(source: Path, output: Path) -> None:
-    """GPU minutes and hashes of every row."""
-    lines = ["| row | GPU minutes | tokens | code | data | weights |", "|---|---:|---:|---|---|---|"]
-    for path in sorted(source.glob("*/seconds/*.json")):
-        group, name, record = path.parts[-3], path.stem, json.loads(path.read_text(encoding="utf-8"))
-        reports = [*sorted((source / group / "evaluations").glob(f"{name}*/evaluation.json"))]
-        plain = read_json(reports[0]) if reports else {}
-        hashes = (
-            str((plain.get("code") or {}).get("sha256") or "–")[:12],
-            str((plain.get("data") or {}).get("sha256") or "–")[:12],
-            str((plain.get("weights") or {}).get("sha256") or "–")[:12],
+        others, judgment = real.real, real.judge.real
+        star = figures.Frontier("real sentences", [others.entropy_per_text], [judgment.perplexity])
+        write_json(output / "frontier.json", [asdict(one) for one in (*judged, star)])
+        figures.frontiers(judged, star, output / "frontier.png")
+        figures.quality_diversity(
+            compared,
+            figures.Tradeoff(star.name, [others.self_bleu4.value], [others.bleu4.value]),
+            output / "tradeoffs.png",
         )
-        minutes, tokens = record["seconds"] / record["workers"] / 60, record.get("tokens")
-        seen = "–" if tokens is None else f"{tokens / 1e6:.1f}M"
-        lines.append(f"| `{group}/{name}` | {minutes:.2f} | {seen} | {' | '.join(f'`{one}`' for one in hashes)} |")
-    if len(lines) > 2:
-        (output / "costs.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

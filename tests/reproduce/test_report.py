@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report import CLAIMS, MARGIN, percent, report, verdict, with_tables
+from claims import CLAIMS, MARGIN, Claim, Kept, difference, percent, verdict
+from experiment import keep, restore
+from report import report, with_tables
 
-from diffusionbert.storage.files import read_json
+from diffusionbert.storage.files import load_tensors, read_json, save_tensors
 
 ROOT = Path(__file__).parents[2]
 KEPT, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
@@ -87,6 +89,17 @@ def test_the_report_has_the_claims_whose_rows_are_there(tmp_path):
     written = {path.name for path in (tmp_path / "tables").iterdir()}
     assert {"claims.md", "main.md"} <= written
     assert not {"forest.png", "curve.png", "frontier.png", "costs.md"} & written  # nothing is invented
+
+
+def test_rows_with_different_sentences_are_not_compared(tmp_path):
+    for name in ("d3pm", "decoder"):
+        target = tmp_path / "experiment" / "seed2" / "evaluations" / name
+        folder = restore(KEPT / "seed2" / "evaluations" / name, KEPT / "sentences", target)
+        tensors = load_tensors(folder / "scores.safetensors")
+        save_tensors(tensors | {"example": tensors["example"] + len(name)}, folder / "scores.safetensors")
+    keep(tmp_path / "experiment", tmp_path / "kept")
+    with pytest.raises(ValueError, match="d3pm and decoder were scored on different sentences"):
+        difference(Kept(tmp_path / "kept", tmp_path / "scratch"), Claim("", "", "d3pm", "decoder"))
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

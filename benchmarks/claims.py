@@ -1,0 +1,368 @@
+"""The paper's claims, and what the rows that were kept say of them.
+
+One rule for all verdicts. The effect is the change of perplexity (or of BLEU-4), the first system against the second,
+on the same sentences, with its 95 % interval, which includes the spread over seeds where both systems have several:
+
+    a difference  holds if the interval lies on the claimed side of 0, does not hold if it lies on the other side, or
+                  if it excludes half of the size that the claim names
+    an equality   holds if the interval lies within ± 5 %, does not hold if it lies outside
+    more BLEU-4   holds only if self-BLEU is not higher, too: top-k buys one with the other
+    a bound against an exact value  can only hold in favor of the bound: above it, it may be loose
+    otherwise undecided; and undecided, too little training, if a system's perplexity is more than half of that of word
+    frequencies alone: it is still on the plateau from which training from random weights starts
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from experiment import restore
+
+from diffusionbert.evaluation.compare import shared_noise
+from diffusionbert.evaluation.result import EvaluationResult
+from diffusionbert.evaluation.tables import p_text
+from diffusionbert.likelihood.intervals import (
+    Difference,
+    paired_difference,
+    percentile_interval,
+    resampled_sums,
+    with_seeds,
+)
+from diffusionbert.storage.files import read_json
+
+MARGIN = 0.05
+"""Two systems are comparable if their figures differ by no more than this fraction."""
+SEEDS = "seed0", "seed1", "seed2"
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper (or ours) on the perplexities of two rows."""
+
+    text: str
+    where: str
+    first: str
+    second: str
+    sign: int = -1
+    """-1: the first has the lower perplexity; 1: the higher; 0: they are equal."""
+    paper: float | None = None
+    """The paper's change of perplexity."""
+    sized: bool = False
+    """Whether the claim names this size."""
+    groups: tuple[str, ...] = SEEDS
+    """The folders of both rows, for each training."""
+
+
+CLAIMS = (
+    Claim("Pretraining converges further (TAD)", "§4.5, figure 4", "diffusionbert", "d3pm-tad", paper=-0.371),
+    Claim("– both with the hybrid term", "§4.5, figure 4", "diffusionbert-hybrid", "d3pm-tad", paper=-0.371),
+    Claim("– both without it", "§4.5, figure 4", "diffusionbert", "d3pm-tad-plain", paper=-0.371),
+    Claim("– best D3PM", "table 2", "diffusionbert", "d3pm", paper=-0.043),
+    Claim("– at equal tokens in all, 33M", "–", "other-text-1", "d3pm-1", groups=("curve",)),
+    Claim("– at equal tokens in all, 262M", "–", "other-text-8", "d3pm-8", groups=("curve",)),
+    Claim("– at 262M, pretrained on the same text", "–", "same-text-8", "d3pm-8", groups=("curve",)),
+    Claim("30 % of the budget matches all of it", "§4.5", "diffusionbert-30-percent", "diffusionbert", 0),
+    Claim("30 % of the budget beats D3PM's full one", "figure 4", "diffusionbert-30-percent", "d3pm"),
+    Claim("Pretrained, TAD beats PTE", "§4.3, table 2", "diffusionbert", "diffusionbert-pte", paper=-0.015),
+    Claim(
+        "Pretrained, LTE lags far behind PTE", "§4.3, table 2", "diffusionbert-pte", "diffusionbert-lte",
+        paper=-0.136, sized=True,
+    ),
+    Claim(
+        "– with LTE that starts at random", "§4.3, table 2", "diffusionbert-pte", "diffusionbert-lte-random",
+        paper=-0.136, sized=True,
+    ),
+    Claim("From scratch, TAD is quite harmful", "§4.3, table 2", "d3pm", "d3pm-tad", paper=-0.342, sized=True),
+    Claim(
+        "– against LTE that starts at random", "§4.3, table 2", "d3pm-lte-random", "d3pm-tad", paper=-0.342, sized=True
+    ),
+    Claim("The hybrid term changes nothing for DiffusionBERT", "–", "diffusionbert-hybrid", "diffusionbert", 0),
+    Claim("The hybrid term changes nothing for D3PM", "–", "d3pm-tad", "d3pm-tad-plain", 0),
+    Claim(
+        "The spindle gains 19 % for DiffusionBERT (strict bound)", "§4.3, table 2", "diffusionbert-spindle",
+        "diffusionbert", paper=-0.19, sized=True,
+    ),
+    Claim("The spindle gains something for DiffusionBERT", "table 2", "diffusionbert-spindle", "diffusionbert"),
+    Claim("The spindle gains 18 % for D3PM (strict bound)", "§4.3", "d3pm-spindle", "d3pm", paper=-0.18, sized=True),
+    Claim("The spindle gains something for D3PM", "table 2", "d3pm-spindle", "d3pm", paper=-0.059),
+    Claim("DiffusionBERT beats Diffusion-LM", "§4.3, table 2", "diffusionbert", "diffusion-lm"),
+    Claim("Behind a pretrained decoder", "table 3", "diffusionbert", "decoder-pretrained", 1),
+    Claim("Behind a decoder from scratch (not in the paper)", "–", "diffusionbert", "decoder", 1),
+    Claim("Bell-shaped times gain something (not in the paper)", "–", "diffusionbert-bell", "diffusionbert"),
+)  # fmt: skip
+"""Those whose rows are missing are left out."""
+
+
+@dataclass(frozen=True)
+class QualityClaim:
+    """A claim on the BLEU-4 of two rows: in the main table, or at equal self-BLEU over sampler settings."""
+
+    text: str
+    where: str
+    first: str
+    second: str
+    sign: int = 1
+    at_equal_diversity: bool = False
+
+
+QUALITY_CLAIMS = (
+    QualityClaim("TAD beats PTE in BLEU-4", "§4.3, table 2", "diffusionbert", "diffusionbert-pte"),
+    QualityClaim("The spindle improves BLEU-4", "§4.3, table 2", "diffusionbert-spindle", "diffusionbert"),
+    QualityClaim("DiffusionBERT beats BERT-Mouth in BLEU-4", "§4.3, table 2", "diffusionbert", "bert-mouth"),
+    QualityClaim("A better trade-off than D3PM's", "§4.4, figure 3", "diffusionbert", "d3pm", 1, True),
+    QualityClaim("Comparable with a decoder from scratch", "§4.4, figure 3", "diffusionbert", "decoder", 0, True),
+    QualityClaim(
+        "Behind a pretrained decoder in BLEU-4", "§4.4, figure 3", "diffusionbert", "decoder-pretrained", -1, True
+    ),
+)
+MIN_SAMPLES = 100
+"""With fewer, BLEU was not meant to be compared."""
+
+
+def verdict(low: float, high: float, sign: int, size: float | None = None) -> str:
+    """What an interval of a relative change says of a claim; `size` is the change that the claim names, if any."""
+    if sign == 0:
+        if low >= -MARGIN and high <= MARGIN:
+            return "holds"
+        return "does not hold" if low > MARGIN or high < -MARGIN else "undecided"
+    # The interval on the claimed side, as positive numbers.
+    least, most = (low, high) if sign > 0 else (-high, -low)
+    if most < 0 or (size is not None and most < abs(size) / 2):
+        return "does not hold"
+    return "holds" if least > 0 else "undecided"
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+ELSEWHERE = {"diffusionbert-30-percent": ("steps600", "diffusionbert"), "diffusion-lm": ("diffusion-lm", "longer")}
+"""Where rows with seed 0 lie if they are not among the others."""
+
+
+class Kept:
+    """The evaluations that were kept, restored when they are needed."""
+
+    def __init__(self, source: Path, scratch: Path):
+        self.source, self.scratch = source, scratch
+        self._loaded: dict[str, EvaluationResult] = {}
+
+    def has(self, group: str, name: str) -> bool:
+        return (self._path(group, name) / "evaluation.json").exists()
+
+    def result(self, group: str, name: str) -> EvaluationResult:
+        path = self._path(group, name)
+        key = f"{path.parts[-3]}/{path.name}"
+        if key not in self._loaded:
+            self._loaded[key] = EvaluationResult.load(restore(path, self.source / "sentences", self.scratch / key))
+        return self._loaded[key]
+
+    def _path(self, group: str, name: str) -> Path:
+        own, other = (
+            self.source / at / "evaluations" / of for at, of in ((group, name), ELSEWHERE.get(name, ("", "")))
+        )
+        return other if group == "seed0" and name in ELSEWHERE and not own.exists() else own
+
+    def names(self, group: str) -> list[str]:
+        return sorted(path.parent.name for path in (self.source / group).glob("evaluations/*/evaluation.json"))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A difference between two rows, over the trainings that both have."""
+
+    change: float
+    """Of the perplexity per token."""
+    interval: tuple[float, float]
+    p_value: float
+    perplexities: tuple[float, float]
+    seeds: int
+    kinds: tuple[str, str]
+    noise: str
+    quantity: str
+
+
+def difference(kept: Kept, claim: Claim) -> Found | None:
+    """The effect of a claim; None if a row is missing, or if nothing that they have can be compared."""
+    groups = [group for group in claim.groups if kept.has(group, claim.first) and kept.has(group, claim.second)]
+    if not groups:
+        return None
+    pairs = [(kept.result(group, claim.first), kept.result(group, claim.second)) for group in groups]
+    names = _quantities(*pairs[0])
+    if names is None:
+        return None
+    every = [tuple(own.scores[name] for own, name in zip(pair, names, strict=True)) for pair in pairs]
+    if not all(torch.equal(one.example, every[0][0].example) for pair in every for one in pair):
+        raise ValueError(f"{claim.first} and {claim.second} were scored on different sentences; evaluate them alike")
+    counts = [one.tokens.double().numpy() for one in every[0]]
+    means = [np.mean([pair[side].nats.numpy() for pair in every], axis=0) for side in (0, 1)]
+    found = paired_difference((means[0], means[1]), (counts[0], counts[1]))
+    rates = [np.array([float(pair[side].nats.sum()) for pair in every]) / float(counts[side].sum()) for side in (0, 1)]
+    found = with_seeds(found, *rates) if len(every) > 1 else found
+    summaries = [own.likelihoods[name] for own, name in zip(pairs[0], names, strict=True)]
+    return Found(
+        math.expm1(found.value),
+        (math.expm1(found.low), math.expm1(found.high)),
+        found.p_value,
+        (math.exp(rates[0].mean()), math.exp(rates[1].mean())),
+        len(every),
+        (summaries[0].kind.value, summaries[1].kind.value),
+        shared_noise(summaries[0], summaries[1]) if names[0] == names[1] else "independent",
+        " against ".join(dict.fromkeys(names)),
+    )
+
+
+def _quantities(first: EvaluationResult, second: EvaluationResult) -> tuple[str, str] | None:
+    """The likelihoods to compare: the T-step bound that both have, else any other; else their own, of any kind."""
+    common = [name for name in ("grid", "continuous", *first.scores) if name in first.scores and name in second.scores]
+    if common:
+        return common[0], common[0]
+    if not first.scores or not second.scores:
+        return None
+    return next(iter(first.scores)), next(iter(second.scores))
+
+
+def quality(kept: Kept, claim: QualityClaim) -> dict[str, Any] | None:
+    """The change of BLEU-4 in the main table, and of self-BLEU, over the seeds that both rows have."""
+    seeds = [seed for seed in SEEDS if kept.has(seed, claim.first) and kept.has(seed, claim.second)]
+    pairs = [(kept.result(seed, claim.first), kept.result(seed, claim.second)) for seed in seeds]
+    if not pairs or min(len(one.bleu4.values) for pair in pairs for one in pair) < MIN_SAMPLES:
+        return None
+    found = {}
+    for name in ("bleu4", "self_bleu4"):
+        values = [[getattr(pair[side], name).values for pair in pairs] for side in (0, 1)]
+        logs = [np.log([own.mean() for own in side]) for side in values]
+        sums = [resampled_sums([np.concatenate(own)], seed)[0] / sum(map(len, own)) for seed, own in enumerate(values)]
+        low, high = percentile_interval(np.log(sums[0] / sums[1]))
+        change = Difference(float(logs[0].mean() - logs[1].mean()), low, high, math.nan)
+        found[name] = with_seeds(change, *logs) if len(pairs) > 1 else change
+    bleu, diversity = found["bleu4"], found["self_bleu4"]
+    said = verdict(math.expm1(bleu.low), math.expm1(bleu.high), claim.sign)
+    if said == "holds" and diversity.low > 0:
+        said = "undecided: less diverse"
+    means = [float(np.mean([pair[side].bleu4.mean for pair in pairs])) for side in (0, 1)]
+    return _quality_row(claim, bleu, f"BLEU-4 {means[0]:.3f} against {means[1]:.3f}", said, len(pairs))
+
+
+def quality_at_equal_diversity(kept: Kept, claim: QualityClaim) -> dict[str, Any] | None:
+    """The change of BLEU-4 at equal self-BLEU: the mean over the range that both systems' settings cover."""
+    systems = claim.first, claim.second
+    group = next((one for one in ("frontier", *SEEDS) if all(_settings(kept, one, name) for name in systems)), None)
+    if group is None:
+        return None
+    measured, resampled = [], []
+    for number, system in enumerate(systems):
+        results = sorted(
+            (kept.result(group, name) for name in _settings(kept, group, system)), key=lambda one: one.self_bleu4.mean
+        )
+        measured.append(np.array([[one.self_bleu4.mean for one in results], [one.bleu4.mean for one in results]]))
+        columns = [[getattr(one, name).values for one in results] for name in ("self_bleu4", "bleu4")]
+        seeds = [[2 * (10 * number + at) + which for at in range(len(results))] for which in (0, 1)]
+        resampled.append(
+            np.array(
+                [
+                    [resampled_sums([own], seed)[0] / len(own) for own, seed in zip(*both, strict=True)]
+                    for both in zip(columns, seeds, strict=True)
+                ]
+            )
+        )
+    low, high = max(one[0, 0] for one in measured), min(one[0, -1] for one in measured)
+    if low >= high:
+        return None
+    at = np.linspace(low, high, 50)
+
+    def change(*points: Any) -> float:
+        first, second = (np.interp(at, *one[:, np.argsort(one[0])]).mean() for one in points)
+        return float(np.log(first / second))
+
+    drawn = [change(*(one[:, :, index] for one in resampled)) for index in range(resampled[0].shape[2])]
+    found = Difference(change(*measured), *percentile_interval(np.array(drawn)), math.nan)
+    said = verdict(math.expm1(found.low), math.expm1(found.high), claim.sign)
+    return _quality_row(claim, found, f"BLEU-4 at self-BLEU {low:.2f} to {high:.2f}", said, 1)
+
+
+def _settings(kept: Kept, group: str, system: str) -> list[str]:
+    """A system's evaluations over sampler settings."""
+    return [name for name in kept.names(group) if re.fullmatch(rf"{re.escape(system)}-[kT]=[\d.]+", name)]
+
+
+def _quality_row(claim: QualityClaim, found: Difference, shown: str, said: str, seeds: int) -> dict[str, Any]:
+    change, p_value = math.expm1(found.value), None if math.isnan(found.p_value) else found.p_value
+    return {
+        "claim": claim.text,
+        "where": claim.where,
+        "first": claim.first,
+        "second": claim.second,
+        "ours": f"{shown}, {percent(change)}",
+        "change": change,
+        "interval": (math.expm1(found.low), math.expm1(found.high)),
+        "paper": None,
+        "p_value": p_value,
+        "seeds": seeds,
+        "noise": "independent",
+        "verdict": said,
+    }
+
+
+def word_entropy(kept: Kept) -> float | None:
+    """The nats per token that word frequencies alone need, as the experiment stored it; None if it did not."""
+    file = kept.source / "words" / "settings.json"
+    return float(read_json(file)["nats_per_token"]) if file.exists() else None
+
+
+def claim_rows(kept: Kept) -> Iterator[dict[str, Any]]:
+    """One line for each claim whose rows are there."""
+    unigram = word_entropy(kept)
+    for claim in CLAIMS:
+        found = difference(kept, claim)
+        if found is None:
+            continue
+        said = verdict(*found.interval, claim.sign, claim.paper if claim.sized else None)
+        if found.kinds[0] != found.kinds[1] and found.interval[0] > 0:
+            said = "undecided: the bound may be loose"
+        if unigram is not None and max(found.perplexities) > math.exp(unigram) / 2:
+            said = "undecided: too little training"
+        yield {
+            "claim": claim.text,
+            "where": claim.where,
+            "first": claim.first,
+            "second": claim.second,
+            "ours": f"{found.perplexities[0]:.1f} against {found.perplexities[1]:.1f}, {percent(found.change)}",
+            "perplexities": list(found.perplexities),
+            "paper": claim.paper,
+            **{key: value for key, value in asdict(found).items() if key != "perplexities"},
+            "verdict": said,
+        }
+    for one in QUALITY_CLAIMS:
+        row = quality_at_equal_diversity(kept, one) if one.at_equal_diversity else quality(kept, one)
+        if row is not None:
+            yield row
+
+
+def percent(value: float | None) -> str:
+    """A change, as the page writes it."""
+    if value is None:
+        return "–"
+    return "±0.0 %" if abs(value) < 5e-4 else f"{100 * value:+.1f} %".replace("-", "−")
+
+
+def claims_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of claims."""
+    lines = ["|  | claim | where | ours | 95 % | paper | p | seeds | noise | verdict |", "|" + "---|" * 10]
+    for number, row in enumerate(rows, start=1):
+        low, high = row["interval"]
+        interval = f"[{percent(low)}, {percent(high)}]"
+        p_value = "–" if row["p_value"] is None else p_text(row["p_value"])
+        cells = number, row["claim"], row["where"], row["ours"], interval, percent(row["paper"]), p_value
+        shown = " | ".join(map(str, (*cells, row["seeds"], row["noise"], f"**{row['verdict']}**")))
+        lines.append(f"| {shown} |")
+    return "\n".join(lines) + "\n"
