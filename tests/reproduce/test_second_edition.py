@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import second_edition
 from experiment import keep
 from report import report
-from second_edition import RATES, SIZES, Row, Work, rows, searches
+from second_edition import Work
+from second_edition_rows import CURVE, EVALUATION_SEED, RATES, SIZES, Evaluation, Row, main_rows, rows, searches
 from tiny_models import toy_sentences
 
 from diffusionbert.evaluation.result import EvaluationResult
@@ -21,33 +26,39 @@ from diffusionbert.training.run import stored_config
 ROWS = {row.key: row for row in rows()}
 
 
-def test_rows_are_unique_and_come_after_those_they_need():
+def places(row: Row) -> list[str]:
+    return [one.place.format(group=row.group, name=row.name) for one in row.evaluations]
+
+
+def test_rows_and_evaluations_are_unique_and_rows_come_after_those_they_need():
     keys = [row.key for row in rows()]
     assert len({*keys}) == len(keys)
+    every = [place for row in rows() for place in places(row)]
+    assert len({*every}) == len(every)
     for row in rows():
         assert all(keys.index(needed) < keys.index(row.key) for needed in row.needs)
         assert row.system in {*SYSTEMS, "masked", "causal"}
-        names = [one.name for one in row.evaluations]
-        assert len({*names}) == len(names)
 
 
 def test_every_kind_of_network_has_a_search_of_equal_size():
-    kinds = {row.kind for row in rows() if row.rate is None and row.uses is None}
-    assert {kind: sorted(row.rate for row in searches() if row.kind == kind) for kind in kinds} == dict.fromkeys(
+    found = [*searches("modern"), *searches("bert")]
+    kinds = {row.kind for row in rows() if row.rate is None}
+    assert {kind: sorted(row.rate for row in found if row.kind == kind) for kind in kinds} == dict.fromkeys(
         kinds, sorted(RATES)
     )
-    assert len({row.tokens(SIZES["full"]) for row in searches()}) == 1
+    assert len({row.tokens(SIZES["full"]) for row in found}) == 1
 
 
 def test_rows_differ_in_what_they_compare_alone():
-    """LTE and the hybrid term both ways, and the same noise for all."""
-    for first, second in (("diffusionbert-lte", "diffusionbert-lte-random"), ("diffusionbert", "diffusionbert-hybrid")):
-        one, other = ROWS[f"seed0/{first}"], ROWS[f"seed0/{second}"]
+    """LTE and the hybrid term both ways, the same noise for all, which is no training's, and equal pretraining."""
+    for first, second in (("diffusionbert-lte", "diffusionbert-lte-random"), ("d3pm-tad", "d3pm-tad-plain")):
+        one, other = ROWS[f"seed1/{first}"], ROWS[f"seed1/{second}"]
         assert replace(other, name=one.name, time=None, objective=()) == one
-    for seed in range(3):
-        assert {one.seed for row in second_edition.main_rows(seed) for one in row.evaluations} == {0}
-    starts = [row for row in rows() if row.group == "starts"]
-    assert len({row.tokens(SIZES["full"]) for row in starts}) == 1
+    own = {row.key: row.evaluations[0] for seed in range(3) for row in main_rows(seed)}
+    assert {(one.seed, one.draws, one.text) for one in own.values()} == {(EVALUATION_SEED, 64, "news.test")}
+    assert EVALUATION_SEED not in {row.seed for row in rows()}
+    assert len({row.tokens(SIZES["full"]) for row in rows() if row.group.endswith("starts")}) == 1
+    assert {row.name for row in main_rows(1)} == {row.name for row in main_rows(2)} < {row.name for row in main_rows(0)}
 
 
 def test_the_curve_counts_pretraining_and_spans_a_factor_of_30():
@@ -58,96 +69,123 @@ def test_the_curve_counts_pretraining_and_spans_a_factor_of_30():
 
     points = {}
     for row in rows():
-        if row.group == "curve" and row.evaluations:
-            points.setdefault(row.name.rpartition("-")[0], []).append(total(row))
+        for place in places(row):
+            group, _, name = place.partition("/")
+            if group == "curve" and not name.endswith("-lm1b"):
+                points.setdefault(name.rpartition("-")[0], set()).add(total(row))
     assert points.keys() == {"d3pm", "causal", "other-text", "same-text"}
-    [tokens] = {tuple(own) for own in points.values()}
-    assert tokens[-1] >= 30 * tokens[0]
+    assert all(own == {round(share * size.tokens) for share in CURVE} for own in points.values())
+    assert max(CURVE) >= 30 * min(CURVE)
 
 
 def test_the_plan_stays_within_its_budget(capsys):
     second_edition.plan()
     printed = capsys.readouterr().out
     assert all(row.key in printed for row in rows())
-    assert sum(row.seconds(SIZES["full"]) for row in rows()) < 90 * 60
+    assert sum(row.seconds(SIZES["full"]) for row in rows()) < 85 * 60
+
+
+def test_what_would_not_end_in_time_is_not_started(work, tmp_path, monkeypatch, capsys):
+    begun = []
+    monkeypatch.setattr(second_edition, "_begin", lambda work, row, *_: begun.append(row.key))
+    second_edition.run(tmp_path, work.text, workers=4, minutes=0.5, only=("starts", "curve-long"))
+    assert not begun
+    assert "curve-long/d3pm-8" in capsys.readouterr().out.partition("not started: ")[2]
 
 
 # ---- tiny -----------------------------------------------------------------------------------------------------------
+
+TEXTS = "news.train-0", "news.train-1", "news.valid", "news.test", "wiki.train-0", "wiki.valid", "lm1b.heldout"
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Work:
     folder = tmp_path_factory.mktemp("second")
     (folder / "text").mkdir()
-    for seed, name in enumerate(
-        ("news.train-0", "news.train-1", "news.valid", "news.test", "wiki.train-0", "wiki.valid")
-    ):
+    for seed, name in enumerate(TEXTS):
         (folder / "text" / f"{name}.txt").write_text("\n".join(toy_sentences(60, seed=seed)) + "\n", encoding="utf-8")
     return Work(folder / "output", folder / "text", SIZES["tiny"])
 
 
-def do(work: Work, *keys: str) -> None:
-    """Does rows after those they need."""
+def do(work: Work, *keys: str, only: tuple[str, ...] = ("seed0/", "spindle/")) -> None:
+    """Does rows after those they need, with those of their evaluations whose places begin so."""
     for key in keys:
-        if not work.record(ROWS[key]).exists():
-            do(work, *ROWS[key].needs)
-            evaluations = tuple(one for one in ROWS[key].evaluations if one.text == "news.test" and not one.judged)
-            work.do(replace(ROWS[key], evaluations=evaluations), 1)
+        row = ROWS[key]
+        if not work.is_done(row):
+            do(work, *row.needs)
+            chosen = [one for one, place in zip(row.evaluations, places(row), strict=True) if place.startswith(only)]
+            work.do(replace(row, evaluations=tuple(one for one in chosen if one.text == "news.test")), 1)
+
+
+def result(work: Work, place: str) -> EvaluationResult:
+    return EvaluationResult.load(work.evaluation(ROWS["seed0/diffusionbert"], Evaluation(place)))
 
 
 @pytest.mark.slow
 def test_rows_are_trained_from_their_start_and_evaluated_with_shared_noise(work, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    do(work, "seed0/diffusionbert", "seed0/diffusionbert-lte-random", "spindle/lambda-0.1", "spindle/genmd4")
-    do(work, "orders/diffusionbert")
+    do(work, "seed0/diffusionbert", only=("seed0/", "spindle/", "orders/"))
+    do(work, "seed0/diffusionbert-lte-random", "spindle/lambda-0.1", "spindle/genmd4")
     config = stored_config(work.run_folder("seed0/diffusionbert-lte-random"))
     assert config.time is TimeEmbedding.LAYERS_RANDOM
-    assert str(work.run_folder("starts/masked-wiki-modern")) in str(config.backbone.pretrained)
-    found = {
-        key: EvaluationResult.load(work.evaluation(ROWS[key], ROWS[key].evaluations[0]))
-        for key in ("seed0/diffusionbert", "seed0/diffusionbert-lte-random", "spindle/lambda-0.1", "spindle/genmd4")
-    }
-    protocols = [one.likelihoods["continuous"].protocol for one in found.values()]
+    start = work.run_folder("starts/masked-wiki-modern")
+    assert str(start) in str(config.backbone.pretrained)
+    assert not (work.run_folder("seed0/diffusionbert") / "checkpoints").exists()
+    found = [result(work, place) for place in ("spindle/lambda-0", "spindle/lambda-0.1", "spindle/genmd4")]
+    found += [result(work, "seed0/diffusionbert"), result(work, "seed0/diffusionbert-lte-random")]
+    protocols = [one.likelihoods["continuous"].protocol for one in found]
     assert len({(one.definition.estimator, one.seed, one.num_draws) for one in protocols}) == 1
     assert protocols[0].definition.estimator is Estimator.STRATIFIED_TIMES
-    start, size = work.run_folder("starts/masked-wiki-modern"), found["seed0/diffusionbert"].model
     seen = read_json(start / "model" / "diffusionbert.json")["tokens_seen"]
-    assert (size.pretraining_tokens, size.start, size.backbone) == (seen, "pretrained", "modernbert")
-    orders = [work.evaluation(ROWS["orders/diffusionbert"], one) for one in ROWS["orders/diffusionbert"].evaluations]
-    assert [[*EvaluationResult.load(folder).likelihoods] for folder in orders] == [
-        ["grid", "continuous"],
-        ["left-to-right"],
-        ["confidence"],
-        ["entropy"],
-    ]
+    model = found[-2].model
+    assert (model.pretraining_tokens, model.start, model.backbone) == (seen, "pretrained", "modernbert")
+    orders = [result(work, f"orders/diffusionbert{name}") for name in ("", "-left-to-right", "-confidence", "-entropy")]
+    assert [[*one.likelihoods] for one in orders] == [["continuous"], ["left-to-right"], ["confidence"], ["entropy"]]
+    paper = result(work, "spindle/lambda-0-paper-quantity").likelihoods["grid"]
+    assert (paper.kind.value, paper.protocol.definition.quantity) == ("pseudo", "paper")
 
 
 @pytest.mark.slow
-def test_the_best_rate_of_the_search_is_used_and_done_rows_are_not_repeated(work, monkeypatch):
+def test_the_best_rate_of_the_search_is_used_also_if_only_its_log_was_kept(work, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     do(work, "seed0/diffusionbert")
     row = ROWS["seed0/diffusionbert"]
     last = {}
-    for other in searches():
-        if other.kind == row.kind:
-            lines = (work.run_folder(other.key) / "log.jsonl").read_text().splitlines()
-            last[other.rate] = float(lines[-1].partition('"nats_per_token": ')[2].partition(",")[0])
+    for key in row.search:
+        lines = (work.run_folder(key) / "log.jsonl").read_text().splitlines()
+        last[ROWS[key].rate] = float(lines[-1].partition('"nats_per_token": ')[2].partition(",")[0])
     assert stored_config(work.run_folder(row.key)).training.learning_rate == min(last, key=last.get)
+    keep(work.output, tmp_path / "kept")
+    elsewhere = replace(work, output=tmp_path / "elsewhere", kept=tmp_path / "kept")
+    assert elsewhere.best(row.search).rate == min(last, key=last.get)
+    assert elsewhere.is_done(row)
+    assert not elsewhere.is_done(ROWS["seed0/d3pm-spindle"])
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_repeated(work, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    do(work, "seed0/diffusionbert")
     monkeypatch.setattr(second_edition, "train", None)
     monkeypatch.setattr(second_edition, "evaluate", None)
+    row = ROWS["seed0/diffusionbert"]
     work.do(replace(row, evaluations=row.evaluations[:1]), 1)
 
 
 @pytest.mark.slow
 def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    do(work, "seed0/diffusionbert", "seed0/diffusionbert-pte", "curve/d3pm-0.25", "starts/causal-wiki-modern")
-    row = ROWS["frontier/diffusionbert"]
-    work.do(replace(row, evaluations=row.evaluations[:2]), 1)
+    do(work, "seed0/diffusionbert", "seed0/diffusionbert-pte", "spindle/lambda-0.1")
+    do(work, "curve/d3pm-0.25", only=("curve/",))
+    row = ROWS["seed0/diffusionbert"]
+    chosen = [one for one, place in zip(row.evaluations, places(row), strict=True) if place.startswith("frontier/")]
+    do(work, *row.needs)
+    work.do(replace(row, evaluations=(*chosen[:2], *chosen[-2:])), 1)
     keep(work.output, tmp_path / "kept")
     report(tmp_path / "kept", tmp_path / "tables")
     written = {path.name for path in (tmp_path / "tables").iterdir()}
-    assert {"claims.md", "main.md", "curve.png", "frontier.png", "costs.md", "setup.md"} <= written
+    pages = {f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "spindle", "frontier")}
+    assert pages | {"curve.png", "frontier.png"} <= written
     [curve] = read_json(tmp_path / "tables" / "curve.json")
     assert (curve["name"], len(curve["tokens"])) == ("D3PM", 1)
     main = (tmp_path / "tables" / "main.md").read_text(encoding="utf-8")
@@ -155,6 +193,28 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
         assert f"| {heading} |" in main
     [claim] = [one for one in read_json(tmp_path / "tables" / "claims.json") if one["claim"].endswith("TAD beats PTE")]
     assert claim["noise"] == "shared"
+    costs = (tmp_path / "tables" / "costs.md").read_text(encoding="utf-8").splitlines()[2:]
+    assert all("`–`" not in line for line in costs)  # every row has hashes of code, data and weights
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_continued(work, tmp_path):
+    """Whatever was written when a process was killed, the same command ends the row."""
+    command = [sys.executable, second_edition.__file__, "row", str(tmp_path), "rates/d3pm-tad-0.001", "--size=tiny"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen([*command, f"--text={work.text}"], env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "step 0:" in line:  # its first validation
+            process.send_signal(signal.SIGKILL)
+            break
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    again = replace(work, output=tmp_path)
+    assert not again.is_done(ROWS["rates/d3pm-tad-0.001"])
+    again.do(ROWS["rates/d3pm-tad-0.001"], 1)
+    assert again.is_done(ROWS["rates/d3pm-tad-0.001"])
+    assert {"code", "data", "weights"} <= read_json(again.record(ROWS["rates/d3pm-tad-0.001"])).keys()
 
 
 def test_what_failed_is_told_and_what_needs_it_is_not_started(work, monkeypatch, tmp_path, capsys):
@@ -176,4 +236,4 @@ def test_what_failed_is_told_and_what_needs_it_is_not_started(work, monkeypatch,
     assert {ROWS[key].start for key in started} == {None}
     printed = capsys.readouterr().out
     assert "starts/masked-wiki-modern: not finished, see its log" in printed
-    assert "rates/modern-diffusionbert-0.001" in printed.partition("not started: ")[2]
+    assert "rates/diffusionbert-0.001" in printed.partition("not started: ")[2]

@@ -1,0 +1,351 @@
+"""The rows of the second edition of the experiment: what is trained, from what, for how long, and how it is evaluated.
+
+All rows have the layers of ModernBERT (GROUP `bert`: of BERT and GPT-2), one size, one vocabulary, one batch size and
+AdamW; each kind of network has the learning rate that was best for it in a search of equal size (`RATES`) on one cell:
+that kind's plainest system, half of the usual tokens, seed 0, by the last validation. Noise is shared: every likelihood
+is estimated by stratified times with one evaluation seed, which no training has, and as many draws where rows are
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from diffusionbert.diffusion.schedules import Cosine, Mean, Spindle, Sqrt
+from diffusionbert.diffusion.time_sampling import Bell
+from diffusionbert.networks.time_conditioning import TimeEmbedding
+from diffusionbert.objectives.discrete_time import Quantity
+from diffusionbert.recipes import SYSTEMS, Start
+from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
+from diffusionbert.samplers.gibbs import Gibbs
+from diffusionbert.training.model_folder import BUNDLED
+
+Settings = tuple[tuple[str, Any], ...]
+"""Fields of a dataclass and their values."""
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large everything is."""
+
+    layers: int = 7
+    width: int = 384
+    heads: int = 6
+    batch_tokens: int = 16_384
+    tokens: int = 32_768_000
+    """Of a usual row: 2,000 steps."""
+    vocabulary: str | int = str(BUNDLED)
+    max_length: int = 128
+    diffusion_steps: int = 512
+    sentences: int = 2000
+    samples: int = 1000
+    length: int = 64
+    max_draws: int = 512
+    precision: str = "bf16"
+
+
+SIZES = {
+    "full": Size(),
+    "tiny": Size(1, 32, 2, 256, 1024, str(BUNDLED), 24, 8, 16, 4, 6, 4, "no"),
+}
+"""`tiny` is for tests."""
+MASKED, CAUSAL = "masked", "causal"
+SPEED, SCORING = 1.3e6, 2.5e6
+"""Tokens per second of training and of scoring on one H200 by several processes together, uncompiled."""
+COST = {"genmd4": 2.5, "diffusion-lm": 1.5, "sundae": 2.0, "bert-mouth": 1.2, "d3pm-uniform": 1.4, "multinomial": 1.4}
+"""Times as long as the usual row; a causal network takes 0.8."""
+STARTING, SAMPLING = 20.0, 0.002
+"""Seconds until a process trains, and per sample."""
+RATES = (4e-4, 1e-3, 2.5e-3)
+"""The learning rates of the search."""
+EVALUATION_SEED = 100
+"""No training has it."""
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a row."""
+
+    place: str = "{group}/{name}"
+    """Its folder, as group/name."""
+    text: str = "news.test"
+    draws: int = 64
+    seed: int = EVALUATION_SEED
+    quantity: str | None = None
+    share: float = 0.0
+    """Of the usual number of samples; 0 generates none."""
+    scored: bool = True
+    sampling: SamplingRequest | None = None
+    judged: bool = False
+    conventions: bool = False
+    objective: Settings = ()
+    """What the model is scored by, if not by what it was trained by."""
+
+    def seconds(self, size: Size) -> float:
+        """Estimated for one H200."""
+        tokens = 35 * size.sentences * min(self.draws, size.max_draws) * (2 if self.quantity is None else 1)
+        return (tokens / SCORING if self.scored else 0.0) + SAMPLING * 2 * self.share * size.samples
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: what is trained, from what, for how long, and how it is evaluated."""
+
+    group: str
+    name: str
+    system: str
+    """A name in `SYSTEMS`, or `masked` or `causal` for pretraining."""
+    start: str | None = None
+    """The row it starts from, as group/name."""
+    text: str = "news"
+    share: float = 1.0
+    """Of the usual number of tokens."""
+    seed: int = 0
+    backbone: str = "modern"
+    rate: float | None = None
+    """The learning rate; None is the one chosen by the search."""
+    objective: Settings = ()
+    candidates: tuple[str, ...] = ()
+    """Rows, of which the best one's objective is taken."""
+    time: TimeEmbedding | None = None
+    training: Settings = ()
+    evaluations: tuple[Evaluation, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"{self.group}/{self.name}"
+
+    @property
+    def is_causal(self) -> bool:
+        return self.system == CAUSAL or (self.system in SYSTEMS and SYSTEMS[self.system].objective.is_causal)
+
+    @property
+    def kind(self) -> str:
+        """The kind of network, by which its learning rate is chosen."""
+        start = "new" if self.start is None else "pretrained"
+        return f"{self.backbone}-{CAUSAL if self.is_causal else MASKED}-{start}"
+
+    @property
+    def search(self) -> tuple[str, ...]:
+        """The rows that chose its learning rate."""
+        if self.rate is not None:
+            return ()
+        return tuple(row.key for row in searches(self.backbone) if row.kind == self.kind)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The rows whose models it uses: its start, and the judge of its samples."""
+        judges = (JUDGE,) if any(one.judged for one in self.evaluations) else ()
+        return (*(() if self.start is None else (self.start,)), *judges)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The rows that must be done before."""
+        return (*self.models, *self.search, *self.candidates)
+
+    def tokens(self, size: Size) -> int:
+        return round(self.share * size.tokens)
+
+    def seconds(self, size: Size) -> float:
+        """Estimated for one H200, without the start of its process, during which others compute."""
+        factor = COST.get(self.system, 0.8 if self.is_causal else 1.0)
+        return factor * self.tokens(size) / SPEED + sum(one.seconds(size) for one in self.evaluations)
+
+
+JUDGE = "starts/causal-wiki-modern"
+"""The row whose model judges samples: it has seen none of the text that the others were trained on."""
+PLAIN = Evaluation()
+SAMPLED = Evaluation(share=1.0)
+LM1B = Evaluation("{group}/{name}-lm1b", "lm1b.heldout", draws=32, conventions=True)
+
+
+def _precise(place: str, **changes: Any) -> Evaluation:
+    """Where a claim depends on a small difference."""
+    return Evaluation(place, draws=512, **{"quantity": "continuous", **changes})
+
+
+FILES: Settings = (("export_precision", "bf16"), ("shard_size", "15MB"))
+"""How networks to start from are stored: small enough to be taken elsewhere."""
+
+
+def starts(backbone: str = "modern") -> list[Row]:
+    """Pretraining with equal budgets, masked and causal, on another text."""
+    group = "starts" if backbone == "modern" else f"{backbone}-starts"
+    return [
+        Row(group, f"{kind}-wiki-{backbone}", kind, text="wiki", share=4, backbone=backbone, rate=1e-3, training=FILES)
+        for kind in (MASKED, CAUSAL)
+    ]
+
+
+def _start(system: str, backbone: str = "modern") -> str | None:
+    start = SYSTEMS[system].start
+    if start is Start.SCRATCH:
+        return None
+    return next(row.key for row in starts(backbone) if row.is_causal is (start is Start.DECODER))
+
+
+def _row(group: str, system: str, name: str | None = None, *evaluations: Evaluation, **changes: Any) -> Row:
+    start = _start(system, changes.get("backbone", "modern"))
+    return Row(group, name or system, system, **{"start": start, "evaluations": evaluations, **changes})
+
+
+def searches(backbone: str = "modern") -> list[Row]:
+    """The learning rates of each kind of network, on its plainest system."""
+    group = "rates" if backbone == "modern" else f"{backbone}-rates"
+    return [
+        _row(group, system, f"{system}-{rate:g}", share=0.5, backbone=backbone, rate=rate)
+        for system in ("d3pm-tad", "diffusionbert", "decoder", "decoder-pretrained")
+        for rate in RATES
+    ]
+
+
+def main_rows(seed: int) -> list[Row]:
+    """The paper's main rows: LTE both ways, the hybrid term both ways; with seed 0 also everything that needs one."""
+    group, hybrid, plain = f"seed{seed}", (("hybrid", 0.01),), (("hybrid", 0.0),)
+    usual = (SAMPLED, LM1B) if seed == 0 else (PLAIN,)
+    sampled = (SAMPLED, *usual[1:])
+
+    def row(system: str, name: str | None = None, *more: Evaluation, own: Any = usual, **changes: Any) -> Row:
+        return _row(group, system, name, *own, *(more if seed == 0 else ()), seed=seed, **changes)
+
+    by_paper = (("schedule", Spindle(0.3, Mean.SENTENCE)), ("quantity", Quantity.PAPER))
+    strictly = (("schedule", Spindle(0.3, Mean.CORPUS)), ("quantity", Quantity.STRICT))
+    rows = [
+        row(
+            *("diffusionbert", None, *frontier(), *orders(), *noise(), _precise("spindle/lambda-0")),
+            *(Evaluation("spindle/lambda-0-paper-quantity", quantity="grid", objective=by_paper),),
+            own=sampled,
+        ),
+        row("diffusionbert", "diffusionbert-hybrid", objective=hybrid),
+        row("diffusionbert", "diffusionbert-30-percent", own=(PLAIN,), share=0.3),
+        row("diffusionbert-lte"),
+        row("diffusionbert-lte", "diffusionbert-lte-random", time=TimeEmbedding.LAYERS_RANDOM),
+        row("diffusionbert-pte", own=sampled),
+        row("diffusionbert-spindle", None, *frontier(), _precise("spindle/lambda-0.3"), own=sampled),
+        row("diffusionbert-bell", None, *orders(), _precise("spindle/lambda-0-bell")),
+        row("d3pm", None, *frontier()),
+        row("d3pm", "d3pm-lte-random", time=TimeEmbedding.LAYERS_RANDOM),
+        row("d3pm-tad", None, *orders()),
+        row("d3pm-tad", "d3pm-tad-plain", Evaluation("curve/d3pm-1"), objective=plain),
+        row("d3pm-spindle"),
+        row("decoder", None, *frontier(steps=()), Evaluation("curve/causal-1")),
+        row("decoder-pretrained", None, *frontier(steps=())),
+        row("bert-mouth", None, *frontier((64, 128, 512), sampler=Gibbs()), own=sampled),
+    ]
+    paper = row(
+        *("diffusionbert-spindle-paper", None),
+        *(Evaluation("spindle/lambda-0.3-paper-training", objective=strictly, quantity="grid"),),
+        *(Evaluation("spindle/lambda-0.3-paper-both", quantity="grid"),),
+    )
+    return [*rows, paper] if seed == 0 else rows
+
+
+def noise() -> tuple[Evaluation, ...]:
+    """What another evaluation seed changes, with one training."""
+    return tuple(Evaluation(f"noise/{{name}}-{seed}", seed=EVALUATION_SEED + seed) for seed in (1, 2, 3))
+
+
+def orders() -> tuple[Evaluation, ...]:
+    """Exact likelihoods in deterministic orders of unmasking, beside the bound."""
+    exact = (Evaluation(f"orders/{{name}}-{order}", quantity=order) for order in ORDERS)
+    return (_precise("orders/{name}"), *exact)
+
+
+ORDERS = "left-to-right", "confidence", "entropy"
+STEP_COUNTS = (2, 4, 8, 16, 32, 64, 128, 512)
+TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
+"""Of the frontier; BERT-Mouth and decoders generate one token per call."""
+
+
+def frontier(steps: tuple[int, ...] = STEP_COUNTS, sampler: Sampler | None = None) -> tuple[Evaluation, ...]:
+    """Samples over steps, with the paper's top-k, and over temperatures, with a judge."""
+    settings = {f"{number}-steps": SamplerConfig(number, top_k=30) for number in steps}
+    settings |= {f"T={value}": SamplerConfig(temperature=value) for value in TEMPERATURES}
+    return tuple(
+        Evaluation(
+            f"frontier/{{name}}-{name}", share=0.5, scored=False, sampling=SamplingRequest(sampler, config), judged=True
+        )
+        for name, config in settings.items()
+    )
+
+
+def bert_rows() -> list[Row]:
+    """Four of them on BERT and GPT-2."""
+    systems = "diffusionbert", "d3pm-tad", "decoder", "decoder-pretrained"
+    return [_row("bert", system, None, SAMPLED, LM1B, backbone="bert") for system in systems]
+
+
+def peers() -> list[Row]:
+    """The other systems, once; those without a likelihood are judged by their samples."""
+    systems = "mdlm", "mdlm-pretrained", "oa-ardm", "cmlm", "sundae", "multinomial", "d3pm-uniform"
+    return [_row("peers", system, None, SAMPLED, LM1B) for system in systems]
+
+
+CURVE = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
+"""Total tokens, pretraining counted, as shares of the usual number: a factor of 32, the longest first."""
+
+
+def curve() -> Iterator[Row]:
+    """The bound against total tokens; what is pretrained has half of them, each total its own schedules."""
+    own = (PLAIN, replace(LM1B, draws=16, conventions=False))
+    for share in CURVE:
+        group = "curve-long" if share > 2 else "curve"
+        place = tuple(replace(one, place=one.place.replace("{group}", "curve")) for one in own)
+        if share != 1:  # it is among the main rows
+            yield _row(group, "d3pm-tad", f"d3pm-{share:g}", *place, share=share, objective=(("hybrid", 0.0),))
+            yield _row(group, "decoder", f"causal-{share:g}", *place, share=share)
+        for text, name in (("wiki", "other-text"), ("news", "same-text")):
+            start = Row(
+                group, f"masked-{text}-{share / 2:g}", MASKED, text=text, share=share / 2, rate=1e-3, training=FILES
+            )
+            same = next((row for row in starts() if replace(row, group=group, name=start.name) == start), start)
+            if same is start:
+                yield start
+            yield _row(group, "diffusionbert", f"{name}-{share:g}", *place, start=same.key, share=share / 2)
+
+
+def spindle() -> Iterator[Row]:
+    """λ under the strict bound, with uniform and with bell-shaped times, beside GenMD4; 0 and 0.3 are main rows."""
+    for bell, strengths in ((False, (0.1, 0.5)), (True, (0.1, 0.3, 0.5))):
+        times = (("time_sampling", Bell(0.8, weighted=False)),) if bell else ()
+        for strength in strengths:
+            name, objective = f"lambda-{strength:g}{'-bell' if bell else ''}", (("schedule", Spindle(strength)), *times)
+            yield _row("spindle", "diffusionbert-spindle", name, _precise(PLAIN.place), LM1B, objective=objective)
+    yield _row("spindle", "genmd4", None, _precise(PLAIN.place), LM1B)
+
+
+def diffusion_lm() -> Iterator[Row]:
+    """Diffusion-LM until it beats word frequencies: width of the vectors, schedule; then the best for longer."""
+    found = []
+    for width in (16, 64, 128):
+        for schedule, floor in ((Cosine(), 1e-4), (Sqrt(), 0.01)):
+            objective = (("width", width), ("schedule", schedule), ("floor", floor))
+            name = f"width-{width}-{type(schedule).__name__.lower()}"
+            found.append(_row("diffusion-lm", "diffusion-lm", name, PLAIN, objective=objective, share=0.5))
+    yield from found
+    candidates = tuple(row.key for row in found)
+    yield _row("diffusion-lm", "diffusion-lm", "longer", PLAIN, LM1B, share=4.0, candidates=candidates)
+
+
+def rows() -> list[Row]:
+    """All rows, each after those it needs."""
+    return [
+        *starts(),
+        *searches(),
+        *main_rows(0),
+        *curve(),
+        *spindle(),
+        *peers(),
+        *main_rows(1),
+        *main_rows(2),
+        *starts("bert"),
+        *searches("bert"),
+        *bert_rows(),
+        *diffusion_lm(),
+    ]
