@@ -189,18 +189,20 @@ class Work:
             return
         engine = load_engine(self.trained(row))
         own: Any = engine.config
+        is_judged = any(one.judged for one in todo)
+        judge = load_judge(str(self.run_folder(JUDGE) / "model"), engine.device) if is_judged else None
         for one in todo:
             engine.config = replace(own, objective=replace(own.objective, **dict(one.objective)))
             has_likelihood = bool(engine.config.objective.scoring_quantities(engine.config.time).available)
             if not one.share and not has_likelihood:
                 continue  # a system without a likelihood has nothing to say of a text
-            judge = load_judge(str(self.run_folder(JUDGE) / "model"), engine.device) if one.judged else None
             texts = open_evaluation_set(engine, self.corpus(one.text), sentences=self.size.sentences)
             if one.text == "news.test":
                 self.store_word_entropy(engine, texts)
             with fast_products():
                 wanted = self.measured(row, one, engine, has_likelihood=has_likelihood)
-                evaluate(engine, texts, wanted, judge).save(self.evaluation(row, one))
+                found = evaluate(engine, texts, wanted, judge if one.judged else None)
+            found.save(self.evaluation(row, one))
 
     def measured(self, row: Row, one: Evaluation, engine: Engine, *, has_likelihood: bool) -> Plan:
         """What is measured; all that has a likelihood shares its noise."""
@@ -275,6 +277,7 @@ def run(
     wanted = [one for one in rows() if not only or {one.group, one.key} & {*only}]
     waiting = [one for one in wanted if one.key not in finished]
     running: dict[subprocess.Popen[bytes], Row] = {}
+    is_late = False
     while True:
         left = 60 * minutes - (time.monotonic() - started)
         possible = [one for one in waiting if finished.issuperset(one.needs) and work.is_ready(one)]
@@ -288,9 +291,10 @@ def run(
                 finished.add(one.key)
         if not running and not (ready and not workers):
             break
-        if left < 0:
+        if left < 0 and not is_late:
+            is_late = True
             for process in running:
-                process.terminate()  # a training writes a checkpoint
+                process.terminate()  # a training writes a checkpoint; a second signal would not let it
         time.sleep(0.05 if size == "tiny" else 0.5)
         for process in [process for process in running if process.poll() is not None]:
             one = running.pop(process)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import second_edition
@@ -215,6 +217,26 @@ def test_a_run_that_is_killed_is_continued(work, tmp_path):
     again.do(ROWS["rates/d3pm-tad-0.001"], 1)
     assert again.is_done(ROWS["rates/d3pm-tad-0.001"])
     assert {"code", "data", "weights"} <= read_json(again.record(ROWS["rates/d3pm-tad-0.001"])).keys()
+
+
+def test_what_is_late_is_stopped_by_one_signal(work, monkeypatch, tmp_path):
+    """A second one would end a training before it has written its checkpoint."""
+
+    class Slow:
+        returncode, signals, polls = 1, 0, 0
+
+        def poll(self) -> int | None:
+            self.polls += 1
+            return 1 if self.polls > 9 else None
+
+        def terminate(self) -> None:
+            self.signals += 1
+
+    slow, clock = Slow(), itertools.count(0.0, 10.0)
+    monkeypatch.setattr(second_edition, "_begin", lambda *_: slow)
+    monkeypatch.setattr(second_edition, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    second_edition.run(tmp_path, work.text, workers=1, minutes=0.5, only=("starts/masked-wiki-modern",), size="tiny")
+    assert (slow.signals, slow.polls) == (1, 10)
 
 
 def test_what_failed_is_told_and_what_needs_it_is_not_started(work, monkeypatch, tmp_path, capsys):
