@@ -239,7 +239,7 @@ def _curve(kept: Kept, output: Path) -> None:
             tokens, nats, intervals, kinds = zip(*points, strict=True)
             curves.append(figures.TokenCurve(title, tokens, nats, kinds[0], intervals))
     if curves:
-        write_json(output / "curve.json", [asdict(one) for one in curves])
+        write_json(output / "curve-points.json", [asdict(one) for one in curves])
         figures.token_curves(curves, output / "curve.png")
 
 
@@ -277,7 +277,7 @@ def _frontier(kept: Kept, output: Path) -> None:
     if real is not None:
         others, judgment = real.real, real.judge.real
         star = figures.Frontier("real sentences", [others.entropy_per_text], [judgment.perplexity])
-        write_json(output / "frontier.json", [asdict(one) for one in (*judged, star)])
+        write_json(output / "frontier-points.json", [asdict(one) for one in (*judged, star)])
         figures.frontiers(judged, star, output / "frontier.png")
         figures.quality_diversity(
             compared,

@@ -188,7 +188,7 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     written = {path.name for path in (tmp_path / "tables").iterdir()}
     pages = {f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "spindle", "frontier")}
     assert pages | {"curve.png", "frontier.png"} <= written
-    [curve] = read_json(tmp_path / "tables" / "curve.json")
+    [curve] = read_json(tmp_path / "tables" / "curve-points.json")
     assert (curve["name"], len(curve["tokens"])) == ("D3PM", 1)
     main = (tmp_path / "tables" / "main.md").read_text(encoding="utf-8")
     for heading in ("schedule", "time", "start", "parameters", "tokens, pretraining included", "epochs"):
