@@ -6,9 +6,10 @@ r"""Judge perplexity against entropy and network calls over samplers, for genera
         --judge JUDGE --corpus films.valid.txt --model adapted-films --name adapted --tasks generate steps
 
 Fifty texts per setting (forty where prompts are continued), with one seed and the same lengths, prompts and masks for
-all. Entropy grows with length, so models are compared on texts of 20 tokens. Every row is written when it is done, with
-its texts, and rows that are there already are kept. The corpora are rewritten and judged as they are, which says where
-real text lies. A row is on the frontier of its task if no other has a lower perplexity and a higher entropy.
+all. Entropy is that of the words of all texts; it grows with length, so models are compared on texts of 20 tokens.
+Every row is written when it is done, with its texts, and rows that are there already are kept. The corpora are
+rewritten and judged as they are, which says where real text lies. A row is on the frontier of its task if no other has
+a lower perplexity and a higher entropy.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ WARPERS: dict[str, dict[str, Any]] = {
     **{f"temperature {value}": {"temperature": value, "top_p": 1} for value in (0.8, 0.6)},
     **{f"top-p {value}": {"top_p": value} for value in sorted((*FEW, *MANY), reverse=True)},
 }
+CHOSEN = 0.5
+"""The default."""
 REWRITING = ("exact", "by entropy", "by entropy, ε 0.1")
 STEPS: dict[str, dict[str, Any]] = {f"exact, {steps} steps": {"steps": steps} for steps in (4, 8, 16, 32, 64, 128)}
 TASKS = ("generate", "continue", "rewrite", "20 tokens", "steps")
@@ -96,9 +99,12 @@ def has_flaw(text: str) -> bool:
 
 
 def is_on_frontier(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
-    """Whether no other row of its model and task has a lower perplexity and a higher entropy."""
+    """Whether no other row of its model and task has a lower perplexity and a higher entropy of all words."""
     same = [one for one in rows if (one["model"], one["task"]) == (row["model"], row["task"])]
-    return not any(one["perplexity"] < row["perplexity"] and one["entropy"] > row["entropy"] for one in same)
+    return not any(
+        one["perplexity"] < row["perplexity"] and one["entropy_of_all_words"] > row["entropy_of_all_words"]
+        for one in same
+    )
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -109,35 +115,44 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel per task, a line per sampler over top-p; numbers are calls per text."""
+    """A column per task: perplexity against entropy, a line per sampler over top-p; and against calls, at one top-p."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     own = next(row["model"] for row in rows if row["model"] != "real")
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
-    figure, [axes] = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks), 4.4), layout="constrained", squeeze=False)
-    for axis, task in zip(axes, tasks, strict=True):
-        colors = {name: f"C{number}" for number, name in enumerate(STEPS if task == "steps" else SAMPLERS)}
-        for model in dict.fromkeys(row["model"] for row in rows):
-            for name, color in colors.items():
-                some = [row for row in rows if (row["model"], row["task"], row["sampler"]) == (model, task, name)]
-                line = sorted((row for row in some if "top-p" in row["warper"]), key=lambda row: row["entropy"])
-                if line:
-                    label = name if model == own else f"{name}, {model}"
-                    style = {"mfc": color if model == own else "white", "color": color, "label": label}
-                    axis.plot([row["entropy"] for row in line], [row["perplexity"] for row in line], "o-", **style)
-                    axis.annotate(
-                        f"{line[0]['calls']:.0f}", (line[0]["entropy"], line[0]["perplexity"]), fontsize=7, color=color
-                    )
-                for row in some:
-                    if row not in line:
-                        axis.plot(row["entropy"], row["perplexity"], "x", color=color)
-        for row in rows:
-            if row["task"] == "real" and task in ("generate", "rewrite", "steps"):
-                axis.plot(row["entropy"], row["perplexity"], "k*", label="real text")
-        axis.set(title=task, xlabel="entropy of a text's tokens (nats)", yscale="log")
-        axis.grid(alpha=0.3, which="both")
-        axis.legend(fontsize=6)
-    axes[0].set_ylabel("judge perplexity")
+    figure, axes = plt.subplots(2, len(tasks), figsize=(4.2 * len(tasks), 7.6), layout="constrained", squeeze=False)
+    names = list(SAMPLERS | STEPS)
+    for (above, below), task in zip(axes.T, tasks, strict=True):
+        of_task = [row for row in rows if row["task"] == task]
+        for model, name in dict.fromkeys((row["model"], row["sampler"]) for row in of_task):
+            some = [row for row in of_task if (row["model"], row["sampler"]) == (model, name)]
+            color = f"C{names.index(name) % 10}"
+            style: dict[str, Any] = {"color": color, "mfc": color if model == own else "white"}
+            line = sorted(
+                (row for row in some if "top-p" in row["warper"]), key=lambda row: row["entropy_of_all_words"]
+            )
+            x, y = ([row[key] for row in line] for key in ("entropy_of_all_words", "perplexity"))
+            above.plot(x, y, "o-", label=name if model == own else f"{name}, {model}", **style)
+            for row in line:
+                if row["warper"] == f"top-p {CHOSEN}":
+                    low, high = row["ci95"]
+                    errors = [[row["perplexity"] - low], [high - row["perplexity"]]]
+                    below.errorbar(row["calls"], row["perplexity"], errors, fmt="o", capsize=3, **style)
+            for row in some:
+                if row not in line:
+                    above.plot(row["entropy_of_all_words"], row["perplexity"], "x", color=color)
+        above.set(title=task, xlabel="entropy of the words of all texts (nats)")
+        below.set(xlabel=f"network calls per text, top-p {CHOSEN}", xlim=(0, None))
+        above.legend(fontsize=6)
+        for axis in (above, below):
+            axis.set_yscale("log")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+            axis.yaxis.set_minor_formatter(NullFormatter())
+            axis.grid(alpha=0.3)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("judge perplexity")
     figure.savefig(path, dpi=120)
 
 
