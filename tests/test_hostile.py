@@ -201,7 +201,6 @@ def _precompiled(table: bytes) -> Damage:
     return tokenizer(lambda plain: plain.update(normalizer=rule))
 
 
-STRIPS = {"type": "Strip", "content": "a", "start": 0, "stop": 10**18}
 NOTHING = {"type": "Replace", "pattern": {"String": ""}, "content": "aa"}
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
 GROWING = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
@@ -225,7 +224,6 @@ TOKENIZERS: dict[str, tuple[Damage, str]] = {
     "a damaged table": (_precompiled(b""), "damaged precompiled_charsmap"),
     "a table that claims 4 GiB": (_precompiled(b"\xff" * 4 + b"\0" * 2000), "damaged precompiled_charsmap"),
     "a table that grows": (_precompiled((4).to_bytes(4, "little") + b"\0" * 4 + b"a" * 5000), Limit.GROWTH.variable),
-    "a decoder that strips too much": (tokenizer(lambda plain: plain.update(decoder=STRIPS)), "cannot decode"),
     "a second text": (
         tokenizer(lambda plain: plain["post_processor"].update(single=plain["post_processor"]["pair"])),
         "cannot encode",
@@ -288,10 +286,17 @@ def test_pieces_are_never_drawn_at_random(tmp_path):
     assert Vocabulary.load(tmp_path / "model").encode(text) == Vocabulary.load(plain_roberta()).encode(text)
 
 
+def test_a_decoder_that_strips_more_than_a_piece_is_refused(tmp_path):
+    shutil.copytree(plain_roberta(), tmp_path / "model")
+    strip = {"type": "Strip", "content": "a", "start": 10**18, "stop": 10**18}
+    tokenizer(lambda plain: plain.update(decoder=strip))(tmp_path / "model")
+    refused(attempt(["fill", "the [MASK] .", f"--model={tmp_path / 'model'}", "--device=cpu"]), "cannot decode")
+
+
 def test_a_tokenizer_needs_no_decoder(tmp_path):
     shutil.copytree(plain_roberta(), tmp_path / "model")
     tokenizer(lambda plain: plain.update(decoder=None))(tmp_path / "model")
-    assert used(tmp_path / "model").kind == "fine"
+    assert attempt(["fill", "the [MASK] .", f"--model={tmp_path / 'model'}", "--device=cpu"]).kind == "fine"
 
 
 def test_a_regular_expression_that_backtracks_without_end_is_an_error_of_the_text(tmp_path):
