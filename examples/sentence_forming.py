@@ -11,6 +11,8 @@ import sys
 from html import escape
 from pathlib import Path
 
+import torch
+
 import diffusionbert as db
 
 FONT_SIZE, CHARACTER, LINE, MARGIN = 14, 8.6, 30, 16
@@ -23,7 +25,8 @@ text { fill: #e6edf3 } .card { fill: #0d1117 } .mask { fill: #30363d } .time { f
 
 
 def main(output: str | Path = "forming.svg", *, length: int = 12, seed: int = 5, num_lines: int = 7) -> None:
-    states = list(db.load().stream(length=length, seed=seed))
+    model = db.load(device="cpu", dtype=torch.float32)  # the same picture on every machine
+    states = list(model.stream(length=length, seed=seed))
     lines = [states[round(i * (len(states) - 1) / (num_lines - 1))] for i in range(num_lines)]
     Path(output).write_text(drawing([(state.time, state.pieces) for state in lines]), encoding="utf-8")
 

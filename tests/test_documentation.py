@@ -114,10 +114,9 @@ def test_the_readme_shows_every_command():
     assert {command[0] for command in commands(README)} == set(COMMANDS)
 
 
-def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path, monkeypatch):
+def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path):
     [(script, picture)] = re.findall(r"`python (examples/\w+\.py) (docs/\w+\.svg)`", README)
     assert f"]({picture})" in README
-    monkeypatch.setattr(diffusionbert, "load", bundled, raising=False)
     runpy.run_path(str(ROOT / script))["main"](tmp_path / "drawn.svg")
     drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
     assert drawn.count("<rect") > 20

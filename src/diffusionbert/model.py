@@ -113,7 +113,7 @@ class Model:
                 name; None is the bundled model.
             device: Where it runs; None is a GPU if there is one.
             dtype: The type of its parameters. None is float32, and generates in bfloat16 on a GPU, in int8 on a CPU
-                that is made for it. torch.int8 also scores and fills in int8, which costs about 0.005 nats per token.
+                that is made for it. torch.int8 also scores and fills in int8, for some thousandths of a nat per token.
             revision: A branch, tag or commit of a Hub repository.
             token: A Hub token; None uses the one that is logged in.
             local_files_only: Never connect to the Hub.
@@ -579,7 +579,7 @@ def load(
         name_or_folder: What to open; None is the bundled model.
         device: Where it runs; None is a GPU if there is one.
         dtype: The type of its parameters. None is float32, and generates in bfloat16 on a GPU, in int8 on a CPU that
-            is made for it. torch.int8 also scores and fills in int8, which costs about 0.005 nats per token.
+            is made for it. torch.int8 also scores and fills in int8, for some thousandths of a nat per token.
         revision: A branch, tag or commit of a Hub repository.
         token: A Hub token; None uses the one that is logged in.
         local_files_only: Never connect to the Hub.

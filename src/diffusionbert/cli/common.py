@@ -52,8 +52,8 @@ class ModelOptions:
     device: OptionalText = None
     """The device: cpu, cuda, cuda:1, … Default: a GPU if there is one."""
     dtype: Annotated[Literal["float32", "bfloat16", "int8"] | None, option("{float32,bfloat16,int8}")] = None
-    """The type of the network's parameters; int8 is for CPUs, two to three times as fast, and costs about 0.005 nats
-    per token. Default: float32; text is generated in bfloat16 on a GPU, in int8 on a CPU that is made for it."""
+    """The type of the network's parameters; int8 is for CPUs, two to three times as fast, and costs some thousandths of
+    a nat per token. Default: float32; text is generated in bfloat16 on a GPU, in int8 on a CPU that is made for it."""
 
     def loaded(self) -> Model:
         import torch
