@@ -12,7 +12,7 @@ from tiny_models import model_of, trained
 
 from diffusionbert.inference.tasks import Task
 from diffusionbert.inference.trace import trace_task
-from diffusionbert.model import Model, sampling_request
+from diffusionbert.model import Model, load, sampling_request
 from diffusionbert.serve import scheduler as module
 from diffusionbert.serve.metrics import Metrics
 from diffusionbert.serve.scheduler import CancelledWorkError, OvertimeError, QueueFullError, Scheduler, pause
@@ -40,6 +40,10 @@ def text(scheduler: Scheduler, seed: int, length: int = 6, watch: Callable[[int]
     return work
 
 
+def text_alone(model: Model, seed: int, length: int = 6) -> str:
+    return model.generate("the king", max_new_tokens=length, steps=12, top_k=30, top_p=1.0, seed=seed)[0]
+
+
 def results(works) -> list:
     return [work.future.result(timeout=60) for work in works]
 
@@ -50,6 +54,25 @@ def test_a_text_is_the_same_alone_and_in_company(kind):
         alone = [results(scheduler.submit([text(scheduler, seed, 3 + seed)]))[0] for seed in range(4)]
         both = results(scheduler.submit([text(scheduler, seed, 3 + seed % 12) for seed in range(12)]))
     assert both[:4] == alone
+
+
+def test_text_is_generated_as_outside_a_server_and_scored_as_outside(monkeypatch):
+    """In int8 where that pays; passes of text and of scores are apart."""
+    monkeypatch.setattr("diffusionbert.inference.engine.pays", lambda backbone: True)
+    model = load(str(trained().engine.folder), device="cpu")
+    calls = {"sampling": 0, "own": 0}
+    for name, network in (("sampling", model.engine.sampling_network), ("own", model.engine.network)):
+        embeddings = network.backbone.get_input_embeddings()
+        embeddings.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
+    with scheduling(model=model) as scheduler:
+        shared = Model(scheduler.engine)
+        work = [text(scheduler, 0), lambda: shared.score("the king saw the old man .", order="left-to-right").nats]
+        results(scheduler.submit(work[:1]))
+        assert calls["sampling"] > 0 == calls["own"]
+        generated, nats = results(scheduler.submit(work))
+        assert calls["own"] > 0
+    assert generated == text_alone(model, 0)
+    assert nats == pytest.approx(model.score("the king saw the old man .", order="left-to-right").nats, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["decoder", "vectors"])

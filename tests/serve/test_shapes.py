@@ -19,7 +19,7 @@ def row_of(shapes: FixedShapes, length: int, seed: int, num_targets: int = 2) ->
     allowed = shapes.network.allowed.nonzero()[:, 0]
     tokens = allowed[torch.randint(len(allowed), (length,), generator=generator)]
     targets = torch.arange(length) < num_targets
-    return Row(tokens, torch.rand((), dtype=torch.float64, generator=generator), targets)
+    return Row(tokens, torch.rand((), dtype=torch.float64, generator=generator), targets, shapes)
 
 
 @pytest.mark.parametrize("kind", ["trained", "layers", "prefix"])
@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_the_network():
         hidden = shapes.network.hidden_states(row.tokens[None], torch.ones(1, 9, dtype=torch.bool))[0]
     [found] = shapes.run([row], 16, 4)
     torch.testing.assert_close(found, expected)
-    [states] = shapes.run([Row(row.tokens, row.t, None)], 16, 2)
+    [states] = shapes.run([Row(row.tokens, row.t, None, shapes)], 16, 2)
     torch.testing.assert_close(states, hidden)
 
 

@@ -74,6 +74,7 @@ class Engine:
         self._is_masked = isinstance(network, Denoiser)
         self.network = cast("HasBackbone", self._module)
         self._dtype, self._copy = dtype, _SamplingCopy()
+        self._sampling: nn.Module | None = None
         self.to(device, dtype)
         self.config = metadata.config
         self.statistics = metadata.statistics.padded(len(self.network.allowed))
@@ -107,10 +108,15 @@ class Engine:
         self.__dict__.pop("process", None)
         self.__dict__.pop("scoring_objective", None)
 
-    def with_network(self, network: nn.Module) -> Engine:
-        """The same model, whose network is called through another module with the same methods."""
+    def with_network(self, network: nn.Module, sampling: nn.Module) -> Engine:
+        """The same model, whose network is called through other modules with the same methods.
+
+        Args:
+            network: What text is scored and filled with.
+            sampling: What text is generated with.
+        """
         other = copy(self)
-        other._module, other.network = network, cast("HasBackbone", network)
+        other._module, other.network, other._sampling = network, cast("HasBackbone", network), sampling
         return other
 
     def with_steps(self, num_steps: int) -> Engine:
@@ -215,6 +221,8 @@ class Engine:
         On a GPU by CUDA graphs. Unless its type was chosen, in bfloat16 on a GPU, and on a CPU in integers if it pays.
         """
         network = self._module
+        if self._sampling is not None:
+            return self._sampling
         if not isinstance(network, Denoiser):
             return self.network
         if self.device.type == "cuda":

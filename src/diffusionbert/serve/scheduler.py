@@ -144,13 +144,13 @@ def pause() -> None:
 class SharedNetwork(nn.Module):
     """A masked network whose calls the scheduler answers; it may be called from the scheduler's work alone."""
 
-    def __init__(self, network: Denoiser) -> None:
+    def __init__(self, shapes: FixedShapes) -> None:
         super().__init__()
-        self.network = network
+        self.network, self._shapes = (network := shapes.network), shapes
         self.backbone, self.allowed, self.max_length = network.backbone, network.allowed, network.max_length
 
     def forward(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
-        answers = _asked(tokens, attention_mask, t, targets)
+        answers = self._asked(tokens, attention_mask, t, targets)
         if not answers:
             return torch.zeros(0, len(self.allowed), device=tokens.device)
         return torch.cat(answers) if len(answers) > 1 else answers[0]
@@ -158,22 +158,23 @@ class SharedNetwork(nn.Module):
     def hidden_states(self, tokens: Tokens, attention_mask: PositionMask, t: Times | None = None) -> Vectors:
         """As `Denoiser.hidden_states`; 0 at padding."""
         t = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device) if t is None else t
-        answers = _asked(tokens, attention_mask, t, None)
+        answers = self._asked(tokens, attention_mask, t, None)
         found = answers[0].new_zeros(*tokens.shape, answers[0].shape[-1])
         for index, answer in enumerate(answers):
             found[index, : len(answer)] = answer
         return found
 
-
-def _asked(tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask | None) -> list[Tensor]:
-    lengths = attention_mask.sum(dim=1).tolist()
-    rows = [
-        Row(tokens[index, :length], t[index], None if targets is None else targets[index, :length])
-        for index, length in enumerate(lengths)
-        if targets is None or bool(targets[index].any())
-    ]
-    session: _Session = _current.session
-    return session.ask(_Call(rows)) if rows else []
+    def _asked(
+        self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask | None
+    ) -> list[Tensor]:
+        lengths = attention_mask.sum(dim=1).tolist()
+        rows = [
+            Row(tokens[index, :length], t[index], None if targets is None else targets[index, :length], self._shapes)
+            for index, length in enumerate(lengths)
+            if targets is None or bool(targets[index].any())
+        ]
+        session: _Session = _current.session
+        return session.ask(_Call(rows)) if rows else []
 
 
 class Scheduler:
@@ -189,10 +190,12 @@ class Scheduler:
         network = engine.masked_network
         self.engine = engine
         """What work is to use."""
-        self._shapes: FixedShapes | None = None
+        self._first: FixedShapes | None = None  # the shapes that are tried out before the first request
         if isinstance(network, Denoiser):
-            self.engine = engine.with_network(SharedNetwork(network).eval())
-            self._shapes = FixedShapes(network, engine.vocabulary.pad_id)
+            shapes = self._first = FixedShapes(network, engine.vocabulary.pad_id)
+            if engine.device.type == "cpu" and engine.sampling_network is not network:
+                self._first = FixedShapes(engine.sampling_network, engine.vocabulary.pad_id)
+            self.engine = engine.with_network(SharedNetwork(shapes).eval(), SharedNetwork(self._first).eval())
         self.returned = threading.Semaphore(0)
         """Released when a session gives its turn back."""
         self._limits, self._metrics = limits, metrics
@@ -232,8 +235,8 @@ class Scheduler:
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
-        if self._shapes is not None:
-            self._shapes.warm_up(WARM)
+        if self._first is not None:
+            self._first.warm_up(WARM)
         self.is_warm = True
         while True:
             with self._changed:
@@ -281,13 +284,13 @@ class Scheduler:
         """One forward pass, after which those whose calls are answered go on."""
         rows, length = self._next_rows()
         if rows:
-            assert self._shapes is not None
-            num_rows = self._shapes.rows_for(length, len(rows))
+            shapes = rows[0][2].shapes
+            num_rows = shapes.rows_for(length, len(rows))
             for unserved, index, row in reversed(rows[num_rows:]):
                 unserved.waiting.appendleft((index, row))
             rows = rows[:num_rows]
             try:
-                answers = self._shapes.run([row for _, _, row in rows], length, num_rows)
+                answers = shapes.run([row for _, _, row in rows], length, num_rows)
             except Exception as error:  # such as a lack of memory: those who asked learn of it, others go on
                 for asking, _, _ in rows:
                     asking.error = error
@@ -311,22 +314,23 @@ class Scheduler:
         calls = [session.call for session in self._asking if session.call is not None and session.call.waiting]
         if not calls:
             return [], 0
-        assert self._shapes is not None
         large = [call for call in calls if call.is_large]
         begun = [call for call in large if call.num_left < len(call.answers)]
         calls = [call for call in calls if call not in large or call is (begun or large)[0]]
-        first = self._kind(calls[0].waiting[0][1])
-        most, found = self._shapes.most_rows(first[1]), list[tuple[_Call, int, Row]]()
+        first = _kind(calls[0].waiting[0][1])
+        shapes, _, length = first
+        most, found = shapes.most_rows(length), list[tuple[_Call, int, Row]]()
         while len(found) < most:
-            alike = [call for call in calls if call.waiting and self._kind(call.waiting[0][1]) == first]
+            alike = [call for call in calls if call.waiting and _kind(call.waiting[0][1]) == first]
             if not alike:
                 break
             for call in alike[: most - len(found)]:
                 index, row = call.waiting.popleft()
                 found.append((call, index, row))
         self._asking.rotate(-1)  # so that another kind has its turn next
-        return found, first[1]
+        return found, length
 
-    def _kind(self, row: Row) -> tuple[bool, int]:
-        assert self._shapes is not None
-        return row.targets is None, self._shapes.length_of(len(row.tokens))
+
+def _kind(row: Row) -> tuple[FixedShapes, bool, int]:
+    """What sequences of one pass have in common."""
+    return row.shapes, row.targets is None, row.shapes.length_of(len(row.tokens))

@@ -31,7 +31,7 @@ _PROBES = 8
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A sequence without padding, and what is asked about it."""
+    """A sequence without padding, what is asked about it, and whom."""
 
     tokens: Tensor
     """[n]"""
@@ -39,6 +39,7 @@ class Row:
     """A number."""
     targets: Tensor | None
     """[n]: at which positions log-probabilities are asked for; None asks for the hidden states of all."""
+    shapes: FixedShapes
 
 
 @dataclass(frozen=True, eq=False)
