@@ -200,8 +200,8 @@ def test_the_product_of_factors_is_added_to_the_weights(start, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"r": 3}, "does not fit the model to start from"),
-    ({"lora_alpha": None}, "must have numbers r and lora_alpha"),
+    ({"r": 3}, "must hold"),
+    ({"lora_alpha": None}, "lora_alpha must be a number"),
     ({"peft_type": "IA3"}, "does not describe a LoRA adapter"),
     ({"base_model_name_or_path": ""}, "does not name the model to start from"),
 ])  # fmt: skip
@@ -291,7 +291,7 @@ def test_pairs_are_refused(start, tmp_path):
 @pytest.mark.parametrize(("options", "message"), [
     ({"texts": "x.txt", "merge": True}, "`merge` is for `lora`"),
     ({"texts": "x.txt", "minutes": 0.0}, "`minutes` must be greater than 0"),
-    ({"texts": "x.txt", "samples": -1}, "`samples` must be 0 or more"),
+    ({"texts": "x.txt", "samples": -1}, "`samples` must be between 0 and"),
     ({"texts": None}, "there is no text to adapt to"),
     ({"texts": []}, "there is no text to adapt to"),
     ({"texts": None, "resume": True}, "`resume` needs the `output`"),
