@@ -2,15 +2,17 @@
 
 import logging
 import os
+import sys
 
 from jaxtyping import install_import_hook
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach a network, even by mistake
-install_import_hook("diffusionbert", "beartype.beartype")
+if sys.version_info >= (3, 11):  # before, beartype does not know Unpack, which typing does not have yet
+    install_import_hook("diffusionbert", "beartype.beartype")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from shared import folder  # noqa: E402
+import pytest
+import torch
+from shared import folder
 
 folder()  # in the process that starts the workers, which inherit it
 
