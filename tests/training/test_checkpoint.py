@@ -230,7 +230,7 @@ def test_a_failed_write_leaves_the_old_json_file(tmp_path, monkeypatch):
     [
         (b"", "is not valid JSON"),
         (b'{"a": ', "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON"),
+        (b"\xff\xfe", "is not UTF-8"),
         (None, "does not exist"),
     ],
 )
