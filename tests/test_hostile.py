@@ -178,6 +178,7 @@ MODELS: dict[str, tuple[Damage, str]] = {
     "a property as a setting": (config(use_return_dict=False), "use_return_dict"),
     "a decoder in place of an encoder": (config(is_decoder=True), "is_decoder"),
     "foreign quantization": (config(quantization_config={"quant_method": "fp8"}), "quantization_config"),
+    "10⁸ repeats of a block": (config(block_repeats=[10**8, 1]), Limit.LAYERS.variable),
     "layers of a config inside": (config(text_config={"num_hidden_layers": 10**8}), Limit.LAYERS.variable),
     "10⁵ settings": (config(**{f"setting_{number}": 0 for number in range(10**5)}), "more than 50,000 settings"),
     "weights in another folder": (_index("../model/part.safetensors"), "no file beside it"),

@@ -524,8 +524,9 @@ def require_sound_config(folder: Path) -> None:
         if number > _MOST_SETTINGS:
             raise ValueError(f"{str(file)!r} has more than {_MOST_SETTINGS:,} settings, as no network has; restore it")
         for name, value in one.items():
-            if isinstance(value, int) and not isinstance(value, bool):
-                _require_sound_number(file, name, value)
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, int) and not isinstance(each, bool):
+                    _require_sound_number(file, name, each)
 
 
 _MOST_SETTINGS = 50_000
@@ -533,7 +534,7 @@ _MOST_SETTINGS = 50_000
 
 
 def _require_sound_number(file: Path, name: str, value: int) -> None:
-    if re.search(r"(^|_)layers?$", name):
+    if re.search(r"(^|_)(layers?|depths|repeats|block_sizes)$", name):
         Limit.LAYERS.require(value, f"{str(file)!r} has too many layers ({name})", "restore it")
     is_depth = name in ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
     if (is_depth and value < 1) or abs(value) >= 1 << 62:
