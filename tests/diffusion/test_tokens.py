@@ -97,3 +97,16 @@ def test_top_k_keeps_exactly_k_of_equally_likely_tokens():
 def test_invalid_settings_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         LogitsWarper(**settings)
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.5, 0.9, 0.999])
+def test_a_nucleus_of_a_large_vocabulary_is_that_of_the_whole_order(top_p):
+    """Flat distributions, whose nucleus is larger than what is looked at first, and peaked ones."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.tensor([0.1, 1.0, 4.0, 20.0])[:, None]
+    log_p = (scale * torch.randn(4, 1000, generator=generator)).log_softmax(dim=-1)
+    found = LogitsWarper(top_p=top_p)(log_p)
+    for own, kept in zip(log_p, found, strict=True):
+        values, order = own.double().exp().sort(descending=True)
+        number = int((values.cumsum(0) - values < top_p).sum())
+        assert set(kept.isfinite().nonzero()[:, 0].tolist()) == set(order[:number].tolist())

@@ -214,9 +214,25 @@ def _on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(ids, device=device)
 
 
+_NUCLEUS = 128
+"""The tokens among which a nucleus is looked for first: sorting a whole vocabulary takes ten times as long."""
+
+
 def _keep_nucleus(log_p: TargetLogProbs, top_p: float) -> TargetLogProbs:
     """Keeps the smallest set of most likely tokens whose mass reaches `top_p` (Holtzman et al. 2020)."""
-    values, order = log_p.sort(dim=-1, descending=True)
+    if log_p.is_cuda or log_p.shape[-1] <= _NUCLEUS:  # a GPU sorts fast, and is not waited for
+        return _kept_of(log_p, *log_p.sort(dim=-1, descending=True), top_p)
+    values, order = log_p.topk(_NUCLEUS, dim=-1)
+    found = _kept_of(log_p, values, order, top_p)
+    is_larger = values.double().exp().sum(dim=-1) < top_p
+    if bool(is_larger.any()):
+        rest = log_p[is_larger]
+        found[is_larger] = _kept_of(rest, *rest.sort(dim=-1, descending=True), top_p)
+    return found
+
+
+def _kept_of(log_p: TargetLogProbs, values: Tensor, order: Tensor, top_p: float) -> TargetLogProbs:
+    """The nucleus among the most likely tokens, given in order."""
     # A token is kept if the more likely ones do not reach top_p, so the most likely token is always kept.
     mass_before = values.double().exp().cumsum(dim=-1) - values.double().exp()
     kept = values.masked_fill(mass_before >= top_p, -torch.inf)
