@@ -65,9 +65,10 @@ def _loggers_as_before() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_loggers_as_before")
 def test_logs_are_lines_of_json_without_the_texts_of_requests(capsys):
+    server = Server(trained())  # which may be trained now, and say so
     log_to_stderr()
     logger.setLevel(logging.INFO)
-    server = Server(trained())
+    capsys.readouterr()
     try:
         options = ["king", "King"]  # which the model reads alike, as it warns
         order = Order.named("left-to-right")
