@@ -281,7 +281,7 @@ def _require_beside(file: Path, config: RunConfig, num_ids: int) -> None:
     has_table = config.time in (TimeEmbedding.PREFIX, TimeEmbedding.LAYERS_LEARNED)
     claimed = (config.objective.num_steps or 0) if has_table else 0
     if config.objective.has_word_vectors:
-        claimed = num_ids * int(getattr(config.objective, "width", 0))
+        claimed = num_ids * int(getattr(config.objective, "width", None) or 0)  # None: those of the backbone
     if claimed > held:
         raise ValueError(
             f"{str(file)!r} holds {held:,} values, but diffusionbert.json describes {claimed:,} and more; export again"
