@@ -55,7 +55,7 @@ class _Int8Linear(nn.Linear):
 
 def pays(backbone: PreTrainedModel) -> bool:
     """Whether a network is faster in integers on this CPU."""
-    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and later say
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
     return int(getattr(backbone.config, "hidden_size", 0)) >= MIN_WIDTH and any(map(capabilities.get, DOT_PRODUCTS))
 
 
