@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,41 @@ def test_with_a_delay_requests_are_accepted_after_sigterm(monkeypatch):
         assert delay == 5
         stop(*arguments)
         assert running.should_exit
+    finally:
+        server.scheduler.close()
+
+
+def test_a_client_that_has_connected_before_a_stop_is_answered(monkeypatch):
+    monkeypatch.setattr("diffusionbert.serve.run.REQUEST_GRACE", 60.0)
+    listening = socket.create_server(("127.0.0.1", 0))
+    host, port = listening.getsockname()
+    server = Server(trained())
+    running = GracefulServer(uvicorn.Config(create_app(server), log_config=None), server)
+
+    async def accepts() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return False
+        writer.close()
+        return True
+
+    async def run() -> bytes:
+        serving = asyncio.create_task(running.serve(sockets=[listening]))
+        while not running.started:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection(host, port)
+        running.should_exit = True
+        while await accepts():
+            await asyncio.sleep(0.01)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        line = await reader.readline()
+        writer.close()
+        await serving
+        return line
+
+    try:
+        assert asyncio.run(run()) == b"HTTP/1.1 200 OK\r\n"
     finally:
         server.scheduler.close()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -19,6 +21,9 @@ from diffusionbert.serve.app import create_app
 from diffusionbert.serve.gate import access
 from diffusionbert.serve.scheduler import is_working
 from diffusionbert.serve.server import Server
+
+REQUEST_GRACE = 2.0
+"""Seconds that a client which has connected before a stop has for sending its request."""
 
 
 class GracefulServer(uvicorn.Server):
@@ -39,10 +44,23 @@ class GracefulServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts what is waiting for that, since closing the socket resets it, and then stops accepting."""
-        for _ in range(3):  # the event loop looks for connections once between two of these
-            await asyncio.sleep(0)
+        """Stops accepting, and closes connections whose requests are answered.
+
+        A client that has just connected may not have sent its request: that is waited for, since closing its connection
+        would lose it. Connections that wait to be accepted are accepted first, since closing the socket resets them.
+        """
+        for listening in self.servers:
+            while select.select(listening.sockets, [], [], 0)[0]:
+                await asyncio.sleep(0)  # the event loop accepts
+            listening.close()
+        end = time.monotonic() + REQUEST_GRACE
+        while not self.force_exit and self._has_new_connections() and time.monotonic() < end:
+            await asyncio.sleep(0.02)
         await super().shutdown(sockets)
+
+    def _has_new_connections(self) -> bool:
+        """Whether there are connections on which no request has come yet."""
+        return any(getattr(one, "cycle", None) is None for one in self.server_state.connections)
 
 
 def run(server: Server) -> None:
