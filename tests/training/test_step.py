@@ -208,6 +208,16 @@ def test_a_prediction_in_parts_has_the_same_reductions():
 # ---- compilation ----------------------------------------------------------------------------------------------------
 
 
+def compile_for_weights() -> None:
+    """Objectives that reduce with other numbers of weights: in one process they share what is compiled."""
+    torch._dynamo.reset()
+    for name in ("spindle", "linear", "hybrid", "spindle"):
+        module, batch = module_of(OBJECTIVES[name]), batch_of(6, 20)
+        expected = loss_and_gradient(module, batch)
+        module.network.compile_training("aot_eager")
+        torch.testing.assert_close(loss_and_gradient(module, batch), expected, rtol=1e-4, atol=1e-5)
+
+
 def compile_once(backbone) -> None:
     """One graph for the encoder, one for the head with its reductions, one for the weights of a spindle."""
     torch._dynamo.reset()
@@ -240,7 +250,7 @@ def compile_packed_once() -> None:
 def test_a_network_is_compiled_once_for_all_shapes():
     """In a process of its own, because the compiler cannot trace the shape checks that tests put into all functions."""
     code = "import test_step as test\nfor each in (test.roberta, test.modernbert): test.compile_once(each)"
-    code += "\ntest.compile_packed_once()"
+    code += "\ntest.compile_packed_once()\ntest.compile_for_weights()"
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}

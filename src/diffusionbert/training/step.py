@@ -30,12 +30,13 @@ from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.likelihood.estimate import SequenceDataset
 from diffusionbert.networks.packing import has_packed_kernel
-from diffusionbert.objectives.base import TrainingModule
+from diffusionbert.objectives.base import Draw, TrainingModule
 from diffusionbert.reporting import logger
 from diffusionbert.storage.files import require_writable, write_bytes
 from diffusionbert.storage.limits import require_regular
 from diffusionbert.training.batches import BatchPlan, BatchPosition, micro_batches
 from diffusionbert.training.config import TrainingConfig
+from diffusionbert.training.half_precision import HalfPrecision, suits
 from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning_rate, low_precision, weight_decay
 
 T = TypeVar("T")
@@ -169,6 +170,8 @@ class TrainingStep:
         new_stream: Any = torch.cuda.Stream
         self.stream = new_stream(accelerator.device) if is_alone else None
         self.draw_stream = new_stream(accelerator.device, priority=-1) if is_alone else None
+        is_bf16 = low_precision(settings) is torch.bfloat16
+        self.half = HalfPrecision(module) if is_alone and is_bf16 and suits(module) else None
         self.can_capture = is_alone and settings.cuda_graphs and module.objective.is_capturable
         # Muon's step reads the learning rate on the CPU, and every step the weight decay.
         is_constant = settings.optimizer == "adamw" and settings.weight_decay_end is None
@@ -212,16 +215,27 @@ class TrainingStep:
         accelerator = self.accelerator
         noise, num_tokens = Noise(self.settings.seed, batch.step), batch.num_tokens / accelerator.num_processes
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        if self.half is not None:
+            self.half.update()
         for index, part in enumerate(batch.micro_batches):
             x0, drawn = self._drawn(part, noise)
-            with gradient_sync(self.wrapped, enabled=index == len(batch.micro_batches) - 1), accelerator.autocast():
+            with gradient_sync(self.wrapped, enabled=index == len(batch.micro_batches) - 1):
                 # Gradients are averaged over processes, but parts of a batch are to be added up.
-                loss = self.wrapped(x0, noise, num_tokens, drawn)
-            accelerator.backward(loss)
-            total += loss.detach()
+                total += self._differentiated(x0, noise, num_tokens, drawn)
         return total, self._update()
 
-    def _drawn(self, part: Batch, noise: Noise) -> tuple[Batch, Any]:
+    def _differentiated(self, x0: Batch, noise: Noise, num_tokens: Tensor | float, drawn: Draw | None = None) -> Tensor:
+        """The loss of a part of the batch; its gradients are added to those of the parts before."""
+        half = self.half
+        with nullcontext() if half is None else half.applied():
+            with self.accelerator.autocast() if half is None else nullcontext():
+                loss: Tensor = self.wrapped(x0, noise, num_tokens, drawn)
+            self.accelerator.backward(loss)
+        if half is not None:
+            half.add_gradients()
+        return loss.detach()
+
+    def _drawn(self, part: Batch, noise: Noise) -> tuple[Batch, Draw | None]:
         """The batch on the device, and what the objective draws ahead of the network, while the last step runs."""
         if self.draw_stream is None:
             return part.to(self.accelerator.device), None
@@ -271,11 +285,11 @@ class TrainingStep:
         graph, pool = torch.cuda.CUDAGraph(), next(iter(self.graphs.values())).graph.pool() if self.graphs else None
         # Meanwhile the thread that prepares batches allocates memory, which a capture of all threads would not allow.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-            with self.accelerator.autocast():
-                loss = self.module(inputs, Noise(self.settings.seed, step), num_tokens)
-            self.accelerator.backward(loss)
+            if self.half is not None:
+                self.half.update()
+            loss = self._differentiated(inputs, Noise(self.settings.seed, step), num_tokens)
             norm = self._update()
-        return _CapturedStep(graph, inputs, step, num_tokens, loss.detach(), norm)
+        return _CapturedStep(graph, inputs, step, num_tokens, loss, norm)
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:
