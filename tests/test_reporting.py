@@ -14,7 +14,11 @@ from diffusionbert.reporting import report, set_verbosity, shown_progress
 def seen(monkeypatch) -> list[tuple[str, int, int]]:
     """What is reported."""
     found: list[tuple[str, int, int]] = []
-    token = reporting._shown.set(lambda *given: found.append(given))
+
+    def show(description, done, total) -> None:
+        found.append((description, done if isinstance(done, int) else done(), total))
+
+    token = reporting._shown.set(show)
     yield found
     reporting._shown.reset(token)
 
@@ -39,6 +43,23 @@ def test_generating_reports_its_tokens(seen, options):
     done = steps_of(seen, "generating tokens")
     assert done[-1] == options["length"]
     assert len(set(done)) > 5
+
+
+def test_nothing_is_counted_unless_it_is_shown(monkeypatch):
+    """On a GPU, counting waits for the work."""
+    counted: list[int] = []
+
+    def done() -> int:
+        counted.append(1)
+        return 3
+
+    now = [0.0]
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: now[0])
+    report("filling", done, 10)  # nobody is told
+    with shown_progress():
+        for now[0] in (1.0, 2.0, 2.5, 2.51, 2.52, 2.7):  # too early; shown; too soon after that; shown
+            report("filling", done, 10)
+    assert len(counted) == 2
 
 
 def test_one_line_estimates_how_long_it_takes(capsys, monkeypatch):

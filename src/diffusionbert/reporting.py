@@ -27,18 +27,25 @@ ShowProgress = Callable[..., None]
 logger = logging.getLogger("diffusionbert")
 
 
-def no_progress(description: str, done: int, total: int) -> None:
+def no_progress(description: str, done: object, total: int) -> None:
     """Shows nothing."""
 
 
-_shown: ContextVar[Progress] = ContextVar("shown", default=no_progress)
+_shown: ContextVar[Callable[[str, int | Callable[[], int], int], None]] = ContextVar("shown", default=no_progress)
 SECONDS_TO_SHOW, SECONDS_TO_ESTIMATE = 2.0, 10.0
 """Work that takes longer gets a bar on a terminal; elsewhere, if it takes still longer, one line with an estimate."""
+SECONDS_BETWEEN = 0.1
+"""The least time between two counts that are shown, where counting takes time itself."""
 
 
-def report(description: str, done: int, total: int) -> None:
-    """Says how far work inside a call has come, up to its end; shown inside `shown_progress` alone."""
-    _shown.get()(description, done, total)
+def report(description: str, done: int | Callable[[], int], total: int) -> None:
+    """Says how far work inside a call has come, up to its end; shown inside `shown_progress` alone.
+
+    A function is called only when its count is shown: on a GPU, counting would wait for the work.
+    """
+    show = _shown.get()
+    if show is not no_progress:
+        show(description, done, total)
 
 
 @contextmanager
@@ -49,10 +56,15 @@ def shown_progress(*, visible: bool = True) -> Iterator[None]:
     is_terminal = Console(stderr=True).is_terminal
     with ExitStack() as bar:
         began, bars = time.monotonic(), list[ShowProgress]()
+        counted = began
 
-        def show(description: str, done: int, total: int) -> None:
-            nonlocal began
-            seconds = time.monotonic() - began
+        def show(description: str, done: int | Callable[[], int], total: int) -> None:
+            nonlocal began, counted
+            seconds = (now := time.monotonic()) - began
+            if not isinstance(done, int):
+                if seconds <= SECONDS_TO_SHOW or now - counted < SECONDS_BETWEEN:
+                    return
+                done, counted = done(), now
             if done >= total:  # what follows may be printed where the bar was
                 bar.close()
                 bars.clear()

@@ -401,9 +401,13 @@ def _last_states(runs: Sequence[SequenceRun], seeds: Sequence[int]) -> list[Stat
         states = [run.sampler.start(run.context, run.canvas, seed) for run, seed in zip(runs, seeds, strict=True)]
         sizes = [int(run.canvas.editable.sum()) for run in runs]
         total = sum(sizes)
-        while active := [number for number, state in enumerate(states) if not state.done]:
+
+        def done() -> int:
             left = sum(size * float(state.time.mean()) for size, state in zip(sizes, states, strict=True))
-            report("generating tokens", min(total - round(left), total - 1), total)
+            return min(total - round(left), total - 1)
+
+        while active := [number for number, state in enumerate(states) if not state.done]:
+            report("generating tokens", done, total)
             queries = {number: runs[number].sampler.query(states[number]) for number in active}
             shared = {number: query for number, query in queries.items() if isinstance(query, Query)}
             answers: dict[int, Any] = dict(_shared_answers(runs, shared)) if len(shared) > 1 else {}
