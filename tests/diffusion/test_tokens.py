@@ -110,3 +110,44 @@ def test_a_nucleus_of_a_large_vocabulary_is_that_of_the_whole_order(top_p):
         values, order = own.double().exp().sort(descending=True)
         number = int((values.cumsum(0) - values < top_p).sum())
         assert set(kept.isfinite().nonzero()[:, 0].tolist()) == set(order[:number].tolist())
+
+
+@pytest.mark.parametrize(
+    "warper",
+    [
+        LogitsWarper(top_p=0.5),
+        LogitsWarper(top_p=0.9, forbidden=(3, 5)),
+        LogitsWarper(top_p=0.9, temperature=0.7),
+        LogitsWarper(top_k=30, top_p=0.6, forbidden=(1,)),
+        LogitsWarper(forbidden=(1,)),
+    ],
+)
+@pytest.mark.parametrize("most_likely", [1, 7], ids=["forbidden", "allowed"])
+def test_the_kept_tokens_are_the_whole_distribution(warper, most_likely):
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.tensor([0.1, 1.0, 4.0, 20.0])[:, None]
+    logits = scale * torch.randn(4, 2000, generator=generator)
+    logits[3, most_likely] = 100.0
+    log_p = logits.log_softmax(dim=-1)
+    expected, found = warper(log_p), warper.kept(log_p)
+    dense = torch.full_like(log_p, -torch.inf).scatter_reduce(-1, found.tokens, found.log_p, "amax")
+    torch.testing.assert_close(dense, expected)
+    torch.testing.assert_close(found.entropy.float(), torch.special.entr(expected.exp()).sum(dim=-1))
+    uniform = torch.rand(4, generator=generator).double()
+    chosen = torch.tensor([True, False, True, True])
+    assert torch.equal(found.draw(chosen, uniform[chosen]), draw(expected, uniform)[chosen])
+
+
+def test_nuclei_are_sought_among_few_tokens(monkeypatch):
+    """Of 20,000 tokens no more are ordered than the largest nucleus needs, and only where it is needed."""
+    sizes, topk = [], torch.Tensor.topk
+
+    def counted(values, number, **options):
+        sizes.append((len(values), number))
+        return topk(values, number, **options)
+
+    monkeypatch.setattr(torch.Tensor, "topk", counted)
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    logits = torch.linspace(0, -1, 20_000) * torch.tensor([[1e5], [100.0], [1e5]])
+    LogitsWarper(top_p=0.9)(logits.log_softmax(dim=-1))
+    assert sizes == [(3, 128), (1, 1024)]

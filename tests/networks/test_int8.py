@@ -47,6 +47,38 @@ def test_gradients_and_changed_weights_are_those_of_the_parameters(layers):
         torch.testing.assert_close(made(rows) - made.bias, 2 * (before - made.bias))
 
 
+@pytest.mark.skipif(not int8._can_pack(), reason="torch has no exact integer kernels of oneDNN here")
+@pytest.mark.parametrize("shape", [(0, 48, 20), (1, 48, 20), (26, 512, 1536), (130, 1344, 512), (7, 513, 33)])
+def test_packed_weights_give_the_same_numbers_to_the_last_bit(shape):
+    num_rows, width, num_outputs = shape
+    torch.manual_seed(0)
+    rows, rounded = (torch.randint(-127, 128, (number, width), dtype=torch.int8) for number in (num_rows, num_outputs))
+    rows[:1], rounded[0] = 127, 127
+    expected = (rows.double() @ rounded.double().t()).float()
+    assert torch.equal(int8._Unpacked(rounded).products(rows), expected)
+    assert torch.equal(int8._Packed(rounded).products(rows.clone()), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("reason", ["missing", "inexact", "no dot products"])
+def test_layers_do_without_packed_weights(layers, reason, monkeypatch):
+    plain, made = layers
+    rows = torch.randn(4, 48)
+    expected, random_state = made(rows), torch.get_rng_state()
+    if reason == "missing":
+        monkeypatch.setattr(int8._Packed, "__init__", lambda *_: torch.ops.onednn.no_such_kernel)
+    elif reason == "inexact":
+        monkeypatch.setattr(int8._Packed, "products", lambda self, rows: torch.zeros(len(rows), 32))
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    int8._can_pack.cache_clear()
+    use_int8(plain)
+    assert isinstance(plain.integers, int8._Unpacked)
+    assert torch.equal(plain(rows), expected)
+    assert torch.equal(torch.get_rng_state(), random_state)  # looking for kernels draws nothing
+    int8._can_pack.cache_clear()
+
+
 @torch.no_grad()
 def test_a_network_in_integers_is_close_to_itself():
     network = Denoiser(backbone_of("bert"), TimeAgnostic(), tokenizer_allowed()).eval()
@@ -74,6 +106,7 @@ def test_a_copy_in_integers_shares_the_parameters_and_leaves_the_network_as_it_w
     assert torch.equal(network(*query), expected)
     use_int8(network.backbone)
     assert torch.equal(network(*query), found)
+    assert torch.equal(copy.deepcopy(network)(*query), found)
 
 
 @pytest.mark.parametrize(

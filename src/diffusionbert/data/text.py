@@ -208,9 +208,10 @@ class EditedText:
             editable: Which positions were generated.
             capitalize: Whether the generated parts get the capitals that are known.
         """
-        ids = [int(token) for token in tokens]
+        ids: list[int] = torch.as_tensor(tokens).tolist()
+        flags: list[bool] = torch.as_tensor(editable).tolist()
         text, at, generated = "", 0, []
-        for first, last in self._runs(self._changed(ids, [bool(flag) for flag in editable])):
+        for first, last in self._runs(self._changed(ids, flags)):
             start, end = self._span(first)[0], self._span(last)[1]
             middle = self._between(ids, first, last + 1)
             is_inserted = start == end  # then no character is replaced
@@ -268,6 +269,8 @@ class EditedText:
         if mask_id in tokens[start:end]:
             shown = with_gaps(self.vocabulary, tokens[start:end])
             return f" {shown} " if self.text else shown
+        if not left and not right:
+            return decode(tokens[start:end])
         before, whole, after = decode(left), decode([*left, *tokens[start:end], *right]), decode(right)
         # Decoding moves white space only: `'` joins what follows. So characters other than white space are counted.
         solid = [index for index, character in enumerate(whole) if not character.isspace()]

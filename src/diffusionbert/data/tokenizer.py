@@ -331,6 +331,8 @@ class Vocabulary:
         """The text of a sequence, without its special tokens."""
         ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
         own = ids[~self.special[ids]].tolist()
+        if not own:
+            return ""
         if not self._splits_punctuation:
             return self._decoded(own).removeprefix("##")
         # Not by the tokenizer itself, which would join some punctuation, and make "don't" of "do not".

@@ -157,6 +157,22 @@ def draw_unchecked(log_p: TargetLogProbs, uniform: PerTarget) -> tuple[TargetTok
     return found.clamp(max=log_p.shape[-1] - 1), total > 0  # also false for NaN
 
 
+def draw_reverse(log_p: TargetLogProbs, mask_id: int, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
+    """As `draw_unchecked`, from a CDF that begins with "stay masked", the entry `mask_id`.
+
+    So a small number leaves a position masked whatever the network says of its token.
+    """
+    probabilities = log_p.double().exp()
+    stay = probabilities[:, mask_id].clone()
+    probabilities[:, mask_id] = 0
+    probabilities[:, 0] += stay
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1]
+    number = uniform.double() * total
+    found = torch.searchsorted(cumulative, number[:, None], right=True)[:, 0].clamp(max=log_p.shape[-1] - 1)
+    return torch.where(number < stay, mask_id, found), total > 0
+
+
 def require_possible(is_possible: Tensor) -> None:
     """Raises ValueError unless there was a token to draw at all positions."""
     if not bool(is_possible.all()):
@@ -164,6 +180,12 @@ def require_possible(is_possible: Tensor) -> None:
             "no token has a positive probability at some position; forbid fewer tokens, or check whether the "
             "network's output is NaN"
         )
+
+
+_NUCLEUS = 128
+"""The tokens among which a nucleus is looked for first: sorting a whole vocabulary takes fifty times as long."""
+_GROWTH = 8
+"""Among so many times as many tokens it is looked for next."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +229,51 @@ class LogitsWarper:
             log_p = _keep_nucleus(log_p, self.top_p).log_softmax(dim=-1)
         return log_p
 
+    def kept(self, log_p: TargetLogProbs, size: int = _NUCLEUS) -> KeptTokens:
+        """The same distribution, up to rounding, by the tokens that top-k or top-p keep.
+
+        Args:
+            log_p: The distributions.
+            size: The number of most likely tokens among which they are looked for first.
+        """
+        size += len(self.forbidden)
+        excluded = log_p[:, list(self.forbidden)].double().exp().sum(dim=-1, keepdim=True)
+        is_short = size < log_p.shape[-1] and (self.top_p or 1.0) < 1 and self.top_k is None and self.temperature == 1
+        if not is_short or bool((excluded > 0.5).any()):
+            log_p = self(log_p)
+            return KeptTokens(log_p, torch.arange(log_p.shape[-1], device=log_p.device).expand_as(log_p))
+        values, tokens = log_p.topk(size, dim=-1)
+        values = values - torch.log1p(-excluded).to(values.dtype)
+        if self.forbidden:
+            values = values.masked_fill(torch.isin(tokens, _on_device(self.forbidden, tokens.device)), -torch.inf)
+        found, is_larger = _nucleus(values, self.top_p or 1.0)
+        found = found.log_softmax(dim=-1)
+        if bool(is_larger.any()):
+            rest = self.kept(log_p[is_larger], _GROWTH * size)
+            more = rest.log_p.shape[-1] - size
+            found, tokens = functional.pad(found, (0, more), value=-torch.inf), functional.pad(tokens, (0, more))
+            found[is_larger], tokens[is_larger] = rest.log_p, rest.tokens
+        return KeptTokens(found, tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptTokens:
+    """Distributions that give most of the vocabulary no probability: log-probabilities [N, K] of tokens [N, K]."""
+
+    log_p: Tensor
+    tokens: Tensor
+
+    @property
+    def entropy(self) -> PerTarget:
+        """In nats."""
+        entropy: PerTarget = torch.special.entr(self.log_p.exp()).sum(dim=-1).double()
+        return entropy
+
+    def draw(self, chosen: Tensor, uniform: PerTarget) -> TargetTokens:
+        """Draws a token where `chosen` is true, as `draw` does over the whole vocabulary; one number for each."""
+        tokens, order = self.tokens[chosen].sort(dim=-1)  # the CDF is over tokens by id
+        return tokens.gather(-1, draw(self.log_p[chosen].gather(-1, order), uniform)[:, None])[:, 0]
+
 
 @functools.lru_cache(maxsize=64)
 def _on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
@@ -214,26 +281,20 @@ def _on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(ids, device=device)
 
 
-_NUCLEUS = 128
-"""The tokens among which a nucleus is looked for first: sorting a whole vocabulary takes ten times as long."""
-
-
-def _keep_nucleus(log_p: TargetLogProbs, top_p: float) -> TargetLogProbs:
+def _keep_nucleus(log_p: TargetLogProbs, top_p: float, size: int = _NUCLEUS) -> TargetLogProbs:
     """Keeps the smallest set of most likely tokens whose mass reaches `top_p` (Holtzman et al. 2020)."""
-    if log_p.is_cuda or log_p.shape[-1] <= _NUCLEUS:  # a GPU sorts fast, and is not waited for
-        return _kept_of(log_p, *log_p.sort(dim=-1, descending=True), top_p)
-    values, order = log_p.topk(_NUCLEUS, dim=-1)
-    found = _kept_of(log_p, values, order, top_p)
-    is_larger = values.double().exp().sum(dim=-1) < top_p
-    if bool(is_larger.any()):
-        rest = log_p[is_larger]
-        found[is_larger] = _kept_of(rest, *rest.sort(dim=-1, descending=True), top_p)
+    is_sorted = log_p.is_cuda or size >= log_p.shape[-1]  # a GPU sorts fast, and is not waited for
+    values, order = log_p.sort(dim=-1, descending=True) if is_sorted else log_p.topk(size, dim=-1)
+    kept, is_larger = _nucleus(values, top_p)
+    found = torch.full_like(log_p, -torch.inf).scatter(-1, order, kept)
+    if not is_sorted and bool(is_larger.any()):
+        found[is_larger] = _keep_nucleus(log_p[is_larger], top_p, _GROWTH * size)
     return found
 
 
-def _kept_of(log_p: TargetLogProbs, values: Tensor, order: Tensor, top_p: float) -> TargetLogProbs:
-    """The nucleus among the most likely tokens, given in order."""
+def _nucleus(values: Tensor, top_p: float) -> tuple[Tensor, TargetFlags]:
+    """The log-probabilities of the most likely tokens, in order, outside the nucleus -inf; and whether it is larger."""
+    p = values.double().exp()
     # A token is kept if the more likely ones do not reach top_p, so the most likely token is always kept.
-    mass_before = values.double().exp().cumsum(dim=-1) - values.double().exp()
-    kept = values.masked_fill(mass_before >= top_p, -torch.inf)
-    return torch.full_like(log_p, -torch.inf).scatter(-1, order, kept)
+    kept = values.masked_fill(p.cumsum(dim=-1) - p >= top_p, -torch.inf)
+    return kept, p.sum(dim=-1) < top_p

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ from diffusionbert.diffusion.shapes import (
     TokenSet,
 )
 from diffusionbert.diffusion.tokens import DensePrediction, Prediction
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 # Not cuDNN's: it takes a tenth of a second to plan for each new shape, and nearly every batch has its own shape.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -90,6 +93,11 @@ def distribution(logits: Tensor, allowed: TokenSet) -> TargetLogProbs:
         with torch.no_grad():
             logits.masked_fill_(~allowed, -torch.inf)
     return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def copy_sharing_parameters(network: ModuleT) -> ModuleT:
+    """The same network with the same parameters and buffers, not copied."""
+    return deepcopy(network, {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())})
 
 
 def padded_allowed(allowed: TokenSet, vocab_size: int) -> Tensor:
@@ -223,8 +231,9 @@ class HeadPrediction(Prediction):
         self.vocab_size = len(allowed)
 
     def log_probs(self, tokens: TargetTokens, log_weights: Sequence[Tensor], sequences: TargetIndices) -> list[Tensor]:
-        # Cast once, and not for each target.
-        weights = [table.to(torch.promote_types(self._hidden.dtype, torch.float32)) for table in log_weights]
+        # Cast once, and not for each target. As one tensor: torch's compiler fails on a list of another length.
+        dtype = torch.promote_types(self._hidden.dtype, torch.float32)
+        weights = torch.stack([table.to(dtype) for table in log_weights]) if log_weights else None
         return self._in_parts(partial(self._reduce, self._log_probs, self._allowed, weights), tokens, sequences)
 
     def dense(self) -> TargetLogProbs:
@@ -257,12 +266,13 @@ class HeadPrediction(Prediction):
 def _reduced(
     log_probs: Callable[[Tensor, TokenSet], TargetLogProbs],
     allowed: TokenSet,
-    log_weights: list[Tensor],
+    log_weights: Tensor | None,
     hidden: Tensor,
     tokens: TargetTokens,
     sequences: TargetIndices,
 ) -> list[Tensor]:
-    return DensePrediction(log_probs(hidden, allowed)).log_probs(tokens, log_weights, sequences)
+    weights = [] if log_weights is None else list(log_weights)
+    return DensePrediction(log_probs(hidden, allowed)).log_probs(tokens, weights, sequences)
 
 
 def predict(network: Network, x_t: Batch, t: Times, targets: Targets) -> Prediction:

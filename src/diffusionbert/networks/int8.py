@@ -5,11 +5,14 @@
 Each position i has its own scale and sums of integers are exact, so a result does not depend on its company in a
 batch, to the last bit. Parameters stay as they are, for saving and training; with gradients, and on other devices,
 layers compute with them.
+
+oneDNN packs the weights once. Where torch does not have its kernels, or they are not exact, `torch._int_mm` gives the
+same numbers.
 """
 
 from __future__ import annotations
 
-from copy import deepcopy
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from diffusionbert.networks.base import copy_sharing_parameters
 from diffusionbert.networks.masked import Denoiser
 
 MIN_WIDTH: Final = 256
@@ -28,7 +32,7 @@ DOT_PRODUCTS: Final = ("avx512_vnni", "avx_vnni", "amx_int8")
 class _Int8Linear(nn.Linear):
     """A linear layer that computes in integers; made of a plain one by `use_int8`."""
 
-    rounded: Tensor
+    integers: _Packed | _Unpacked
     scale: Tensor
     _rounded_version: int
 
@@ -37,9 +41,8 @@ class _Int8Linear(nn.Linear):
             return functional.linear(input, self.weight, self.bias)
         if self.weight._version != self._rounded_version:  # the weights have been changed
             self.update()
-        rows = input.reshape(-1, input.shape[-1])
-        rounded, scale = _rounded(rows)
-        found = torch._int_mm(rounded, self.rounded.t()).float().mul_(scale).mul_(self.scale)
+        rounded, scale = _rounded(input.reshape(-1, input.shape[-1]))
+        found = self.integers.products(rounded).mul_(scale).mul_(self.scale)
         if self.bias is not None:
             found.add_(self.bias)
         return found.view(*input.shape[:-1], self.out_features)
@@ -48,21 +51,68 @@ class _Int8Linear(nn.Linear):
     def update(self) -> None:
         """Rounds the weights."""
         rounded, scale = _rounded(self.weight.float())
-        self.register_buffer("rounded", rounded, persistent=False)
+        self.integers = (_Packed if _can_pack() else _Unpacked)(rounded)
         self.register_buffer("scale", scale.squeeze(1), persistent=False)
         self._rounded_version = self.weight._version
 
 
+class _Unpacked:
+    """Rounded weights [O, K]."""
+
+    def __init__(self, rounded: Tensor) -> None:
+        self._rounded = rounded.t()
+
+    def products(self, rows: Tensor) -> Tensor:
+        """Σ_k x_k·W_ok for rows of 8-bit integers, which may be overwritten, in float32."""
+        return torch._int_mm(rows, self._rounded).float()
+
+
+class _Packed:
+    """The same, in the order that oneDNN's kernels want."""
+
+    def __init__(self, rounded: Tensor) -> None:
+        self._packed: Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
+        self._one, self._zero = torch.ones(len(rounded)), torch.zeros(len(rounded), dtype=torch.int64)
+
+    def __deepcopy__(self, memo: object) -> _Packed:
+        return self  # torch cannot copy packed weights, and nothing changes them
+
+    def products(self, rows: Tensor) -> Tensor:
+        """As `_Unpacked`."""
+        above = rows.view(torch.uint8).bitwise_xor_(128)  # x + 128: the fast kernels take integers from 0 to 255
+        call: Any = torch.ops.onednn.qlinear_pointwise.default
+        found: Tensor = call(
+            above, 1.0, 128, self._packed, self._one, self._zero, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return found
+
+
+@cache
+def _can_pack() -> bool:
+    """Whether oneDNN's kernels are there and exact; without dot products of integers, large sums may overflow."""
+    rows, rounded = (torch.full((number, 64), 127, dtype=torch.int8) for number in (2, 32))
+    rows[1], rounded[::2] = -127, -127
+    try:
+        found = _Packed(rounded).products(rows.clone())
+    except (AttributeError, RuntimeError):
+        return False
+    return has_dot_products() and torch.equal(found, _Unpacked(rounded).products(rows))
+
+
 def pays(backbone: PreTrainedModel) -> bool:
     """Whether a network is faster in integers on this CPU."""
+    return int(getattr(backbone.config, "hidden_size", 0)) >= MIN_WIDTH and has_dot_products()
+
+
+def has_dot_products() -> bool:
+    """Whether this CPU multiplies and adds 8-bit integers in one instruction."""
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
-    return int(getattr(backbone.config, "hidden_size", 0)) >= MIN_WIDTH and any(map(capabilities.get, DOT_PRODUCTS))
+    return any(map(capabilities.get, DOT_PRODUCTS))
 
 
 def int8_copy(network: Denoiser) -> Denoiser:
     """The same network with the same parameters, not copied, that computes in integers."""
-    shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    made = deepcopy(network, shared)
+    made = copy_sharing_parameters(network)
     use_int8(made.backbone)
     return made
 

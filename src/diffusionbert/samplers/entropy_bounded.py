@@ -27,7 +27,6 @@ import torch
 
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, Counts, PerPosition, PositionMask, TargetLogProbs
-from diffusionbert.diffusion.tokens import draw
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import (
     RoundSampler,
@@ -83,11 +82,11 @@ class EntropyBounded(RoundSampler):
 
     def update(self, state: EntropyBoundedState, answer: TargetLogProbs) -> EntropyBoundedState:
         context, masked = state.context, state.masked
-        log_p = context.warper(answer)
-        entropy = log_p.new_full(masked.shape, torch.inf, dtype=torch.float64)
-        entropy = entropy.masked_scatter(masked, torch.special.entr(log_p.exp()).sum(dim=-1).double())
+        p = context.warper.kept(answer)
+        entropy = answer.new_full(masked.shape, torch.inf, dtype=torch.float64)
+        entropy = entropy.masked_scatter(masked, p.entropy)
         kept = masked & self._kept(state, entropy)
-        tokens = state.tokens.masked_scatter(kept, draw(log_p[kept[masked]], state.uniform[kept]))
+        tokens = state.tokens.masked_scatter(kept, p.draw(kept[masked], state.uniform[kept]))
         time = masked_fraction(context, replace(state.x, tokens=tokens))
         left, called = masked & ~kept, masked.any(dim=1)
         own = {"masked": left, "num_rounds": state.num_rounds + 1}
