@@ -144,8 +144,8 @@ def test_an_unregistered_part_is_refused_before_training(tmp_path):
 def test_an_own_token_dependent_schedule_estimates_the_sentence_mean():
     information = TokenInformation.from_counts(torch.tensor([1, 10, 100, 0]))
     process = Absorbing(Tilted(), 3, information)
-    assert process._guesses_center
-    assert not Absorbing(Tilted(mean=Mean.CORPUS), 3, information)._guesses_center
+    assert process.guesses_center
+    assert not Absorbing(Tilted(mean=Mean.CORPUS), 3, information).guesses_center
 
 
 # ---- backbones ------------------------------------------------------------------------------------------------------

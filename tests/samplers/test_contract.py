@@ -759,7 +759,7 @@ CANVASES = {
 @pytest.mark.parametrize(("canvas", "size"), CANVASES.values(), ids=CANVASES.keys())
 def test_a_window_shows_the_sequence_around_the_block_and_never_more(canvas, size, window):
     spy = Spy(Words())
-    states = list(drawing(Blocks(size, Ancestral()), LINEAR, steps=2, max_length=window).sample(spy, canvas, seed=0))
+    states = list(drawing(Blocks(size, Ancestral()), LINEAR, steps=1, max_length=window).sample(spy, canvas, seed=0))
     assert not bool((states[-1].tokens == MASK).any())
     assert bool((states[-1].tokens[canvas.editable] >= 100).all())
     assert torch.equal(states[-1].tokens[~canvas.editable], canvas.tokens[~canvas.editable])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from diffusionbert.diffusion.absorbing import Absorbing
+from diffusionbert.diffusion.rng import Purpose
 from diffusionbert.diffusion.schedules import (
     Cosine,
     Linear,
@@ -27,11 +28,13 @@ from diffusionbert.diffusion.schedules import (
     uniform_grid,
 )
 from diffusionbert.diffusion.shapes import Batch, sequence_index
-from diffusionbert.diffusion.tokens import LogitsWarper
+from diffusionbert.diffusion.tokens import LogitsWarper, draw_unchecked
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.samplers import State
-from diffusionbert.samplers.exact import SkipExact, jumps
+from diffusionbert.samplers.ancestral import GridSampler, GridState, after_step
+from diffusionbert.samplers.blocks import Blocks
+from diffusionbert.samplers.exact import PAIRS, SkipExact, jumps
 from diffusionbert.samplers.first_hitting import FirstHitting
 
 LANGUAGE = Language.random(3, 3, seed=6)
@@ -136,7 +139,7 @@ def test_warped_skipping_follows_the_exact_distribution(schedule, warper, grid):
 @pytest.mark.parametrize("warper", [None, SHAPINGS["top-k"]], ids=["unshaped", "top-k"])
 @pytest.mark.parametrize("schedule", [CLAMPED, SENTENCE], ids=str)
 def test_skipping_without_reweighting_follows_the_exact_distribution(schedule, warper):
-    """The sums do not telescope then, so it steps over the time grid."""
+    """The sums do not telescope then, so it looks ahead."""
     process, network, grid = process_of(schedule, reweighted=False), Table(LANGUAGE, seed=2), GRIDS["uneven"]
     sampler = drawing(SkipExact(), process, grid=grid, warper=warper)
     assert not jumps(sampler.context)
@@ -299,8 +302,8 @@ KINDS = {
     "first hitting": lambda grid, **cut: of(FirstHitting(), Linear(), grid, **cut),
     "jumps": lambda grid, **cut: of(SkipExact(), Spindle(0.3), grid, **cut),
     "jumps, sentence": lambda grid, **cut: of(SkipExact(), SENTENCE, grid, **cut),
-    "steps": lambda grid, **cut: of(SkipExact(), Spindle(0.3), grid, **{"top_k": 12, **cut}),
-    "steps, sentence": lambda grid, **cut: of(SkipExact(), SENTENCE, grid, **{"temperature": 0.9, **cut}),
+    "rounds": lambda grid, **cut: of(SkipExact(), Spindle(0.3), grid, **{"top_k": 12, **cut}),
+    "rounds, sentence": lambda grid, **cut: of(SkipExact(), SENTENCE, grid, **{"temperature": 0.9, **cut}),
 }
 every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
@@ -367,6 +370,118 @@ def test_first_hitting_gives_each_sequence_its_own_time_and_queries_only_what_is
     assert len(set(network.times)) == 10
 
 
+# ---- looking ahead --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Walk(GridSampler):
+    """Every step of the time grid for every masked position, by the equation: what looking ahead must be equal to."""
+
+    def update(self, state: GridState, answer: Tensor) -> GridState:
+        process, x, (s, t), targets = state.process, state.x, state.interval, state.targets
+        if answer is None:
+            return after_step(state, x.tokens)
+        center, sequences = process.guessed_center(x, answer), sequence_index(targets)
+        log_p = process.log_p0(answer, sequences, t, center, state.context.warper)
+        drawn, _ = draw_unchecked(log_p, state.noise.per_position(x, Purpose.SAMPLE)[targets])
+        r = process.unmask_probability_of(drawn, *(values[sequences] for values in (s, t, center)))
+        unmasked = state.noise.per_position(x, Purpose.UNMASK)[targets] < r
+        return after_step(state, x.tokens.masked_scatter(targets, torch.where(unmasked, drawn, process.mask_id)))
+
+
+def history(states: list[State], row: int) -> list[tuple[list[int], float]]:
+    """The texts of a sequence and when each of them appeared; the time of the last one does not matter."""
+    texts = [(state.tokens[row].tolist(), float(state.time[row])) for state in states]
+    first = [next(group) for _, group in itertools.groupby(texts, key=lambda text: text[0])]
+    return [*first[:-1], (first[-1][0], 0.0)]
+
+
+LOOKING_AHEAD = {
+    "corpus": (Spindle(0.3), {}),
+    "corpus, clamped": (CLAMPED, {}),
+    "sentence": (SENTENCE, {}),
+    "corpus, not reweighted": (CLAMPED, {"reweighted": False}),
+    "sentence, not reweighted": (SENTENCE, {"reweighted": False}),
+}
+WARPERS = {
+    "temperature": {"temperature": 0.6},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.8},
+    "all": {"temperature": 1.5, "top_k": 20, "top_p": 0.95, "forbidden": (11, 12)},
+}
+by_schedule = pytest.mark.parametrize(("schedule", "settings"), LOOKING_AHEAD.values(), ids=LOOKING_AHEAD)
+
+
+def require_same_states(process: Absorbing, canvas: Batch, warper: dict[str, Any], seed: int, **grid: Any) -> None:
+    network = tiny_bert().double()
+    looking, walking = (
+        list(drawing(kind, process, warper=LogitsWarper(**warper), **grid).sample(network, canvas, seed))
+        for kind in (SkipExact(), Walk())
+    )
+    assert torch.equal(looking[-1].tokens, walking[-1].tokens)
+    assert len(looking) <= len(walking)
+    for row in range(len(canvas.tokens)):
+        assert history(looking, row) == history(walking, row)
+        assert int(looking[-1].calls[row]) == len(history(walking, row)) - 1
+
+
+@pytest.mark.parametrize("warper", WARPERS.values(), ids=WARPERS)
+@by_schedule
+def test_looking_ahead_gives_the_texts_of_walking_over_the_time_grid(schedule, settings, warper):
+    """Token for token, after as many calls as there are changes: with prompts, of all lengths, to different ends."""
+    process = Absorbing(schedule, MASK, INFORMATION, **settings)
+    for seed, steps in ((0, 12), (1, 60)):
+        require_same_states(process, canvas_of(10), warper, seed, steps=steps)
+
+
+@pytest.mark.parametrize("window", [(0.01, 1), (0.5, 2), (100, 1), (100, 1000)], ids=str)
+@by_schedule
+def test_texts_do_not_depend_on_how_far_is_looked_ahead(schedule, settings, window, monkeypatch):
+    for name, value in zip(("UNMASKINGS", "PAIRS"), window, strict=True):
+        monkeypatch.setattr(f"diffusionbert.samplers.exact.{name}", value)
+    process = Absorbing(schedule, MASK, INFORMATION, **settings)
+    for grid in (GRIDS["uneven to 0.8"], uniform_grid(40)):
+        require_same_states(process, canvas_of(10), {"top_k": 8}, 2, grid=grid)
+
+
+@by_schedule
+def test_blocks_that_look_ahead_are_those_that_walk(schedule, settings):
+    """Sequences have different numbers of blocks, which finish at different times."""
+    process, network, canvas = Absorbing(schedule, MASK, INFORMATION, **settings), tiny_bert().double(), canvas_of(10)
+    looking, walking = (
+        list(drawing(Blocks(3, kind), process, warper=LogitsWarper(top_k=8), steps=30).sample(network, canvas, 0))
+        for kind in (SkipExact(), Walk())
+    )
+    assert torch.equal(looking[-1].tokens, walking[-1].tokens)
+    assert len(looking) < len(walking)
+
+
+@pytest.mark.parametrize("schedule", [Spindle(0.3), SENTENCE], ids=str)
+def test_a_round_takes_most_sequences_to_their_next_unmasking_and_evaluates_few_pairs(schedule, monkeypatch):
+    tokens, rows = torch.full((16, 24), MASK), []
+    canvas, network = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool)), Watched(tiny_bert())
+    evaluate = Absorbing.log_p0
+    monkeypatch.setattr(
+        Absorbing, "log_p0", lambda self, log_f, *rest: rows.append(len(log_f)) or evaluate(self, log_f, *rest)
+    )
+    states = list(of(SkipExact(), schedule, uniform_grid(256), top_k=12).sample(network, canvas, seed=0))
+    most = int(states[-1].calls.max())
+    assert most <= len(network.rows) <= len(states) - 1 <= 2 * most
+    assert max(rows) <= 16 * (PAIRS + 24)
+    assert sum(rows) <= 2 * PAIRS * sum(network.rows)
+
+
+def test_pairs_that_are_not_reached_need_no_token():
+    """Without a token that can be masked any more, a step cannot draw one; a sequence may be unmasked before it."""
+    process = Absorbing(CLAMPED, MASK, INFORMATION)
+    common = int(INFORMATION.values.argmin())
+    forbidden = tuple(token for token in range(VOCAB_SIZE) if token != common)
+    relative = INFORMATION.values[common] / INFORMATION.mean
+    grid = uniform_grid(64)
+    assert bool((CLAMPED.survival(grid[1:20], relative) == 1).all())
+    require_same_states(process, canvas_of(10), {"forbidden": forbidden, "top_k": 1}, 0, grid=grid)
+
+
 # ---- states -----------------------------------------------------------------------------------------------------
 
 
@@ -431,14 +546,15 @@ def test_forbidden_tokens_are_never_generated(make):
     assert set(last.tokens[canvas.editable].tolist()) == allowed
 
 
-@pytest.mark.parametrize("name", ["steps", "steps, sentence"])
+@pytest.mark.parametrize("name", ["rounds", "rounds, sentence"])
 def test_low_temperature_still_unmasks_throughout_the_steps(name):
     tokens = torch.full((64, 16), MASK)
     canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
     states = KINDS[name](uniform_grid(8), temperature=0.1).sample(tiny_bert(), canvas, seed=0)
-    masked = torch.tensor([int((state.tokens == MASK).sum()) for state in states])
-    unmasked = masked.diff().neg() / tokens.numel()
-    assert len(unmasked) == 8
+    unmasked = torch.zeros(8)  # in each step; a finished sequence is at 0
+    for before, after in itertools.pairwise(states):
+        number = ((before.tokens == MASK) & (after.tokens != MASK)).sum(dim=1).float() / tokens.numel()
+        unmasked.index_add_(0, (8 * after.time).round().long(), number)
     assert float(unmasked.min()) > 0.03
     assert float(unmasked.max()) < 0.3
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from backbones import MASK, Spy, backbone_of, mixed_canvas, tokenizer_allowed
+from backbones import MASK, VOCAB_SIZE, Spy, backbone_of, mixed_canvas, tokenizer_allowed
 from drawing import drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.schedules import Linear
+from diffusionbert.diffusion.schedules import Linear, Mean, Spindle, TokenInformation
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic
+from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.base import Query
+from diffusionbert.samplers.exact import SkipExact
 from diffusionbert.samplers.first_hitting import FirstHitting, _intervals
 from diffusionbert.samplers.plan import plan_calls
 
@@ -98,3 +101,54 @@ def test_the_loop_waits_for_nothing_but_the_check_that_a_gpu_makes_once(network)
         number = len(list(states))
     assert number > 2
     assert waits.counts == {"_local_scalar_dense": number}
+
+
+def test_ancestral_sampling_waits_for_nothing_either(network):
+    canvas = mixed_canvas(network.backbone)
+    canvas = canvas.select(canvas.attention_mask.all(dim=1).nonzero()[:, 0])
+    states = drawing(Ancestral(), LINEAR, steps=9).sample(network, canvas, seed=0)
+    calls = next(states).calls
+    with Waits() as waits:
+        *_, last = states
+    assert 0 < int((last.calls - calls).max()) <= 9
+    assert set(waits.counts) == {"_local_scalar_dense"}  # the check that a GPU makes once
+    assert waits.counts["_local_scalar_dense"] <= 10
+
+
+def test_planned_steps_are_the_same_however_many_are_looked_at_at_once(network, monkeypatch):
+    canvas, sampler = mixed_canvas(network.backbone), drawing(Ancestral(), LINEAR, steps=9)
+    expected = [state.tokens for state in sampler.sample(network, canvas, seed=3)]
+    monkeypatch.setattr("diffusionbert.samplers.ancestral.NUMBERS_AT_ONCE", 4 * canvas.tokens.numel())
+    assert all(map(torch.equal, expected, (state.tokens for state in sampler.sample(network, canvas, seed=3))))
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_where_rounding_decides_the_draw_itself_does(network, monkeypatch, bound):
+    """However much is left to it: then positions are asked about in more steps, and texts are the same."""
+    canvas, sampler = mixed_canvas(network.backbone), drawing(Ancestral(), LINEAR, steps=9)
+    expected = [state.tokens for state in sampler.sample(network, canvas, seed=3)]
+    monkeypatch.setattr("diffusionbert.diffusion.absorbing._ROUNDING", bound)
+    found = list(sampler.sample(network, canvas, seed=3))
+    assert all(map(torch.equal, expected, (state.tokens for state in found)))
+    assert int(found[-1].calls.max()) >= 8
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_waits"), [(Spindle(0.3), 1), (Spindle(0.3, Mean.SENTENCE, 0.05), 2)], ids=str
+)
+def test_a_round_of_the_spindle_with_a_warper_waits_once_or_twice_on_a_gpu(network, schedule, num_waits):
+    """All else that looks for positions is on the CPU; the answer to "is it possible" is asked for on a CPU only."""
+    information = TokenInformation.from_counts(torch.arange(1.0, VOCAB_SIZE + 1))
+    sampler = drawing(SkipExact(), Absorbing(schedule, MASK, information), steps=9, warper=LogitsWarper(top_k=5))
+    canvas, copied = mixed_canvas(network.backbone), []
+    original = torch.Tensor.cpu
+    try:
+        torch.Tensor.cpu = lambda self: copied.append(tuple(self.shape)) or original(self)  # type: ignore[method-assign]
+        states = sampler.sample(network, canvas, seed=0)
+        next(states)
+        copied.clear()
+        number = len(list(states))
+    finally:
+        torch.Tensor.cpu = original  # type: ignore[method-assign]
+    assert number > 2
+    assert len(copied) == num_waits * number

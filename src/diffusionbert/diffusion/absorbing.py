@@ -19,8 +19,10 @@ from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.schedules import Mean, NoiseSchedule, TokenInformation
 from diffusionbert.diffusion.shapes import (
     Batch,
+    Grid,
     PerPosition,
     PerSequence,
+    PerStep,
     PerTarget,
     PerToken,
     PositionMask,
@@ -82,6 +84,7 @@ class Absorbing(Process):
     """
 
     _information: Tensor
+    _distinct: Tensor  # the values that it has, far fewer than there are tokens
 
     def __init__(
         self,
@@ -102,12 +105,13 @@ class Absorbing(Process):
         self.schedule = schedule
         self.mask_id = mask_id
         self.reweighted = reweighted
-        self._guesses_center = schedule.by_token and schedule.mean is Mean.SENTENCE
+        self.guesses_center = schedule.by_token and schedule.mean is Mean.SENTENCE
         # A token-independent schedule gets a vocabulary of one token, of mean information.
         one = TokenInformation(torch.ones(1, dtype=torch.float64), mean=1.0)
         known = information if schedule.by_token and isinstance(information, TokenInformation) else one
         self.corpus_mean = known.mean
         self.register_buffer("_information", exact_bits(known.values), persistent=False)
+        self.register_buffer("_distinct", exact_bits(torch.unique(known.values)), persistent=False)
 
     @property
     def information(self) -> Tensor:
@@ -152,15 +156,25 @@ class Absorbing(Process):
         return targets.counted(_unmask_probability(alpha_s, alpha_t))
 
     def reverse(
-        self, x_t: Batch, log_f: TargetLogProbs, s: Times, t: Times, warp: Warp | None = None
+        self,
+        x_t: Batch,
+        log_f: TargetLogProbs,
+        s: Times,
+        t: Times,
+        warp: Warp | None = None,
+        sequences: TargetIndices | None = None,
     ) -> TargetLogProbs:
-        """log p(x_s | x_t) at the masked positions; entry `mask_id` is the probability of staying masked."""
+        """log p(x_s | x_t) at the masked positions; entry `mask_id` is the probability of staying masked.
+
+        Under a token-independent schedule `log_f` may be about some of these positions, given by their `sequences`.
+        """
         masked, unmask_probability = self._of_vocabulary(s, t, self.guessed_center(x_t, log_f))
-        sequences = sequence_index(self.targets(x_t))
+        sequences = sequence_index(self.targets(x_t)) if sequences is None else sequences
         log_p0 = _reweighted(log_f, masked, sequences, warp)
         log_stay = (log_p0 + torch.log1p(-unmask_probability).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
         log_p = log_p0 + unmask_probability.log().to(log_f.dtype)[sequences]
-        return log_p.index_copy(-1, torch.tensor([self.mask_id], device=log_p.device), log_stay[:, None])
+        log_p[:, self.mask_id] = log_stay
+        return log_p
 
     def divergence(
         self,
@@ -244,7 +258,7 @@ class Absorbing(Process):
                 f"the token information must cover the {prediction.vocab_size} tokens of the network, got "
                 f"{len(self.information)}; count tokens over the network's whole vocabulary"
             )
-        if not self._guesses_center:
+        if not self.guesses_center:
             return self._center(x_t)
         targets = targets or Targets.of(self.targets(x_t))
         expected, known = prediction.mean(self.information), self._information_of(x_t.tokens)
@@ -264,21 +278,32 @@ class Absorbing(Process):
 
     def max_unmask_probability(self, s: Times, t: Times, center: PerSequence) -> PerSequence:
         """The largest r_{s|t}(v) of the tokens v that can be masked at t: an upper bound on every unmasking."""
-        alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
+        distinct = from_bits(self._distinct) if self.learned is None else self.learned()
+        alpha_s, alpha_t = (self._survival(time, distinct, center) for time in (s, t))
         unmask_probability = self._reverse_unmask_probability(alpha_s, alpha_t)
         return torch.where(self._weight(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
 
     def may_unmask(self, x_t: Batch, s: Times, t: Times, uniform: PerPosition) -> PositionMask | None:
-        """The masked positions that may be unmasked when x_s is drawn by inverting a CDF at these numbers.
+        """The masked positions that may be unmasked when `draw_reverse` draws x_s at these numbers.
 
-        Whatever the network says, a position is unmasked with at most the largest r_{s|t}. "Stay masked" is one
-        interval of the CDF, and all tokens lie within that distance of 0 or 1. None, which is all masked positions, if
-        the reverse process guesses the sentence mean, which depends on the network.
+        Whatever the network says, a position is unmasked with at most the largest r_{s|t}, and tokens are the end of
+        the CDF. None, which is all masked positions, if the reverse process guesses the sentence mean, which depends on
+        the network.
         """
-        if self._guesses_center:
+        if self.guesses_center:
             return None
         largest = self.max_unmask_probability(s, t, self._center(x_t))[:, None] + _ROUNDING
-        return self.targets(x_t) & ((uniform < largest) | (uniform > 1 - largest))
+        return self.targets(x_t) & (uniform > 1 - largest)
+
+    def unmasking(self, grid: Grid) -> tuple[PerStep, PerStep]:
+        """The numbers above which `draw_reverse` may unmask, and above which it does, in each interval of a time grid.
+
+        Only for token-independent schedules, under which they do not depend on the network; rounding is between them.
+        """
+        assert not self.schedule.by_token
+        s, t = grid[:-1], grid[1:]
+        stay = 1 - self.max_unmask_probability(s, t, self.information.new_full((len(s),), self.corpus_mean))
+        return stay - _ROUNDING, torch.where(stay > 0, stay + _ROUNDING, 0.0)
 
     def require_finite_divergence(self) -> None:
         if not self.schedule.has_finite_divergence:
@@ -322,7 +347,7 @@ class Absorbing(Process):
 
     def _center(self, x0: Batch) -> PerSequence:
         """The c of the forward process."""
-        if not self._guesses_center:
+        if not self.guesses_center:
             return self.information.new_full((len(x0.tokens),), self.corpus_mean)
         return _mean_over(self._information_of(x0.tokens), x0.editable)
 

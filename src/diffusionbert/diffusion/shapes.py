@@ -50,6 +50,7 @@ TargetLogProbs = Float[Tensor, "N V"]
 PerToken = Float[Tensor, "V"]
 TokenSet = Bool[Tensor, "V"]
 Grid = Float[Tensor, "steps"]
+PerStep = Float[Tensor, "intervals"]
 Values = Float[Tensor, "..."]
 
 

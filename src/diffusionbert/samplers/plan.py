@@ -47,13 +47,27 @@ def plan_calls(number: Tensor, attention_mask: PositionMask, device: torch.devic
     Returns:
         One per number up to the largest; each of these numbers must occur.
     """
-    num_positions = number.shape[1]
-    last = torch.arange(1, num_positions + 1, device=number.device) * attention_mask
-    num_shown = last.amax(dim=1)  # of each sequence
-    is_gapped = attention_mask.sum(dim=1) < num_shown
     where = (number.flatten() >= 0).nonzero()[:, 0]
     where = where[number.flatten()[where].argsort(stable=True)]  # by call, then by sequence and position
     sizes = torch.bincount(number.flatten()[where]).tolist() if len(where) else []
+    return plan_targets(where, sizes, attention_mask, device)
+
+
+def plan_targets(
+    where: TargetIndices, sizes: list[int], attention_mask: PositionMask, device: torch.device
+) -> tuple[PlannedCall, ...]:
+    """The calls with these targets.
+
+    Args:
+        where: Targets, on the CPU: call by call, numbered through all sequences, in order within a call.
+        sizes: How many of them each call has, at least one.
+        attention_mask: [B, L], on the CPU.
+        device: Where the sequences are.
+    """
+    num_sequences, num_positions = attention_mask.shape
+    last = torch.arange(1, num_positions + 1, device=where.device) * attention_mask
+    num_shown = last.amax(dim=1)  # of each sequence
+    is_gapped = attention_mask.sum(dim=1) < num_shown
     calls: list[dict[str, Any]] = []
     for targets in torch.split(where, sizes):
         sequence = targets // num_positions
@@ -64,7 +78,7 @@ def plan_calls(number: Tensor, attention_mask: PositionMask, device: torch.devic
             {
                 "length": length,
                 "is_padded": bool((shown < length).any()) or bool(is_gapped[sequences].any()),
-                "sequences": None if len(sequences) == len(number) else sequences,
+                "sequences": None if len(sequences) == num_sequences else sequences,
                 "positions": index * length + targets % num_positions,
                 "where": targets,
             }
