@@ -97,7 +97,7 @@ def test_commands_are_found():
 @pytest.mark.parametrize("command", [one for one in commands(README) if one[0] in INFERENCE], ids=" ".join)
 def test_inference_commands_of_the_readme_run(command, capsys, monkeypatch, tmp_path):
     """The others train, or read what was trained; tests/cli does that with small models."""
-    monkeypatch.setattr(model, "load", lambda name, device, dtype: bundled())
+    monkeypatch.setattr(model, "load", lambda name, device, dtype, compile: bundled())
     monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text("the king .\n")
     capsys.readouterr()

@@ -643,3 +643,8 @@ def test_text_is_generated_in_int8_where_that_pays_unless_a_type_was_chosen(mode
         for parameter in default.backbone.parameters():
             parameter.zero_()
     assert default.generate(length=8, num_return_sequences=32, seed=0) != texts[0]
+
+
+def test_compilation_is_for_gpus(model):
+    with pytest.raises(ValueError, match="`compile` is for GPUs, and the device is 'cpu'; leave it out"):
+        load(str(model.engine.folder), device="cpu", compile=True)

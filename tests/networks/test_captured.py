@@ -13,8 +13,8 @@ from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch, Targets
 from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.networks import captured
-from diffusionbert.networks.base import AnswersAt, Network
-from diffusionbert.networks.captured import Captured, Size
+from diffusionbert.networks.base import AnswersAt, Network, copy_sharing_parameters
+from diffusionbert.networks.captured import Captured, Size, compile_layers
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import PrefixTime, TimeAgnostic
 from diffusionbert.samplers.base import last_state
@@ -77,6 +77,17 @@ def test_captured_calls_equal_plain_ones(make):
     assert 0 < recorder.num_captured < recorder.num_replayed
 
 
+def test_a_graph_serves_any_number_of_targets():
+    network, recorder = NETWORKS["time-agnostic"](), Recorder()
+    graphed = Captured(network, recorder)
+    tokens, t = torch.arange(5, 21).view(2, 8), torch.ones(2, dtype=torch.float64)
+    with torch.no_grad():
+        for count in (1, 2, 3, 5, 9, 14):
+            query = tokens, None, t, torch.arange(count)
+            torch.testing.assert_close(graphed.log_probs_at(*query), network.log_probs_at(*query))
+    assert recorder.num_captured == 1
+
+
 def test_an_answer_is_not_overwritten_by_the_next_call():
     network = NETWORKS["time-agnostic"]()
     graphed = Captured(network, Recorder())
@@ -129,14 +140,22 @@ def test_a_graph_is_captured_once_its_size_has_come_up_often_enough():
 def test_the_size_of_a_call_depends_on_nothing_called_before():
     """Else its rounding, and with it a text, would depend on the calls before it."""
     network, seen = NETWORKS["time-agnostic"](), []
-    network.log_probs_at = lambda tokens, mask, t, positions: (  # type: ignore[method-assign]
-        seen.append((*tokens.shape, len(positions))) or torch.zeros(len(positions), 4)
-    )
+    hidden_at, log_probs, compared = network.hidden_at, network.log_probs, captured.COMPARED
+
+    def seen_hidden_at(tokens, *inputs):
+        seen.append(tuple(tokens.shape))
+        return hidden_at(tokens, *inputs)
+
+    def seen_log_probs(hidden):
+        seen.append(len(hidden))
+        return log_probs(hidden)
+
+    network.hidden_at, network.log_probs = seen_hidden_at, seen_log_probs  # type: ignore[method-assign]
     graphed = Captured(network, Recorder())
     for sequences in (3, 8, 3, 3, 3, 3):
         tokens = torch.full((sequences, 7), 7)
         graphed.log_probs_at(tokens, None, torch.ones(sequences, dtype=torch.float64), torch.arange(sequences))
-    assert set(seen) == {(4, 8, 4), (8, 8, 8)}
+    assert set(seen) == {(4, 8), 4, (8, 8), 8, min(compared, 4 * 8)}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +180,68 @@ def test_targets_may_be_given_by_their_positions():
     alone, t = mixed_canvas(network.backbone).select(torch.tensor([1])), torch.ones(1, dtype=torch.float64)
     seen = network(alone.tokens, alone.attention_mask, t, alone.editable)  # nothing is padding
     assert torch.equal(seen, network.log_probs_at(alone.tokens, None, t, Targets.of(alone.editable).positions))
+
+
+class Compiler:
+    """Stands in for a compiler: counts what it is given, and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.num_compiled = 0
+
+    def __call__(self, graph, inputs):
+        self.num_compiled += 1
+        return graph.forward
+
+
+def compiled(network: Denoiser, compiler) -> Denoiser:
+    copy = copy_sharing_parameters(network)
+    compile_layers(copy, compiler)
+    return copy
+
+
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+def test_a_layer_is_compiled_once_for_all_layers_and_sizes(make):
+    torch._dynamo.reset()
+    network, compiler = make(), Compiler()
+    graphed, batch = Captured(compiled(network, compiler), Recorder(), compiled=True), mixed_canvas(network.backbone)
+    with torch.no_grad():
+        for number in range(3):
+            for query in calls(batch, number):
+                torch.testing.assert_close(graphed(*query), network(*query))
+    # The embeddings, and a layer; one more where the time is not yet or no longer in the inputs.
+    assert 2 <= compiler.num_compiled <= 3
+    own = {id(parameter) for parameter in network.parameters()}
+    assert all(id(parameter) in own for parameter in graphed.network.parameters())
+    assert not any("forward" in vars(module) for module in network.modules())
+
+
+def test_a_network_that_cannot_be_compiled_is_used_as_it_is_and_that_is_said_once(caplog):
+    torch._dynamo.reset()
+    network, t, positions = NETWORKS["time-agnostic"](), torch.ones(2, dtype=torch.float64), torch.tensor([1])
+
+    def compiler(graph, inputs):
+        raise RuntimeError("no compiler")
+
+    graphed = Captured(compiled(network, compiler), Recorder(), compiled=True)
+    with caplog.at_level("WARNING", logger="diffusionbert"), torch.no_grad():
+        for number in range(5):
+            query = torch.full((2, 8), number), None, t, positions
+            torch.testing.assert_close(graphed.log_probs_at(*query), network.log_probs_at(*query))
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        "generating without compilation, which does not work here"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "length", "is_padded", "expected"),
+    [(1, 10, False, (1, 16, True)), (64, 10, False, (64, 10, False)), (64, 10, True, (64, 16, True))],
+)
+def test_a_large_call_without_padding_keeps_its_length(sequences, length, is_padded, expected):
+    network = NETWORKS["time-agnostic"]()
+    size = Captured(network, Recorder())._size(sequences, length, sequences, is_padded=is_padded)
+    assert (size.sequences, size.length, size.is_padded) == expected
+    other = Captured(network, Recorder(), compiled=True)._size(sequences, length, sequences, is_padded=is_padded)
+    assert other.sequences == max(2, sequences)  # a compiler would make another program for one
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -16,9 +16,10 @@ class Bench:
     """Measure the speed of training, generation and scoring on this machine beside references.
 
     Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert (on a CPU, the last two at a
-    small size); on a GPU sample-32, sample-256, sample-1, sample-forwards, sample-ancestral, sample-spindle; on a CPU
-    sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded (fewer calls with a stated error),
-    sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU training compiles: about a minute per row.
+    small size); on a GPU sample-32, sample-32-eager, sample-256, sample-1, sample-forwards, sample-ancestral,
+    sample-spindle; on a CPU sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded (fewer calls with a
+    stated error), sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU training and most sampling compile: about
+    a minute per row.
 
     Example: diffusionbert bench --only train-bundled train-modernbert
     """

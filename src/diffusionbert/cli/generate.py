@@ -12,8 +12,8 @@ import tyro
 from diffusionbert.cli.common import (
     Capitalize,
     Flag,
+    GeneratingModel,
     GenerationOptions,
-    ModelOptions,
     OptionalInt,
     OptionalText,
     Words,
@@ -65,7 +65,7 @@ class Generate:
     """The same seed gives the same texts. Default: a random one."""
     sampling: tyro.conf.OmitArgPrefixes[GenerationOptions] = field(default_factory=GenerationOptions)
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
-    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
+    model: tyro.conf.OmitArgPrefixes[GeneratingModel] = field(default_factory=GeneratingModel)
 
     def run(self) -> None:
         """Prints one text per line."""
@@ -93,7 +93,7 @@ class Generate:
         from diffusionbert.model import generate_agreed
 
         request, task = self.sampling.request(self.block), self.task()
-        engine = self.model.loaded().engine
+        engine = self.model.loaded(compile=self.model.compile).engine
 
         def answer(texts: list[str]) -> list[Iterable[Row]]:
             seeded = replace(task, seed=state.seed(self.seed))
@@ -115,7 +115,7 @@ class Generate:
                 "--watch shows one text; leave out -n, --num-candidates, --file, --output, --json and further prompts"
             )
         request, task = self.sampling.request(self.block), replace(self.task(), seed=SavedState().seed(self.seed))
-        engine = self.model.loaded().engine
+        engine = self.model.loaded(compile=self.model.compile).engine
         show_generation(stream(engine, self._given(engine, task, texts[0]), request), Console(highlight=False))
 
     def task(self) -> Task:

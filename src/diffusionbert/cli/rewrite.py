@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import Capitalize, GenerationOptions, ModelOptions, OptionalInt, Words, option
+from diffusionbert.cli.common import Capitalize, GeneratingModel, GenerationOptions, OptionalInt, Words, option
 from diffusionbert.cli.lines import Answer, Row, SavedState, TextOptions, run_lines
 
 
@@ -33,7 +33,7 @@ class Rewrite:
     """The same seed gives the same texts. Default: a random one."""
     sampling: tyro.conf.OmitArgPrefixes[GenerationOptions] = field(default_factory=GenerationOptions)
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
-    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
+    model: tyro.conf.OmitArgPrefixes[GeneratingModel] = field(default_factory=GeneratingModel)
 
     def run(self) -> None:
         """Prints one rewritten text per line."""
@@ -62,7 +62,7 @@ class Rewrite:
         from diffusionbert.inference.tasks import Task
 
         request = self.sampling.request()
-        number, engine = self.num_return_sequences, self.model.loaded().engine
+        number, engine = self.num_return_sequences, self.model.loaded(compile=self.model.compile).engine
 
         def task(text: str) -> Task:
             return Task(

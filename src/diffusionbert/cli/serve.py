@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from diffusionbert.cli.common import Flag, ModelOptions, OptionalPath, option
+from diffusionbert.cli.common import Flag, GeneratingModel, OptionalPath, option
 
 KEY = "DIFFUSIONBERT_API_KEY"
 """The environment variable with the API key."""
@@ -55,7 +55,7 @@ class Serve:
     drain_delay: float = 0.0
     """For so many seconds after SIGTERM, go on accepting requests while /ready says 503."""
     limits: tyro.conf.OmitArgPrefixes[LimitOptions] = field(default_factory=LimitOptions)
-    model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
+    model: tyro.conf.OmitArgPrefixes[GeneratingModel] = field(default_factory=GeneratingModel)
 
     def run(self) -> None:
         """Serves until it is stopped."""
@@ -78,7 +78,7 @@ class Serve:
             drain_delay=self.drain_delay,
             limits=Limits(**given),
         )
-        run(Server(self.model.loaded(), settings))
+        run(Server(self.model.loaded(compile=self.model.compile), settings))
 
 
 def _key(file: Path | None) -> str | None:

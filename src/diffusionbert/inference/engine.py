@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from copy import copy, deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast, final
@@ -23,8 +23,9 @@ from diffusionbert.data.text import MASK
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.likelihood.estimate import length_nats
-from diffusionbert.networks.base import HasBackbone
-from diffusionbert.networks.captured import Captured
+from diffusionbert.networks.attention import keep_masks
+from diffusionbert.networks.base import HasBackbone, copy_sharing_parameters
+from diffusionbert.networks.captured import Captured, can_compile, compile_layers
 from diffusionbert.networks.int8 import int8_copy, pays, use_int8
 from diffusionbert.networks.masked import Denoiser, MaskedNetwork
 from diffusionbert.networks.remote import Remote, has_float64, working_device
@@ -55,6 +56,7 @@ class Engine:
         device: Where the network runs.
         dtype: The type of the network's parameters; None keeps float32, and generates in bfloat16 on a GPU and, where
             that is faster, in integers on a CPU. int8 keeps float32, too, and computes everything in integers.
+        compile: Whether to generate with a compiled network on a GPU.
     """
 
     network: HasBackbone
@@ -66,6 +68,8 @@ class Engine:
         name: str,
         device: torch.device,
         dtype: torch.dtype | None = None,
+        *,
+        compile: bool = False,
     ) -> None:
         self.metadata, self.folder, self.name = metadata, folder, name
         network = metadata.config.make_network(metadata.statistics)
@@ -74,6 +78,9 @@ class Engine:
         self._is_masked = isinstance(network, Denoiser)
         self.network = cast("HasBackbone", self._module)
         self._dtype, self._copy = dtype, _SamplingCopy()
+        self._compile = compile
+        if compile and not self._is_masked:
+            raise ValueError("`compile` is for masked language models, and this is none; leave it out")
         self._sampling: nn.Module | None = None
         self.to(device, dtype)
         self.config = metadata.config
@@ -97,6 +104,8 @@ class Engine:
         self._dtype = dtype or self._dtype
         if self._dtype is torch.int8 and device.type != "cpu":
             raise ValueError(f"int8 is for CPUs, and the device is {str(device)!r}; give dtype=torch.bfloat16")
+        if self._compile and device.type != "cuda":
+            raise ValueError(f"`compile` is for GPUs, and the device is {str(device)!r}; leave it out")
         self._module.to(device=device, dtype=None if dtype is torch.int8 else dtype)
         if dtype is torch.int8:
             use_int8(self.network.backbone)
@@ -226,7 +235,7 @@ class Engine:
         if not isinstance(network, Denoiser):
             return self.network
         if self.device.type == "cuda":
-            return self._copy.of(network, _captured if self._dtype is None else Captured)
+            return self._copy.of(network, _Capturing(torch.bfloat16 if self._dtype is None else None, self._compile))
         if self.device.type == "cpu" and self._dtype is None and pays(network.backbone):
             return self._copy.of(network, int8_copy)
         return self.network
@@ -269,14 +278,28 @@ class _SamplingCopy:
             return self._made
 
 
-def _captured(network: Denoiser) -> Captured:
-    return Captured(deepcopy(network).to(torch.bfloat16))
+@dataclass(frozen=True)
+class _Capturing:
+    """How a network is made whose calls are replayed as CUDA graphs."""
+
+    dtype: torch.dtype | None  # in which it computes; None is that of the network
+    compile: bool
+
+    def __call__(self, network: Denoiser) -> Captured:
+        copy = copy_sharing_parameters(network) if self.dtype is None else deepcopy(network).to(self.dtype)
+        keep_masks(copy.backbone)
+        is_compiled = self.compile and can_compile()
+        if is_compiled:
+            compile_layers(copy)
+        return Captured(copy, compiled=is_compiled)
 
 
 def load_engine(
     name_or_folder: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    compile: bool = False,
     **options: Unpack[HubOptions],
 ) -> Engine:
     """Opens a model: the bundled one, a run directory, a model folder, or any masked or causal language model."""
@@ -286,4 +309,4 @@ def load_engine(
     if not name.strip():
         raise ValueError("the name of the model is empty; give a folder or a Hub name, or None for the bundled model")
     folder = find_model(name, **options)
-    return Engine(read_model(folder), folder, name, chosen, dtype)
+    return Engine(read_model(folder), folder, name, chosen, dtype, compile=compile)

@@ -11,6 +11,7 @@ import gc
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,18 +47,20 @@ def _rows() -> tuple[Row, ...]:
     texts, on_cpu = sampling_work.BASE, sampling_work.CPU
     one, many = replace(texts, sequences=1), replace(texts, sequences=256)
     scored = replace(on_cpu, sequences=100)
+    compiled = partial(OurSampling, compile=True)
     return (
         Row("train-base", OurTraining(base), HandWrittenTraining(base)),
         Row("train-spindle", OurTraining(spindle), OurTraining(base)),
         Row("train-paper-batch", OurTraining(paper_batch), HandWrittenTraining(base)),
         Row("train-bundled", OurTraining(bundled), HandWrittenTraining(bundled)),
         Row("train-modernbert", OurTraining(modern), OurTraining(bundled)),
-        Row("sample-32", OurSampling(texts), DecoderSampling(texts)),
-        Row("sample-256", OurSampling(many), DecoderSampling(many)),
+        Row("sample-32", compiled(texts), DecoderSampling(texts)),
+        Row("sample-32-eager", OurSampling(texts), compiled(texts)),
+        Row("sample-256", compiled(many), DecoderSampling(many)),
         Row("sample-1", OurSampling(one), DecoderSampling(one)),
-        Row("sample-forwards", OurSampling(texts), Forwards(texts, texts.length)),
-        Row("sample-ancestral", OurSampling(texts, "ancestral"), Forwards(texts, 128)),
-        Row("sample-spindle", OurSampling(texts, schedule=Spindle(0.3), top_k=30), OurSampling(texts, top_k=30)),
+        Row("sample-forwards", compiled(texts), Forwards(texts, texts.length)),
+        Row("sample-ancestral", compiled(texts, "ancestral"), Forwards(texts, 128)),
+        Row("sample-spindle", compiled(texts, schedule=Spindle(0.3), top_k=30), compiled(texts, top_k=30)),
         *(
             Row(f"sample-cpu-{number}{name}", OurSampling(size, sampler, top_p=0.5), DecoderSampling(size))
             for name, sampler in (("", "exact"), ("-bounded", "entropy-bounded:epsilon=0.1"))
@@ -188,6 +191,7 @@ def _measured(row: Row, device: torch.device, rounds: int, rate: float, compile:
             reference.take_turn()
         measured = ours.speed(rate), reference.speed(rate)
     del ours, reference
+    torch.compiler.reset()  # of one function torch compiles a few programs, and then no more
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -59,8 +59,8 @@ class Texts:
         dtype = "" if self.dtype is None else f", {str(self.dtype).removeprefix('torch.')}"
         return f"{self.sequences} × {self.length}{dtype}"
 
-    def engine(self, machine: Machine, schedule: NoiseSchedule | None = None) -> Engine:
-        """The model."""
+    def engine(self, machine: Machine, schedule: NoiseSchedule | None = None, *, compile: bool = False) -> Engine:
+        """The model; compiled only on a GPU."""
         if self.size is None:
             return load_engine(device=machine.device, dtype=self.dtype)
         words = [*SPECIAL, *(f"w{number}" for number in range(self.vocabulary - len(SPECIAL)))]
@@ -68,7 +68,8 @@ class Texts:
         statistics = token_statistics(vocabulary, zipf_counts(vocabulary.size) * vocabulary.allowed)
         objective = DiscreteTimeConfig(schedule or Linear(), num_steps=2048)
         config = RunConfig(DataConfig("random", max_length=MAX_POSITIONS), self.size, objective=objective)
-        return Engine(ModelMetadata(config, vocabulary, statistics), Path("random"), "random", machine.device)
+        metadata, compile = ModelMetadata(config, vocabulary, statistics), compile and machine.is_gpu
+        return Engine(metadata, Path("random"), "random", machine.device, compile=compile)
 
     def decoder(self, machine: Machine) -> PreTrainedModel:
         """A decoder of the same size."""
@@ -103,15 +104,18 @@ class OurSampling(TextWork):
     top_k: int | None = None
     top_p: float | None = None
     steps: int = 128
+    compile: bool = False
 
     def describe(self) -> str:
         kept = "" if self.top_k is None else f", top-k {self.top_k}"
         kept += "" if self.top_p is None else f", top-p {self.top_p}"
         name = "" if self.texts.size is None else f", {self.schedule}"
-        return f"{self.texts.describe()}{name}, {self.sampler}{kept}, {self.steps} steps"
+        how = ", compiled" if self.compile else ""
+        return f"{self.texts.describe()}{name}, {self.sampler}{kept}, {self.steps} steps{how}"
 
     def program(self, machine: Machine) -> Program:
-        texts, engine = self.texts, self.texts.engine(machine, self.schedule)
+        texts = self.texts
+        engine = texts.engine(machine, self.schedule, compile=self.compile and machine.compile)
         request = SamplingRequest(parse_sampler(self.sampler), SamplerConfig(self.steps, 1.0, self.top_k, self.top_p))
         seed = 0
 
