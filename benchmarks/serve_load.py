@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import signal
@@ -210,7 +209,6 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=24, help="different texts")
     parser.add_argument("--tokens", type=int, default=40, help="the most tokens of a text")
     given = parser.parse_args()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets it
     items = items_of(given.items, given.tokens)
     options = ["--model", given.model] if given.model else []
     process, address = start(*options)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import shutil
 import signal
@@ -69,7 +68,6 @@ def main() -> None:
     given = parser.parse_args()
     if shutil.which("nginx") is None:
         raise SystemExit("nginx is not installed; on Debian: apt-get install nginx-light")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = ["--model", given.model] if given.model else []
     front, *ports = [free_port() for _ in range(3)]
     servers = {port: start("--port", str(port), *options)[0] for port in ports}

@@ -95,8 +95,6 @@ def _run(words: list[str]) -> None:
     if words == ["--version"]:
         print(f"diffusionbert {__version__}")
         return
-    # Threads that wait by spinning block those that compute. This must be set before torch starts.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     command: Any = None
