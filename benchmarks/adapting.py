@@ -30,13 +30,18 @@ from diffusionbert.workflows.adapt import BUDGET, adapt
 from diffusionbert.workflows.adapt_report import Change
 
 
+def real_sentences(engine: Engine, spec: str, number: int) -> Sentences:
+    """The first sentences of a file, without those that are longer than the model reads."""
+    cleaning = Cleaning(lower=engine.config.data.lower, detokenize=engine.config.data.detokenize)
+    texts = list(islice(parse_corpus(spec, Split.ALL, cleaning=cleaning), number))
+    lengths = map(len, engine.vocabulary.encode(texts))
+    kept = tuple(text for text, length in zip(texts, lengths, strict=True) if length <= engine.max_positions)
+    return Sentences(engine.vocabulary, kept)
+
+
 def real_change(before: Engine, after: Engine, spec: str, number: int) -> dict[str, Any]:
     """The change of the bound on real text."""
-    cleaning = Cleaning(lower=before.config.data.lower, detokenize=before.config.data.detokenize)
-    texts = list(islice(parse_corpus(spec, Split.ALL, cleaning=cleaning), number))
-    lengths = map(len, before.vocabulary.encode(texts))
-    kept = tuple(text for text, length in zip(texts, lengths, strict=True) if length <= before.max_positions)
-    sentences = Sentences(before.vocabulary, kept)
+    sentences = real_sentences(before, spec, number)
     first, second = (estimate_sequences(engine, sentences, BUDGET) for engine in (before, after))
     found: dict[str, Any] = to_json(Change.of(first, second))
     return found

@@ -3,13 +3,15 @@ r"""Judge perplexity against entropy and network calls over samplers, for genera
     python benchmarks/sampling_frontier.py docs/bundled_model/frontier.json docs/bundled_model/frontier.png \
         --judge JUDGE --corpus wiki.valid.txt plain.valid.txt --others FIRST_EDITION
     python benchmarks/sampling_frontier.py docs/adapting/frontier.json docs/adapting/frontier.png \
-        --judge JUDGE --corpus films.valid.txt --model adapted-films --name adapted --tasks generate steps
+        --judge JUDGE --corpus news.valid.txt --model adapted-news --name adapted \
+        --tasks generate temperature steps "20 tokens" --others src/diffusionbert/bundled
 
 Fifty texts per setting (forty where prompts are continued), with one seed and the same lengths, prompts and masks for
 all. Entropy is that of the words of all texts; it grows with length, so models are compared on texts of 20 tokens.
-Every row is written when it is done, with its texts, and rows that are there already are kept. The corpora are
-rewritten and judged as they are, which says where real text lies. A row is on the frontier of its task if no other has
-a lower perplexity and a higher entropy.
+Every row is written when it is done, with its first ten texts, unless they contain sentences of the corpus; rows that
+are there already are kept. The corpora are rewritten and judged as they are, which says where real text lies. A row is
+on the frontier of its task if no other has a lower perplexity and a higher entropy; generating from nothing is one
+task, whatever is varied.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 import diffusionbert
 from diffusionbert.evaluation.judges import load_judge
 from diffusionbert.evaluation.metrics import distinct_n, token_entropy
+from diffusionbert.samplers import SamplerConfig
 from diffusionbert.storage.files import write_json
 
 PROMPTS = Path(__file__).parent / "everyday.txt"
@@ -54,7 +57,12 @@ CHOSEN = 0.5
 """The default."""
 REWRITING = ("exact", "by entropy", "by entropy, ε 0.1")
 STEPS: dict[str, dict[str, Any]] = {f"exact, {steps} steps": {"steps": steps} for steps in (4, 8, 16, 32, 64, 128)}
-TASKS = ("generate", "continue", "rewrite", "20 tokens", "steps")
+TEMPERATURES: dict[str, dict[str, Any]] = {
+    f"exact, temperature {value}": {"temperature": value} for value in (1.0, 0.8, 0.6)
+}
+TASKS = ("generate", "continue", "rewrite", "20 tokens", "temperature", "steps")
+FROM_NOTHING = ("generate", "temperature", "steps")
+"""One task with different settings: lengths and seed are the same."""
 
 
 def planned(own: str, others: list[str], tasks: list[str]) -> Iterator[tuple[str, str, str, str]]:
@@ -69,15 +77,33 @@ def planned(own: str, others: list[str], tasks: list[str]) -> Iterator[tuple[str
             yield from ((own, task, name, warper) for name in REWRITING for warper in few)
         elif task == "steps":
             yield from ((own, task, name, warper) for name in STEPS for warper in few)
+        elif task == "temperature":
+            yield from ((own, task, name, warper) for name in TEMPERATURES for warper in ("top-p 1.0", *few))
         else:
             yield from ((model, task, "exact", f"top-p {p}") for model in (own, *others) for p in (1.0, *FEW))
+
+
+def settings_of(sampler: str, warper: str) -> dict[str, Any]:
+    """What a row's texts depend on, besides the model and the task; defaults may be missing."""
+    return (STEPS | TEMPERATURES | SAMPLERS)[sampler] | WARPERS[warper]
+
+
+def equal_row(key: tuple[str, str, str, str], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """A row that has the same texts, because tasks that generate from nothing share settings."""
+    model, task, sampler, warper = key
+    if task not in FROM_NOTHING:
+        return None
+    default = {"sampler": "exact", "steps": SamplerConfig().steps, "temperature": SamplerConfig().temperature}
+    others = (row for row in rows if row["model"] == model and row["task"] in FROM_NOTHING)
+    wanted = default | settings_of(sampler, warper)
+    return next((row for row in others if default | settings_of(row["sampler"], row["warper"]) == wanted), None)
 
 
 def texts_of(
     model: diffusionbert.Model, task: str, settings: dict[str, Any], corpus: list[str], number: int
 ) -> list[str]:
     match task:
-        case "generate" | "steps":
+        case "generate" | "temperature" | "steps":
             return model.generate(num_return_sequences=number, seed=0, **settings)
         case "20 tokens":
             return model.generate(num_return_sequences=number, length=20, seed=0, **settings)
@@ -90,6 +116,11 @@ def texts_of(
             return model.rewrite(corpus, seed=0, **settings)
 
 
+def shown(task: str, texts: list[str]) -> list[str]:
+    """The texts that are kept: none that contain sentences of the corpus."""
+    return [] if task in ("real", "rewrite") else texts[:10]
+
+
 def has_flaw(text: str) -> bool:
     """Whether a word is repeated at once, or quotation marks or brackets do not match."""
     words = text.lower().split()
@@ -100,7 +131,8 @@ def has_flaw(text: str) -> bool:
 
 def is_on_frontier(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
     """Whether no other row of its model and task has a lower perplexity and a higher entropy of all words."""
-    same = [one for one in rows if (one["model"], one["task"]) == (row["model"], row["task"])]
+    tasks = FROM_NOTHING if row["task"] in FROM_NOTHING else (row["task"],)
+    same = [one for one in rows if one["model"] == row["model"] and one["task"] in tasks]
     return not any(
         one["perplexity"] < row["perplexity"] and one["entropy_of_all_words"] > row["entropy_of_all_words"]
         for one in same
@@ -114,20 +146,31 @@ def line_of(row: dict[str, Any]) -> str:
     )
 
 
+def abscissa(row: dict[str, Any], own: str) -> tuple[str, float] | None:
+    """Where a row stands in the lower picture of its task, with the name of the axis; None if it is not shown there."""
+    if row["task"] == "20 tokens":  # models are compared, which need equally many calls
+        return "top-p", float(row["warper"].removeprefix("top-p ")) + (0 if row["model"] == own else 0.01)
+    if row["warper"] != f"top-p {CHOSEN}":
+        return None
+    if row["task"] == "temperature":
+        return f"temperature, top-p {CHOSEN}", TEMPERATURES[row["sampler"]]["temperature"]
+    return f"network calls per text, top-p {CHOSEN}", row["calls"]
+
+
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A column per task: perplexity against entropy, a line per sampler over top-p; and against calls, at one top-p."""
+    """A column per task: perplexity against entropy, a line per sampler over top-p; below, with intervals, its cost."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     own = next(row["model"] for row in rows if row["model"] != "real")
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
     figure, axes = plt.subplots(2, len(tasks), figsize=(4.2 * len(tasks), 7.6), layout="constrained", squeeze=False)
-    names = list(SAMPLERS | STEPS)
     for (above, below), task in zip(axes.T, tasks, strict=True):
         of_task = [row for row in rows if row["task"] == task]
+        names = list({"steps": STEPS, "temperature": TEMPERATURES}.get(task, SAMPLERS))
         for model, name in dict.fromkeys((row["model"], row["sampler"]) for row in of_task):
             some = [row for row in of_task if (row["model"], row["sampler"]) == (model, name)]
-            color = f"C{names.index(name) % 10}"
+            color = f"C{names.index(name)}"
             style: dict[str, Any] = {"color": color, "mfc": color if model == own else "white"}
             line = sorted(
                 (row for row in some if "top-p" in row["warper"]), key=lambda row: row["entropy_of_all_words"]
@@ -135,22 +178,31 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             x, y = ([row[key] for row in line] for key in ("entropy_of_all_words", "perplexity"))
             above.plot(x, y, "o-", label=name if model == own else f"{name}, {model}", **style)
             for row in line:
-                if row["warper"] == f"top-p {CHOSEN}":
+                if found := abscissa(row, own):
                     low, high = row["ci95"]
                     errors = [[row["perplexity"] - low], [high - row["perplexity"]]]
-                    below.errorbar(row["calls"], row["perplexity"], errors, fmt="o", capsize=3, **style)
-            for row in some:
-                if row not in line:
-                    above.plot(row["entropy_of_all_words"], row["perplexity"], "x", color=color)
+                    below.errorbar(found[1], row["perplexity"], errors, fmt="o", capsize=3, **style)
+                    below.set_xlabel(found[0])
+            others = [row for row in some if row not in line]
+            if others:
+                x, y = ([row[key] for row in others] for key in ("entropy_of_all_words", "perplexity"))
+                above.plot(x, y, "x", color=color, label=f"{name}, top-k or temperature")
+        for row in rows:
+            if row["task"] == "real" and task in FROM_NOTHING:
+                above.plot(row["entropy_of_all_words"], row["perplexity"], "k*", label="real text")
         above.set(title=task, xlabel="entropy of the words of all texts (nats)")
-        below.set(xlabel=f"network calls per text, top-p {CHOSEN}", xlim=(0, None))
-        above.legend(fontsize=6)
+        above.legend(fontsize=6, loc="upper left")
+        if "calls" in below.get_xlabel():
+            below.set_xlim(0, None)
         for axis in (above, below):
             axis.set_yscale("log")
             axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.yaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
             axis.yaxis.set_minor_formatter(NullFormatter())
             axis.grid(alpha=0.3)
+        num_labels = len(above.get_legend_handles_labels()[0])
+        low, high = above.get_ylim()
+        above.set_ylim(low, high * (high / low) ** (0.025 * num_labels))  # room for the legend
     for axis in axes[:, 0]:
         axis.set_ylabel("judge perplexity")
     figure.savefig(path, dpi=120)
@@ -178,24 +230,27 @@ def main() -> None:
         if key in done:
             continue
         name, task, sampler, warper = key
+        named = dict(zip(("model", "task", "sampler", "warper"), key, strict=True))
+        if equal := equal_row(key, rows):
+            rows.append(equal | named)
+            write_json(options.json, rows)
+            continue
         texts, num_sequences = corpus, 0
         if name != "real":
             if name not in models:
                 models[name] = diffusionbert.load(folders.get(name, options.model))
             counted = CountedSequences(models[name])
-            settings = (STEPS | SAMPLERS)[sampler] | WARPERS[warper]
-            texts = texts_of(models[name], task, settings, corpus, options.number)
+            texts = texts_of(models[name], task, settings_of(sampler, warper), corpus, options.number)
             num_sequences = counted.stop()
         judged = judge.read(texts).judged()
-        row: dict[str, Any] = dict(zip(("model", "task", "sampler", "warper"), key, strict=True))
-        row |= {
+        row: dict[str, Any] = named | {
             "calls": num_sequences / len(texts),
             "perplexity": judged.perplexity,
             "ci95": judged.ci95,
             "entropy": judged.entropy,
         }
         row |= {"entropy_of_all_words": token_entropy(texts).pooled, "distinct_2": distinct_n(texts, 2)}
-        row |= {"flawed": sum(map(has_flaw, texts)) / len(texts), "texts": texts}
+        row |= {"flawed": sum(map(has_flaw, texts)) / len(texts), "texts": shown(task, texts)}
         rows.append(row)
         write_json(options.json, rows)
         print(line_of(row), flush=True)
