@@ -28,6 +28,14 @@ def site(tmp_path_factory):
     return folder
 
 
+def test_every_document_is_in_the_navigation():
+    """Without mkdocs, too, which is not installed everywhere."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for document in (ROOT / "docs").rglob("*.md"):
+        name = document.relative_to(ROOT / "docs").as_posix()
+        assert f": {name}\n" in navigation or name.startswith("results/tables/"), name
+
+
 @pytest.mark.slow
 def test_every_document_is_a_page(site):
     for document in (ROOT / "docs").rglob("*.md"):
