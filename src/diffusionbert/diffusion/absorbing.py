@@ -1,7 +1,7 @@
 """Absorbing noise: tokens turn into `[MASK]` (Austin et al. 2021, D3PM; He et al. 2022, DiffusionBERT).
 
-The survival ᾱ_t(v) of the schedule is the α_t of MDLM (Sahoo et al. 2024). This module does not depend on how the
-network computes f.
+The schedule's survival ᾱ_t(v) is MDLM's α_t (Sahoo et al. 2024). `Absorbing` states the equations. This module does
+not know how the network computes f.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from diffusionbert.diffusion.tokens import AnyPrediction, Prediction, as_predict
 class LearnedExponents(nn.Module):
     """The exponents w(v) of `Power` as parameters (Shi et al. 2024, GenMD4, §6), each between `LOWEST` and `HIGHEST`.
 
-    With a time-agnostic network only their ratios matter: t → t^c turns w into c·w. The range is chosen such that
-    estimates behave well: with times drawn from `Early`, the bound has a finite variance where w > 1/2.
+    With a time-agnostic network only their ratios matter: t → t^c turns w into c·w. The range keeps estimates
+    well-behaved: with times drawn from `Early`, the bound has finite variance for w > 1/2.
 
-    The parameters are `1 / GAIN` times the logits of the position of log w in the range, so that they can share the
-    network's learning rate. Rounding to bfloat16 changes w by about 0.1 %, to other, equally valid exponents.
+    The parameters are the logits of where log w lies in this range, divided by `GAIN` so that they can share the
+    network's learning rate. Rounding them to bfloat16 changes w by about 0.1 %, and the result is just as valid.
     """
 
     LOWEST, HIGHEST, GAIN = 0.6, 10.0, 10.0
@@ -59,7 +59,7 @@ class LearnedExponents(nn.Module):
                 f"{float(initial.max()):g}; 1 for all tokens is the linear schedule"
             )
         fraction = (initial.double() / self.LOWEST).log() / math.log(self.HIGHEST / self.LOWEST)
-        self.logits = nn.Parameter((fraction.logit(eps=1e-6) / self.GAIN).float())  # also finite at both ends
+        self.logits = nn.Parameter((fraction.logit(eps=1e-6) / self.GAIN).float())  # eps keeps both ends finite
 
     def forward(self) -> PerToken:
         """w(v) for every token, in float64."""
@@ -67,7 +67,7 @@ class LearnedExponents(nn.Module):
         return self.LOWEST * (fraction * math.log(self.HIGHEST / self.LOWEST)).exp()
 
 
-_ROUNDING = 1e-4  # far more than what float32 rounds in a probability
+_ROUNDING = 1e-4  # far above the rounding error of a float32 probability
 
 
 class Absorbing(Process):
@@ -84,7 +84,7 @@ class Absorbing(Process):
     """
 
     _information: Tensor
-    _distinct: Tensor  # the values that it has, far fewer than there are tokens
+    _distinct: Tensor  # its distinct values, far fewer than there are tokens
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Absorbing(Process):
         information: TokenInformation | LearnedExponents | None = None,
         reweighted: bool = True,
     ):
-        """Makes the process; `reweighted=False`, an ablation, drops the factor 1 - ᾱ_t(v), so p(v | x_t, t) = f."""
+        """`reweighted=False` is an ablation: it drops the factor 1 - ᾱ_t(v), so that p(v | x_t, t) = f."""
         super().__init__()
         if schedule.by_token and information is None:
             raise ValueError(f"{schedule} needs token information; give TokenInformation.from_counts(counts)")
@@ -106,7 +106,7 @@ class Absorbing(Process):
         self.mask_id = mask_id
         self.reweighted = reweighted
         self.guesses_center = schedule.by_token and schedule.mean is Mean.SENTENCE
-        # A token-independent schedule gets a vocabulary of one token, of mean information.
+        # A token-independent schedule gets a vocabulary of one token with mean information.
         one = TokenInformation(torch.ones(1, dtype=torch.float64), mean=1.0)
         known = information if schedule.by_token and isinstance(information, TokenInformation) else one
         self.corpus_mean = known.mean
@@ -119,7 +119,7 @@ class Absorbing(Process):
         return from_bits(self._information) if self.learned is None else self.learned()
 
     def fixed(self) -> Absorbing:
-        """A copy without gradients with respect to learned exponents."""
+        """A copy in which learned exponents are constants and get no gradient."""
         values = TokenInformation(self.information.detach(), self.corpus_mean)
         return Absorbing(self.schedule, self.mask_id, values, self.reweighted)
 
@@ -166,7 +166,7 @@ class Absorbing(Process):
     ) -> TargetLogProbs:
         """log p(x_s | x_t) at the masked positions; entry `mask_id` is the probability of staying masked.
 
-        Under a token-independent schedule `log_f` may be about some of these positions, given by their `sequences`.
+        Under a token-independent schedule, `log_f` may cover just some of them; `sequences` then gives their sequences.
         """
         masked, unmask_probability = self._of_vocabulary(s, t, self.guessed_center(x_t, log_f))
         sequences = sequence_index(self.targets(x_t)) if sequences is None else sequences
@@ -186,7 +186,7 @@ class Absorbing(Process):
         targets: Targets | None = None,
         hybrid: float = 0.0,
     ) -> PerTarget:
-        """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), the term of the strict bound, in log space."""
+        """r·log(r / p(x_s = x0)) + (1-r)·log((1-r) / p(x_s = M)), one term of the strict bound, in log space."""
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
         r = self.unmask_probability(x0, x_t, s, t, targets)
         sequences, x0_tokens = targets.sequences, targets.take(x0)
@@ -219,13 +219,13 @@ class Absorbing(Process):
             self._divergence_weights = fused  # type: ignore[method-assign]
 
     def rate(self, x0: Tokens, x_t: Batch, log_f: AnyPrediction, t: Times, targets: Targets | None = None) -> PerTarget:
-        """The divergence per unit of time of an infinitesimal step, at each masked position.
+        """The divergence of an infinitesimal step per unit of time, at each masked position.
 
-        It is w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, with w = -ᾱ'/(1-ᾱ) of the forward process and G, G' and
-        ᾱ'(x0) of the reverse process.
+        It equals w·log(w·G / (f(x0)·-ᾱ'(x0))) - w + G'/G, where w = -ᾱ'/(1-ᾱ) comes from the forward process, and G,
+        G' and ᾱ'(x0) from the reverse process.
         """
         self.require_finite_rate()
-        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # at 0 nothing is masked, but an infinite density has no gradient
+        t = t.clamp(min=torch.finfo(t.dtype).tiny)  # nothing is masked at 0, but an infinite density has no gradient
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
         sequences, x0_tokens = targets.sequences, targets.take(x0)
         clean, center = replace(x_t, tokens=x0), self.guessed_center(x_t, prediction, targets)
@@ -267,7 +267,7 @@ class Absorbing(Process):
     def log_p0(
         self, log_f: TargetLogProbs, sequences: TargetIndices, t: Times, center: PerSequence, warp: Warp | None = None
     ) -> TargetLogProbs:
-        """log p(v | x_t, t) for every token v at masked positions, with the time and center of their sequences."""
+        """log p(v | x_t, t) for every token v at masked positions, given the time and center of each sequence."""
         return _reweighted(log_f, self._weight(self._survival(t, self.information, center)), sequences, warp)
 
     def unmask_probability_of(self, tokens: TargetTokens, s: PerTarget, t: PerTarget, center: PerTarget) -> PerTarget:
@@ -277,18 +277,18 @@ class Absorbing(Process):
         return self._reverse_unmask_probability(alpha_s, alpha_t)
 
     def max_unmask_probability(self, s: Times, t: Times, center: PerSequence) -> PerSequence:
-        """The largest r_{s|t}(v) of the tokens v that can be masked at t: an upper bound on every unmasking."""
+        """The largest r_{s|t}(v) over the tokens v that can be masked at t: no position unmasks with more than this."""
         distinct = from_bits(self._distinct) if self.learned is None else self.learned()
         alpha_s, alpha_t = (self._survival(time, distinct, center) for time in (s, t))
         unmask_probability = self._reverse_unmask_probability(alpha_s, alpha_t)
         return torch.where(self._weight(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
 
     def may_unmask(self, x_t: Batch, s: Times, t: Times, uniform: PerPosition) -> PositionMask | None:
-        """The masked positions that may be unmasked when `draw_reverse` draws x_s at these numbers.
+        """The masked positions that `draw_reverse` may unmask given these uniform numbers, whatever the network says.
 
-        Whatever the network says, a position is unmasked with at most the largest r_{s|t}, and tokens are the end of
-        the CDF. None, which is all masked positions, if the reverse process guesses the sentence mean, which depends on
-        the network.
+        A position is unmasked with probability at most `max_unmask_probability`, and "stay masked" comes first in the
+        CDF, so it takes a number near 1. Returns None (any masked position may be unmasked) if the reverse process
+        guesses the sentence mean, because the guess depends on the network.
         """
         if self.guesses_center:
             return None
@@ -296,9 +296,10 @@ class Absorbing(Process):
         return self.targets(x_t) & (uniform > 1 - largest)
 
     def unmasking(self, grid: Grid) -> tuple[PerStep, PerStep]:
-        """The numbers above which `draw_reverse` may unmask, and above which it does, in each interval of a time grid.
+        """For each interval of a time grid, the number above which `draw_reverse` may unmask, and above which it does.
 
-        Only for token-independent schedules, under which they do not depend on the network; rounding is between them.
+        Only for token-independent schedules, where neither depends on the network. The gap between the two allows for
+        rounding.
         """
         assert not self.schedule.by_token
         s, t = grid[:-1], grid[1:]
@@ -308,8 +309,8 @@ class Absorbing(Process):
     def require_finite_divergence(self) -> None:
         if not self.schedule.has_finite_divergence:
             raise ValueError(
-                f"{self.schedule} has an infinite strict bound: where the guessed sentence mean is off, a token may be "
-                "due that the reverse process cannot unmask; give it a floor such as 0.05, or use the corpus mean"
+                f"{self.schedule} has an infinite strict bound: where the guessed sentence mean is off, the reverse "
+                "process may give the true step probability 0; set a floor such as 0.05, or use the corpus mean"
             )
 
     def require_finite_rate(self) -> None:
@@ -330,7 +331,7 @@ class Absorbing(Process):
         return 1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)
 
     def _reverse_unmask_probability(self, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-        """r_{s|t}, and 1 for tokens that cannot be masked at t, which have a probability only without reweighting."""
+        """r_{s|t}, or 1 for tokens that cannot be masked at t, which matter only without reweighting."""
         can_be_masked = alpha_t < 1
         # A division by 0 would make gradients NaN even where its result is not used.
         r = _unmask_probability(alpha_s, torch.where(can_be_masked, alpha_t, 0.0))
@@ -354,10 +355,10 @@ class Absorbing(Process):
     def _log_sums(
         self, prediction: Prediction, tokens: TargetTokens, weights: tuple[Tensor, ...], sequences: TargetIndices
     ) -> list[Tensor]:
-        """log f(token), and log Σ_v f(v)·weight(v) for each of the weights, with those of each target's sequence."""
+        """log f(token), then log Σ_v f(v)·weight(v) for each table of weights, one row of it per sequence."""
         if self.schedule.by_token:
             return prediction.log_probs(tokens, [finite_log(weight) for weight in weights], sequences)
-        # f sums to 1.
+        # All tokens have the same weight, and f sums to 1.
         return [prediction.log_prob(tokens), *(weight.log()[sequences, 0] for weight in weights)]
 
     def _pick(self, weights: Tensor, sequences: Tensor, tokens: TargetTokens) -> PerTarget:
@@ -366,7 +367,7 @@ class Absorbing(Process):
 
 
 def _unmask_probability(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-    """r_{s|t}, the probability that a token masked at t is unmasked at s; rounding must not make it negative."""
+    """r_{s|t}, the probability that a token masked at t is unmasked at s; clamped, as rounding may make it negative."""
     return ((alpha_s - alpha_t) / (1 - alpha_t)).clamp(min=0)
 
 

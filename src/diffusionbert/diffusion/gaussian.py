@@ -77,11 +77,11 @@ class Gaussian:
         return self.is_certain(t, width, num_words) if until is None else t <= until
 
     def is_certain(self, t: Times, width: int, num_words: Tensor) -> Flags:
-        """Whether the token nearest to x_t / √ᾱ_t is almost always the true one: all but once in V times."""
+        """Whether the token nearest to x_t / √ᾱ_t is almost always the true one: wrong less than once in V times."""
         return self._log_errors(t, width, num_words) < -num_words.double().log()
 
     def tells_words(self, t: Times, width: int, num_words: Tensor) -> Flags:
-        """Whether, on average, less than one token is nearer to x_t / √ᾱ_t than the true one."""
+        """Whether, on average, fewer than one token is nearer to x_t / √ᾱ_t than the true one."""
         return self._log_errors(t, width, num_words) < 0
 
     def _log_errors(self, t: Times, width: int, num_words: Tensor) -> Times:

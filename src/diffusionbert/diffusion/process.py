@@ -1,7 +1,7 @@
 """The interface of a forward process on tokens and of its reverse step.
 
-A process does not depend on how f is computed, and **`reverse` cannot see x0**: it has no such argument. No V×V matrix
-and no one-hot tensor is ever made; the tests compare the closed forms with such matrices.
+A process does not know how f is computed, and **`reverse` cannot see x0**: it has no such argument. Nothing here builds
+a V×V matrix or a one-hot tensor; the tests check the closed forms against dense matrices.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Process(nn.Module, ABC):
     ) -> PerTarget:
         """KL(q(x_s | x_t, x0) ‖ p(x_s | x_t)) at each target position, in nats (float64).
 
-        `hybrid` is the weight of a cross-entropy -log p(x0 | x_t, t) that is added (D3PM, equation 5).
+        `hybrid` is the weight of an auxiliary cross-entropy, -log p(x0 | x_t, t) (D3PM, equation 5).
         """
 
     def require_finite_divergence(self) -> None:
-        """Raises ValueError if the divergence can be infinite although the network gives every token a probability."""
+        """Raises ValueError if the divergence can be infinite even for a network that rules out no token."""

@@ -43,7 +43,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
-# One thread computes the 52 bits of one number, by the same arithmetic modulo 2**64 as `philox`.
+# Each thread computes the 52 bits of one number, with the same arithmetic modulo 2**64 as `philox`.
 _KERNEL = """
 template <typename T> T uniform_bits(T index, T word1, T word2, T word3, T key0, T key1) {
   unsigned long long c0 = index >> 1, c1 = word1, c2 = word2, c3 = word3, k0 = key0, k1 = key1;
@@ -61,7 +61,7 @@ template <typename T> T uniform_bits(T index, T word1, T word2, T word3, T key0,
 
 @functools.cache
 def _kernel() -> Callable[..., Tensor] | None:
-    """The bits of numbers by their index and three counter words, in one launch on a GPU; None if torch cannot."""
+    """A GPU kernel that turns an index and three counter words into random bits; None if torch cannot compile it."""
     try:
         from torch.cuda.jiterator import _create_jit_fn as compile_kernel
 
@@ -69,7 +69,7 @@ def _kernel() -> Callable[..., Tensor] | None:
         one = torch.ones(1, dtype=torch.long, device="cuda")
         kernel(one, one, one, one)
     except (ImportError, RuntimeError) as error:
-        logger.info(f"random numbers are drawn without a kernel of their own ({reason_of(error)})")
+        logger.info(f"random numbers are drawn without a fused kernel ({reason_of(error)})")
         return None
     return kernel
 
@@ -121,7 +121,7 @@ class Noise:
         return ((bits.double() + 0.5) * 2.0**-52).reshape(len(example), *shape)
 
     def stratified_uniform(self, batch: Batch) -> Times:
-        """Draws one number in [0, 1) per sequence, from the stratum of that sequence."""
+        """Draws one number in [0, 1) per sequence, from that sequence's stratum."""
         low, high = batch.strata.unbind(dim=1)
         return (low + (high - low) * self.uniform(batch.example, Purpose.TIME)) % 1
 
@@ -147,6 +147,6 @@ class Noise:
 
     def normal(self, example: Keys, purpose: Purpose, *shape: int) -> Values:
         """Draws float64 standard normal numbers, one block of the given shape per example."""
-        # The inverse CDF uses one uniform number per normal one; Box-Muller would need pairs.
+        # Inverting the CDF takes one uniform number per normal one; Box-Muller would need pairs.
         numbers: Tensor = torch.special.ndtri(self.uniform(example, purpose, *shape))
         return numbers

@@ -1,9 +1,9 @@
 """Noise schedules: the survival ᾱ_t(v), the probability that a token v is still unmasked at time t.
 
 Survival is 1 at t = 0, 0 at t = 1 and never increases. A schedule is a function of the time and of the token's
-*relative information* h(v) / c, where h(v) = -log(relative frequency of v) and c is a mean of h; a token
-whose information equals the mean has relative information 1. Schedules know nothing of tokens, of sequences or
-of the kind of noise.
+*relative information* h(v) / c, where h(v) = -log(relative frequency of v) and c is a mean of h; a token whose
+information equals the mean has relative information 1. Schedules know nothing about tokens, sequences or the kind of
+noise.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class TokenInformation:
 
     @classmethod
     def from_counts(cls, counts: Tensor, smoothing: float = 1.0, allowed: TokenSet | None = None) -> TokenInformation:
-        """Adds `smoothing` to every count; tokens that are never sampled get the mean, so that they follow linear."""
+        """Adds `smoothing` to every count; tokens that are not allowed get the mean, so their schedule is linear."""
         allowed = torch.ones(len(counts), dtype=torch.bool) if allowed is None else allowed.cpu()
         if len(allowed) != len(counts):
-            raise ValueError(f"there must be a count for each of {len(allowed)} tokens, given {len(counts)} counts")
+            raise ValueError(f"`counts` must have one entry for each of the {len(allowed)} tokens, got {len(counts)}")
         counts = counts.cpu()
         if not smoothing > 0 or bool((counts < 0).any()) or int(allowed.sum()) < 2:
             raise ValueError(
@@ -42,11 +42,11 @@ class TokenInformation:
             )
         smoothed = counts[allowed].double() + smoothing
         others = smoothed.sum() - smoothed
-        known = torch.log1p(others / smoothed)  # log(total / own), exact for a token that is nearly everything
+        known = torch.log1p(others / smoothed)  # log(total / own), accurate even if one token is nearly everything
         if not bool((known > 0).all()):
             raise ValueError(
-                f"smoothing {smoothing} vanishes beside the largest count {int(counts.max())}, so that token would "
-                "carry no information; use a larger smoothing"
+                f"smoothing {smoothing} is lost in rounding next to the largest count {int(counts.max())}, so that "
+                "token would carry no information; use a larger smoothing"
             )
         mean = float((smoothed * known).sum() / smoothed.sum())
         values = torch.full((len(counts),), mean, dtype=torch.float64)
@@ -55,17 +55,17 @@ class TokenInformation:
 
 
 class Mean(Enum):
-    """Which mean information c a token-dependent schedule compares a token with."""
+    """The mean information c that a token-dependent schedule compares each token with."""
 
     SENTENCE = "sentence"  # the sequence's own editable tokens, as in the paper; the reverse process must guess it
-    CORPUS = "corpus"  # all tokens of the training corpus: a constant, so that the bound is tight
+    CORPUS = "corpus"  # all tokens of the training corpus: a constant, so the bound is tight
 
 
 class NoiseSchedule(ABC):
     """ᾱ_t as a function of time and relative information; arguments broadcast against each other.
 
-    A schedule of your own is a registered frozen dataclass with `survival` and `masking_density`. If tokens survive
-    differently, set `by_token = True` in its body; the properties below have defaults that suit most schedules.
+    To add your own, register a frozen dataclass with `survival` and `masking_density`. If survival depends on the
+    token, set `by_token = True` in its body; the properties below have defaults that suit most schedules.
     """
 
     registry: ClassVar[Registry[NoiseSchedule]] = Registry(
@@ -81,13 +81,13 @@ class NoiseSchedule(ABC):
         """-dᾱ_t(v)/dt for 0 < t < 1, never negative: the density of the time at which a token is masked."""
 
     by_token = False
-    """Whether two tokens may survive differently."""
+    """Whether survival depends on the token."""
     takes_exponents = False
-    """Whether a token's relative information is an exponent of its own, which may be learned."""
+    """Whether a token's relative information is its own exponent, which may be learned."""
 
     @property
     def mean(self) -> Mean:
-        """The mean information that relative information refers to; without effect unless `by_token`."""
+        """The mean that information is relative to; has no effect unless `by_token`."""
         return Mean.CORPUS
 
     @property
@@ -129,7 +129,7 @@ class Cosine(NoiseSchedule):
 class Sqrt(NoiseSchedule):
     """ᾱ_t = 1 - √t: much noise early on, because a small displacement rarely changes a vector's nearest token.
 
-    Li et al. 2022 (Diffusion-LM), appendix A, whose offset s = 1e-4 is the Gaussian process's floor √s = 0.01.
+    Li et al. 2022 (Diffusion-LM), appendix A; their offset s = 1e-4 is a floor of √s = 0.01 in the Gaussian process.
     """
 
     def survival(self, t: Values, relative_information: Values) -> Values:
@@ -142,7 +142,7 @@ class Sqrt(NoiseSchedule):
 @register("power")
 @dataclass(frozen=True)
 class Power(NoiseSchedule):
-    """ᾱ_t(v) = 1 - t^w(v) (Shi et al. 2024, GenMD4, §6): tokens of large w are masked late, so unmasked first.
+    """ᾱ_t(v) = 1 - t^w(v) (Shi et al. 2024, GenMD4, §6): tokens with large w are masked late, so unmasked first.
 
     w = 1 is `Linear`. Here the "relative information" of a token is its exponent w(v) > 0 itself; it may be learned.
     """
@@ -184,7 +184,7 @@ class Spindle(NoiseSchedule):
 
     @property
     def has_finite_divergence(self) -> bool:
-        """A guessed sentence mean needs a floor: else a token may be due that the reverse process cannot unmask."""
+        """A guessed sentence mean needs a floor, else the reverse process may give the true step probability 0."""
         return self.mean is Mean.CORPUS or self.floor > 0
 
     def __str__(self) -> str:
@@ -208,7 +208,7 @@ class Spindle(NoiseSchedule):
 
 
 def uniform_grid(num_steps: int, end: float = 1.0) -> Grid:
-    """The T + 1 times 0, 1/T, …, 1 (or up to another end)."""
+    """The T + 1 times 0, 1/T, …, 1, scaled to `end`."""
     if num_steps < 1:
         raise ValueError(f"`num_steps` must be at least 1, got {num_steps}; 128 is usual")
     if not 0 < end <= 1:
@@ -217,7 +217,7 @@ def uniform_grid(num_steps: int, end: float = 1.0) -> Grid:
 
 
 def require_grid(grid: Grid, *, partial: bool = False) -> None:
-    """Raises ValueError unless times rise from 0 to 1; a partial grid, which a sampler may use, ends earlier."""
+    """Raises ValueError unless times rise from 0 to 1; a partial grid, as samplers may use, can end earlier."""
     rises = len(grid) > 1 and float(grid[0]) == 0 and bool((grid.diff() > 0).all())
     if not rises or not (float(grid[-1]) == 1 or (partial and float(grid[-1]) < 1)):
         raise ValueError(f"a time grid must rise from 0 to 1, got {grid.tolist()}; see uniform_grid(num_steps)")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     try:
         from jaxtyping import Bool, Float, Int
-    except ImportError:  # with torch alone, the shapes serve as comments
+    except ImportError:  # without jaxtyping, the shapes are just comments
 
         class _Unchecked:
             def __class_getitem__(cls, _: Any) -> type[Tensor]:
@@ -56,12 +56,12 @@ Values = Float[Tensor, "..."]
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where the P positions that are not padding are in one row of all sequences."""
+    """How the P positions that are not padding are packed into one row."""
 
-    positions: Tensor  # [P]: their numbers through all sequences of the batch
-    offsets: Tensor  # [P]: the position of each in its sequence
-    starts: Tensor  # [B + 1]: where sequences start in the row, and its end; 32 bits, as kernels want them
-    rows: Tensor  # [B · L]: the place in the row of each position of the batch; 0 for padding
+    positions: Tensor  # [P]: the index of each in the flattened batch
+    offsets: Tensor  # [P]: the index of each in its own sequence
+    starts: Tensor  # [B + 1]: where each sequence starts in the row, then the row's end; int32, as kernels require
+    rows: Tensor  # [B · L]: the index in the row of each position of the flattened batch; meaningless for padding
 
     @classmethod
     def of(cls, attention_mask: PositionMask) -> Packing:
@@ -89,19 +89,19 @@ class Batch:
     """
 
     tokens: Tokens
-    attention_mask: PositionMask  # all positions but padding, which is at the end of a sequence
+    attention_mask: PositionMask  # all positions except padding, which comes at the end of a sequence
     editable: PositionMask
-    example: Keys  # the key of each sequence's random numbers, which do not depend on its index in the batch
-    strata: Strata  # the stratum (low, high) from which a sequence draws its time, modulo 1; see `Noise.stratify`
+    example: Keys  # the key of each sequence's random numbers, so that they do not depend on its index in the batch
+    strata: Strata  # the stratum (low, high) that a sequence draws its time from, modulo 1; see `Noise.stratify`
     has_fixed_targets: bool = False
-    """Whether all positions become targets, of which those that were not drawn count 0: then no shape depends on what
-    is drawn, as a CUDA graph needs it."""
+    """Whether every position is a target and those not drawn count 0, so that no shape depends on the draw, as CUDA
+    graphs require."""
     packing: Packing | None = None
-    """Set if the network may leave out padding, which it finds here."""
+    """Where the padding is, if the network may skip it."""
 
     @classmethod
     def of(cls, tokens: Tokens, editable: PositionMask, attention_mask: PositionMask | None = None) -> Batch:
-        """Makes a batch of examples 0, 1, …, each drawing its time from all of (0, 1).
+        """Makes a batch of examples 0, 1, …, each of which draws its time from all of (0, 1).
 
         Two such batches draw the same noise; set other `example` keys where that matters.
         """
@@ -119,7 +119,7 @@ class Batch:
         return torch.full((len(self.tokens),), time, dtype=torch.float64, device=self.tokens.device)
 
     def fraction_of(self, positions: PositionMask) -> Times:
-        """The fraction of each sequence's editable positions that is marked; 0 where nothing is editable."""
+        """The fraction of each sequence's editable positions that are marked; 0 where nothing is editable."""
         fraction: Times = (positions & self.editable).sum(dim=1).double() / self.editable.sum(dim=1).clamp(min=1)
         return fraction
 
@@ -133,19 +133,19 @@ class Batch:
         return replace(self, tokens=tokens, attention_mask=attention_mask, editable=editable, packing=None, **chosen)
 
     def packed(self) -> Batch:
-        """The same, for a network that leaves out padding."""
+        """The same batch, for a network that skips padding."""
         return replace(self, packing=Packing.of(self.attention_mask))
 
     def to(self, device: torch.device | str) -> Batch:
         return self._mapped(lambda tensor: to_device(tensor, torch.device(device)))
 
     def pinned(self) -> Batch:
-        """The same in memory from which a GPU copies without waiting."""
+        """The same batch in pinned memory, which a GPU copies from asynchronously."""
         return self._mapped(lambda tensor: tensor.contiguous().pin_memory())
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
+        """The batch's tensors by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -155,7 +155,7 @@ class Batch:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a copy to a GPU is queued, and nothing waits for it."""
+    """Moves a tensor to a device; copies to a GPU are asynchronous."""
     # A copy from pageable memory would wait for all work queued on the GPU.
     is_upload = device.type == "cuda" and tensor.device.type == "cpu"
     needs_pinning = is_upload and not tensor.is_pinned()
@@ -164,17 +164,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """The N target positions of a batch, numbered through all sequences: found once, and then only looked up."""
+    """The N target positions of a batch, as indices into the flattened batch: found once, then only looked up."""
 
     positions: TargetIndices
     mask: PositionMask
     """Which positions count; values at others are ignored."""
     is_fixed: bool = False
-    """Whether all positions are targets, also those that do not count."""
+    """Whether all positions are targets, including those that do not count."""
 
     @classmethod
     def of(cls, mask: PositionMask, *, fixed: bool = False) -> Targets:
-        """The marked positions or, if fixed, all positions, of which those that are not marked count 0."""
+        """The marked positions; if `fixed`, all positions, with those not marked counting 0."""
         flat = mask.flatten()
         if fixed:
             return cls(torch.arange(len(flat), device=flat.device), mask, is_fixed=True)
@@ -190,11 +190,11 @@ class Targets:
         return values.flatten().index_select(0, self.positions)
 
     def counted(self, values: PerTarget) -> PerTarget:
-        """The values [N], with 0 where they do not count: there they may be NaN, and so would gradients."""
+        """The values [N], with 0 where they do not count: a NaN there would spread to the gradients."""
         return torch.where(self.take(self.mask), values, 0.0) if self.is_fixed else values
 
     def scatter(self, values: PerTarget) -> PerPosition:
-        """The values of the target positions at their positions, [B, L], with 0 elsewhere."""
+        """Scatters values [N] to their positions, [B, L], with 0 elsewhere."""
         scattered = values.new_zeros(self.mask.numel()).index_copy(0, self.positions, values).view(self.mask.shape)
         return torch.where(self.mask, scattered, 0.0)
 
@@ -219,7 +219,7 @@ def per_position(values: PerTarget, positions: PositionMask) -> PerPosition:
 
 
 def batch_sizes(lengths: Iterable[int], max_tokens: int) -> list[int]:
-    """The sizes of successive batches with at most so many tokens, padding included; a longer sequence stands alone."""
+    """Sizes of successive batches of at most `max_tokens`, padding included; a longer sequence gets its own batch."""
     sizes, size, longest = [], 0, 0
     for length in lengths:
         longest = max(longest, length)

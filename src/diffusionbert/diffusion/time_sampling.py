@@ -1,8 +1,8 @@
-"""The distribution from which training and estimation draw times, with the importance weights that keep them unbiased.
+"""The distributions that training and estimation draw times from, with importance weights that keep them unbiased.
 
-A time sampling maps uniform numbers in (0, 1) to times and weights by inverting its distribution function. Intervals of
-(0, 1) map to intervals, so that stratified draws stay stratified. Training uses the one in its configuration; an
-estimate uses the one that suits its integrand.
+A time sampling maps uniform numbers in (0, 1) to times and weights by inverting its CDF. Intervals map to intervals, so
+stratified draws stay stratified. Training uses the one in its configuration; an estimate uses the one that suits its
+integrand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from diffusionbert.registry import Registry, describe, register
 
 
 class TimeSampling(ABC):
-    """A density on (0, 1) with an invertible distribution function."""
+    """A density on (0, 1) with an invertible CDF."""
 
     registry: ClassVar[Registry[TimeSampling]] = Registry(
         "time sampling", "diffusionbert.time_samplings", "diffusionbert.diffusion.time_sampling"
@@ -27,7 +27,7 @@ class TimeSampling(ABC):
 
     @abstractmethod
     def times(self, quantile: Times) -> tuple[Times, PerSequence]:
-        """The times at which the distribution function takes these values, and the weights of the loss there."""
+        """The times at these quantiles, and the weights of the loss there."""
 
     def __str__(self) -> str:
         return describe(self)
@@ -47,9 +47,9 @@ class UniformTimes(TimeSampling):
 class Early(TimeSampling):
     """An equal mixture of the uniform density and 1/(2√t), for integrands that grow like 1/t towards t = 0.
 
-    In continuous time a token is masked with probability t and then has weight 1/t: under uniform times the square of
-    that has no mean, and intervals from a few draws are too narrow. Under this density it has one. The uniform half
-    keeps weights below 4/3, so that bounded integrands lose almost nothing.
+    In continuous time a token is masked with probability t and then has weight 1/t. Under uniform times the variance
+    of that is infinite, and intervals from a few draws are too narrow; under this density it is finite. The uniform
+    half keeps weights below 4/3, so bounded integrands lose almost nothing.
     """
 
     def times(self, quantile: Times) -> tuple[Times, PerSequence]:
@@ -63,9 +63,9 @@ class Early(TimeSampling):
 class Bell(TimeSampling):
     """The raised cosine 1 - depth·cos(2πt): most draws from the middle, some from every time.
 
-    With `weighted`, draws are weighted by one over the density: the loss stays the bound and only its variance
-    changes. Without, the middle counts more: another loss, with the same optimum for a network that is free to be
-    right at every time.
+    With `weighted`, draws are weighted by one over the density: the loss is still the bound, and only its variance
+    changes. Without it, the middle counts more: a different loss, with the same optimum for a network that can be right
+    at every time.
     """
 
     depth: float = 0.8
@@ -82,6 +82,6 @@ class Bell(TimeSampling):
             middle = (low + high) / 2
             below = middle - self.depth * torch.sin(2 * math.pi * middle) / (2 * math.pi) < quantile
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        # `low` and not the middle, which could round to 1.
+        # `low`, not the middle, which could round to 1.
         weight = 1 / (1 - self.depth * torch.cos(2 * math.pi * low))
         return low, weight if self.weighted else torch.ones_like(weight)

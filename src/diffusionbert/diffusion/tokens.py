@@ -1,4 +1,4 @@
-"""What diffusion knows of a vocabulary and a corpus: ids and counts, no strings."""
+"""Tokens as diffusion sees them: ids, counts and distributions over ids, with draws and logits warpers. No strings."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class TokenStatistics:
     allowed: TokenSet  # ids that a sequence may contain at editable positions
     never_sampled: tuple[int, ...]  # allowed ids that samplers never generate: `[UNK]`
     counts: Tensor  # how often each id occurs at editable positions of the training corpus
-    exponents: Tensor | None = None  # the learned exponent of each id, of a model that learned its schedule
+    exponents: Tensor | None = None  # the exponent of each id, if the model learned its schedule
 
     @property
     def information(self) -> TokenInformation:
         return TokenInformation.from_counts(self.counts, allowed=self.allowed)
 
     def padded(self, vocab_size: int) -> TokenStatistics:
-        """The same for a network that has more ids than the tokenizer; the additional ones are not allowed."""
+        """The same statistics for a network with more ids than the tokenizer; the extra ids are not allowed."""
         more = vocab_size - len(self.allowed)
         if more < 0:
             raise ValueError(
@@ -67,7 +67,7 @@ def log_prob_of(log_p: TargetLogProbs, tokens: TargetTokens) -> PerTarget:
 
 def log_sum_of(log_p: TargetLogProbs, log_weights: Tensor, sequences: TargetIndices) -> PerTarget:
     """log Σ_v p(v)·weight(v), with the weights of each target's sequence, in float64; see `finite_log`."""
-    # N×V values stay in the network's precision.
+    # The N×V values stay in the network's precision.
     total = (log_p + log_weights.to(log_p.dtype)[sequences]).logsumexp(dim=-1)
     return total.masked_fill(total < _NEVER / 2, -torch.inf).double()
 
@@ -75,17 +75,17 @@ def log_sum_of(log_p: TargetLogProbs, log_weights: Tensor, sequences: TargetIndi
 def finite_log(values: Tensor) -> Tensor:
     """log, with a finite substitute for log 0 whose gradient is 0.
 
-    The gradient of a logsumexp over nothing but -inf is NaN. So a weight of 0 becomes a value too small to change a
-    sum; `log_sum_of` turns a sum of such values alone into -inf.
+    The gradient of a logsumexp over nothing but -inf is NaN. So the log of 0 becomes a value too small to change a sum;
+    `log_sum_of` turns a sum of nothing but such values into -inf.
     """
     positive = values > 0
     return torch.where(positive, torch.where(positive, values, 1.0).log(), _NEVER)
 
 
 class Prediction(ABC):
-    """The network's f(v | x_t) at N target positions, known by its reductions over the vocabulary.
+    """The network's f(v | x_t) at N target positions, accessed through reductions over the vocabulary.
 
-    Losses need no more than these, so that the N×V log-probabilities need not exist as a whole.
+    Losses need nothing else, so the N×V log-probabilities never have to exist all at once.
     """
 
     vocab_size: int
@@ -100,7 +100,7 @@ class Prediction(ABC):
 
     @abstractmethod
     def dense(self) -> TargetLogProbs:
-        """All N×V log-probabilities, for what needs them whole."""
+        """All N×V log-probabilities, for callers that need every one."""
 
     def log_prob(self, tokens: TargetTokens) -> PerTarget:
         """log f(token) at each target position, in float64."""
@@ -126,7 +126,7 @@ class DensePrediction(Prediction):
 
 
 AnyPrediction = TargetLogProbs | Prediction
-"""log f(v | x_t) at target positions: all its values, or what can be asked of them."""
+"""log f(v | x_t) at target positions: all its values, or an object that reduces them."""
 
 
 def as_prediction(log_f: AnyPrediction) -> Prediction:
@@ -150,7 +150,7 @@ def draw(log_p: TargetLogProbs, uniform: PerTarget) -> TargetTokens:
 
 
 def draw_unchecked(log_p: TargetLogProbs, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
-    """The same without waiting for a GPU, and whether there was a token to draw; if not, some token is returned."""
+    """`draw` without waiting for a GPU; the flags say where there was a token to draw (elsewhere it is arbitrary)."""
     cumulative = log_p.double().exp().cumsum(dim=-1)
     total = cumulative[:, -1]
     found = torch.searchsorted(cumulative, (uniform.double() * total)[:, None], right=True)[:, 0]
@@ -160,7 +160,7 @@ def draw_unchecked(log_p: TargetLogProbs, uniform: PerTarget) -> tuple[TargetTok
 def draw_reverse(log_p: TargetLogProbs, mask_id: int, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
     """As `draw_unchecked`, from a CDF that begins with "stay masked", the entry `mask_id`.
 
-    So a small number leaves a position masked whatever the network says of its token.
+    So a small uniform number leaves a position masked whatever token the network predicts.
     """
     probabilities = log_p.double().exp()
     stay = probabilities[:, mask_id].clone()
@@ -183,9 +183,9 @@ def require_possible(is_possible: Tensor) -> None:
 
 
 _NUCLEUS = 128
-"""The tokens among which a nucleus is looked for first: sorting a whole vocabulary takes fifty times as long."""
+"""How many top tokens to search for a nucleus at first: sorting a whole vocabulary takes fifty times as long."""
 _GROWTH = 8
-"""Among so many times as many tokens it is looked for next."""
+"""How many times more tokens to search next."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +230,11 @@ class LogitsWarper:
         return log_p
 
     def kept(self, log_p: TargetLogProbs, size: int = _NUCLEUS) -> KeptTokens:
-        """The same distribution, up to rounding, by the tokens that top-k or top-p keep.
+        """The warped distributions, up to rounding, as lists of the tokens that top-k or top-p keep.
 
         Args:
-            log_p: The distributions.
-            size: The number of most likely tokens among which they are looked for first.
+            log_p: The distributions to warp.
+            size: How many of the most likely tokens to search at first.
         """
         size += len(self.forbidden)
         excluded = log_p[:, list(self.forbidden)].double().exp().sum(dim=-1, keepdim=True)
@@ -258,7 +258,7 @@ class LogitsWarper:
 
 @dataclass(frozen=True, eq=False)
 class KeptTokens:
-    """Distributions that give most of the vocabulary no probability: log-probabilities [N, K] of tokens [N, K]."""
+    """Distributions over a few tokens of the vocabulary: log-probabilities [N, K] of tokens [N, K]."""
 
     log_p: Tensor
     tokens: Tensor
@@ -270,20 +270,20 @@ class KeptTokens:
         return entropy
 
     def draw(self, chosen: Tensor, uniform: PerTarget) -> TargetTokens:
-        """Draws a token where `chosen` is true, as `draw` does over the whole vocabulary; one number for each."""
+        """Draws a token where `chosen` is true, as `draw` does over the whole vocabulary; takes a number for each."""
         tokens, order = self.tokens[chosen].sort(dim=-1)  # the CDF is over tokens by id
         return tokens.gather(-1, draw(self.log_p[chosen].gather(-1, order), uniform)[:, None])[:, 0]
 
 
 @functools.lru_cache(maxsize=64)
 def _on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Token ids as a tensor; kept, because a copy to a GPU would wait for all work queued on it."""
+    """Token ids as a tensor; cached, because a copy to a GPU would wait for all work queued on it."""
     return torch.tensor(ids, device=device)
 
 
 def _keep_nucleus(log_p: TargetLogProbs, top_p: float, size: int = _NUCLEUS) -> TargetLogProbs:
     """Keeps the smallest set of most likely tokens whose mass reaches `top_p` (Holtzman et al. 2020)."""
-    is_sorted = log_p.is_cuda or size >= log_p.shape[-1]  # a GPU sorts fast, and is not waited for
+    is_sorted = log_p.is_cuda or size >= log_p.shape[-1]  # sorting is fast on a GPU, and does not synchronize
     values, order = log_p.sort(dim=-1, descending=True) if is_sorted else log_p.topk(size, dim=-1)
     kept, is_larger = _nucleus(values, top_p)
     found = torch.full_like(log_p, -torch.inf).scatter(-1, order, kept)
@@ -293,7 +293,7 @@ def _keep_nucleus(log_p: TargetLogProbs, top_p: float, size: int = _NUCLEUS) -> 
 
 
 def _nucleus(values: Tensor, top_p: float) -> tuple[Tensor, TargetFlags]:
-    """The log-probabilities of the most likely tokens, in order, outside the nucleus -inf; and whether it is larger."""
+    """Sorted log-probabilities of the top tokens, -inf outside the nucleus; and whether it extends beyond them."""
     p = values.double().exp()
     # A token is kept if the more likely ones do not reach top_p, so the most likely token is always kept.
     kept = values.masked_fill(p.cumsum(dim=-1) - p >= top_p, -torch.inf)

@@ -27,7 +27,7 @@ from diffusionbert.diffusion.tokens import AnyPrediction, as_prediction, log_pro
 
 
 class Uniform(Process):
-    """The process that replaces tokens by uniformly drawn ones.
+    """The process that replaces tokens with uniformly drawn ones.
 
     With K allowed tokens, α = ᾱ_t/ᾱ_s and δ the indicator,
 
@@ -72,7 +72,7 @@ class Uniform(Process):
         if len(self.allowed) != log_f.shape[-1]:
             raise ValueError(
                 f"the mask of allowed tokens must have {log_f.shape[-1]} entries, one per token of the network, got "
-                f"{len(self.allowed)}; make it over the network's whole vocabulary"
+                f"{len(self.allowed)}; build it over the network's whole vocabulary"
             )
         log_p0 = log_f if warp is None else warp(log_f)
         # Tokens that are not allowed get a finite value until the end, which keeps the gradient finite.
