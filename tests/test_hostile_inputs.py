@@ -64,7 +64,7 @@ ADAPTERS: dict[str, tuple[Damage, str]] = {
     "a scale per layer": (adapter_config(alpha_pattern={"query": 9}), "'alpha_pattern', which is not supported"),
     "trained biases": (adapter_config(bias="all"), "'bias', which is not supported"),
     "a changed start": (adapter_config(init_lora_weights="pissa"), "'init_lora_weights', which is not supported"),
-    "itself as the start": (_of_itself, "is an adapter, too"),
+    "itself as the start": (_of_itself, "is itself an adapter"),
     "no start": (adapter_config(base_model_name_or_path="/nowhere"), "no masked language model at '/nowhere'"),
     "integers": (each(lambda factor: factor.to(torch.int8)), "got .* of I8"),
     "NaN": (each(lambda factor: factor * torch.nan), "must hold finite"),

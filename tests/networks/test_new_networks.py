@@ -99,7 +99,7 @@ def test_families_have_a_masked_and_a_causal_network_of_each_size():
         assert (of_family(masked, "bert"), of_family(causal, "bert")) == (bert, gpt2)
     with pytest.raises(ValueError, match="unknown family of backbones 'gpt'; known: bert, modern"):
         of_family(bert, "gpt")
-    with pytest.raises(ValueError, match=r"for new networks alone, got pretrained .*; leave out --backbone"):
+    with pytest.raises(ValueError, match=r"for new networks only, got pretrained .*; leave out --backbone"):
         of_family(Pretrained("some/model"), "modern")
 
 

@@ -203,7 +203,7 @@ def test_the_product_of_factors_is_added_to_the_weights(start, tmp_path):
     ({"r": 3}, "must hold"),
     ({"lora_alpha": None}, "lora_alpha must be a number"),
     ({"peft_type": "IA3"}, "does not describe a LoRA adapter"),
-    ({"base_model_name_or_path": ""}, "does not name the model to start from"),
+    ({"base_model_name_or_path": ""}, "does not name its base model"),
 ])  # fmt: skip
 def test_damaged_adapters_are_refused(start, tmp_path, change, message):
     folder = tmp_path / "adapter"

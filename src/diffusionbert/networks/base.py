@@ -33,7 +33,7 @@ from diffusionbert.diffusion.tokens import DensePrediction, Prediction
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-# Not cuDNN's: it takes a tenth of a second to plan for each new shape, and nearly every batch has its own shape.
+# Not cuDNN attention: it spends a tenth of a second planning each new shape, and nearly every batch has its own shape.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -47,17 +47,17 @@ class Network(Protocol):
 
 @runtime_checkable
 class AnswersAt(Protocol):
-    """A network that can be told where its targets are, so that it need not look for them, which a GPU waits for."""
+    """A network that takes target positions as indices; finding them in a mask would wait for the GPU."""
 
     def log_probs_at(
         self, tokens: Tokens, attention_mask: PositionMask | None, t: Times, positions: TargetIndices
     ) -> TargetLogProbs:
-        """As calling it; the targets are numbered through all sequences, and no attention mask means no padding."""
+        """Same as calling it; `positions` index the flattened batch, and no attention mask means no padding."""
 
 
 @runtime_checkable
 class PredictsInParts(Protocol):
-    """A network whose log-probabilities need not exist as a whole."""
+    """A network whose log-probabilities need not exist all at once."""
 
     def predict(self, x_t: Batch, t: Times, targets: Targets) -> Prediction:
         """The distribution at the target positions."""
@@ -65,9 +65,9 @@ class PredictsInParts(Protocol):
 
 @runtime_checkable
 class HasBackbone(Protocol):
-    """A network of this package: a Hugging Face model, and perhaps some parameters beside it.
+    """A network of this package: a Hugging Face model, perhaps with some extra parameters.
 
-    For type checkers only: since Python 3.12 `isinstance` with a protocol does not see a module's own modules.
+    For type checkers only: since Python 3.12, `isinstance` with a protocol does not see submodules.
     """
 
     backbone: PreTrainedModel
@@ -113,7 +113,7 @@ def padded_allowed(allowed: TokenSet, vocab_size: int) -> Tensor:
 
 
 def max_positions(backbone: PreTrainedModel) -> int:
-    """The number of positions of an encoder; RoBERTa and its relatives reserve those up to their padding index."""
+    """The number of positions of an encoder; RoBERTa-like models reserve those up to their padding index."""
     size = int(backbone.config.max_position_embeddings)
     for name, module in backbone.base_model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
@@ -122,7 +122,7 @@ def max_positions(backbone: PreTrainedModel) -> int:
 
 
 def require_length(length: int, max_length: int) -> None:
-    """Refuses sequences that are longer than a network can read."""
+    """Refuses sequences longer than a network can read."""
     if length > max_length:
         raise ValueError(
             f"sequences have {length} positions, but this network reads at most {max_length}: "
@@ -131,12 +131,12 @@ def require_length(length: int, max_length: int) -> None:
 
 
 def attention_kernels() -> AbstractContextManager[None]:
-    """Chooses the attention kernels for the calls inside."""
+    """A context in which attention uses our choice of kernels."""
     return sdpa_kernel(_KERNELS) if torch.compiler.is_compiling() else _shared_kernels
 
 
 class _SharedKernels(AbstractContextManager[None]):
-    """The choice of kernels, set for the whole process: of overlapping calls the first sets, the last restores it."""
+    """The choice of kernels, which is process-wide: of overlapping calls, the first sets it, the last restores it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -162,15 +162,15 @@ _shared_kernels = _SharedKernels()
 
 # ---- heads ----------------------------------------------------------------------------------------------------------
 #
-# The head of a language model multiplies every hidden state by the whole vocabulary, and most positions are not
-# targets. So the base model runs by itself, the target positions are selected, and the modules of the head follow.
-# The forward of a class that is not listed below may do more with its logits (scale or cap them): it runs as a whole.
+# The head of a language model multiplies every hidden state by the whole vocabulary, but most positions are not
+# targets. So the base model runs by itself, and the head's modules are applied to the target positions alone. The
+# forward of a class that is not listed below may do more with its logits (scale or cap them), so it runs as a whole.
 
 Head = Callable[[PreTrainedModel, Tensor], Tensor]  # turns hidden states [1, N, D] into logits [1, N, V]
 
 
 def head_of(backbone: PreTrainedModel) -> Head | None:
-    """Returns the head of a model whose forward ends with it, or None; before sharding renames its class."""
+    """Returns the head of a model whose forward ends with it, or None. Call before sharding, which renames classes."""
     kind = type(backbone)
     return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
@@ -184,7 +184,7 @@ class TargetHead:
         self._values_at_once = VALUES_AT_ONCE
 
     def hidden_at(self, positions: TargetIndices, backbone: PreTrainedModel, call: Callable[[Any], Any]) -> Tensor:
-        """The hidden states [N, D], or the logits of a model whose head is not separate; `call` runs a model."""
+        """The hidden states [N, D], or logits [N, V] if the head cannot be run separately; `call` runs a model."""
         with attention_kernels():
             found = call(backbone).logits if self._head is None else call(backbone.base_model).last_hidden_state
             chosen: Tensor = found.flatten(0, 1).index_select(0, positions)
@@ -192,31 +192,31 @@ class TargetHead:
 
     def log_probs(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> TargetLogProbs:
         """The log-probabilities [N, V] at positions with these hidden states."""
-        # Logits are overwritten, hidden states are not.
+        # `distribution` overwrites logits; hidden states must stay intact.
         logits = hidden.clone() if self._head is None else self._head(backbone, hidden[None]).squeeze(0)
         return distribution(logits, allowed)
 
     def prediction(self, backbone: PreTrainedModel, hidden: Tensor, allowed: TokenSet) -> Prediction:
-        """The same, computed when and as far as it is needed."""
+        """The same, computed only when and as far as needed."""
         if self._reduce is _reduced and len(hidden) * len(allowed) <= self._values_at_once:
-            return DensePrediction(self.log_probs(backbone, hidden, allowed))  # for any number of reductions
+            return DensePrediction(self.log_probs(backbone, hidden, allowed))  # serves any number of reductions
         log_probs = partial(self.log_probs, backbone)
         return HeadPrediction(hidden, allowed, log_probs, self._reduce, self._values_at_once)
 
     def compile(self, backend: str | Callable[..., Any]) -> None:
-        """Fuses the head with what a loss needs of it, so that log-probabilities are never stored."""
+        """Fuses the head with the reductions of a loss, so that log-probabilities are never stored."""
         self._reduce = torch.compile(_reduced, dynamic=True, backend=backend)
         self._values_at_once = COMPILED_VALUES_AT_ONCE
 
 
 VALUES_AT_ONCE = 2**27
-"""The log-probabilities that a loss computes at once: a gigabyte or two, with what gradients need."""
+"""How many log-probabilities a loss computes at once: a gigabyte or two, including what gradients need."""
 COMPILED_VALUES_AT_ONCE = 2**30
-"""The same for compiled reductions, which keep nothing but logits in half precision: two gigabytes."""
+"""The same for compiled reductions, which store nothing but logits in half precision: two gigabytes."""
 
 
 class HeadPrediction(Prediction):
-    """The distribution at targets by their hidden states; computed in parts, and anew in the backward pass."""
+    """The distribution at targets, given their hidden states; computed in parts, and again in the backward pass."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class HeadPrediction(Prediction):
         self.vocab_size = len(allowed)
 
     def log_probs(self, tokens: TargetTokens, log_weights: Sequence[Tensor], sequences: TargetIndices) -> list[Tensor]:
-        # Cast once, and not for each target. As one tensor: torch's compiler fails on a list of another length.
+        # Cast once, not for each target, and stacked: torch.compile fails when the length of a list changes.
         dtype = torch.promote_types(self._hidden.dtype, torch.float32)
         weights = torch.stack([table.to(dtype) for table in log_weights]) if log_weights else None
         return self._in_parts(partial(self._reduce, self._log_probs, self._allowed, weights), tokens, sequences)
@@ -250,7 +250,7 @@ class HeadPrediction(Prediction):
     def _in_parts(
         self, function: Callable[..., list[Tensor]], *inputs: Tensor, values_at_once: int | None = None
     ) -> list[Tensor]:
-        """Applies a function of N rows part by part; only one part's values are stored at a time."""
+        """Applies a function of N rows in parts, so that only one part's values are stored at a time."""
         at_once = max(1, (values_at_once or self._values_at_once) // self.vocab_size)
         if len(self._hidden) <= at_once:
             return function(self._hidden, *inputs)
@@ -276,7 +276,7 @@ def _reduced(
 
 
 def predict(network: Network, x_t: Batch, t: Times, targets: Targets) -> Prediction:
-    """The distribution of a network at target positions, in parts if the network can; by all its values if not."""
+    """The network's distribution at target positions: in parts if the network supports it, else dense."""
     if isinstance(network, PredictsInParts):
         return network.predict(x_t, t, targets)
     return DensePrediction(network(x_t.tokens, x_t.attention_mask, t, targets.mask))
@@ -309,7 +309,7 @@ _MODULES = {
     "vocab_transform activation vocab_layer_norm vocab_projector": "DistilBertForMaskedLM",
     "head decoder": "ModernBertForMaskedLM",
     "lm_head decoder": "ModernBertDecoderForCausalLM",
-    # Among decoders not Gemma 2 and 3, which cap their logits, nor Cohere and Granite, which scale them.
+    # Gemma 2 and 3, which cap their logits, and Cohere and Granite, which scale them, must not be here.
     "lm_head": "CamembertForMaskedLM EuroBertForMaskedLM MPNetForMaskedLM RobertaForMaskedLM "
     "RobertaPreLayerNormForMaskedLM XLMRobertaForMaskedLM XLMRobertaXLForMaskedLM BloomForCausalLM GemmaForCausalLM "
     "GPT2LMHeadModel GPTNeoForCausalLM GPTNeoXForCausalLM LlamaForCausalLM MistralForCausalLM Olmo2ForCausalLM "
@@ -320,4 +320,4 @@ HEADS: dict[str, Head] = {
     "DebertaForMaskedLM": _deberta,
     "DebertaV2ForMaskedLM": _deberta,
 }
-"""For each class of transformers, the end of its forward."""
+"""For each transformers class, the head that its forward ends with."""

@@ -2,7 +2,7 @@
 2019).
 
 A token is predicted at the position before it, so the first position of a sequence has no prediction. Padding comes at
-the end and a decoder never attends to the right: no mask is passed, and attention runs in its fused causal kernel.
+the end and a decoder never attends to the right, so no mask is passed and attention runs in its fused causal kernel.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from diffusionbert.networks.base import TargetHead, padded_allowed, require_leng
 
 @dataclass(frozen=True, eq=False)
 class KeyValues:
-    """The keys and values of the positions that a decoder has read. Immutable: reading on returns another one."""
+    """The keys and values of the positions that a decoder has read. Immutable: reading on returns a new one."""
 
     cache: DynamicCache
     num_read: int
 
     def select(self, sequences: TargetIndices) -> KeyValues:
-        """Those of these sequences alone."""
+        """The keys and values of these sequences alone."""
         selected = self.copied_cache()
         selected.batch_select_indices(sequences)
         return KeyValues(selected, self.num_read)
 
     def copied_cache(self) -> DynamicCache:
-        """A cache that can grow without changing this one; layers replace tensors and never write them."""
+        """A cache that can grow without changing this one: layers replace their tensors and never write to them."""
         new = copy(self.cache)
         new.layers = [copy(layer) for layer in self.cache.layers]
         return new
@@ -85,7 +85,7 @@ class CausalModel(nn.Module):
         return self.predict_next(tokens, attention_mask, Targets.of(targets)).dense()
 
     def predict_next(self, tokens: Tokens, attention_mask: PositionMask, targets: Targets) -> Prediction:
-        """The same as calling the network, computed as far as it is needed."""
+        """Same as calling the network, but computed only as far as needed."""
         require_length(tokens.shape[1], self.max_length)
         _require_causal(attention_mask, targets.mask)
         hidden = self._hidden_at(tokens, targets.positions - 1, use_cache=False)
@@ -108,8 +108,8 @@ class CausalModel(nn.Module):
         return self._head.log_probs(self.backbone, hidden, self.allowed), KeyValues(new, num_read)
 
     def _hidden_at(self, tokens: Tokens, positions: TargetIndices, **options: Any) -> TargetVectors:
-        """What the distribution of the token after each of these positions is computed from."""
-        # Vectors and not ids, in which transformers would look for padding and warn that no mask is given.
+        """The hidden states that predict the token after each of these positions."""
+        # Embeddings, not ids: transformers would look for padding in ids and warn that there is no mask.
         words = self.backbone.get_input_embeddings()(tokens)
         inputs = {"inputs_embeds": words, "return_dict": True, **options}
         return self._head.hidden_at(positions, self.backbone, lambda model: model(**inputs))

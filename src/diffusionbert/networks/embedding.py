@@ -2,8 +2,8 @@
 
     x0 = E(w)      x̂0 = f(x_t, t)      p(w | x) ∝ exp(x·E(w) + b_w)
 
-E is a learned table of word vectors [V, D] of unit variance, for embedding and for rounding, and f a Hugging Face
-encoder between two projections. This module does not depend on noise, losses or which positions are editable.
+E is a learned table of word vectors [V, D] of unit variance, used for embedding and for rounding; f is a Hugging Face
+encoder between two projections. This module knows nothing about noise, losses or which positions are editable.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class VectorNetwork(Protocol):
         """Returns log p(w | x) at the N target positions: a distribution over allowed tokens, −∞ at all others."""
 
     def nearest(self, x: Vectors, targets: PositionMask, forbidden: tuple[int, ...] = ()) -> TargetTokens:
-        """Returns the allowed and not forbidden token with the nearest vector, at each of the N target positions."""
+        """Returns the nearest token that is allowed and not forbidden, at each of the N target positions."""
 
     def likely(self, x: Vectors, precision: Times, targets: PositionMask) -> TargetVectors:
-        """Returns the mean of E(w) given x = E(w) + noise of that precision, for uniform w, at N target positions."""
+        """Returns the mean of E(w) given x = E(w) + noise of this precision, for uniform w, at the N targets."""
 
 
 def clamp_to_words(
     network: VectorNetwork, x: Vectors, positions: PositionMask, forbidden: tuple[int, ...] = ()
 ) -> Vectors:
-    """The clamping trick: replaces the vectors at these positions by the nearest word vectors."""
+    """The clamping trick: replaces the vectors at these positions with the nearest word vectors."""
     words = torch.zeros_like(positions, dtype=torch.long).masked_scatter(
         positions, network.nearest(x, positions, forbidden)
     )
@@ -66,25 +66,25 @@ def clamp_to_words(
 class EmbeddingDenoiser(nn.Module):
     """An encoder that predicts clean word vectors from noisy ones, and the table of these vectors.
 
-    The encoder is that of any `*ForMaskedLM`, with its own positions, norms and layers; t is added to its input. The
-    head and the token embeddings of the backbone are not used, and frozen. A table of the same width as these
+    The encoder is that of any `*ForMaskedLM`, with its own positions, norms and layers; an embedding of t is added to
+    its input. The backbone's head and token embeddings are unused and frozen. A table of the same width as these
     embeddings is initialized from them, scaled to unit variance, and the projection into the encoder undoes the
     scaling, so that a pretrained encoder starts with its usual inputs. Any other table is initialized randomly.
 
-    Everything that involves the table is computed in float32 or better, also under autocast: half precision would hide
-    the small noise of nearly clean vectors.
+    Everything that involves the table is computed in float32 or better, even under autocast: in half precision,
+    rounding would drown the small noise of nearly clean vectors.
     """
 
     _allowed: Tensor
 
     def __init__(self, backbone: PreTrainedModel, allowed: TokenSet, width: int | None = 128) -> None:
-        """`width` is that of a word vector; None takes the width of the backbone's token embeddings."""
+        """`width` is the width of a word vector; None takes that of the backbone's token embeddings."""
         super().__init__()
         words = backbone.get_input_embeddings()
         assert isinstance(words, nn.Embedding)
         width = words.embedding_dim if width is None else width
         if width < 1:
-            raise ValueError(f"word vectors need a width of at least 1, given {width}; Diffusion-LM takes 128")
+            raise ValueError(f"`width` of word vectors must be at least 1, got {width}; Diffusion-LM uses 128")
         self.backbone = backbone
         num_words, inner, hidden = backbone.config.vocab_size, words.embedding_dim, backbone.config.hidden_size
         self.register_buffer("_allowed", padded_allowed(allowed, num_words), persistent=False)
@@ -102,7 +102,7 @@ class EmbeddingDenoiser(nn.Module):
 
     @property
     def allowed(self) -> TokenSet:
-        return self._allowed  # a buffer itself is not seen by `isinstance` with a protocol since Python 3.12
+        return self._allowed  # since Python 3.12, `isinstance` with a protocol does not see a buffer
 
     @property
     def width(self) -> int:
@@ -162,7 +162,7 @@ def _full(values: Tensor) -> Tensor:
 
 
 def _freeze_unused(backbone: PreTrainedModel, words: nn.Embedding) -> None:
-    """Freezes what gets no gradient: engines that exchange gradients wait for those of all trainable parameters."""
+    """Freezes what gets no gradient: distributed engines wait for the gradients of all trainable parameters."""
     used = {id(parameter) for parameter in backbone.base_model.parameters()} - {id(words.weight)}
     for parameter in backbone.parameters():
         if id(parameter) not in used:

@@ -1,5 +1,8 @@
 """Where backbones come from: new networks, Hugging Face models (safetensors only), and `.th` files of the original
-release (He et al. 2022). Errors are one line.
+release (He et al. 2022).
+
+Files are not trusted: no code in them ever runs, and sizes are checked before anything is allocated. Errors are one
+line.
 """
 
 from __future__ import annotations
@@ -50,9 +53,9 @@ class BackboneConfig(ABC):
 
         Args:
             vocab_size: The number of ids of the tokenizer.
-            max_positions: The positions of a new network; a pretrained one has its own.
+            max_positions: The number of positions of a new network; a pretrained one has its own.
             pad_id: The padding id.
-            causal: Whether the objective needs a causal language model; else a masked one.
+            causal: Whether the objective needs a causal language model rather than a masked one.
         """
 
     @property
@@ -91,7 +94,7 @@ class NewNetwork(BackboneConfig):
             raise ValueError(f"`dropout` must lie in [0, 1), got {self.dropout}")
 
     label: ClassVar[str]
-    """What messages call it."""
+    """The architecture's name in messages."""
     is_causal: ClassVar[bool] = False
 
     @abstractmethod
@@ -141,7 +144,7 @@ class NewBert(NewNetwork):
 @register("gpt2")
 @dataclass(frozen=True)
 class NewDecoder(NewNetwork):
-    """A GPT-2 with random parameters and tied embeddings; its layers have the size of a BERT's."""
+    """A GPT-2 with random parameters and tied embeddings; its layers are the same size as BERT's."""
 
     label = "GPT-2"
     is_causal = True
@@ -182,20 +185,20 @@ class NewModernBert(NewNetwork):
 @register("modernbert-decoder")
 @dataclass(frozen=True)
 class NewModernBertDecoder(NewNetwork):
-    """A ModernBERT that attends to the left alone: the same layers, parameters and head as `NewModernBert`."""
+    """A ModernBERT that only attends to the left: the same layers, parameters and head as `NewModernBert`."""
 
     label = "ModernBERT decoder"
     is_causal = True
 
     def config(self, vocab_size: int, max_positions: int, pad_id: int) -> PreTrainedConfig:
-        # The class refuses None, and nothing here reads them.
+        # Three of them must not be None, and nothing here reads them.
         unused = {"eos_token_id": None, "bos_token_id": pad_id, "cls_token_id": pad_id, "sep_token_id": pad_id}
         settings = _modern_settings(self, vocab_size, max_positions, pad_id) | unused
         return transformers.ModernBertDecoderConfig(**settings)
 
 
 def _modern_settings(size: NewNetwork, vocab_size: int, max_positions: int, pad_id: int) -> dict[str, Any]:
-    # A gated MLP has three matrices and BERT's has two, four times as wide as the hidden states.
+    # A gated MLP has three matrices. At 8/3 of the hidden size it is as large as BERT's two at 4 times that size.
     multiple = 64 if size.width >= 256 else 8
     return {
         "vocab_size": vocab_size,
@@ -214,7 +217,7 @@ _FAMILIES: dict[str, type[NewNetwork]] = {"bert": NewBert, "modern": NewModernBe
 
 
 def of_family(backbone: BackboneConfig, family: str) -> BackboneConfig:
-    """A new network of a family and of the same size, causal if the given one is.
+    """The same network in another family: equally large, and causal if `backbone` is.
 
     Args:
         backbone: A network with random parameters.
@@ -223,7 +226,7 @@ def of_family(backbone: BackboneConfig, family: str) -> BackboneConfig:
     if family not in _FAMILIES:
         raise ValueError(f"unknown family of backbones {family!r}; known: {', '.join(_FAMILIES)}")
     if not isinstance(backbone, NewNetwork):
-        raise ValueError(f"the family is chosen for new networks alone, got {backbone}; leave out --backbone")
+        raise ValueError(f"a family can be chosen for new networks only, got {backbone}; leave out --backbone")
     made = _FAMILIES[family](*astuple(backbone))
     return made.as_causal() if backbone.is_causal else made
 
@@ -240,7 +243,7 @@ class Pretrained(BackboneConfig):
         return self.name_or_path
 
     def build(self, vocab_size: int, max_positions: int, pad_id: int, *, causal: bool) -> PreTrainedModel:
-        """Opens it; a causal one gets embeddings for ids that its tokenizer was given later."""
+        """Opens the model; a causal one gets embeddings for ids that were added to its tokenizer."""
         path = self.name_or_path
         if causal:
             return extend_vocabulary(load_causal_lm(path), vocab_size)
@@ -259,12 +262,12 @@ class Provided(BackboneConfig):
 
 
 def extend_vocabulary(backbone: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
-    """Adds embeddings for ids that a decoder's tokenizer got later, such as `[MASK]` and `[PAD]`; the old ones stay.
+    """Adds embeddings for ids that were added to a decoder's tokenizer, such as `[MASK]` and `[PAD]`.
 
     They are random, which does no harm: such tokens are never allowed, and never come before a target position.
     """
     if backbone.config.vocab_size < vocab_size:
-        # Not from the mean of the others, which computes a covariance of the whole table and warns about it.
+        # Mean resizing would compute the covariance of the whole table and warn about it.
         backbone.resize_token_embeddings(vocab_size, mean_resizing=False)
     return backbone
 
@@ -279,20 +282,20 @@ def _new(auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of language model, and the class of transformers that opens it."""
+    """A kind of language model, and the transformers class that opens it."""
 
     name: str
     auto: Any
     examples: str
 
     def includes(self, config: PreTrainedConfig) -> bool:
-        """Whether a model is of this kind; a BERT could be run as a decoder, but was not trained as one."""
+        """Whether a config is of this kind; a BERT could be run as a decoder, but was not trained as one."""
         is_masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
         is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not is_masked
         return not config.is_encoder_decoder and (is_masked if self is _MASKED else is_causal)
 
     def class_of(self, config: PreTrainedConfig) -> Any:
-        """The class of transformers that a config of this kind belongs to."""
+        """The transformers class for a config of this kind."""
         masked, causal = transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         return (masked if self is _MASKED else causal)[type(config)]
 
@@ -304,7 +307,7 @@ _CAUSAL = _Kind("causal language model", transformers.AutoModelForCausalLM, _DEC
 
 
 def load_masked_lm(name_or_folder: str | Path) -> PreTrainedModel:
-    """Opens a masked language model in float32, from a folder or by its name on the Hub.
+    """Opens a masked language model in float32, from a folder or by its Hub name.
 
     An encoder without a head gets a randomly initialized one, with a warning; an encoder with missing weights is
     refused. Only safetensors are read, because a pickle can run code.
@@ -318,10 +321,10 @@ def load_causal_lm(name_or_folder: str | Path) -> PreTrainedModel:
 
 
 def require_reopenable(backbone: PreTrainedModel) -> None:
-    """Refuses a model that could not be opened again from its saved folder without remote code.
+    """Refuses a model that, once saved, could not be opened again without remote code.
 
-    A user's own class is opened if `AutoConfig.register` and `AutoModelForMaskedLM.register` (or that of
-    `AutoModelForCausalLM`) were called for it in the process that opens it.
+    A user's own class can be opened if `AutoConfig.register` and `AutoModelForMaskedLM.register` (or
+    `AutoModelForCausalLM.register`) were called for it in the process that opens it.
     """
     config, own, configs = backbone.config, type(backbone), transformers.CONFIG_MAPPING
     kind = next((kind for kind in (_MASKED, _CAUSAL) if kind.includes(config)), None)
@@ -345,8 +348,8 @@ def new_lm(folder: Path, stored: Mapping[str, StoredTensor]) -> PreTrainedModel:
     """Makes the language model that a folder's config.json describes, randomly initialized.
 
     Args:
-        folder: With config.json.
-        stored: What its parameters will be set to.
+        folder: A folder with a config.json.
+        stored: The tensors that its parameters will be set to, to check the size that config.json claims.
     """
     kind = _CAUSAL if is_causal(folder) else _MASKED
     config = _config(kind, folder, folder)
@@ -368,7 +371,7 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
     folder = locate(kind.name, name_or_folder, FILES)
     if is_adapter(folder):
         return _load_adapted(kind, folder)
-    if (folder / ADAPTER).exists():  # transformers would apply it where PEFT is installed, unchecked
+    if (folder / ADAPTER).exists():  # where PEFT is installed, transformers would apply it unchecked
         raise ValueError(
             f"{str(name_or_folder)!r} has weights and an {ADAPTER}, so it is not clear what it is; remove one of them"
         )
@@ -379,7 +382,7 @@ def _load(kind: _Kind, name_or_folder: str | Path) -> PreTrainedModel:
             stored = {name: each for file in weight_files(folder) for name, each in stored_tensors(file).items()}
             described = _num_described(kind, config, len(stored))
         weights = load_int8(folder)
-        # With int8 weights those that have a scale are floats by now.
+        # Of int8 weights, those with a scale have been converted to floats by now.
         _require_floats(folder, {name: one for name, one in stored.items() if weights is None or one.dtype != "I8"})
         _require_size(folder, described, stored)
         opener, source = (kind.auto, str(folder)) if weights is None else (kind.class_of(config), None)
@@ -416,17 +419,17 @@ def _load_adapted(kind: _Kind, folder: Path) -> PreTrainedModel:
     base = base_of(folder)
     start = locate(kind.name, base, FILES)
     if is_adapter(start):
-        raise ValueError(f"{base!r}, from which {str(folder)!r} starts, is an adapter, too; merge one of them")
+        raise ValueError(f"{base!r}, the base model of {str(folder)!r}, is itself an adapter; merge one of them")
     model = _load(kind, str(start))
     apply_adapter(model, folder)
     return model
 
 
 def _num_described(kind: _Kind, config: PreTrainedConfig, num_stored: int) -> int:
-    """The number of values of the network that a config describes, none of which is allocated.
+    """The number of values in the network that a config describes, without allocating any of them.
 
-    Raises ValueError as soon as it has many more modules than tensors are stored: layers, experts or groups of layers,
-    whatever a kind of network calls them, may be claimed without end.
+    Raises ValueError as soon as there are many more modules than stored tensors: a config may claim any number of
+    layers, experts or groups of layers, whatever the architecture calls them.
     """
     own, left = threading.get_ident(), 10_000 + 20 * num_stored
 
@@ -457,7 +460,7 @@ def _require_size(folder: Path, described: int, stored: Mapping[str, StoredTenso
 
 @torch.no_grad()
 def _require_usable(name: str | Path, model: PreTrainedModel) -> None:
-    """Computes three tokens: settings may have passed that no computation accepts, or weights that overflow."""
+    """Runs the model on three tokens, to catch settings that no computation accepts and weights that overflow."""
 
     def refusal(error: BaseException) -> ValueError:
         return ValueError(f"{str(name)!r} cannot compute ({reason_of(error)}); restore its config.json and weights")
@@ -469,11 +472,11 @@ def _require_usable(name: str | Path, model: PreTrainedModel) -> None:
 
 
 _NUMBERED = re.compile(r"(.*?\.\d+)\.")
-"""A name up to the number of a layer."""
+"""A parameter's name, up to the number of its layer."""
 
 
 def _require_all_layers(name: str | Path, model: PreTrainedModel, unexpected: Iterable[str]) -> None:
-    """Refuses files with more layers than the config says: without them, it would be another model."""
+    """Refuses files with more layers than the config says: without the extra ones, it would be another model."""
     own = {found[1] for key, _ in model.named_parameters() if (found := _NUMBERED.match(key))}
     more = sorted(found[1] for key in unexpected if (found := _NUMBERED.match(key)) and found[1] not in own)
     if more:
@@ -491,7 +494,7 @@ def _config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTrained
             f"use {kind.examples}"
         )
     if kind is _MASKED and getattr(config, "is_decoder", False):
-        raise ValueError(f"{str(name_or_folder)!r} is_decoder, so it would read to the left alone; restore config.json")
+        raise ValueError(f"{str(name_or_folder)!r} sets is_decoder, so it would only attend left; restore config.json")
     return config
 
 
@@ -499,7 +502,7 @@ def _read_config(kind: _Kind, name_or_folder: str | Path, folder: Path) -> PreTr
     require_sound_config(folder)
     with quiet(), foreign(lambda error: _unreadable(kind, name_or_folder, folder, error)):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        # How to compute is not for a file to say: it could name kernels on the Hub, or weights that were not checked.
+        # A file must not choose how to compute: it could name kernels on the Hub, or weights that were not checked.
         config._attn_implementation = config._experts_implementation = None
         vars(config).pop("transformers_weights", None)
         return config
@@ -522,7 +525,7 @@ def require_sound_config(folder: Path) -> None:
         configs += [value for value in one.values() if isinstance(value, dict)]
         number += len(one)
         if number > _MOST_SETTINGS:
-            raise ValueError(f"{str(file)!r} has more than {_MOST_SETTINGS:,} settings, as no network has; restore it")
+            raise ValueError(f"{str(file)!r} has more than {_MOST_SETTINGS:,} settings, far too many; restore it")
         for name, value in one.items():
             for each in value if isinstance(value, list) else [value]:
                 if isinstance(each, int) and not isinstance(each, bool):
@@ -530,7 +533,7 @@ def require_sound_config(folder: Path) -> None:
 
 
 _MOST_SETTINGS = 50_000
-"""Labels, of which each has two, are among them."""
+"""Includes labels, each of which has two settings."""
 
 
 def _require_sound_number(file: Path, name: str, value: int) -> None:
@@ -556,11 +559,11 @@ def _unreadable(kind: _Kind, name_or_folder: str | Path, folder: Path, error: Ba
 
 
 _BUFFERS = ("position_ids", "token_type_ids", "attn.bias", "masked_bias")
-"""Endings of names that are no weights: buffers of integers that old checkpoints store."""
+"""Name endings of tensors that are not weights: integer buffers in old checkpoints."""
 
 
 def _require_floats(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
-    """Refuses weights that are stored as integers, or as eight bits, which would be taken for their values."""
+    """Refuses weights stored as integers or 8-bit floats: without their scales, the raw numbers would be used."""
     for name, each in stored.items():
         if each.dtype not in FLOATS and not name.endswith(_BUFFERS):
             raise ValueError(
@@ -582,7 +585,7 @@ def _is_damaged(weights: Path) -> bool:
 
 
 def load_legacy_checkpoint(path: Path) -> PreTrainedModel:
-    """Opens a `.th` checkpoint of the original release, which torch.save wrote, as a masked language model.
+    """Opens a `.th` checkpoint of the original release, written by torch.save, as a masked language model.
 
     Only tensors and plain containers are unpickled (`weights_only`), so code in a file never runs. The size of the
     network is read from the shapes of its weights; the vocabulary is that of `bert-base-uncased`.
@@ -611,7 +614,7 @@ def _legacy_weights(path: Path) -> dict[str, Tensor]:
     """Reads the tensors of a file, without the name prefixes that wrappers add."""
     _require_plain_zip(path)
     with foreign(lambda error: _not_legacy(path, f" ({reason_of(error)[:200]})")):
-        # Mapped, so that no claim in the file is allocated.
+        # Memory-mapped, so that a size the file claims is not allocated.
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]
@@ -631,12 +634,12 @@ def _legacy_weights(path: Path) -> dict[str, Tensor]:
 
 
 def require_legacy_checkpoint(path: Path) -> None:
-    """Refuses, before anything else is looked for, a file that is no checkpoint of the original release."""
+    """Refuses a file that is not a checkpoint of the original release, before anything else is loaded."""
     _legacy_config(_legacy_weights(path), path)
 
 
 def _require_plain_zip(path: Path) -> None:
-    """Refuses what torch.save does not write: other files than zips without compression."""
+    """Refuses anything but an uncompressed zip, which is what torch.save writes."""
     require_regular(path)
     if not path.exists():
         raise ValueError(f"no file {str(path)!r}: give the .th file of an original checkpoint")

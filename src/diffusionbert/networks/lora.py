@@ -1,8 +1,8 @@
-"""Low-rank adaptation (Hu et al. 2021): W + α/r · B A, of which A and B alone are trained.
+"""Low-rank adaptation (LoRA, Hu et al. 2021): W + α/r · B A, where only the factors A and B are trained.
 
-PEFT puts the factors into a network for training. What is stored is PEFT's format: adapter_config.json, which names
-the model to start from, and adapter_model.safetensors. To open such a folder PEFT is not needed: the product is added
-to the weights of that model.
+For training, PEFT adds the factors to a network. They are stored in PEFT's format: adapter_config.json, which names the
+base model, and adapter_model.safetensors. Opening such a folder does not need PEFT: the product is added to the weights
+of the base model.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _HARMLESS = {
     *("lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
     *("layers_pattern", "auto_mapping", "loftq_config", "megatron_core", "qalora_group_size"),
 }
-"""Settings of PEFT that do not change what stored factors mean: where they are, how they were trained."""
+"""PEFT settings that do not change what stored factors mean: where they are, how they were trained."""
 
 
 def add_lora(backbone: PreTrainedModel, rank: int) -> None:
-    """Puts factors beside all linear layers but the head, in place; everything else is frozen."""
+    """Adds factors to all linear layers except the head, in place; everything else is frozen."""
     try:
         peft = importlib.import_module("peft")
     except ImportError:
@@ -43,7 +43,7 @@ def add_lora(backbone: PreTrainedModel, rank: int) -> None:
 
 
 def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a network with factors as those of an ordinary one; others stay as they are."""
+    """The weights of an ordinary network, with any factors merged in."""
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if f".{_A}." in name or f".{_B}." in name:
@@ -57,13 +57,13 @@ def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_adapter(folder: Path, weights: Mapping[str, Tensor], base: str, share: float = 1.0) -> None:
-    """Writes the factors alone, in PEFT's format.
+    """Writes only the factors, in PEFT's format.
 
     Args:
-        folder: A model folder, whose weights are removed: the model to start from has them.
-        weights: Those of the backbone, with factors.
-        base: The model to start from: "bundled", a folder or a Hub name.
-        share: A factor of the product.
+        folder: A model folder. Its weights are removed, since the base model has them.
+        weights: The backbone's weights, including the factors.
+        base: The base model: "bundled", a folder or a Hub name.
+        share: What the product is multiplied by.
     """
     factors = {
         _PREFIX + name.replace(f".{_NAME}.", "."): weight.contiguous()
@@ -95,15 +95,15 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """The model that the factors of a folder belong to."""
+    """The base model of a folder's factors."""
     base = _config(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise ValueError(f"{str(folder / CONFIG)!r} does not name the model to start from; export it again")
+        raise ValueError(f"{str(folder / CONFIG)!r} does not name its base model; export it again")
     return str(Path(str(files("diffusionbert"))) / "bundled") if base == "bundled" else base
 
 
 def apply_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Adds the product of a folder's factors to the weights of the model to start from, in place."""
+    """Adds the product of a folder's factors to the weights of the base model, in place."""
     file = folder / WEIGHTS
     rank, alpha = _rank_and_alpha(folder)
     parameters = dict(model.named_parameters())
@@ -117,7 +117,7 @@ def apply_adapter(model: PreTrainedModel, folder: Path) -> None:
         name.replace(f".{_B}.", f".{_A}.") for name in rules
     }
     if odd := sorted((weights.keys() | partners) - rules.keys()):
-        raise ValueError(f"{str(file)!r} does not fit the model to start from at {odd[0]}; restore that model")
+        raise ValueError(f"{str(file)!r} does not fit its base model at {odd[0]}; restore that model")
     if not rules:
         raise ValueError(f"{str(file)!r} holds no factors; export it again")
     factors = load_tensors(file, rules)
@@ -137,14 +137,14 @@ def _trained(name: str) -> str:
 
 
 def _rank_and_alpha(folder: Path) -> tuple[int, float]:
-    """Reads r and α; refuses adapters with another product than α/r · B A, or more than that."""
+    """Reads r and α; refuses adapters that are anything other than W + α/r · B A."""
     config, file = _config(folder), folder / CONFIG
     rank = from_json(config.get("r"), int, f"{file}: r")
     alpha = from_json(config.get("lora_alpha"), float, f"{file}: lora_alpha")
     if rank < 1 or not abs(alpha) < torch.finfo(torch.float32).max:
         raise ValueError(f"{str(file)!r} must have a rank r of 1 or more and a finite lora_alpha; export it again")
     others = {name: value for name, value in config.items() if name not in _HARMLESS}
-    if others.get("init_lora_weights") in (True, "gaussian", "orthogonal", "eva"):  # the rest change the model, too
+    if others.get("init_lora_weights") in (True, "gaussian", "orthogonal", "eva"):  # others also change W
         del others["init_lora_weights"]
     if on := [name for name, value in others.items() if value not in (None, False, "none", {}, [])]:
         raise ValueError(

@@ -33,10 +33,10 @@ from diffusionbert.networks.time_conditioning import TimeConditioning, without_p
 
 @runtime_checkable
 class MaskedNetwork(Protocol):
-    """A network over tokens that also has hidden states."""
+    """A network over tokens that also returns hidden states."""
 
     def __call__(self, tokens: Tokens, attention_mask: PositionMask, t: Times, targets: PositionMask) -> TargetLogProbs:
-        """As `Network`."""
+        """See `Network`."""
 
     def hidden_states(self, tokens: Tokens, attention_mask: PositionMask, t: Times | None = None) -> Vectors:
         """The hidden states of the last layer at every position."""
@@ -45,7 +45,7 @@ class MaskedNetwork(Protocol):
 class Denoiser(nn.Module):
     """A masked language model, conditioned on time, that predicts at target positions only.
 
-    Nothing about a call is stored: threads may call one network at the same time.
+    Nothing about a call is stored, so threads may call one network at the same time.
     """
 
     allowed: TokenSet
@@ -71,7 +71,7 @@ class Denoiser(nn.Module):
         targets: PositionMask | None = None,
         positions: TargetIndices | None = None,
     ) -> TargetLogProbs:
-        """log f(v | x_t) at the targets, given as a mask or by their positions; without a mask nothing is padding."""
+        """log f(v | x_t) at the targets, a mask or indices; without an attention mask, nothing is padding."""
         if positions is None:
             assert targets is not None
             positions = Targets.of(targets).positions
@@ -84,7 +84,7 @@ class Denoiser(nn.Module):
         return log_f
 
     def predict(self, x_t: Batch, t: Times, targets: Targets) -> Prediction:
-        """The same as calling the network, computed as far as it is needed."""
+        """Same as calling the network, but computed only as far as needed."""
         if x_t.packing is None:
             hidden = self.hidden_at(x_t.tokens, x_t.attention_mask, t, targets.positions)
         else:
@@ -94,7 +94,7 @@ class Denoiser(nn.Module):
         return self._head.prediction(self.backbone, hidden, self.allowed)
 
     def prepare_packing(self) -> bool:
-        """Lets `predict` take packed batches, if this network can."""
+        """Lets `predict` take packed batches; returns False if this network cannot."""
         is_possible = can_pack(self.backbone, self.conditioning)
         if is_possible:
             prepare(self.backbone)
@@ -108,7 +108,7 @@ class Denoiser(nn.Module):
     def hidden_at(
         self, tokens: Tokens, attention_mask: PositionMask | None, t: Times, positions: TargetIndices
     ) -> TargetVectors:
-        """What the distribution at each target position is computed from."""
+        """The hidden states (or logits) that give the distribution at each target position."""
         length, num_inserted = tokens.shape[1], self.conditioning.num_prefix_positions
         require_length(length, self.max_length)
         if num_inserted:  # after the first position of each sequence
@@ -117,7 +117,7 @@ class Denoiser(nn.Module):
         return self._head.hidden_at(positions, self.backbone, call)
 
     def log_probs(self, hidden: TargetVectors) -> TargetLogProbs:
-        """log f(v | x_t) at positions whose `hidden_at` this is."""
+        """log f(v | x_t) from the output of `hidden_at`."""
         return self._head.log_probs(self.backbone, hidden, self.allowed)
 
     def hidden_states(self, tokens: Tokens, attention_mask: PositionMask, t: Times | None = None) -> Vectors:

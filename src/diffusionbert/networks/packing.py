@@ -1,11 +1,11 @@
-"""Packed sequences: one row of all tokens without padding, in which each sequence attends to itself.
+"""Packed sequences: one row of all tokens without padding, in which each sequence attends only to itself.
 
     [CLS] a b [SEP] [PAD] [PAD]
     [CLS] c d e f   [SEP]          →   [CLS] a b [SEP] [CLS] c d e f [SEP]     starts 0 4 10
 
-Short sentences have much padding, also in batches of similar lengths, which are padded to a multiple of 8. Attention is
-torch's variable-length kernel on a GPU, and an ordinary one with a mask elsewhere, which tests compare it with. It is
-an attention implementation in transformers' registry, under a name of its own; calls without a packing get `sdpa`.
+Short sentences have a lot of padding, even in batches of similar lengths, which are padded to a multiple of 8. On a
+GPU, attention runs in torch's variable-length kernel; elsewhere in an ordinary one with a mask, which the tests compare
+it with. Both are registered with transformers as one attention implementation; calls without a packing get `sdpa`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from diffusionbert.diffusion.shapes import Packing, Tokens
 from diffusionbert.networks.time_conditioning import TimeAgnostic, TimeConditioning
 
 NAME = "diffusionbert_packed"
-"""Of the attention implementation."""
+"""The name of the attention implementation."""
 
 
 def can_pack(backbone: PreTrainedModel, conditioning: TimeConditioning) -> bool:
-    """Whether a network reads packed sequences: without a time, without dropout in its attention, without windows."""
+    """Whether a network can read packed sequences: if time-agnostic, without attention dropout, without windows."""
     config = backbone.config
     match type(backbone).__name__:
         case "BertForMaskedLM":
@@ -42,12 +42,12 @@ def can_pack(backbone: PreTrainedModel, conditioning: TimeConditioning) -> bool:
 
 
 def has_packed_kernel() -> bool:
-    """Whether torch has attention over sequences of different lengths."""
+    """Whether torch has variable-length attention."""
     return find_spec("torch.nn.attention.varlen") is not None
 
 
 def prepare(backbone: PreTrainedModel) -> None:
-    """Lets the attention of a backbone take packed sequences; other calls stay as they are."""
+    """Lets a backbone's attention take packed sequences; other calls are unchanged."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     backbone.set_attn_implementation(NAME)
@@ -55,7 +55,7 @@ def prepare(backbone: PreTrainedModel) -> None:
 
 def call_packed(encoder: Any, tokens: Tokens, packing: Packing) -> Tensor:
     """The hidden states [P, D] of packed tokens."""
-    # Neither class makes a mask from these, which attention to itself replaces.
+    # With these, neither class builds a mask; `sequence_starts` takes its place.
     is_modern = encoder.config.model_type == "modernbert"
     mask = dict.fromkeys(("full_attention", "sliding_attention")) if is_modern else None
     hidden: Tensor = encoder(
@@ -63,7 +63,7 @@ def call_packed(encoder: Any, tokens: Tokens, packing: Packing) -> Tensor:
         position_ids=packing.offsets[None],
         attention_mask=mask,
         sequence_starts=packing.starts,
-        longest=encoder.config.max_position_embeddings,  # of any batch: another number would be compiled anew
+        longest=encoder.config.max_position_embeddings,  # the same for all batches: a new number would recompile
     ).last_hidden_state
     return hidden[0]
 

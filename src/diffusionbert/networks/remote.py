@@ -1,7 +1,7 @@
-"""Networks on devices without float64, such as Apple's MPS: they compute there, and everything around them on the CPU.
+"""Networks on devices without float64, such as Apple's MPS: the network runs there, everything around it on the CPU.
 
-Noise, schedules, draws of tokens and sums of nats are in float64, so that they are the same everywhere. Where a device
-has none, tokens and times go to it and log-probabilities come back, which costs little where both share their memory.
+Noise, schedules, token draws and sums of nats are in float64, so that they are the same everywhere. If a device has no
+float64, tokens and times go to it and log-probabilities come back, which costs little when the two share memory.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _CPU = torch.device("cpu")
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64."""
+    """Whether a device supports float64."""
     return device.type != "mps"
 
 
 def working_device(device: torch.device) -> torch.device:
-    """Where everything around a network on this device is computed: there, or on the CPU if it has no float64."""
+    """Where to compute everything around a network on this device: there, or on the CPU if it has no float64."""
     return device if has_float64(device) else _CPU
 
 
 class Remote(nn.Module):
-    """A network that is called with tensors on the CPU and answers on the CPU, wherever it is."""
+    """A network on any device, called with CPU tensors and returning CPU tensors."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Remote(nn.Module):
         return self._call(self.network, *arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """The network's own methods and attributes, but for predictions in parts, whose parts would stay there."""
+        """The network's own methods and attributes, except `predict`, whose parts would stay on the device."""
         if name == "network" or name in self.__dict__.get("_parameters", ()):
             return super().__getattr__(name)
         if name == "predict":
@@ -54,12 +54,12 @@ class Remote(nn.Module):
 
 
 def _run(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What happens on the device."""
+    """The part that runs on the device."""
     return function(*arguments, **options)
 
 
 def _moved(value: Any, device: torch.device, doubles: torch.dtype = torch.float64) -> Any:
-    """Tensors on a device, also inside tuples and lists; those in float64 in another type."""
+    """Moves tensors to a device, including those inside tuples and lists; float64 becomes `doubles`."""
     if isinstance(value, Tensor):
         return value.to(device, doubles if value.dtype is torch.float64 else value.dtype)
     if isinstance(value, tuple | list):

@@ -5,10 +5,10 @@
     layer-wise (LTE)      h_i ← h_i + W_i e(t)    before every layer i
 
 The layer-wise vectors W_i e(t) travel through the encoder as an argument of its call. When a network is made, `prepare`
-replaces the class of each layer by a subclass that can receive a vector; parameters and their names stay. A call passes
-the vectors of all layers as `output_attentions`, the one argument that every encoder of transformers hands on to its
-layers; the object is falsy, so that all other code reads "no attentions". Without such an object, layers run unchanged:
-nothing about a call is stored, threads may share a network, and the backbone stays an ordinary model.
+replaces the class of each layer with a subclass that accepts a vector; parameters keep their names. A call passes the
+vectors of all layers as `output_attentions`, the one argument that every transformers encoder hands on to its layers;
+the object is falsy, so all other code reads "no attentions". Without such an object, layers run unchanged. So nothing
+about a call is stored, threads may share a network, and the backbone stays an ordinary model.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class TimeEmbedding(Enum):
     NONE = "none"  # time-agnostic decoding (TAD)
     PREFIX = "prefix"  # a learned embedding between `[CLS]` and the sequence (PTE)
     LAYERS = "layers"  # a sinusoidal embedding added in every layer (LTE)
-    LAYERS_RANDOM = "layers-random"  # the same, by projections that start at random, as the paper's do
+    LAYERS_RANDOM = "layers-random"  # the same, with randomly initialized projections, as in the paper
     LAYERS_LEARNED = "layers-learned"  # a learned embedding of each timestep added in every layer
 
     @property
     def abbreviation(self) -> str:
-        """As in the paper's tables."""
+        """The name in the paper's tables."""
         own = {"none": "TAD", "prefix": "PTE", "layers": "LTE"}
         return (own | {"layers-random": "LTE (random)", "layers-learned": "LTE (learned)"})[self.value]
 
     def conditioning(self, backbone: PreTrainedModel, num_steps: int) -> TimeConditioning:
-        """Makes the parameters by which the time reaches a backbone; learned tables have `num_steps` timesteps."""
+        """Makes the module that conditions a backbone on time; learned tables have `num_steps` timesteps."""
         match self:
             case TimeEmbedding.NONE:
                 return TimeAgnostic()
@@ -110,7 +110,7 @@ class PrefixTime(TimeConditioning):
 class LayerwiseTime(TimeConditioning):
     """Adds a projection of the time features to the hidden states that enter each layer (LTE).
 
-    The projections start at zero, so that a pretrained network starts unchanged, or else at random, like `nn.Linear`.
+    The projections start at zero, so that a pretrained network starts unchanged, or, with `zero=False`, at random.
     """
 
     def __init__(self, backbone: PreTrainedModel, features: SinusoidalTime | LearnedTime, *, zero: bool = True) -> None:
@@ -136,7 +136,7 @@ class LayerwiseTime(TimeConditioning):
         if vectors.num_taken != len(self.projections):
             raise ValueError(
                 f"the layers of {type(encoder).__name__} took {vectors.num_taken} of {len(self.projections)} time "
-                "vectors, since it was not prepared or does not pass `output_attentions` on to them: make a network "
+                "vectors, because it was not prepared or does not pass `output_attentions` on: make a network "
                 "around it, or use PrefixTime or TimeAgnostic"
             )
         return output
@@ -202,7 +202,7 @@ def _call(encoder: PreTrainedModel, attention_mask: PositionMask | None, **input
 
 
 def _layers_of(backbone: PreTrainedModel) -> nn.ModuleList:
-    """Finds the list of a base model's layers: as long as the network is deep, and inside no other list."""
+    """Finds a base model's list of layers: as many as the network is deep, and not nested in another list."""
     depth: int = backbone.config.num_hidden_layers
     modules = backbone.base_model.named_modules()
     lists: dict[str, nn.ModuleList] = {name: list_ for name, list_ in modules if isinstance(list_, nn.ModuleList)}
@@ -253,14 +253,14 @@ class _TimedLayer(nn.Module):
         return super().__call__(hidden_states, *inputs, **options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made at run time, so that a pickle can only name the class it was made from.
+        # The class is made at run time, so a pickle can only name the class it was made from.
         reduced: Any = super().__reduce_ex__(protocol)
         return (_empty_layer, (self._untimed_class,), *reduced[2:])
 
 
 @functools.cache
 def _timed_class(layer_class: Any) -> type[_TimedLayer]:
-    # Under the same name, by which layers are found for compiling and sharding (`_no_split_modules`).
+    # Keeps the name: compiling and sharding find layers by it (`_no_split_modules`).
     names = {"__module__": layer_class.__module__, "__qualname__": layer_class.__qualname__}
     return type(layer_class.__name__, (_TimedLayer, layer_class), {**names, "_untimed_class": layer_class})
 
