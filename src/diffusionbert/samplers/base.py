@@ -1,8 +1,8 @@
-"""Samplers as step machines: `start` gives a state, `query` what to ask the network, `update` the next state.
+"""Samplers as step machines: `start` makes a state, `query` says what to ask the network, `update` makes the next one.
 
 A sampler is a frozen dataclass of its own settings and stores nothing about a call; everything that changes is in the
-state. `sample` is the one loop. A server can drive many states with one forward pass: it joins their queries with
-`concatenate_queries`, asks the network once and gives each state its part of the answer (`split_answer`).
+state. `sample` is the only loop. A server can drive many states with one forward pass: it joins their queries with
+`concatenate_queries`, runs the network once and gives each state its part of the answer (`split_answer`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SamplerConfig:
     """The number of steps and the logits warper.
 
     Args:
-        steps: The number of steps of the time grid, or of rounds where a sampler has no time grid.
+        steps: The number of steps of the time grid, or of rounds if a sampler has no time grid.
         temperature: Divides the log-probabilities of p(x0 | x_t).
         top_k: Keeps the k most probable tokens; None keeps all.
         top_p: Keeps the smallest set of tokens whose probability reaches this value; None keeps all.
@@ -93,8 +93,8 @@ class Query:
     tokens: Tokens
     attention_mask: PositionMask
     t: Times
-    positions: TargetIndices  # the targets, numbered through all sequences
-    is_padded: bool = True  # False where it is known that no position is padding
+    positions: TargetIndices  # the targets, as indices into the flattened sequences
+    is_padded: bool = True  # False if it is known that no position is padding
 
     @cached_property
     def targets(self) -> PositionMask:
@@ -176,7 +176,7 @@ def split_answer(answer: TargetLogProbs, queries: Sequence[Query]) -> list[Tenso
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SamplingContext:
-    """What a sampler knows of the model and of the request."""
+    """What a sampler knows about the model and the request."""
 
     mask_id: int
     process: Process | Gaussian | None = None  # the forward process; None for models without one (SUNDAE, decoders)
@@ -186,9 +186,9 @@ class SamplingContext:
     time_agnostic: bool = False
     start_time: float = 1.0
     """Where the time grid ends and sampling starts: 1 is pure noise, less continues from a partly masked text."""
-    max_length: int | None = None  # the number of positions that the network reads at once
-    word_vectors: VectorNetwork | None = None  # under Gaussian noise, what embeds tokens and rounds vectors to tokens
-    causal: bool = False  # whether the network is a decoder, which answers `CausalQuery` alone
+    max_length: int | None = None  # how many positions the network can read at once
+    word_vectors: VectorNetwork | None = None  # under Gaussian noise: embeds tokens and rounds vectors to tokens
+    causal: bool = False  # whether the network is a decoder, which answers only `CausalQuery`
     time_grid: Grid | None = None  # a time grid other than `config.steps` equal steps up to `start_time`
 
     def __post_init__(self) -> None:
@@ -199,13 +199,13 @@ class SamplingContext:
 
     @cached_property
     def grid(self) -> Grid:
-        """The times 0 < … < start_time between which steps are made, in float64 on the CPU."""
+        """The times 0 < … < start_time that bound the steps, in float64 on the CPU."""
         with torch.device("cpu"):  # whatever the default device: samplers read single times from it
             return uniform_grid(self.config.steps, self.start_time) if self.time_grid is None else self.time_grid.cpu()
 
     @property
     def warper(self) -> LogitsWarper:
-        """Temperature, top-k and top-p of p(x0 | x_t), which also excludes forbidden tokens."""
+        """Temperature, top-k and top-p for p(x0 | x_t); also excludes forbidden tokens."""
         return self.config.warper(self.forbidden)
 
     @property
@@ -232,7 +232,7 @@ class SamplingContext:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class State:
-    """What has been generated so far. Subclasses hold what one sampler needs for its next step."""
+    """What has been generated so far. Subclasses add what one sampler needs for its next step."""
 
     context: SamplingContext
     canvas: Batch
@@ -246,12 +246,12 @@ class State:
     def begin(
         cls: type[StateT], context: SamplingContext, canvas: Batch, seed: int, tokens: Tokens, time: Times, **own: Any
     ) -> StateT:
-        """A first state, without calls so far; it is the last one if nothing is editable."""
+        """The first state, before any call; it is also the last if nothing is editable."""
         shared: dict[str, Any] = {"calls": torch.zeros_like(canvas.example), "done": not bool(canvas.editable.any())}
         return cls(context=context, canvas=canvas, seed=seed, tokens=tokens, time=time, **(shared | own))
 
     def advance(self: StateT, tokens: Tokens, time: Times, called: Flags, done: bool, **own: Any) -> StateT:
-        """The next state; `called` are the sequences for which the network was called."""
+        """The next state; `called` marks the sequences that the network was called for."""
         return replace(self, tokens=tokens, time=time, calls=self.calls + called, done=done, **own)
 
     @property
@@ -264,8 +264,9 @@ class State:
 
 
 class Sampler(ABC):
-    """How text is generated. A member is a registered frozen dataclass; the draws of a sequence depend on the seed
-    and on its `canvas.example`, not on the other sequences of the batch.
+    """A sampling algorithm: a registered frozen dataclass of its settings.
+
+    The draws of a sequence depend on the seed and its `canvas.example`, not on the other sequences of the batch.
     """
 
     registry: ClassVar[Registry[Sampler]] = Registry("sampler", "diffusionbert.samplers", "diffusionbert.samplers")
@@ -279,7 +280,7 @@ class Sampler(ABC):
         return self
 
     def keeps_tokens(self, context: SamplingContext) -> bool:
-        """Whether a token that is unmasked is never changed again."""
+        """Whether a token never changes once it is unmasked."""
         return False
 
     @abstractmethod
@@ -288,11 +289,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def query(self, state: Any) -> AnyQuery | None:
-        """What to ask the network for the next step of a state that is not done; None if nothing."""
+        """What to ask the network for the next step of a state that is not done; None to ask nothing."""
 
     @abstractmethod
     def update(self, state: Any, answer: Any) -> State:
-        """The next state; `answer` is the network's to `query(state)`, None where that was None."""
+        """The next state; `answer` is the network's answer to `query(state)`, None if that was None."""
 
 
 def sample(sampler: Sampler, context: SamplingContext, network: Any, canvas: Batch, seed: int) -> Iterator[State]:
@@ -300,9 +301,9 @@ def sample(sampler: Sampler, context: SamplingContext, network: Any, canvas: Bat
 
     Args:
         sampler: The algorithm.
-        context: What it knows of the model and of the request.
-        network: A `Network`, or a `VectorNetwork` or `CausalNetwork` where the sampler queries one.
-        canvas: The sequences, of which the editable positions are generated.
+        context: What it knows about the model and the request.
+        network: A `Network`, or a `VectorNetwork` or `CausalNetwork` if the sampler queries one.
+        canvas: The sequences, whose editable positions are generated.
         seed: The same seed gives the same text.
 
     Yields:
@@ -328,12 +329,12 @@ def last_state(states: Iterator[State]) -> State:
     return state
 
 
-# ---- for samplers that choose themselves how many positions are unmasked in each round ------------------------------
+# ---- for samplers that choose how many positions to unmask in each round --------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundState(State):
-    """The masked positions, and the number of rounds so far."""
+    """The masked positions and the number of rounds so far."""
 
     masked: PositionMask
     num_rounds: int
@@ -359,6 +360,6 @@ def masked_fraction(context: SamplingContext, x: Batch) -> Times:
 
 
 def due_after(number: int, num_positions: Counts, num_rounds: int) -> Counts:
-    """How many of n positions are unmasked after round k = 0, 1, …: ⌊(k + 1)·n / m⌋, m the lesser of n and rounds."""
+    """How many of n positions are to be unmasked after round k = 0, 1, …: ⌊(k + 1)·n / m⌋, m = min(n, rounds)."""
     due: Counts = (number + 1) * num_positions // num_positions.clamp(min=1, max=num_rounds)
     return due

@@ -3,9 +3,9 @@
 The editable positions of a sequence are cut into consecutive blocks. Another sampler generates one block after the
 other, with only that block editable: what comes before is frozen, what comes after is `[MASK]`.
 
-Of a sequence longer than the network reads, it is shown a window: the first position (`[CLS]`), the last (`[SEP]`) and
-one run of positions around the block. Of the room that the block leaves, three quarters lie before it, where text is,
-and one quarter after it, where mostly masks are; at either end of the sequence the run is moved inside.
+If a sequence is longer than the network can read, it sees a window: the first position (`[CLS]`), the last (`[SEP]`)
+and one run of positions around the block. Three quarters of the room left by the block go before it, where the text is,
+and one quarter after it, where there are mostly masks; near either end of the sequence, the run is shifted to fit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class BlockState(State):
     block: Tensor  # [B, L]: the number of each position's block, -1 where it is not editable
     number: int  # the number of the current block
     sequences: TargetIndices  # the sequences that have this block
-    positions: Tensor  # the positions of the window of each of them
+    positions: Tensor  # the positions of each one's window
     before: tuple[Tokens, Times, Counts]  # tokens, time and calls before this block
-    inner: State | None  # None once all is done
+    inner: State | None  # None once all blocks are done
 
     @property
     def num_blocks(self) -> Counts:
@@ -41,10 +41,10 @@ class BlockState(State):
 @register("blocks")
 @dataclass(frozen=True)
 class Blocks(Sampler):
-    """Lets another sampler generate block after block.
+    """Lets another sampler generate one block after another.
 
-    A time-conditioned network is given the inner sampler's time, that of the block. The time of a sequence is that of
-    its blocks together: with b of them left and the current one at time t, (b - 1 + t) out of all.
+    A time-conditioned network is given the inner sampler's time, that of the block. The time of a sequence is averaged
+    over its blocks: with b of n blocks left and the current one at time t, it is (b - 1 + t) / n.
 
     Args:
         size: The largest number of editable positions per block.
@@ -99,9 +99,9 @@ class Blocks(Sampler):
             return replace(state, done=True, before=before, inner=None)
         x = replace(state.x, editable=state.block == number)
         positions = _window(x, state.context.max_length)[sequences]
-        # Blocks differ by seed: in a window two of them may have the same positions, which would then draw the same
-        # numbers, and the names of examples are the caller's. Seeds below 2³² stay apart; the first block keeps the
-        # seed, so that a text of one block is the inner sampler's own.
+        # Every block has its own seed: in their windows, two blocks may have the same positions, which would then draw
+        # the same numbers, and example keys are the caller's. Seeds below 2³² never collide. The first block keeps the
+        # seed, so that a text of one block is the same as the inner sampler's.
         view = _view(x, sequences, positions)
         inner = self.inner.start(state.context, view, state.seed + (number << 32))
         return replace(
@@ -132,7 +132,7 @@ def _before(block: Tensor) -> Tensor:
 
 
 def _window(x: Batch, max_length: int | None) -> Tensor:
-    """The positions of each sequence that the network is shown, from left to right; all if the sequence fits."""
+    """The positions of each sequence that the network sees, from left to right; all if the sequence fits."""
     width, length = x.tokens.shape[1], x.attention_mask.sum(dim=1)
     window = width if max_length is None else max_length
     room = window - 2
@@ -148,7 +148,7 @@ def _window(x: Batch, max_length: int | None) -> Tensor:
 
 
 def _view(x: Batch, sequences: TargetIndices, positions: Tensor) -> Batch:
-    """Some sequences, and of each some positions."""
+    """These sequences, reduced to the given positions of each."""
     tokens, attention_mask, editable = (
         values[sequences].gather(1, positions) for values in (x.tokens, x.attention_mask, x.editable)
     )

@@ -3,8 +3,8 @@ the best", section 4).
 
 Each round draws a token at every masked position of a sequence and keeps the most confident ones, as many as
 `due_after` says. With a threshold, all tokens that reach it are kept as well (Wu et al. 2025, Fast-dLLM), so that easy
-sequences need fewer rounds. Tokens come from f and not from f·(1 - ᾱ_t), since the sampler and not the noise chooses
-what is masked: the schedule plays no part.
+sequences need fewer rounds. Tokens come from f, not from f·(1 - ᾱ_t): the sampler rather than the noise chooses what is
+masked, so the schedule plays no part.
 
 With one position per round and a criterion that does not depend on the drawn token (margin, entropy), this is an
 autoregressive factorization in an order that depends on the tokens so far: exact if f is. Several positions per round,
@@ -26,10 +26,10 @@ from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContex
 
 
 class Criterion(Enum):
-    """How confident the network is at a position; more is more confident."""
+    """How confident the network is at a position; higher is more confident."""
 
     PROBABILITY = "probability"  # the probability of the drawn token
-    MARGIN = "margin"  # the probability of the most probable token less that of the second
+    MARGIN = "margin"  # the probability of the most probable token minus that of the second
     ENTROPY = "entropy"  # minus the entropy in nats: 0 is certain
 
     @property
@@ -44,7 +44,7 @@ class Confidence(RoundSampler):
 
     Args:
         criterion: How confidence is measured.
-        threshold: Unmask all positions whose confidence, on the criterion's own scale, reaches this value.
+        threshold: Also unmask all positions whose confidence, on the criterion's own scale, reaches this value.
     """
 
     criterion: Criterion = Criterion.PROBABILITY
@@ -55,7 +55,7 @@ class Confidence(RoundSampler):
         if self.threshold is not None and not low <= self.threshold <= high:
             raise ValueError(
                 f"threshold must be between {low} and {high} for the criterion {self.criterion.value!r}, "
-                f"got {self.threshold}; None sets none"
+                f"got {self.threshold}; None means no threshold"
             )
 
     def keeps_tokens(self, context: SamplingContext) -> bool:
@@ -75,7 +75,7 @@ class Confidence(RoundSampler):
             drawn = draw(context.warper(log_p), uniform[masked])
             kept = self._kept(state, log_prob_of(log_p, drawn).exp())
             drawn = drawn[kept[masked]]
-        else:  # tokens are drawn where they are kept only
+        else:  # tokens are drawn only where they are kept
             kept = self._kept(state, self._certainty(log_p))
             drawn = draw(context.warper(log_p[kept[masked]]), uniform[kept])
         x = replace(state.x, tokens=state.tokens.masked_scatter(kept, drawn))
@@ -84,7 +84,7 @@ class Confidence(RoundSampler):
         return state.advance(x.tokens, masked_fraction(context, x), masked.any(dim=1), done, **own)
 
     def _certainty(self, log_p: TargetLogProbs) -> PerTarget:
-        """The confidence in a position, whichever token is drawn there."""
+        """The confidence at a position, whichever token is drawn there."""
         p = log_p.exp()
         if self.criterion is Criterion.MARGIN:
             best = p.topk(2, dim=-1).values.double()
@@ -93,11 +93,11 @@ class Confidence(RoundSampler):
         return -entropy
 
     def _kept(self, state: RoundState, confidence: PerTarget) -> PositionMask:
-        """The most confident positions of each sequence, as many as are due, and those over the threshold."""
+        """The most confident positions of each sequence, as many as are due, and all that reach the threshold."""
         masked = state.masked
         length, num_masked = state.canvas.editable.sum(dim=1), masked.sum(dim=1)
         due = due_after(state.num_rounds, length, state.context.config.steps)
-        # A sequence that a threshold has put ahead still unmasks one position per round.
+        # A sequence that is ahead because of a threshold still unmasks one position per round.
         quota = (due - (length - num_masked)).clamp(min=1)
         scores = confidence.new_full(masked.shape, -torch.inf).masked_scatter(masked, confidence)
         rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)

@@ -1,6 +1,6 @@
-"""What is asked of sampling: which sampler, with which settings; and samplers as text, `name:setting=value,…`.
+"""Sampling requests (which sampler, with which settings), and samplers as text: `name:setting=value,…`.
 
-Names as strings are for the public boundary: the command line, JSON and keyword arguments.
+Text is for the public boundary: the command line, JSON and keyword arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SamplingRequest:
     Args:
         sampler: The algorithm; None is the default of the model's objective.
         config: Steps, temperature, top-k and top-p.
-        block: Generate blocks of so many tokens, from left to right; None generates all at once.
+        block: Generate blocks of this many tokens, from left to right; None generates all at once.
     """
 
     sampler: Sampler | None = None
@@ -44,7 +44,7 @@ class SamplingRequest:
 
 
 def parse_sampler(text: str) -> Sampler:
-    """The sampler that a text names.
+    """Parses the text form of a sampler.
 
     Args:
         text: A registered name or preset, with settings that differ from the defaults, such as `remasking:eta=0.1` or
@@ -77,7 +77,7 @@ def parse_sampler(text: str) -> Sampler:
 
 
 def format_sampler(sampler: Sampler) -> str:
-    """The shortest text from which `parse_sampler` makes this sampler.
+    """The shortest text that `parse_sampler` turns into this sampler.
 
     Examples:
         >>> format_sampler(Confidence(Criterion.MARGIN, threshold=0.5))
@@ -99,7 +99,7 @@ def _registered_name(name: str) -> str:
         return Sampler.registry.name_of(Sampler.registry.get(name))
     except ValueError:
         known = sorted({*Sampler.registry.names(), *PRESETS})
-        if name in known:  # an entry point that does not load says why
+        if name in known:  # an entry point that fails to load says why
             raise
         raise ValueError(f"unknown sampler {name!r}; {_suggestion(name, known)}known: {', '.join(known)}") from None
 
@@ -110,7 +110,7 @@ def _suggestion(name: str, known: list[str]) -> str:
 
 
 def _plain_value(text: str) -> Any:
-    """A setting's value as JSON: a number, true, false or null (also none); anything else is a text."""
+    """A setting's value, parsed as JSON: a number, true, false or null (or none); anything else is a string."""
     try:
         return json.loads("null" if text == "none" else text)
     except json.JSONDecodeError:

@@ -1,16 +1,16 @@
 """First-hitting sampling (Zheng et al. 2024, "Masked diffusion models are secretly time-agnostic masked models").
 
-Where a schedule treats all tokens alike, the interval (s, t) of the time grid in which a position is unmasked does not
+If a schedule treats all tokens alike, the interval (s, t) of the time grid in which a position is unmasked does not
 depend on the tokens:
 
     P(unmasked in (s, t)) = (ᾱ_s - ᾱ_t) / (1 - ᾱ_start)      independently for each position
     token ~ f(v | x_t, t)                                     warped, when its interval comes
 
-So the intervals are drawn first, and the network is called at those times only, with each sequence's own t: at most
-min(L, T) calls per sequence. Texts are distributed exactly as by `Ancestral` over the same time grid, for every
+So the intervals are drawn first, and the network is called only at those times, with each sequence's own t: at most
+min(L, T) calls per sequence. Texts have exactly the distribution of `Ancestral` over the same time grid, for every
 network. A finer grid costs nothing: continuous time is `steps=1_000_000`.
 
-With the intervals, all queries are known before the first one (`plan`): the loop waits for nothing that a GPU computes.
+Once the intervals are known, so are all queries (`plan`): the loop never waits for a GPU to compute something.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from diffusionbert.samplers.plan import PlannedCall, plan_calls
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FirstHittingState(State):
-    """What is asked when, and how far that has got."""
+    """The planned calls, and how many of them have been made."""
 
     plan: tuple[PlannedCall, ...]
-    query_times: Tensor  # [calls, B]: at which each call asks about a sequence
+    query_times: Tensor  # [calls, B]: the time that each call gives to the network, for each sequence
     times: Tensor  # [calls + 1, B]: where a sequence is before each call, and after the last one
-    num_calls: Counts  # that each sequence needs
-    number: int  # of the next call
-    uniform: PerPosition  # one number per position, which draws its token
-    is_possible: Tensor  # whether there was a token to draw at all positions so far
+    num_calls: Counts  # how many calls each sequence needs
+    number: int  # the number of the next call
+    uniform: PerPosition  # one number per position, to draw its token with
+    is_possible: Tensor  # whether there has been a token to draw at all positions so far
 
 
 @register("first-hitting")
 @dataclass(frozen=True)
 class FirstHitting(Sampler):
-    """Draws when each position is unmasked, then calls the network at those times only.
+    """Draws when each position is unmasked, then calls the network only at those times.
 
-    With each update every unfinished sequence moves on to its own next time.
+    With each update, every unfinished sequence moves on to its own next time.
     """
 
     def keeps_tokens(self, context: SamplingContext) -> bool:
@@ -66,7 +66,7 @@ class FirstHitting(Sampler):
         process, noise, device = context.absorbing(self), Noise(seed), canvas.tokens.device
         x = process.prior(canvas, noise)
         drawn = _intervals(process, context.grid.to(device), noise.per_position(x, Purpose.UNMASK))
-        # Here a GPU is waited for, and nowhere else.
+        # The only place that waits for a GPU, but for the check after the last call.
         interval, editable, seen = (values.cpu() for values in (drawn, canvas.editable, canvas.attention_mask))
         number, latest = _numbered(interval.masked_fill(~editable, -1))
         plan = plan_calls(number, seen, device)
@@ -96,7 +96,7 @@ class FirstHitting(Sampler):
         where, number = state.plan[state.number].where, state.number + 1
         drawn, is_possible = draw_unchecked(state.context.warper(answer), state.uniform.flatten()[where])
         is_possible, done = is_possible.all() & state.is_possible, number == len(state.plan)
-        if done or not answer.is_cuda:  # a GPU is not waited for in between
+        if done or not answer.is_cuda:  # the check waits for a GPU, so there it is left to the end
             require_possible(is_possible)
         tokens = state.tokens.flatten().index_copy(0, where, drawn).view_as(state.tokens)
         own = {"number": number, "is_possible": is_possible}
@@ -104,11 +104,11 @@ class FirstHitting(Sampler):
 
 
 def _numbered(interval: Tensor) -> tuple[Tensor, Tensor]:
-    """The calls of sequences by the intervals [B, L] of their positions, -1 where a position has none.
+    """Assigns positions to calls by their intervals [B, L], which are -1 where a position has none.
 
     Returns:
-        The number of each position's call, -1 if it has none: intervals come in falling order, and positions with the
-        same one share a call. And the interval of each call [B, L], -1 after the last.
+        The number of each position's call, -1 if it has none: intervals come in decreasing order, and positions with
+        the same one share a call. Then the interval of each call [B, L], -1 after the last.
     """
     falling, order = interval.sort(dim=1, descending=True)
     rank = (falling.diff(dim=1, prepend=falling[:, :1]) != 0).cumsum(dim=1)
@@ -117,7 +117,7 @@ def _numbered(interval: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _times(grid: Grid, latest: Tensor) -> tuple[Tensor, Tensor]:
-    """The times [calls, B] at which calls ask, by their intervals [B, calls]; and those in between [calls + 1, B]."""
+    """The times of calls [calls, B] with these intervals [B, calls]; and the times between them [calls + 1, B]."""
     latest = latest.T
     is_left = latest >= 0
     start = torch.where(is_left[:1], grid[-1], 0.0) if len(latest) else grid.new_zeros(1, latest.shape[1])
@@ -126,7 +126,7 @@ def _times(grid: Grid, latest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _intervals(process: Absorbing, grid: Grid, uniform: PerPosition) -> Tensor:
-    """For each position the k of the interval (grid[k], grid[k + 1]) in which it is unmasked."""
+    """For each position, the index k of the interval (grid[k], grid[k + 1]) in which it is unmasked."""
     masked = 1 - process.schedule.survival(grid, torch.ones_like(grid))
     interval = torch.searchsorted(masked, uniform * masked[-1], right=True) - 1
     # Where the grid ends so early that 1 - ᾱ rounds to 0, the first step unmasks.

@@ -2,8 +2,8 @@
 
     x_1 ~ N(0, 1),   x_s ~ q(x_s | x_t, x0 = x̂0(x_t, t))  for every step (s, t) of the time grid,   w = round(x_0)
 
-The clamping trick replaces x̂0 by the vector of the nearest token, so that a step commits to some token. The original
-code differs twice: it clamps at all steps if it clamps, and its last step takes the mean, without noise.
+The clamping trick replaces x̂0 with the vector of the nearest token, so that a step commits to some token. The original
+code differs in two ways: it clamps at all steps or none, and its last step takes the mean, without noise.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class GaussianState(State):
 @register("gaussian-ancestral")
 @dataclass(frozen=True)
 class GaussianAncestral(Sampler):
-    """Makes one reverse step after another on vectors; states show each vector as its nearest allowed token.
+    """Takes one reverse step after another on vectors; states show each vector as its nearest allowed token.
 
-    There is no distribution over tokens before the end, so temperature, top-k and top-p act on the last rounding alone:
-    where any of them is set, the token is drawn from p(w | x) (unwarped with top-p 1), else the nearest token is taken.
+    There is no distribution over tokens before the end, so temperature, top-k and top-p act only on the last rounding:
+    if any of them is set, the token is drawn from p(w | x) (unwarped with top-p 1), else the nearest token is taken.
     Forbidden tokens are never generated and never clamped to. A time grid that ends before 1 continues from the tokens
     of the canvas, with the noise of that time added.
 
     Args:
-        clamped: Steps from times up to this one use the clamping trick; True or 1 is all of them, False or 0 none, None
-            those from times at which the token is certain.
+        clamped: Steps from times up to this one use the clamping trick. True or 1 means all steps, False or 0 none,
+            None those from times at which the token is certain.
     """
 
     clamped: bool | float | None = None

@@ -5,10 +5,10 @@
 
 An iteration is one network call. With fewer iterations than positions, the first pass unmasks several at once, evenly
 (`due_after`). With as many, it is the order-agnostic product of conditionals, exact if f is. Sweeps leave a
-distribution unchanged if f gives its conditionals; those of a network fit no joint distribution, and then the limit
-depends on the scan. The authors' code picks a random position in every iteration from the start, so that some may never
-be unmasked; here the first pass leaves none out, as He et al. 2022 (DiffusionBERT) describe it. The schedule plays no
-part.
+distribution unchanged if f gives its conditionals; a network's conditionals fit no joint distribution, so the limit
+depends on the scan order. The authors' code picks a random position in every iteration from the start, so some may
+never be unmasked; here the first pass leaves none out, as described by He et al. 2022 (DiffusionBERT). The schedule
+plays no part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State, 
 class Order(Enum):
     """Which position comes next, in the first pass and in sweeps."""
 
-    RANDOM = "random"  # each sequence in an order of its own; in sweeps any position, also the last one again
+    RANDOM = "random"  # each sequence in its own order; in sweeps any position, even the same one again
     LEFT_TO_RIGHT = "left-to-right"
 
 
@@ -43,7 +43,7 @@ class GibbsState(State):
 @register("gibbs")
 @dataclass(frozen=True)
 class Gibbs(Sampler):
-    """Draws position by position, and goes on resampling for as many iterations as are left.
+    """Draws position by position, then keeps resampling for the remaining iterations.
 
     Every sequence with an editable position takes all iterations. A time-conditioned network is given the masked
     fraction of the editable positions, times the start time.
@@ -77,7 +77,7 @@ class Gibbs(Sampler):
         return state.advance(x.tokens, time, called, number == context.config.steps, **own)
 
     def _due(self, context: SamplingContext, x: Batch, seed: int, number: int) -> PositionMask:
-        """The positions that iteration `number` draws: masked ones, or one that is unmasked already."""
+        """The positions that iteration `number` draws: masked ones, or one that is already unmasked."""
         iterations = context.config.steps
         length = x.editable.sum(dim=1)
         first = self._earliest(x, due_after(number, length, iterations), seed) & (x.tokens == context.mask_id)

@@ -2,11 +2,11 @@
 
     x_i ~ p(v | x_1 … x_{i-1})        warped, at the editable positions i from left to right
 
-The keys and values of read positions are in the state, so each position is read once. Frozen positions are read
-together with the tokens before the next editable position; frozen positions after the last editable one are never
-read. So a sequence costs one call per generated token, each of the length of what is new.
+The state caches the keys and values of all positions read so far, so each position is read once. Frozen positions are
+read together with the tokens before the next editable position; frozen positions after the last editable one are never
+read. So a sequence costs one call per generated token, and each call reads only what is new.
 
-The canvas gives the length of a sequence: there is no end-of-text token.
+The canvas sets the length of a sequence: there is no end-of-text token.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from diffusionbert.samplers.base import CausalQuery, Sampler, SamplingContext, S
 class LeftToRightState(State):
     """The cache, and the positions that are left."""
 
-    uniform: PerPosition  # one number per position, which draws its token
-    positions: tuple[int, ...]  # the positions at which some sequence is still to be generated
-    sequences: TargetIndices  # the sequences that are unfinished: those in the cache
+    uniform: PerPosition  # one number per position, to draw its token with
+    positions: tuple[int, ...]  # the positions that some sequence still has to generate
+    sequences: TargetIndices  # the unfinished sequences, which are those in the cache
     num_read: int  # the number of positions in the cache
     cache: KeyValues | None
 

@@ -1,11 +1,11 @@
 """Mask-predict (Ghazvininejad et al. 2019, "Mask-Predict", section 3).
 
     round k = 1 … T:  every masked position gets a token and its probability,
-                      then the ⌊n·(T - k) / T⌋ least probable of all n editable positions are masked again
+                      then the ⌊n·(T - k) / T⌋ least probable of all n editable positions are remasked
 
 A position that was not predicted in this round keeps the probability of its last prediction. The paper takes the most
-probable token (`top_k=1`); here tokens are drawn, as in all samplers. They come from f and not from f·(1 - ᾱ_t), since
-the sampler and not the noise chooses what is masked: the schedule plays no part.
+probable token (`top_k=1`); here tokens are drawn, as in all samplers. They come from f, not from f·(1 - ᾱ_t): the
+sampler rather than the noise chooses what is masked, so the schedule plays no part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MaskPredictState(RoundState):
 @register("mask-predict")
 @dataclass(frozen=True)
 class MaskPredict(RoundSampler):
-    """Predicts all masked tokens in each round and masks the least probable again.
+    """Predicts all masked tokens in each round and remasks the least probable.
 
     A sequence with fewer positions than rounds finishes early.
     """
@@ -43,7 +43,7 @@ class MaskPredict(RoundSampler):
 
     def update(self, state: MaskPredictState, answer: TargetLogProbs) -> MaskPredictState:
         context, num_rounds, steps = state.context, state.num_rounds + 1, state.context.config.steps
-        # Probabilities before top-k and temperature: after top_k=1 every token would be certain.
+        # Probabilities are taken before top-k and temperature: after top_k=1, every token would be certain.
         log_p = context.exclusion(answer)
         uniform = Noise(state.seed, step=num_rounds).per_position(state.x, Purpose.SAMPLE)
         tokens = draw(context.warper(log_p), uniform[state.masked])

@@ -1,9 +1,9 @@
-"""Queries that are known before the first one, so that nothing in the loop waits for the network.
+"""Queries planned in advance, so that nothing in the loop waits for the network.
 
-Where a sampler knows ahead which positions it will unmask when, so are the shapes of all queries: which sequences have
-a target, how many positions of them are shown, where the targets are. All this is computed once, on the CPU, and
-copied at once. On a GPU the loop then only launches kernels: it looks for no position and asks whether no sequence is
-done.
+A sampler that knows in advance which positions it will unmask when also knows the shapes of all its queries: which
+sequences have a target, how many of their positions are sent, where the targets are. All of this is computed once, on
+the CPU, and moved in one copy. On a GPU, the loop then only launches kernels: it never searches for positions or checks
+whether a sequence is done.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from diffusionbert.samplers.base import Query
 class PlannedCall:
     """One query: its sequences and targets."""
 
-    sequences: Counts | None  # indices of those that have a target; None if all have
-    length: int  # so many positions of each are shown: up to the last that one of them attends to
+    sequences: Counts | None  # indices of the sequences that have a target; None if all do
+    length: int  # how many positions of each are sent: up to the last one that any of them attends to
     is_padded: bool  # whether some of these positions are padding
-    positions: TargetIndices  # the targets among the positions shown, numbered through all sequences
-    where: TargetIndices  # the same among all positions
+    positions: TargetIndices  # the targets, as indices into the flattened sequences that are sent
+    where: TargetIndices  # the targets, as indices into the flattened batch
 
     def query(self, tokens: Tokens, attention_mask: PositionMask, t: Times) -> Query:
         """The query about sequences [B, L] at their times [B]."""
@@ -37,7 +37,7 @@ class PlannedCall:
 
 
 def plan_calls(number: Tensor, attention_mask: PositionMask, device: torch.device) -> tuple[PlannedCall, ...]:
-    """The calls in which positions are targets.
+    """Plans calls from the number of the call in which each position is a target.
 
     Args:
         number: [B, L], on the CPU: the number 0, 1, … of each position's call; -1 if it is never a target.
@@ -45,7 +45,7 @@ def plan_calls(number: Tensor, attention_mask: PositionMask, device: torch.devic
         device: Where the sequences are.
 
     Returns:
-        One per number up to the largest; each of these numbers must occur.
+        One call per number, up to the largest; none of the numbers may be missing.
     """
     where = (number.flatten() >= 0).nonzero()[:, 0]
     where = where[number.flatten()[where].argsort(stable=True)]  # by call, then by sequence and position
@@ -56,11 +56,11 @@ def plan_calls(number: Tensor, attention_mask: PositionMask, device: torch.devic
 def plan_targets(
     where: TargetIndices, sizes: list[int], attention_mask: PositionMask, device: torch.device
 ) -> tuple[PlannedCall, ...]:
-    """The calls with these targets.
+    """Plans calls from their targets.
 
     Args:
-        where: Targets, on the CPU: call by call, numbered through all sequences, in order within a call.
-        sizes: How many of them each call has, at least one.
+        where: Targets on the CPU, call by call: indices into the flattened batch, in order within a call.
+        sizes: The number of targets of each call, at least one.
         attention_mask: [B, L], on the CPU.
         device: Where the sequences are.
     """

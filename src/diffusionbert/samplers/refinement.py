@@ -3,9 +3,8 @@
     x_0: uniform random tokens;   x_k ~ f(· | x_{k-1}), each position independently, for k = 1 … steps
 
 The paper uses a temperature below 1 and, for unconditional text, updates only a random fraction of the positions in
-each step, because tokens that are drawn at the same time are independent. Here the first step draws all positions
-whatever the fraction, so that no random token is left. The paper's decoding for translation and its length prediction
-are left out.
+each step, because tokens drawn at the same time are independent. Here the first step draws all positions whatever the
+fraction, so that no random token is left. The paper's decoding for translation and its length prediction are left out.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class RefinementState(State):
 @register("refinement", aliases=("refining",))
 @dataclass(frozen=True)
 class Refinement(Sampler):
-    """Draws all positions again and again, from random tokens on.
+    """Starts from random tokens and redraws all positions again and again.
 
-    A time-conditioned network is always given the time 1, as in training. Where a step is deterministic (`top_k=1` and
-    all positions), a sequence that no longer changes is finished: every further step would give the same tokens.
+    A time-conditioned network is always given the time 1, as in training. If steps are deterministic (`top_k=1` and all
+    positions), a sequence that no longer changes is finished: every further step would give the same tokens.
 
     Args:
         update_fraction: The fraction of the positions that a step after the first draws, rounded up.
@@ -83,5 +82,5 @@ class Refinement(Sampler):
     def _fraction(self, canvas: Batch, seed: int, number: int) -> PositionMask:
         """The random positions of each sequence that step `number` draws."""
         fraction = self.update_fraction * canvas.editable.sum(dim=1).double()
-        # Less a little, or 0.7 of 10 positions, 7.000000000000001, would be 8.
+        # Slightly less, or 0.28 · 25 = 7.000000000000001 would be rounded up to 8.
         return Noise(seed, number).chosen(canvas, (fraction - 1e-9).ceil().long())

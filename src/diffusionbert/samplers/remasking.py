@@ -6,7 +6,7 @@ A step (s, t) remasks an unmasked token v with probability σ(v), and unmasks a 
 
 The marginals q(x_s | x0) are those of the schedule for every σ for which the fraction is a probability, that is for
 σ ≤ σ_max = min(1, (1 - ᾱ_s) / ᾱ_t). σ = 0 is ancestral sampling. The paper has one ᾱ for all tokens; here every token
-has its own ᾱ and so its own σ. The network is queried at masked positions alone, so σ does not depend on how well an
+has its own ᾱ and so its own σ. The network is queried only at masked positions, so σ does not depend on how well an
 unmasked token fits.
 """
 
@@ -60,7 +60,7 @@ class Remasking(GridSampler):
         return self
 
     def update(self, state: GridState, answer: TargetLogProbs | None) -> GridState:
-        """A token at every masked position, drawn by a step down to 0, which is p(v | x_t, t); then some are masked."""
+        """Draws a token at every masked position from p(v | x_t, t), by a step down to 0; then masks some tokens."""
         process = state.process
         assert isinstance(process, Absorbing)
         s, t = state.interval
@@ -70,7 +70,7 @@ class Remasking(GridSampler):
         # Without reweighting, a token that cannot be masked at t may be predicted: it is unmasked at once.
         unmasking = torch.where(alpha_t < 1, (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t), 1.0)
         unmasked = torch.where(state.targets, unmasking, 1 - sigma)
-        # Where nothing is editable, survival and so `unmasked` are 1.
+        # At positions that are not editable, survival is 1 and so is `unmasked`.
         masked = state.noise.per_position(x0_hat, Purpose.REMASK) >= unmasked
         return after_step(state, x0_hat.tokens.masked_fill(masked, process.mask_id))
 
@@ -83,7 +83,7 @@ class Remasking(GridSampler):
 @register("renoising")
 @dataclass(frozen=True)
 class Renoising(GridSampler):
-    """Predicts the text and adds noise again in every step (He et al. 2022, DiffusionBERT); for all noise on tokens.
+    """Predicts the text and adds noise again in every step (He et al. 2022, DiffusionBERT); for any noise on tokens.
 
         x̂0 ~ p(x0 | x_t, t) at the masked positions, x_t elsewhere;    x_s ~ q(x_s | x̂0)    for every step (s, t)
 
