@@ -3,9 +3,9 @@
     nats(x0) = Σ_{editable i} -log p(x0_i | x0_1 … x0_{i-1})
 
 All terms come from one pass of a decoder, so this is -log p(x0) itself: no noise, no bound, no draws. The length is
-given, as for all objectives here: distributions are normalized over allowed tokens, which do not include an end of
-text, so the probabilities of all sequences of one length sum to 1. Positions that are not editable, such as a prompt,
-are read and cost nothing. GPT-2's training differs: it joins documents by `<|endoftext|>`, and the end is predicted.
+given, as for all objectives here: distributions are normalized over allowed tokens, which do not include an end-of-text
+token, so the probabilities of all sequences of one length sum to 1. Positions that are not editable, such as a prompt,
+are read but cost nothing. GPT-2's training differs: it joins documents with `<|endoftext|>`, which is predicted, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The contract of objectives, and the module that training wraps: a network with its objective.
 
-Training and estimation use this contract and no concrete objective.
+Training and estimation know this contract but no concrete objective.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ NetworkT = TypeVar("NetworkT")  # the network that an objective calls; for diffu
 
 
 class Likelihood(Enum):
-    """What kind of quantity `Objective.nats` estimates. Kinds never share a column."""
+    """The kind of quantity that `Objective.nats` estimates. Kinds never share a column."""
 
     EXACT = "exact"  # -log p(x0) itself
     BOUND = "bound"  # at least -log p(x0), in expectation over the noise; Σ exp(-nats) over all sequences is at most 1
-    PSEUDO = "pseudo"  # in nats, but not of a distribution over sequences; may lie below the entropy
+    PSEUDO = "pseudo"  # in nats, but not from a distribution over sequences; may lie below the entropy
     NONE = "none"  # there is no likelihood; `nats` raises ValueError
 
 
@@ -57,7 +57,7 @@ class Estimator(Enum):
 
     STRATIFIED_TIMES = "stratified times"  # times drawn from equal strata of (0, 1)
     ORDER_AGNOSTIC = "order-agnostic"
-    """Numbers of masked tokens drawn, stratified: the same continuous-time bound with less variance."""
+    """Draws the number of masked tokens, stratified: the same continuous-time bound with less variance."""
     LEFT_TO_RIGHT = "left to right"
     LEAVE_ONE_OUT = "each token given all others"
     CONFIDENCE = "most confident position first"
@@ -77,7 +77,7 @@ class TimeGrid:
 
 @dataclass(frozen=True)
 class LikelihoodDefinition:
-    """Which number a likelihood is; numbers of different definitions never share a column."""
+    """What exactly a likelihood is; numbers with different definitions never share a column."""
 
     quantity: str = "strict"
     """`strict` (a bound on -log p), `paper` (the spindle's published quantity), `nll` or `pseudo-likelihood`."""
@@ -93,12 +93,12 @@ class LikelihoodDefinition:
 
 
 STRATA = 16
-"""The equal strata of (0, 1) in a round of draws, where an objective has no better ones."""
+"""The number of equal strata of (0, 1) in a round of draws, unless an objective has better ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """Corrupted sequences at drawn times, and where the network is to be asked."""
+    """Sequences corrupted at drawn times, and where to query the network."""
 
     x_t: Batch
     targets: Targets
@@ -117,8 +117,8 @@ class Round(NamedTuple):
     """One round of draws for each of B sequences."""
 
     parts: Values
-    """[B, S, L]: S independent parts, whose sum is an unbiased estimate of the nats per position. Parts of the same
-    index are identically distributed in all rounds, so that every part has a variance of its own."""
+    """[B, S, L]: S independent parts, whose sum is an unbiased estimate of the nats per position. Parts with the same
+    index are identically distributed in all rounds, so each part has its own variance."""
     num_sequences: tuple[int, ...]
     """How many sequences the network computed for each of the B."""
 
@@ -128,8 +128,8 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
 
     likelihood: Likelihood  # the kind of quantity that `nats` estimates
     is_capturable: bool = False
-    """Whether the shapes in `loss` depend on those of the batch alone if it has fixed targets, and nothing waits for a
-    GPU: a CUDA graph can then capture a step."""
+    """Whether a CUDA graph can capture a step: if a batch has fixed targets, the shapes in `loss` depend only on those
+    of the batch, and nothing waits for the GPU."""
 
     @abstractmethod
     def nats(self, network: NetworkT, x0: Batch, noise: Noise) -> PerPosition:
@@ -138,33 +138,33 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
     def loss(self, network: NetworkT, x0: Batch, noise: Noise) -> PerSequence:
         """What training minimizes: one draw of the loss per sequence, summed over its tokens.
 
-        By default that of `draw` and `loss_of`, if they are there, else the nats.
+        By default `loss_of` what `draw` draws, or the nats if it draws nothing.
         """
         drawn = self.draw(x0, noise)
         return self.nats(network, x0, noise).sum(dim=1) if drawn is None else self.loss_of(network, x0, drawn)
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether `draw` may be called before `loss_of`: not if `loss` is overridden, which may do anything."""
+        """Whether `draw` and `loss_of` may be called in place of `loss`: not if `loss` is overridden."""
         return type(self).loss is Objective.loss
 
     def draw(self, x0: Batch, noise: Noise) -> Draw | None:
-        """Draws what `loss` needs before it calls the network, for `loss_of`; None if there is no such thing.
+        """Draws what `loss_of` needs before it calls the network; None if nothing can be drawn ahead.
 
-        On a GPU the number of masked positions is only known when they are drawn, and who asks must wait. Drawn on a
-        stream of its own, ahead of the network, that does not wait for the step before.
+        On a GPU, the number of masked positions is known only once they are drawn, and reading it means waiting. When
+        they are drawn ahead of the network, on a separate stream, that does not wait for the previous step.
         """
         return None
 
     def loss_of(self, network: NetworkT, x0: Batch, drawn: Draw) -> PerSequence:
-        """The loss of what was drawn ahead."""
+        """The loss, given what `draw` has drawn."""
         raise NotImplementedError
 
     def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compiles what is worth it in `loss`, beside the network; by default nothing."""
+        """Compiles what is worth compiling in `loss` besides the network; by default nothing."""
 
     def draw_round(self, network: NetworkT, x0: Batch, noise: Noise) -> Round:
-        """Draws a round: by default one draw in each of `STRATA` strata, and a single one where nothing is drawn.
+        """Draws a round: by default, one draw in each of `STRATA` strata, or just one if `nats` is exact.
 
         Args:
             network: The network.
@@ -181,7 +181,7 @@ class Objective(nn.Module, Generic[NetworkT], ABC):
 
 
 class GridObjective(Objective[NetworkT]):
-    """An objective over a time grid, which rises from 0 to 1."""
+    """An objective over a time grid that rises from 0 to 1."""
 
     _grid: Tensor
 
@@ -196,7 +196,7 @@ class GridObjective(Objective[NetworkT]):
 
 
 class TrainingModule(nn.Module):
-    """A network with its objective: what training wraps, so that parameters are used inside the root's forward only."""
+    """A network with its objective: what training wraps, so that parameters are used only in the root's forward."""
 
     def __init__(self, network: nn.Module, objective: Objective[Any]):
         super().__init__()
@@ -204,7 +204,7 @@ class TrainingModule(nn.Module):
         self.objective = objective
 
     def forward(self, x0: Batch, noise: Noise, num_tokens: Tensor | float, drawn: Draw | None = None) -> Tensor:
-        """The loss of a part of a global batch of `num_tokens` editable tokens.
+        """The loss of one part of a global batch of `num_tokens` editable tokens.
 
         The losses of the parts add up to the loss of the whole, however it is split over steps and processes.
         (An engine that averages gradients over W processes needs `num_tokens / W`.)
@@ -230,7 +230,7 @@ the pseudo-likelihood."""
 
 @dataclass(frozen=True, eq=False)
 class ScoringQuantity:
-    """A quantity by which a model's text can be scored."""
+    """A quantity for scoring text with a model."""
 
     name: str  # one of the names above; quantities of different names never share a column
     definition: LikelihoodDefinition
@@ -238,7 +238,7 @@ class ScoringQuantity:
 
     @property
     def description(self) -> str:
-        """What a reader calls it."""
+        """The name for readers."""
         steps = self.definition.time and self.definition.time.steps
         names = {
             CONTINUOUS: "continuous-time bound",
@@ -247,14 +247,14 @@ class ScoringQuantity:
             EXACT: "negative log-likelihood",
             PSEUDO: "pseudo-log-likelihood",
         }
-        if self.definition.quantity == "paper":  # the published quantity of a token-dependent schedule, no bound
+        if self.definition.quantity == "paper":  # the published quantity of a token-dependent schedule, not a bound
             return f"{steps}-step paper quantity"
         return names.get(self.name, self.name)
 
 
 @dataclass(frozen=True, eq=False)
 class ScoringQuantities:
-    """All quantities by which a model's text can be scored, its own first."""
+    """All quantities for scoring text with a model, its own first."""
 
     available: tuple[ScoringQuantity, ...]
     notes: tuple[str, ...] = ()  # why others do not exist
@@ -271,10 +271,9 @@ class ScoringQuantities:
 
 
 class ObjectiveConfig(ABC):
-    """What the package asks of an objective; the defaults suit a masked language model under absorbing noise.
+    """What the package needs from an objective; the defaults suit a masked language model under absorbing noise.
 
-    An objective of your own is a registered frozen dataclass with `build` and `scoring_quantities`; override what else
-    differs.
+    To add your own, register a frozen dataclass with `build` and `scoring_quantities`, and override what else differs.
     """
 
     registry: ClassVar[Registry[ObjectiveConfig]] = Registry(
@@ -282,19 +281,19 @@ class ObjectiveConfig(ABC):
     )
 
     is_pretraining: ClassVar[bool] = False
-    """Whether models trained by this are starting points for diffusion rather than diffusion models."""
+    """Whether models trained this way are starting points for diffusion rather than diffusion models."""
     is_causal: ClassVar[bool] = False
     """Whether the backbone is a causal language model."""
     takes_time: ClassVar[bool] = False
     """Whether the network may be time-conditioned."""
     has_word_vectors: ClassVar[bool] = False
-    """Whether the network has word vectors beside its backbone."""
+    """Whether the network has word vectors of its own, besides its backbone."""
     learns_exponents: ClassVar[bool] = False
     """Whether the objective learns an exponent for each token."""
     generates_on_masks = True
     """Whether generation starts from `[MASK]`: the model then fills blanks, and takes any sampler for masks."""
     sampler_aliases: ClassVar[tuple[type[Sampler], ...]] = ()
-    """Samplers for diffusion on tokens that mean the default sampler where there is no such diffusion."""
+    """Samplers for diffusion on tokens that stand for the default sampler of a model without such diffusion."""
 
     @abstractmethod
     def build(self, statistics: TokenStatistics) -> Objective[Any]:
@@ -302,14 +301,14 @@ class ObjectiveConfig(ABC):
 
     @abstractmethod
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The quantities by which text can be scored with a network trained by this objective."""
+        """The quantities for scoring text with a network trained by this objective."""
 
     def process(self, statistics: TokenStatistics) -> Process | Gaussian | None:
         """Makes the forward process that samplers reverse; None if the model has none."""
         return Absorbing(Linear(), statistics.mask_id)
 
     def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
-        """Puts a backbone into the network to be trained, which has the attributes of `networks.HasBackbone`."""
+        """Wraps a backbone in the network to train, which has the attributes of `networks.HasBackbone`."""
         return Denoiser(backbone, time.conditioning(backbone, self.num_steps or 128), allowed)
 
     def default_sampler(self) -> Sampler:
@@ -334,21 +333,21 @@ class ObjectiveConfig(ABC):
         return None
 
     def with_steps(self, num_steps: int) -> ObjectiveConfig:
-        """The same with another T; the same itself if there is no time grid."""
+        """The same configuration with another T; unchanged if there is no time grid."""
         changed: Any = self
         return self if self.num_steps is None else replace(changed, num_steps=num_steps)
 
     @property
     def schedule_label(self) -> str:
-        """What a table says of the noise schedule; "–" if there is none."""
+        """The noise schedule as shown in tables; "–" if there is none."""
         return "–" if self.schedule is None else str(self.schedule)
 
     def time_label(self, time: TimeEmbedding) -> str:
-        """What a table says of how the time reaches the network; "–" if there is no time."""
+        """How the time reaches the network, as shown in tables; "–" if there is no time."""
         return time.abbreviation if self.takes_time else "–"
 
     def require_time(self, time: TimeEmbedding) -> None:
-        """Raises ValueError if the network cannot be conditioned on the time like this."""
+        """Raises ValueError if the network cannot be conditioned on time in this way."""
         if time is not TimeEmbedding.NONE and not self.takes_time:
             raise ValueError(
                 f"the objective {self.registry.name_of(self)} is time-agnostic, got time {time.value!r}; leave out "
@@ -360,7 +359,7 @@ class ObjectiveConfig(ABC):
 
 
 def require_num_steps(num_steps: int) -> None:
-    """Raises ValueError unless a time grid has a step."""
+    """Raises ValueError unless a time grid has at least one step."""
     if num_steps < 1:
         raise ValueError(f"`num_steps` must be 1 or more (--diffusion-steps), got {num_steps}")
 

@@ -3,19 +3,19 @@ Shi et al. 2024, "Simplified and generalized masked diffusion" (MD4), generalize
 
     nats(x0) = ∫₀¹ E_q(x_t | x0) [ R(x_t) ] dt,    R the sum of `Absorbing.rate` over the masked positions
 
-the limit of the T-step bound for T → ∞. Under a schedule that treats all tokens alike the rate is
+This is the limit of the T-step bound as T → ∞. Under a schedule that treats all tokens alike, the rate is
 -ᾱ'/(1-ᾱ) · cross-entropy.
 
-`LearnedSchedule` is GenMD4 (Shi et al. 2024, §6): the schedule of every token is learned together with the network,
-ᾱ_t(v) = 1 - t^w(v). The noise itself depends on w, so part of its gradient does not pass through the integrand. As in
-the paper it is estimated by REINFORCE with a leave-one-out baseline (Kool et al. 2019), from two independent draws x_t,
-x_t' at one time:
+`LearnedSchedule` is GenMD4 (Shi et al. 2024, §6): the schedule of every token, ᾱ_t(v) = 1 - t^w(v), is learned together
+with the network. The noise itself depends on w, so part of the gradient does not pass through the integrand. As in the
+paper, that part is estimated by REINFORCE with a leave-one-out baseline (Kool et al. 2019), from two independent draws
+x_t, x_t' at one time:
 
     ∇E[R] = E[ ½∇(R + R') + ½(R - R')·∇(log q(x_t | x0) - log q(x_t' | x0)) ]
 
 R and q are those of the whole sequence: the network's prediction at one position depends on the masks at others.
-Where the original differs: there f is p(v | x_t, t) itself and the network is time-conditioned. Here the process
-reweights a time-agnostic f to p(v | x_t, t), so that exponents and network can be right independently.
+Where the original differs: there, f is p(v | x_t, t) itself and the network is time-conditioned. Here, the process
+reweights a time-agnostic f to p(v | x_t, t), so that exponents and network can be right independently of each other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ContinuousTimeConfig(ObjectiveConfig):
         return Absorbing(self.schedule, statistics.mask_id, statistics.information)
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
-        """The continuous-time bound, by the estimator of least variance."""
+        """The continuous-time bound, with the estimator of lowest variance."""
         if time is TimeEmbedding.NONE and not self.schedule.by_token:
             return ScoringQuantities((ORDER_AGNOSTIC,))
         return ScoringQuantities((ScoringQuantity(CONTINUOUS, _definition(Component.of(self.schedule)), self.build),))
@@ -75,7 +75,7 @@ class ContinuousTimeConfig(ObjectiveConfig):
 @register("learned-schedule")
 @dataclass(frozen=True)
 class LearnedScheduleConfig(ObjectiveConfig):
-    """GenMD4: the continuous-time bound, with an exponent of each token's schedule learned with the network."""
+    """GenMD4: the continuous-time bound, with the exponent of each token's schedule learned with the network."""
 
     learns_exponents = True
 
@@ -142,7 +142,7 @@ class LearnedSchedule(Objective[Network]):
         self.process = process
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """The integrand at one drawn time (from `Early`, since exponents may fall below 1), the mean of two draws."""
+        """The mean integrand of two draws at one time, which is from `Early`, since exponents may fall below 1."""
         t, weight = Early().times(noise.stratified_uniform(x0))
         first, second = (self.process.corrupt(x0, t, noise, purpose) for purpose in (Purpose.CORRUPT, Purpose.PAIR))
         return weight * self.paired_nats(network, x0.tokens, first, second, t)
@@ -153,7 +153,7 @@ class LearnedSchedule(Objective[Network]):
         return _nats(process, network, x0, _draw(process, x0, noise, Early()))
 
     def paired_nats(self, network: Network, x0: Tokens, first: Batch, second: Batch, t: Times) -> PerSequence:
-        """The mean integrand of two draws; over both, its gradient is on average the gradient of the mean."""
+        """The mean integrand of two draws; the expectation of its gradient is the gradient of its expectation."""
         rate, other_rate = (rate_nats(self.process, network, x0, x_t, t).sum(dim=1) for x_t in (first, second))
         score = self.process.log_corrupt(x0, first, t) - self.process.log_corrupt(x0, second, t)
         reinforce = (rate - other_rate).detach() * score

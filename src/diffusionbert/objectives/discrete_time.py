@@ -7,7 +7,7 @@ The prior term is 0, because every schedule ends at 0. One step is drawn per seq
 
 Where the original code differs: DiffusionBERT draws one t for a whole batch, and its spindle gives the reverse step the
 frequency of the true token (`Quantity.PAPER`). D3PM's hybrid loss adds the cross-entropy to the divergence of the drawn
-step, not to the sum of all steps as its eq. 5 reads; so do we.
+step, not to the sum over all steps as in its eq. 5; so do we.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DiscreteTimeConfig(ObjectiveConfig):
         return DiscreteTime(self.process(statistics), grid, self.quantity, self.hybrid, self.time_sampling)
 
     def process(self, statistics: TokenStatistics) -> Process:
-        """Absorbing or uniform noise; the paper's quantity takes f for p(v | x_t, t), without reweighting."""
+        """Absorbing or uniform noise; the paper's quantity uses f as p(v | x_t, t), without reweighting."""
         if self.uniform_noise:
             return Uniform(self.schedule, statistics.allowed)
         is_strict = self.quantity is Quantity.STRICT
@@ -107,7 +107,7 @@ class DiscreteTimeConfig(ObjectiveConfig):
             return ScoringQuantities((ORDER_AGNOSTIC, ScoringQuantity(GRID, definition, self._order_agnostic_grid)))
         if self.quantity is Quantity.PAPER and self.schedule.by_token:
             return ScoringQuantities(
-                (own,), ("no bound: the model was trained by the paper's quantity, which is not one",)
+                (own,), ("no bound: the model was trained with the paper's quantity, which is not one",)
             )
         return ScoringQuantities((own, *ContinuousTimeConfig(self.schedule).scoring_quantities(time).available))
 
@@ -136,7 +136,7 @@ class DiscreteTime(GridObjective[Network]):
         hybrid: float = 0.0,
         time_sampling: TimeSampling | None = None,
     ):
-        """`grid` rises from 0 to 1; `hybrid` and `time_sampling` act on `loss` alone."""
+        """`grid` rises from 0 to 1; `hybrid` and `time_sampling` only affect `loss`."""
         super().__init__(grid)
         if quantity is Quantity.STRICT:
             process.require_finite_divergence()
@@ -166,7 +166,7 @@ class DiscreteTime(GridObjective[Network]):
             self.process.compile_training(backend)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
-        """The bound at one drawn step, early ones more often: few tokens are masked there, each with a high weight."""
+        """The bound at one drawn step, early ones more often: there, few tokens are masked, each with a high weight."""
         return self._nats(network, x0, self._draw(x0, noise, Early()), hybrid=0.0)
 
     def step_nats(

@@ -5,18 +5,19 @@
     loss(w) = (‖E(w) - x̂0(x_t, t)‖² + ‖mean of q(x_1 | w)‖²) / D - log p(w | x_0)      at one uniformly drawn step
 
 x_0 is the vector at time 0, which still has a little noise. The word vectors E are trained, too; the rounding term
-keeps them apart. The terms of x_1 are 0 for every schedule that ends at 0. Positions that are not editable keep E(w)
-and cost nothing.
+keeps them apart. The x_1 terms are 0 for every schedule that ends at 0. Positions that are not editable keep E(w) and
+cost nothing.
 
-`nats` is a bound for any x̂0. It weights errors by the SNR, up to (1 - floor) / floor at t → 0, where the network's
+`nats` is a bound for any x̂0. It weights errors by the SNR, up to (1 - floor) / floor as t → 0, where the network's
 vectors are never exact. So at times at which x_t alone nearly identifies the token, x̂0 is the mean of E(w) given x_t
-alone, under a uniform prior over tokens: the bound of the chain with these steps. (Up to a given time `clamped`, x̂0 is
-moved to the nearest token instead, as the sampler does.) The step is drawn half uniformly and half in proportion to
-log(1 + D·SNR_s) - log(1 + D·SNR_t), the information of the step if the D axes of a vector were one Gaussian number.
+alone, under a uniform prior over tokens; this is the bound of the chain that takes such steps. (With a time `clamped`,
+x̂0 is moved to the nearest token up to that time instead, as in the sampler.) The step is drawn half uniformly and half
+in proportion to log(1 + D·SNR_s) - log(1 + D·SNR_t), which would be the information of the step if the D axes of a
+vector were one Gaussian number.
 
-The original's equations sum squares over axes and steps, its code takes means over both, so that rounding has a higher
-weight. So do we: summed over axes, the vectors shrink until rounding fails. Its code predicts the noisy x_0 at all
-steps but the first; we predict E(w) at all steps. It counts padding as tokens.
+The paper's equations sum squares over axes and steps, while its code averages over both, which gives rounding a higher
+weight. So do we: with sums over axes, the vectors shrink until rounding fails. Its code predicts the noisy x_0 at all
+steps but the first, and counts padding as tokens; we predict E(w) at all steps, and do not.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class GaussianConfig(ObjectiveConfig):
     width: int | None = 128
     """The width of a word vector; None takes the backbone's, whose own word vectors are then the initial ones."""
     clamped: float | None = None
-    """Up to this time each predicted vector is moved to the nearest token, in the bound and in sampling; 0 is never.
-    None: in sampling, as long as tokens are certain; in the bound, x_t itself is used there."""
+    """Up to this time, each predicted vector is moved to the nearest token, in the bound and in sampling; 0 is never.
+    None: in sampling, when tokens are certain; the bound uses x_t itself then."""
 
     has_word_vectors = True
     generates_on_masks = False
@@ -100,7 +101,7 @@ class GaussianConfig(ObjectiveConfig):
 
 
 class GaussianDiffusion(GridObjective[VectorNetwork]):
-    """The T-step bound, and the simplified loss by which Diffusion-LM is trained."""
+    """The T-step bound, and the simplified loss that Diffusion-LM is trained with."""
 
     likelihood = Likelihood.BOUND
 
@@ -154,7 +155,7 @@ class GaussianDiffusion(GridObjective[VectorNetwork]):
         return 0.5 / len(information.diff()) - 0.5 * information.diff() / (information[0] - information[-1])
 
     def _drawn_step(self, uniform: Times, width: int) -> tuple[Counts, PerSequence]:
-        """The step at which the probabilities, summed, reach the position, and its probability."""
+        """Draws a step by inverting the CDF at a uniform number; returns its index and its probability."""
         probabilities = self.step_probabilities(width)
         index = torch.searchsorted(probabilities.cumsum(dim=0), uniform, right=True).clamp(max=len(probabilities) - 1)
         return index, probabilities[index]

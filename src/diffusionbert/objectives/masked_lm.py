@@ -12,19 +12,19 @@ Wang & Cho 2019, "BERT has a mouth, and it must speak", section 2 (`BertMouth`):
     nats(x0) = Σ_{i=1..n} -log f(x0_i | all other tokens)      the pseudo-log-likelihood (Besag 1975), n calls in all
 
 This is not a distribution over sequences, as Cho notes himself ("BERT has a mouth and must speak, but it is not an
-MRF", 28 May 2019): it may lie below the entropy, and Σ exp(-nats) over all sequences may exceed 1. The figure of the
-same network that is comparable with other models is the order-agnostic bound.
+MRF", 28 May 2019): it may lie below the entropy, and Σ exp(-nats) over all sequences may exceed 1. To compare the same
+network with other models, use the order-agnostic bound.
 
 Ghazvininejad et al. 2019, "Mask-Predict", section 2.2: conditional masked language modeling (`CMLM`):
 
     k ~ uniform on 1 … n,  k of the n positions masked, all sets equally likely
     loss(x0) = 2n/(n + 1) · Σ_{masked i} -log f(x0_i | unmasked)
 
-Every masked position has the same weight, whatever k, where the order-agnostic bound has n/k. The paper divides by the
-number of masked positions in the batch, here it is their average, so that parts of a batch add up. The authors' code
-never masks all positions of a longer sequence and smooths labels; here it is as in the paper, without its length
-prediction. The paper claims no likelihood: averaged over a language this lies above the bound for the best network, but
-for a single sequence it may lie below -log p(x0).
+Every masked position has the same weight whatever k is, whereas the order-agnostic bound uses n/k. The paper divides by
+the number of masked positions in the batch; we divide by its expectation, so that the parts of a batch add up. The
+authors' code never masks all positions of a longer sequence, and it smooths labels; we follow the paper, without its
+length prediction. The paper claims no likelihood: averaged over a language, this lies above the bound for the best
+network, but for a single sequence it may lie below -log p(x0).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MaskedLM(Objective[Network]):
         self.register_buffer("allowed_ids", allowed.nonzero()[:, 0], persistent=False)
 
     def loss(self, network: Network, x0: Batch, noise: Noise) -> PerSequence:
-        """The cross-entropy at the selected positions over the rate; some of them are kept or replaced."""
+        """The cross-entropy at the selected positions, divided by the rate; some of them are kept or replaced."""
         selected = self._selected(x0, noise)
         outcome = noise.per_position(x0, Purpose.KEEP)
         other = (noise.per_position(x0, Purpose.REPLACE) * len(self.allowed_ids)).long()
@@ -101,7 +101,7 @@ class MaskedLM(Objective[Network]):
         return (nats / self.rate).sum(dim=1)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
-        """The cross-entropy at the selected positions over the rate; all of them are masked."""
+        """The cross-entropy at the selected positions, divided by the rate; all of them are masked."""
         selected = self._selected(x0, noise)
         return masked_nats(network, x0, selected, self.mask_id, x0.constant_times(self.rate)) / self.rate
 
@@ -112,7 +112,7 @@ class MaskedLM(Objective[Network]):
 @register("bert-mouth")
 @dataclass(frozen=True)
 class BertMouthConfig(ObjectiveConfig):
-    """BERT-Mouth: masked language modeling, sampled by Gibbs sampling."""
+    """BERT-Mouth: masked language modeling, with Gibbs sampling."""
 
     rate: float = 0.15
     """The fraction of positions that are masked in training."""
@@ -130,7 +130,7 @@ class BertMouthConfig(ObjectiveConfig):
 
 
 class BertMouth(Objective[Network]):
-    """Trains by another objective (the paper's is that of BERT) and scores by the pseudo-log-likelihood.
+    """Trains with another objective (in the paper, BERT's) and scores by the pseudo-log-likelihood.
 
     A time-conditioned network is given the masked fraction, 1/n.
     """
@@ -157,7 +157,7 @@ class BertMouth(Objective[Network]):
 @register("cmlm")
 @dataclass(frozen=True)
 class CMLMConfig(ObjectiveConfig):
-    """CMLM: any number of positions is masked in training, and mask-predict generates."""
+    """CMLM: trains with any number of masked positions, and generates by mask-predict."""
 
     def build(self, statistics: TokenStatistics) -> CMLM:
         return CMLM(statistics.mask_id)

@@ -2,16 +2,16 @@
 
     nats(x0) = Σ_{k=1..n} E_{k of n positions masked} [ 1/k · Σ_{masked i} -log f(x0_i | unmasked) ]
 
-One token is generated at a time, in random order. For a time-agnostic network this equals the continuous-time bound of
+One token is generated at a time, in random order. For a time-agnostic network, this equals the continuous-time bound of
 every schedule that treats all tokens alike, with less variance, because the number of masked positions is stratified.
 A time-conditioned network is given k/n. `OrderAgnosticGrid` is the same for a time grid (Austin et al. 2021, D3PM,
-eq. 1, its terms collected by the number of masked positions):
+eq. 1, with its terms grouped by the number of masked positions):
 
     nats(x0) = E_{k ~ q} E_{k of n positions masked} [ n/k · Σ_{masked i} -log f(x0_i | unmasked) ]
     q(k) = k/n · Σ over the grid's steps (s, t) of r_{s|t} · Binomial(k; n, 1 - ᾱ_t),       q(k) → 1/n on finer grids
 
-This is the bound of `DiscreteTime` over the same grid: where every position is masked independently with probability
-1 - ᾱ_t, the number of masked positions is binomial and all sets of k positions are equally likely. q sums to 1,
+This is the bound of `DiscreteTime` over the same grid: since every position is masked independently with probability
+1 - ᾱ_t, the number of masked positions is binomial, and all sets of k positions are equally likely. q sums to 1,
 because Σ_k k·Binomial(k; n, p) = n·p.
 
 Both draw *balanced* rounds: see `_balanced_round`.
@@ -89,7 +89,7 @@ class OrderAgnostic(Objective[Network]):
 
 
 def masked_nats(network: Network, x0: Batch, masked: PositionMask, mask_id: int, t: Times | None = None) -> PerPosition:
-    """-log f(x0 | unmasked) at the masked positions; t is their fraction of the editable ones, unless given."""
+    """-log f(x0 | unmasked) at the masked positions; t defaults to their fraction of the editable ones."""
     t = x0.fraction_of(masked) if t is None else t
     x_t = replace(x0, tokens=x0.tokens.masked_fill(masked, mask_id))
     return nats_at(network, x_t, t, masked, x0.tokens)
@@ -153,24 +153,25 @@ class OrderAgnosticGrid(Objective[Network]):
 # ---- balanced rounds ------------------------------------------------------------------------------------------------
 #
 # The bound is Σ_i Σ_k q(k)·h_i(k), where h_i(k) is the mean of -log f(x0_i | unmasked) over all sets of k masked
-# positions with i among them. A round estimates it stratum by stratum, a stratum being an interval of the cumulative
-# distribution of q with weight w: it draws a level k in the stratum, a random order of the n positions, and masks
-# ⌈n/k⌉ successive blocks of k positions of that order, cyclically. So *every* position is masked at least once, and
+# positions that contain i. A round estimates it stratum by stratum, where a stratum is an interval of width w of the
+# CDF of q: it draws a level k in the stratum and a random order of the n positions, and masks ⌈n/k⌉ successive blocks
+# of k positions in that order, cyclically. So *every* position is masked at least once, and
 #
 #     w · Σ_i ( mean of -log f(x0_i | unmasked) over the blocks that contain i  +  β·(c_i - E[c_i]) )
 #
-# is unbiased for the stratum's part of the bound, since each block with i in it is a uniform set with i in it. Which
-# tokens are masked does not matter then, only which are seen. Most of what that changes is due to the number c_i ∈ {0,
-# 1, 2} of i's unmasked neighbors, a control variate whose mean is known exactly: 2·(n - k)/(n - 1), averaged over the
-# stratum. It also follows the level. Strata are wide at low levels, where rounds are dear (n/k sequences) and vary
-# little. The edges and β were chosen by the variance per computed sequence with the bundled model on news.
+# is unbiased for the stratum's part of the bound, since each block that contains i is a uniform draw from the sets that
+# contain i. Then it no longer matters which tokens are masked, only which are seen. Most of that effect comes from the
+# number c_i ∈ {0, 1, 2} of i's unmasked neighbors, a control variate whose mean is known exactly: 2·(n - k)/(n - 1),
+# averaged over the stratum. It also tracks the level. Strata are wide at low levels, where draws are expensive (n/k
+# sequences) and vary little. The edges and β were chosen for low variance per computed sequence, with the bundled model
+# on news.
 
 _EDGES = (0.0, 0.28, 0.42, 0.54, 0.65, 0.76, 0.88, 1.0)
-"""Of the strata; texts of fewer tokens than strata have one stratum per level."""
+"""The edges of the strata; texts with fewer tokens than there are edges have one stratum per level."""
 _NEIGHBOR = 1.3
-"""β: nats that an unmasked neighbor saves. Any number leaves the estimate unbiased."""
+"""β: the nats that an unmasked neighbor saves. The estimate is unbiased whatever the number."""
 _POSITIONS_AT_ONCE = {"cpu": 4096, "cuda": 32_768}
-"""In one call of the network, by device."""
+"""The number of positions in one network call, by device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +179,11 @@ class _Plan:
     """The masks of one sequence's round."""
 
     masked: Tensor
-    """[M, n] over the sequence's editable positions."""
+    """[M, n]: M masks over the sequence's n editable positions."""
     stratum: Tensor
-    """[M]"""
+    """[M]: the stratum of each mask."""
     weight: Tensor
-    """[S, n]: by which a stratum's sum over its masks is multiplied at each position."""
+    """[S, n]: what to multiply a stratum's sum over its masks by, at each position."""
     constant: Tensor
     """[S, n]: what the control variate adds."""
 
@@ -198,7 +199,7 @@ def _plan(x0: Batch, index: int, noise: Noise, distribution: Callable[[int], Ten
     mean_level = (overlap.clamp(min=0) * torch.arange(1, n + 1)).sum(dim=1) / width
     uniform = low + width * noise.uniform(example, Purpose.TIME, len(width))[0]
     level = 1 + torch.searchsorted(cumulative, uniform, right=True).clamp(max=n - 1)
-    # One number per position and stratum, so that texts with the same key share those of their common beginning.
+    # One number per position and stratum, so that texts with the same key share the numbers of their common prefix.
     order = noise.uniform(example, Purpose.ORDER, n, len(_EDGES) - 1)[0, :, : len(width)].T
     rank = order.argsort(dim=1).argsort(dim=1)
     blocks = [math.ceil(n / k) for k in level.tolist()]

@@ -4,9 +4,9 @@
     x_u ~ f(· | x_{u-1}) at all editable positions, independently, without gradient
     loss(x0) = 1/U · Σ_{u=0..U-1} Σ_{editable i} -log f(x0_i | x_u)
 
-The network learns to correct its own predictions and not only the noise: U = 2 in the paper. All editable positions
-count, since it is not known which of them are wrong. Likelihood: none, nor a bound on one; the sampler is a Markov
-chain whose distribution after some steps is intractable, and the loss measures one step of correction alone.
+The network learns to correct its own predictions, not just the noise: U = 2 in the paper. All editable positions count,
+since it is not known which of them are wrong. There is no likelihood, nor a bound on one: the sampler is a Markov chain
+whose distribution after some steps is intractable, and the loss measures only a single step of correction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SundaeConfig(ObjectiveConfig):
     """SUNDAE: learns to correct uniform noise and its own predictions."""
 
     unrolls: int = 2
-    """How often the network is called in training, each time on its own predictions but the first."""
+    """How often the network is called in a training step; each time but the first, on its own predictions."""
 
     generates_on_masks = False
 
@@ -57,7 +57,7 @@ class SundaeConfig(ObjectiveConfig):
 class Sundae(Objective[Network]):
     """Cross-entropy of the clean text after noise, and again after the network's own corrections.
 
-    A time-conditioned network is always given 1: in sampling the wrong fraction is not known.
+    A time-conditioned network is always given 1: in sampling, the fraction of wrong tokens is unknown.
     """
 
     likelihood = Likelihood.NONE
@@ -89,13 +89,13 @@ class Sundae(Objective[Network]):
 
 
 def _corrected(network: Network, x0: Batch, x: Batch) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of the clean text per sequence when x is given, and the network's log-probabilities."""
+    """The cross-entropy of the clean text given x, per sequence, and the network's log-probabilities."""
     log_f = network(x.tokens, x.attention_mask, x.constant_times(1.0), x0.editable)
     return nats_of(log_f, x0.tokens, x0.editable).sum(dim=1), log_f
 
 
 def _sampled(log_f: Tensor, uniform: Tensor) -> Tensor:
-    """One token per position; in pieces, since a draw holds a few copies of its piece in float64."""
+    """Draws one token per position; in pieces, since a draw needs a few float64 copies of its input."""
     num_pieces = 1 + len(log_f) // _POSITIONS_AT_ONCE
     pieces = zip(log_f.chunk(num_pieces), uniform.chunk(num_pieces), strict=True)
     return torch.cat([draw(log_p, numbers) for log_p, numbers in pieces])
