@@ -1,7 +1,7 @@
 """Likelihood estimates of a corpus, with confidence intervals.
 
 A method draws its nats; the quantity of interest is E[nats(x0, u, noise)], where u is uniform on (0, 1) and usually
-gives the time. In one *round* a sentence gets m stratified draws, draw j with u from the stratum [j/m, (j+1)/m]. The
+sets the time. In one *round*, a sentence gets m stratified draws, draw j with u from the stratum [j/m, (j+1)/m]. The
 mean over a round,
 
     y = 1/m · Σ_j nats(x0, (j + uniform) / m, noise_j),     E[y] = 1/m · Σ_j m · ∫_{stratum j} E[nats | u] du = E[nats]
@@ -9,9 +9,9 @@ mean over a round,
 is unbiased, whether or not the strata are shifted, and has a lower variance than m independent draws. Its variance
 cannot be estimated from *within* a round, whose draws have different means. But rounds are i.i.d., so s²/R over R ≥ 2
 rounds is an unbiased estimate of the variance of their mean. `estimate` adds rounds until its interval is narrow
-enough, or until the variance over draws is negligible against that over sentences (`intervals`).
+enough, or until the variance over draws is negligible compared with that over sentences (`intervals`).
 
-Noise is keyed by seed, draw and `Batch.example`, so a result does not depend on how sentences are batched, nor on how
+Noise is keyed by seed, draw and `Batch.example`, so a result depends neither on how sentences are batched nor on how
 many processes share the batches.
 """
 
@@ -39,10 +39,10 @@ from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.parallel import current
 from diffusionbert.reporting import require_type
 
-_SEED = 2**40  # added to the seed, to keep it away from the seeds of training
-_MIN_DEGREES = 8  # of freedom; with fewer, a variance that is small by chance could stop the estimation
-_POSITIONS_AT_ONCE = {"cpu": 4096, "cuda": 32_768}  # in one call of the network
-_NEGLIGIBLE = 0.1  # fraction of the variance; if draws contribute no more, only more sentences help
+_SEED = 2**40  # added to the seed, to keep it apart from the seeds of training
+_MIN_DEGREES = 8  # degrees of freedom; with fewer, a variance that is small by chance could stop the estimation
+_POSITIONS_AT_ONCE = {"cpu": 4096, "cuda": 32_768}  # per network call
+_NEGLIGIBLE = 0.1  # fraction of the variance; if draws contribute no more than this, only more sentences help
 
 
 @typing.runtime_checkable
@@ -65,7 +65,7 @@ class EstimationBudget:
     """Half the width of the 95 % interval of the *perplexity per token*, relative to it: 0.005 is 0.5 %, or log 1.005
     nats per token. None always uses `max_draws`."""
     max_draws: int = 256
-    """Per sentence."""
+    """The most draws per sentence."""
     strata: int = 16
     """Draws per round, each from its own stratum of time."""
     seed: int = 0
@@ -82,7 +82,7 @@ class EstimationBudget:
 
     @property
     def max_rounds(self) -> int:
-        """The number of whole rounds; a part of a round would be biased."""
+        """The number of whole rounds; a partial round would be biased."""
         return self.max_draws // self.strata
 
     @property
@@ -112,13 +112,13 @@ def estimate(
     """Estimates the likelihood of sentences, with a 95 % interval, using as many draws as the precision requires.
 
     Args:
-        method: Its nats are estimated.
+        method: The network and objective whose nats are estimated.
         sequences: A dataset or batches of sentences.
         budget: The estimation budget.
         words: Words per sentence, for rates per word.
         bytes: Bytes per sentence, for rates per byte.
         length_histogram: If given, -log p(length) is added to the nats.
-        given: Whether the interval is for these sentences alone (one suffices), rather than for the distribution that
+        given: Whether the interval is for these sentences alone (one is enough), rather than for the distribution that
             they are a sample of.
         protocol: Further entries of the protocol.
         batch_tokens: Tokens per batch of a dataset.
@@ -141,7 +141,7 @@ def estimate(
             if len(rounds) < min(2, max_rounds):
                 continue
             scores = Scores.from_rounds(kind, example, rounds, tokens, words, bytes)
-            # A sentence of infinite nats makes those of the corpus infinite; the others are still estimated.
+            # One sentence with infinite nats makes the corpus infinite, but the others are still estimated.
             is_done, limit = _stopping(scores.finite, budget, given=given)
             if is_done:
                 break
@@ -172,8 +172,8 @@ def round_nats(
 ) -> PerSequence:
     """One round of draws: an unbiased estimate of the nats per sequence, independent of other rounds.
 
-    If the method has no likelihood, its loss is used instead. `at_once` is the number of draws per call of the network,
-    for callers that need the same number of calls for several batches.
+    If the method has no likelihood, its loss is used instead. `at_once` is the number of draws per network call, for
+    callers that need the same number of calls for several batches.
     """
     draws = range(number * strata, (number + 1) * strata)
     has_nats = method.objective.likelihood is not Likelihood.NONE
@@ -182,14 +182,14 @@ def round_nats(
 
 
 def draws_at_once(positions: int, device: str = "cpu") -> int:
-    """Draws per call of the network for a batch of so many positions: enough to keep the device busy."""
+    """Draws per network call for a batch with this many positions: enough to keep the device busy."""
     return max(1, _POSITIONS_AT_ONCE.get(device, 4096) // max(1, positions))
 
 
 def length_nats(histogram: Tensor, lengths: Counts) -> PerSequence:
     """-log p(length), with p(n) = (histogram[n] + 1) / (Σ_k histogram[k] + N) for 1 ≤ n ≤ N, the largest length.
 
-    Laplace smoothing gives lengths that do not occur in training a positive probability.
+    Laplace smoothing gives lengths that never occur in training a positive probability.
     """
     longest = len(histogram) - 1
     if bool((lengths < 1).any()) or bool((lengths > longest).any()):
@@ -216,7 +216,7 @@ _Chunk = tuple[Tensor, Callable[[], Batch]]  # the indices of some sentences, an
 
 
 def _chunks(sequences: SequenceDataset | Iterable[Batch], batch_tokens: int) -> list[_Chunk]:
-    """The given batches, or batches of sequences of similar length, the longest first to run out of memory early."""
+    """The given batches, or batches of similar lengths, the longest first so that memory runs out early if at all."""
     if isinstance(sequences, SequenceDataset):
         lengths, get = np.asarray(sequences.lengths), sequences.batch
         order = np.argsort(-lengths, kind="stable")
@@ -231,7 +231,7 @@ def _chunks(sequences: SequenceDataset | Iterable[Batch], batch_tokens: int) -> 
 def _require_sentences(num: int, words: Tensor | None, bytes: Tensor | None, *, smallest: int) -> None:
     if num < smallest:
         raise ValueError(
-            f"an interval needs at least {smallest} sentences, got {num}; give more or, for an interval about the "
+            f"an interval needs at least {smallest} sentences, got {num}; give more or, for an interval for the "
             "given sentences alone, given=True"
         )
     for name, counts in (("words", words), ("bytes", bytes)):
@@ -288,7 +288,7 @@ def _repeated(batch: Batch, times: int) -> Batch:
 
 
 def _stopping(scores: Scores, budget: EstimationBudget, *, given: bool) -> tuple[bool, Limit | None]:
-    """Whether to stop drawing for sentences of finite nats, and what limits the precision then."""
+    """Whether to stop drawing for sentences with finite nats, and what then limits the precision."""
     is_last = scores.num_rounds == budget.max_rounds
     if len(scores) < (1 if given else 2):
         return True, None  # there is no interval to narrow
@@ -329,7 +329,7 @@ def _evaluating(method: TrainingModule) -> Iterator[None]:
 
 
 def device_of(method: TrainingModule) -> torch.device:
-    """Where the sequences of an estimate are."""
+    """The device that the sequences of an estimate are on."""
     tensor = next(chain(method.parameters(), method.buffers()), None)
     return torch.device("cpu") if tensor is None else working_device(tensor.device)
 
@@ -345,7 +345,7 @@ def _arithmetic(method: TrainingModule, autocast: torch.dtype | None) -> str:
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Lets GPUs multiply float32 matrices in TF32, several times faster; probabilities still sum to 1."""
+    """Lets GPUs multiply float32 matrices in TF32, which is several times faster; probabilities still sum to 1."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

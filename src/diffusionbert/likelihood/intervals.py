@@ -24,15 +24,15 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]  # one number per sentence
 RESAMPLES = 2000
-_CELLS = 2**20  # of a table of resampled counts: 8 MB for any number of sentences
-_CACHED_CELLS = 2**23  # 16 MB
+_CELLS = 2**20  # in a table of resampled counts: 8 MB for any number of sentences
+_CACHED_CELLS = 2**23  # in a cached table: 16 MB
 
 
 @dataclass(frozen=True)
 class Spread:
     """The variance of a rate, split by its source."""
 
-    sentences: float  # the variance over sentences, which infinitely many draws would leave; NaN for a single sentence
+    sentences: float  # the variance over sentences, which remains with infinitely many draws; NaN for a single sentence
     draws: float  # the variance over draws, given these sentences
 
     @property
@@ -67,7 +67,7 @@ def student_quantile(degrees: float) -> float:
     """The 97.5 % quantile of Student's t, by integrating its density, ∝ cos(φ)^(ν-1) with t = √ν·tan φ."""
     if not degrees >= 1:
         raise ValueError(f"`degrees` of freedom must be >= 1, got {degrees}; draw at least twice")
-    degrees = min(degrees, 1e6)  # from there on, the normal distribution to six digits
+    degrees = min(degrees, 1e6)  # from there on, it equals the normal distribution to six digits
     angles = np.linspace(0.0, min(math.pi / 2, 12 / math.sqrt(degrees)), 4001)
     mass = _student_mass(degrees, angles)
     return math.sqrt(degrees) * math.tan(float(np.interp(0.95 * mass[-1], mass, angles)))
@@ -82,7 +82,7 @@ def student_p_value(t: float, degrees: float) -> float:
 
 
 def _student_mass(degrees: float, angles: Numbers) -> Numbers:
-    """The integral of the density up to each angle, up to a factor."""
+    """The integral of the density to each angle, up to a constant factor."""
     density = np.cos(angles) ** (degrees - 1)
     return np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
 
@@ -111,7 +111,7 @@ def _resamples(size: int, seed: int, resamples: int) -> Iterator[npt.NDArray[np.
 
 @lru_cache(maxsize=4)
 def _cached_resamples(size: int, seed: int, resamples: int) -> tuple[npt.NDArray[np.uint16], ...]:
-    """The same, cached: tables compare many systems on the same sentences, and drawing takes most of the time."""
+    """The same, cached: tables compare many systems on the same sentences, and resampling takes most of the time."""
     return tuple(_resamples(size, seed, resamples))
 
 
@@ -144,13 +144,13 @@ class Difference:
 
 
 def with_seeds(difference: Difference, *rates: Numbers) -> Difference:
-    """The difference between two systems, each the mean over trainings with several seeds, as one of all trainings.
+    """Extends the interval of a difference between two systems, each averaged over several training seeds, to seeds.
 
-    The interval of the given difference covers sentences and draws. To its variance that of the mean over seeds is
-    added, for either system, and Student's t replaces the normal distribution (Satterthwaite 1946).
+    The interval of the given difference covers sentences and draws. The variances of the two means over seeds are added
+    to it, and Student's t replaces the normal distribution (Satterthwaite 1946).
 
     Args:
-        difference: That of the means over seeds.
+        difference: The difference of the means over seeds.
         rates: The rates of each system, one per seed; two or more.
     """
     variances = [float(one.var(ddof=1)) / len(one) for one in rates]
@@ -170,7 +170,8 @@ def paired_difference(
 ) -> Difference:
     """The difference of two rates on the same sentences, by a paired bootstrap.
 
-    The p-value is twice the smaller fraction of resamples on either side of 0, plus one so that it is never 0.
+    The p-value is twice the smaller fraction of resamples on either side of 0; one is added to the count, so that it
+    is never 0.
     """
     first, second, size_first, size_second = resampled_sums([*nats, *counts], seed, resamples)
     differences = first / size_first - second / size_second

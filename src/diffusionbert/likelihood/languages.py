@@ -1,6 +1,6 @@
 """Enumerable languages, and sums over all their sentences, times and noisy states.
 
-Tokens are 0 … V-1 and `[MASK]` is V. A language is a probability for each of the V^L sentences. Everything here
+Tokens are 0 … V-1 and `[MASK]` is V. A language assigns a probability to each of the V^L sentences. Everything here
 follows the definitions, in float64, without the package's closed forms, so that tests and `audit` can rely on it.
 """
 
@@ -63,11 +63,11 @@ class Language:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All sentences as texts of the words a, b, c, …"""
+        """All sentences as texts over the words a, b, c, …"""
         return tuple(" ".join(_WORDS[token] for token in sentence) for sentence in self.sentences.tolist())
 
     def encode(self, texts: Sequence[str]) -> Batch:
-        """The sentences of such texts."""
+        """Encodes such texts."""
         tokens = [[_WORDS.index(word) for word in text.split()] for text in texts]
         if unknown := [text for text, one in zip(texts, tokens, strict=True) if len(one) != self.length]:
             raise ValueError(f"{unknown[0]!r:.40} is not a sentence of {self.length} words of this language")
@@ -81,13 +81,13 @@ SKEWED = Language(2, 2, [0.72, 0.13, 0.10, 0.05])
 PAPER = Language(2, 2, [0.70, 0.12, 0.10, 0.08])
 """A language of entropy 0.936, on which Σ exp(-nats) of the paper's quantity exceeds 1."""
 TWINS = Language(2, 2, [0.48, 0.02, 0.02, 0.48])
-"""A language of entropy 0.861, whose two words are nearly always the same: each tells the other, nothing tells both."""
+"""A language of entropy 0.861, whose two words are nearly always equal: either predicts the other, nothing both."""
 
 
 class Bayes(nn.Module):
     """The optimal network: the posterior of each masked token under the language and the forward process.
 
-    For a reweighted process, the posterior is divided by 1 - ᾱ_t(v), by which the process multiplies.
+    For a reweighted process, the posterior is divided by the factor 1 - ᾱ_t(v) that the process multiplies by.
     """
 
     def __init__(self, language: Language, process: Absorbing):
@@ -116,7 +116,7 @@ class Bayes(nn.Module):
 
 
 def all_states(process: Process, x0: Tensor) -> list[Tensor]:
-    """All noisy versions of each sequence: one tensor per mask, or per noisy sequence under uniform noise."""
+    """All noisy versions of each sequence: one tensor per mask or, under uniform noise, per noisy sequence."""
     length = x0.shape[1]
     if isinstance(process, Absorbing):
         patterns = itertools.product([False, True], repeat=length)
@@ -178,7 +178,7 @@ def quadrature(process: Absorbing, x0: Batch, per_panel: int) -> tuple[Tensor, T
     Where the clamp starts to act, the integrand has a logarithmic singularity, which this rule handles well.
     """
     if isinstance(process.schedule, Spindle) and process.schedule.mean is Mean.SENTENCE:
-        # The reverse process has further kinks, at each value of ĉ, but no singularities with a floor.
+        # The reverse process has further kinks, for each value of ĉ, but with a floor no singularities.
         nodes = (torch.arange(1500, dtype=torch.float64) + 0.5) / 1500
         return nodes, torch.full_like(nodes, 1 / 1500)
     edges = [0.0, *sorted(_kinks(process, x0)), 1.0]

@@ -4,8 +4,8 @@
 
 For any rule that chooses the next position from the current state, p is a probability: Σ exp(-nats) over all sequences
 is 1, without draws and without an interval. A rule that looks at the true token of a masked position would not give
-one. This is the likelihood of generating in that order, another number than the order-agnostic bound, which averages
-over orders. A time-conditioned network is given the fraction of masked positions among those of the text.
+one. This is the likelihood of generating in that order, which differs from the order-agnostic bound, an average over
+orders. A time-conditioned network is given the fraction of the text's positions that are masked.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Order(Enum):
 
     LEFT_TO_RIGHT = "left-to-right"
     CONFIDENCE = "confidence"
-    """That with the most probable token."""
+    """The position with the most probable token."""
     ENTROPY = "entropy"
-    """That with the distribution of lowest entropy."""
+    """The position whose distribution has the lowest entropy."""
 
     @classmethod
     def named(cls, name: str) -> Order:
-        """The order of a name; raises ValueError for others."""
+        """The order with this name; raises ValueError if there is none."""
         if name not in [order.value for order in cls]:
             known = ", ".join(order.value for order in cls)
             raise ValueError(f"`order` must be one of {known}, got {name!r:.40}")
@@ -42,14 +42,14 @@ class Order(Enum):
 
     @property
     def quantity(self) -> ScoringQuantity:
-        """The exact likelihood in this order, by which text can be scored."""
+        """The exact likelihood in this order, as a quantity for scoring text."""
         estimators = dict(zip(Order, (Estimator.LEFT_TO_RIGHT, Estimator.CONFIDENCE, Estimator.ENTROPY), strict=True))
         definition = LikelihoodDefinition("nll", estimator=estimators[self])
         return ScoringQuantity(self.value, definition, lambda statistics: OrderLikelihood(self, statistics.mask_id))
 
 
 class OrderLikelihood(Objective[Network]):
-    """The exact likelihood of generating in an order; nothing is drawn."""
+    """The exact likelihood of generating in a given order; nothing is drawn."""
 
     likelihood = Likelihood.EXACT
 
@@ -79,11 +79,11 @@ def order_nats(
         mask_id: The id of `[MASK]`.
         order: The order of generation.
         text: The positions that count for the time; by default the editable ones.
-        positions_at_once: The most positions in one call of the network.
+        positions_at_once: The most positions in one network call.
 
     Returns:
-        Nats [B, L], 0 where nothing is generated. Left to right, every token is a state of its own, and all states are
-        computed at once; the other orders take as many calls as the longest sequence has tokens, shared by all.
+        Nats [B, L], 0 where nothing is generated. Left to right, the states of all tokens are known and computed
+        together; the other orders take as many calls as the longest sequence has tokens, shared by all sequences.
     """
     at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
     num_counted = (x0.editable if text is None else text).sum(dim=1).clamp(min=1)
@@ -95,7 +95,7 @@ def order_nats(
 
 @torch.no_grad()
 def is_greedy(network: Network, x0: Batch, mask_id: int, positions_at_once: int = 4096) -> Flags:
-    """Whether the most probable token each time, left to right, generates a sequence at its editable positions."""
+    """Whether greedy left-to-right generation yields a sequence's own tokens at its editable positions."""
     at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
     num_counted = x0.editable.sum(dim=1).clamp(min=1)
     other = torch.zeros(len(x0.tokens), dtype=torch.bool, device=x0.tokens.device)
@@ -115,7 +115,7 @@ def _left_to_right(network: Network, x0: Batch, num_counted: Counts, mask_id: in
 def _states(
     network: Network, x0: Batch, num_counted: Counts, mask_id: int, at_once: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Sequence, position and log-probabilities of editable tokens; the state of a token has those before it."""
+    """Sequences, positions and log-probabilities of editable tokens, each given only those before it."""
     where = torch.arange(x0.tokens.shape[1], device=x0.tokens.device)
     for states in torch.split(x0.editable.nonzero(), at_once):
         row, position = states.unbind(dim=1)
@@ -126,7 +126,7 @@ def _states(
 
 
 def _adaptive(network: Network, x0: Batch, num_counted: Tensor, rows: Tensor, mask_id: int, order: Order) -> Tensor:
-    """The nats of some sequences; each loses one mask per call."""
+    """The nats of some sequences; each call unmasks one position of each."""
     width = x0.tokens.shape[1]
     nats = torch.zeros(len(rows), width, dtype=torch.float64, device=rows.device)
     masked = x0.editable[rows]
@@ -145,7 +145,7 @@ def _adaptive(network: Network, x0: Batch, num_counted: Tensor, rows: Tensor, ma
 
 
 def _preference(log_f: TargetLogProbs, order: Order) -> Tensor:
-    """What is largest where to generate next; ties go to the left."""
+    """A score that is highest where to generate next; ties go to the left."""
     if order is Order.CONFIDENCE:
         return log_f.amax(dim=-1)
     entropy: Tensor = torch.special.entr(log_f.exp()).sum(dim=-1)

@@ -1,9 +1,9 @@
-"""How a likelihood is reported: nats of each sentence, and rates with intervals.
+"""How a likelihood is reported: the nats of each sentence, and rates with intervals.
 
     nats per unit = Σ_i nats_i / Σ_i units_i,   perplexity = exp(nats per unit),   bits per byte = nats per byte / log 2
 
 The rate of a corpus is a ratio of sums, not a mean of ratios: long sentences weigh more. Every number comes with its
-kind, its interval and its `Protocol`. This module does not know how nats are estimated; see `evaluation`.
+kind, its interval and its `Protocol`. This module does not know how nats are estimated; see `estimate`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Rate:
         return bits_of(self.nats)
 
     def estimate(self, scale: Callable[[float], float] = float) -> PointEstimate:
-        """Nats per unit with their interval, or what `scale` converts them to."""
+        """Nats per unit with their interval, converted by `scale`."""
         return PointEstimate(scale(self.nats), (scale(self.low), scale(self.high)))
 
 
@@ -96,7 +96,7 @@ class LikelihoodRates:
 
 @dataclass(frozen=True)
 class StandardError:
-    """Standard errors of nats per token; None where one sentence does not tell."""
+    """Standard errors of nats per token; None if a single sentence cannot tell."""
 
     sentences: float | None
     draws: float | None
@@ -105,7 +105,7 @@ class StandardError:
 
 @dataclass(frozen=True)
 class LikelihoodSummary:
-    """A likelihood on an evaluation set, without the scores of single sentences."""
+    """A likelihood on an evaluation set, without the scores of individual sentences."""
 
     kind: Likelihood
     rates: LikelihoodRates
@@ -118,7 +118,7 @@ class LikelihoodSummary:
     num_words: int | None
     num_bytes: int | None
     num_infinite: int
-    """Sentences of probability 0."""
+    """The number of sentences with probability 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ class Scores:
 
     kind: Likelihood
     example: Keys
-    """Identifies each sentence: two systems are compared on sentences with the same identifiers."""
+    """Identifies each sentence: two systems are compared on sentences with the same keys."""
     nats: PerSequence
     draw_variance: PerSequence
     """The variance of each sentence's nats over draws, estimated from its rounds; 0 where nothing is drawn."""
@@ -177,7 +177,7 @@ class Scores:
 
     @property
     def num_infinite(self) -> int:
-        """The number of sentences of probability 0."""
+        """The number of sentences with probability 0."""
         return int(self.nats.isinf().sum())
 
     @property
@@ -192,7 +192,7 @@ class Scores:
 
     @property
     def degrees_of_freedom(self) -> float:
-        """Of the variance over draws."""
+        """The degrees of freedom of the variance over draws."""
         return degrees_of_freedom(self.draw_variance.numpy(), self.num_rounds)
 
     def counts(self) -> dict[Unit, Numbers]:
@@ -260,7 +260,7 @@ class Estimate:
         return (rate.high - rate.low) / 2 if math.isfinite(rate.high) else math.inf
 
     def summary(self) -> LikelihoodSummary:
-        """Everything but the scores of single sentences."""
+        """Everything but the scores of individual sentences."""
         scores, spread = self.scores, self.scores.spread
         sizes = {unit: int(counts.sum()) for unit, counts in scores.counts().items()}
         return LikelihoodSummary(
@@ -280,7 +280,7 @@ class Estimate:
 def paired_bootstrap(first: Scores, second: Scores, unit: Unit = Unit.TOKEN, seed: int = 0) -> Difference:
     """The difference between the rates of two systems on the same sentences (first minus second), with its p-value.
 
-    Systems with different vocabularies are compared by `Unit.WORD` or `Unit.BYTE`.
+    To compare systems with different vocabularies, use `Unit.WORD` or `Unit.BYTE`.
     """
     if not torch.equal(first.example, second.example):
         raise ValueError(
@@ -322,7 +322,7 @@ def perplexity_of(nats: float) -> float:
 
 # ---- protocol -------------------------------------------------------------------------------------------------------
 #
-# The protocol of a likelihood: which number it is and how it was estimated. Two numbers compare if these agree.
+# The protocol of a likelihood: which number it is and how it was estimated. Numbers are comparable if these agree.
 
 
 class Length(Enum):
@@ -359,9 +359,9 @@ class Limit(Enum):
 
 @dataclass(frozen=True)
 class Protocol:
-    """What must be known of a likelihood to compare it with another.
+    """What must be known about a likelihood to compare it with another.
 
-    The caller of `evaluation.estimate` provides the fields up to `packed`; `estimate` fills in the rest.
+    The caller of `estimate` provides the fields up to `packed`; `estimate` fills in the rest.
     """
 
     definition: LikelihoodDefinition = LikelihoodDefinition()
@@ -381,10 +381,10 @@ class Protocol:
     num_draws: int = 0
     """Draws per sentence."""
     strata: int = 1
-    """Slices of time, each with the same number of draws."""
+    """The number of time intervals, each with the same number of draws."""
     seed: int = 0
     precision: float | None = None
     """The requested half-width of the interval, relative to the perplexity per token."""
     arithmetic: str = "float32"
     version: str = __version__
-    """Of this package."""
+    """The version of this package."""

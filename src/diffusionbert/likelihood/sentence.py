@@ -1,20 +1,21 @@
-"""Likelihood estimates of single sentences, each with an interval of its own.
+"""Likelihood estimates of single sentences, each with its own interval.
 
 A sentence's nats are the sum of S independent parts (`Objective.draw_round`), part j with mean μ_j and variance σ_j².
 After R rounds
 
     nats = Σ_j mean_r(part_rj),     variance = Σ_j s_j² / R,     degrees of freedom ≈ (Σ_j s_j²)² / Σ_j (s_j⁴ / (R - 1))
 
-(Satterthwaite 1946): two rounds of seven parts tell the variance about as well as eight rounds without parts would.
-Rounds are added until Student's interval of *this* sentence's perplexity per token is narrow enough. Looking often for
-a variance that is small by chance would end it too soon; so it looks after 2, 3, 5, 8, 12, … rounds, and not with few
-degrees of freedom. With the bundled model, 120 held-out sentences and many seeds, the interval covered the truth in
-95.8 ± 0.5 % of cases at the default precision and in 94.3 ± 1.1 % at 0.1 (`benchmarks/scores.py`); if few draws
-dominate, coverage is lower.
+(Satterthwaite 1946): two rounds of seven parts determine the variance about as well as eight rounds without parts.
+Rounds are added until the Student's t interval of *this* sentence's perplexity per token is narrow enough. Checking
+often would stop too soon, at a variance that is small by chance; so we check only after 2, 3, 5, 8, 12, … rounds, and
+never stop with few degrees of freedom. With the bundled model, 120 held-out sentences and many seeds, the interval
+covered the truth in 95.8 ± 0.5 % of cases at the default precision and in 94.3 ± 1.1 % at 0.1 (`benchmarks/scores.py`);
+if few draws dominate, coverage is lower.
 
-A sentence's noise is keyed by seed, round and `Batch.example`. On a CPU one sentence's draws form their own batches, so
-that the result is the same to the last bit in any company; on a GPU sentences share batches, and it is the same up to
-rounding. Sentences that are compared get the same key: their differences are then estimated from paired parts.
+A sentence's noise is keyed by seed, round and `Batch.example`. On a CPU, one sentence's draws form their own batches,
+so the result is the same to the last bit whatever other sentences there are; on a GPU, sentences share batches, and it
+is the same up to rounding. Sentences to be compared get the same key, so that their differences are estimated from
+paired parts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from diffusionbert.objectives.base import Likelihood, TrainingModule
 from diffusionbert.parallel import current
 from diffusionbert.reporting import require_type
 
-_SEED = 2**41  # added to the seed, to keep it away from the seeds of training and of `estimate`
+_SEED = 2**41  # added to the seed, to keep it apart from the seeds of training and of `estimate`
 _MIN_DEGREES = 4.0
 _GROWTH = 1.5
 _SENTENCES_AT_ONCE = {"cpu": 1, "cuda": 64}
@@ -50,8 +51,8 @@ class SentenceBudget:
     """Half the width of the 95 % interval of a sentence's perplexity per token, relative to it: 0.25 is 25 %, or
     log 1.25 = 0.22 nats per token."""
     max_draws: int = 4096
-    """The most sequences that the network computes for a sentence; no round is begun that would, by the mean size of
-    those before, exceed it. The first always is."""
+    """The most sequences that the network computes for a sentence. After the first round, a round is started only if
+    one of average size would not exceed it."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class Uncertainty:
 
     @classmethod
     def of_parts(cls, parts: Tensor) -> Uncertainty:
-        """The uncertainty of the mean over rounds of a sum of independent parts [R, S]; unknown for a single round."""
+        """The uncertainty of a sum of S independent parts [R, S], averaged over R rounds; unknown for one round."""
         if len(parts) < 2 or not bool(parts.isfinite().all()):
             return cls(math.inf, 1.0)
         variance = parts.var(dim=0) / len(parts)
@@ -107,7 +108,7 @@ class Uncertainty:
         return max(lowest, value - self.half_width), value + self.half_width
 
     def meets(self, half_width: float) -> bool:
-        """Whether the interval is narrow enough and its width well enough known."""
+        """Whether the interval is narrow enough, and its width known well enough."""
         return self.half_width <= half_width and self.degrees_of_freedom >= _MIN_DEGREES
 
 
@@ -116,17 +117,17 @@ class SentenceEstimate:
     """The nats of a sentence."""
 
     token_nats: Tensor
-    """[n]: of each editable token; they add up to `nats`."""
+    """[n]: the nats of each editable token, which add up to `nats`."""
     uncertainty: Uncertainty
     num_draws: int
     """How many sequences the network computed for it."""
     precision_reached: bool
     difference: Difference | None = None
-    """To the first sentence, where sentences are compared."""
+    """The difference from the first sentence, if sentences are compared."""
 
     @property
     def nats(self) -> float:
-        """Of the sentence."""
+        """The nats of the sentence."""
         return float(self.token_nats.sum())
 
 
@@ -148,7 +149,7 @@ def estimate_sentences(
         method: A network and an objective with a likelihood.
         rows: The sentences, whose noise is keyed by `Batch.example`; paired ones all have the same key.
         budget: The precision and the most draws of each sentence.
-        paired: Whether to draw, for all sentences equally often, until the differences to the first one are precise.
+        paired: Whether to draw equally often for all sentences, until the differences from the first one are precise.
 
     Returns:
         One estimate per sentence.
@@ -156,7 +157,7 @@ def estimate_sentences(
     size, number = _SENTENCES_AT_ONCE.get(device_of(method).type, 1), current().number
     by_length = sorted(range(len(rows.lengths)), key=lambda index: -int(rows.lengths[index]))
     groups = [by_length[start : start + size] for start in range(0, len(by_length), size)]
-    # Each process of a launch gets every n-th group; paired sentences are drawn for equally often, so together.
+    # Each process of a launch gets every n-th group; paired sentences get equally many draws, so they stay together.
     shares = [by_length] if paired else [list(chain(*groups[first::number])) for first in range(number)]
     found: dict[int, SentenceEstimate] = {}
     for estimates in current().share(shares, partial(_estimates, method, rows, budget, size, paired)):
@@ -167,7 +168,7 @@ def estimate_sentences(
 def _estimates(
     method: TrainingModule, rows: SequenceDataset, budget: SentenceBudget, size: int, paired: bool, active: list[int]
 ) -> dict[int, SentenceEstimate]:
-    """The estimates of the sentences with these indices, so many of which are drawn for at once."""
+    """The estimates of the sentences with these indices, computed `size` sentences at a time."""
     objective, device = method.objective, device_of(method)
     is_exact = objective.likelihood is Likelihood.EXACT
     drawn = {index: _Drawn(is_exact) for index in active}
@@ -205,7 +206,7 @@ class _Drawn:
 
     @property
     def sums(self) -> Tensor:
-        """[R, S]: of the sentence."""
+        """[R, S]: the sum of each part over the sentence."""
         return torch.stack(self.rounds).sum(dim=2)
 
     @property
@@ -215,17 +216,17 @@ class _Drawn:
         return nats
 
     def uncertainty(self, first: _Drawn | None = None) -> Uncertainty:
-        """Of the sentence's nats, or of their difference to those of the first sentence."""
+        """The uncertainty of the sentence's nats, or of their difference from those of the first sentence."""
         if self.is_exact:
             return Uncertainty()
         return Uncertainty.of_parts(self.sums if first is None else self.sums - first.sums)
 
     def is_precise(self, budget: SentenceBudget, first: _Drawn | None) -> bool:
-        """Whether the interval of the nats, or of the difference to the first sentence, is narrow enough."""
+        """Whether the interval of the nats, or of the difference from the first sentence, is narrow enough."""
         return self.uncertainty(first).meets(budget.half_width * self.rounds[0].shape[1])
 
     def is_done(self, budget: SentenceBudget, first: _Drawn | None, *, is_look: bool) -> bool:
-        """Whether no further round is needed (which only some rounds look at), allowed or of use."""
+        """Whether another round is not needed (checked only after some rounds), not allowed or of no use."""
         is_infinite = not bool(self.rounds[0].isfinite().all())
         is_spent = self.num_draws * (1 + 1 / len(self.rounds)) > budget.max_draws
         return is_infinite or is_spent or (is_look and self.is_precise(budget, first))
