@@ -598,7 +598,7 @@ def test_where_the_noisy_vector_determines_the_token_the_prediction_is_not_used(
 
 
 def test_invalid_arguments_are_refused():
-    with pytest.raises(ValueError, match="width of at least 1"):
+    with pytest.raises(ValueError, match="`width` of word vectors must be at least 1"):
         EmbeddingDenoiser(backbone_of("bert"), tokenizer_allowed(), width=0)
     network = denoiser()
     with pytest.raises(ValueError, match="at most 24"):
