@@ -1,7 +1,7 @@
 """Batch plans: the sequences of every global batch, as a function of the seed and the epoch alone.
 
-Global batches are planned before they are split over accumulation steps and processes, so that any number of processes
-sees the same batches, and an epoch and a batch index suffice to resume. This module depends on lengths, not on tokens.
+Global batches are planned before they are split over accumulation steps and processes, so any number of processes sees
+the same batches, and an epoch and a batch index are enough to resume. This module sees lengths, not tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """As many sequences as fit into a number of tokens, including padding."""
+    """As many sequences as fit into a given number of tokens, including padding."""
 
     tokens: int
 
@@ -30,7 +30,7 @@ class TokenBudget:
             raise ValueError(f"tokens per batch (--batch-tokens) must be >= 1, got {self.tokens}; 4096 is usual")
 
     def num_sequences(self, lengths: npt.NDArray[np.integer]) -> int:
-        """The number of sequences of a batch without padding."""
+        """The number of sequences in a batch without padding."""
         return math.ceil(self.tokens * len(lengths) / max(1, int(lengths.sum())))
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
@@ -49,7 +49,7 @@ class FixedSequences:
             raise ValueError(f"sequences per batch (--batch-sequences) must be >= 1, got {self.sequences}; 32 is usual")
 
     def num_sequences(self, lengths: npt.NDArray[np.integer]) -> int:
-        """The number of sequences of a batch."""
+        """The number of sequences in a batch."""
         return self.sequences
 
     def cut(self, lengths: npt.NDArray[np.integer]) -> list[int]:
@@ -78,7 +78,7 @@ class BatchPlan:
 
     def __init__(self, lengths: npt.NDArray[np.integer], batching: TokenBudget | FixedSequences, seed: int):
         self.lengths, self.batching, self.seed = lengths, batching, seed
-        # The sequences that are sorted together: more give less padding, fewer give more randomness.
+        # How many sequences are sorted together: more give less padding, fewer give more randomness.
         self.pool = max(20_000, 100 * batching.num_sequences(lengths))
 
     def epoch(self, epoch: int) -> list[Indices]:
@@ -88,16 +88,16 @@ class BatchPlan:
         batches: list[Indices] = []
         for start in range(0, len(order), self.pool):
             pool = order[start : start + self.pool]
-            # Ties are in random order; a stable sort keeps it.
+            # A stable sort keeps ties in random order.
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
             edges = np.cumsum(self.batching.cut(self.lengths[pool]))[:-1]
             batches += np.split(pool, edges)
         rng.shuffle(batches)
-        # Times are stratified by the index, and micro-batches take every n-th: neither may depend on length.
+        # Times are stratified by index, and micro-batches take every n-th sequence: neither may depend on length.
         return [rng.permutation(batch) for batch in batches]
 
     def following(self, position: BatchPosition) -> Iterator[tuple[BatchPosition, Indices]]:
-        """Yields the batches from a position on, endlessly, each with the position after it."""
+        """Yields batches endlessly, starting at a position, each with the position after it."""
         epoch, skip = position.epoch, position.batch
         while True:
             batches = self.epoch(epoch)
@@ -106,12 +106,12 @@ class BatchPlan:
             epoch, skip = epoch + 1, 0
 
     def positions(self) -> list[int]:
-        """The number of positions of each batch of the first epoch, including padding."""
+        """The number of positions in each batch of the first epoch, including padding."""
         return [len(batch) * int(self.lengths[batch].max()) for batch in self.epoch(0)]
 
 
 def micro_batches(batch: Batch, num_processes: int, process: int, micro_tokens: int | None) -> list[Batch]:
-    """The share of one process in a global batch, in parts of at most `micro_tokens` tokens."""
+    """One process's share of a global batch, in parts of at most `micro_tokens` tokens."""
     num_sequences, length = batch.tokens.shape
     sequences_at_once = max(1, (micro_tokens or batch.tokens.numel()) // max(1, length))
     count = max(1, math.ceil(num_sequences / (num_processes * sequences_at_once)))

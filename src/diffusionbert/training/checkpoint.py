@@ -1,4 +1,4 @@
-"""Checkpoints: the tensors and the state from which training resumes exactly.
+"""Checkpoints: the tensors and the state that training resumes from exactly.
 
     step-00001000/
       weights.safetensors    the parameters
@@ -6,8 +6,8 @@
       ema.safetensors        the EMA of the parameters, if there is one
       state.json             format, training state, number of EMA updates, loss scale
 
-With sharded parameters all processes gather, and one of them writes. Does not depend on the training loop. Checkpoints
-of earlier versions, with optimiser.safetensors, averages.safetensors and standing.json, are still read.
+With sharded parameters, all processes gather and one of them writes. This module knows nothing about the training loop.
+Checkpoints of earlier versions, with optimiser.safetensors, averages.safetensors and standing.json, are still read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CheckpointHeader:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """All that training depends on at one step."""
+    """Everything that training depends on at one step."""
 
     header: CheckpointHeader
     weights: dict[str, Tensor]
@@ -84,7 +84,7 @@ class Checkpoint:
     def of(
         cls, module: nn.Module, optimizer: Optimizer, ema: EMA | None, scaler: GradScaler | None, state: TrainState
     ) -> Checkpoint:
-        """Gathers the present state; raises FloatingPointError if a parameter is infinite or NaN."""
+        """Gathers the current state; raises FloatingPointError if a parameter is infinite or NaN."""
         weights = weights_of(module)
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
             raise FloatingPointError(
@@ -135,7 +135,7 @@ class Checkpoint:
 
 
 def newest_complete(run: RunFolder) -> tuple[Path, Checkpoint, str | None]:
-    """The last checkpoint or, if it is damaged, the newest complete one; and a message about the damage."""
+    """The last checkpoint or, if it is damaged, the newest complete one; and a message about any damage."""
     damage: list[str] = []
     for path in run.resume_candidates():
         try:
@@ -148,7 +148,7 @@ def newest_complete(run: RunFolder) -> tuple[Path, Checkpoint, str | None]:
 
 
 def stored_weights(run: RunFolder) -> dict[str, StoredTensor]:
-    """Types and shapes of the parameters in the newest checkpoint that can be read; none if there is none."""
+    """Types and shapes of the parameters in the newest readable checkpoint; empty if there is none."""
     for path in run.resume_candidates():
         with suppress(ValueError):
             return stored_tensors(path / "weights.safetensors")
@@ -183,7 +183,7 @@ def _read_header(checkpoint: Path) -> CheckpointHeader:
 
 
 def _upgraded(plain: Any) -> Any:
-    """The contents of standing.json, of earlier versions, as those of state.json."""
+    """Converts standing.json, of earlier versions, to state.json."""
     if not isinstance(plain, dict) or "num_averaged" not in plain:
         return plain
     state = {name: value for name, value in plain.items() if name not in ("num_averaged", "scaler")}
@@ -197,12 +197,12 @@ def _upgraded(plain: Any) -> Any:
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Full copies of all parameters by name; tied ones occur once."""
+    """Full copies of all parameters by name; tied ones appear once."""
     return {name: full_copy(parameter) for name, parameter in _parameters(module).items()}
 
 
 def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Sets all parameters; names must be the same."""
+    """Sets all parameters; the names must match."""
     parameters = _parameters(module)
     missing, unknown = sorted(parameters.keys() - weights.keys()), sorted(weights.keys() - parameters.keys())
     if missing or unknown:
@@ -248,7 +248,7 @@ def set_optimizer_state(optimizer: Optimizer, module: nn.Module, state: Mapping[
 
 
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by their names without the prefixes of DDP and torch.compile."""
+    """The parameters by name, without the prefixes of DDP and torch.compile."""
     return {
         ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod")): parameter
         for name, parameter in module.named_parameters()

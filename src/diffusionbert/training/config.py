@@ -1,8 +1,8 @@
 """The configuration of a run: data, backbone, time embedding, objective and training, as typed JSON.
 
-A run directory and a model folder keep it, and `train --config` takes it back. Objectives, schedules and backbones are
-stored by their registered names (`storage.schema`); what is not registered is refused before training, because it could
-not be opened again.
+Run directories and model folders store it, and `train --config` reads it. Objectives, schedules and backbones are
+stored by their registered names (`storage.schema`); anything that is not registered is refused before training, because
+it could not be opened again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DECAYS = "linear", "cosine", "inverse_sqrt", "constant_with_warmup", "wsd"
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read, and how it becomes tokens."""
+    """What to read, and how to turn it into tokens."""
 
     corpus: str
     """A file, folder or glob; `pydoc`; `lm1b:FOLDER`; `hf:NAME`."""
     validation: str | None = None
     """A corpus to validate on; None holds out a fraction of the training corpus."""
     held_out: float | None = None
-    """That fraction, of a corpus of files; None lets a new run choose it, and is 0.01 in runs of earlier versions."""
+    """That fraction, for a corpus of files; None lets a new run choose it, and is 0.01 in runs of earlier versions."""
     vocabulary: str | int = 8000
-    """A tokenizer's folder or name, or the size of a WordPiece to be trained on the corpus."""
+    """A tokenizer's folder or name, or the size of a WordPiece vocabulary to train on the corpus."""
     lower: bool = True
     detokenize: bool = False
     field: str | None = None
@@ -58,7 +58,7 @@ class DataConfig:
 
     @property
     def fields(self) -> list[str]:
-        """The fields of the text, or of source and target, that were given."""
+        """The given fields: of the text, or of source and target."""
         return [field for field in (self.field, self.target_field) if field]
 
 
@@ -71,44 +71,44 @@ class TrainingConfig:
     micro_tokens: int | None = None
     """The most tokens at once on one device; larger batches are accumulated."""
     optimizer: str = "adamw"
-    """`adamw`, or `muon` for the matrices of layers with AdamW for all else."""
+    """`adamw`, or `muon` for the matrices of layers with AdamW for everything else."""
     learning_rate: float = 1e-3
     warmup: int = 100
     decay: str = "linear"
-    """As transformers names it: linear, cosine, inverse_sqrt, constant_with_warmup; or wsd: warm-up, stable, decay."""
+    """As in transformers: linear, cosine, inverse_sqrt, constant_with_warmup; or wsd: warmup, stable, decay."""
     decay_fraction: float = 0.2
-    """With `wsd`: the fraction of the steps, at the end, in which the learning rate decays, linearly to 0."""
+    """With `wsd`: the last fraction of the steps, in which the learning rate decays linearly to 0."""
     weight_decay: float = 0.01
     weight_decay_end: float | None = None
-    """The weight decay of the last step, which `weight_decay` reaches linearly; None keeps it constant."""
+    """The weight decay of the last step, approached linearly from `weight_decay`; None keeps it constant."""
     lora: int | None = None
-    """The rank of a low-rank adaptation, which is trained in place of the weights (extra `lora`); None trains them."""
+    """The rank of a low-rank adaptation to train instead of the weights (extra `lora`); None trains the weights."""
     clip: float = 1.0
     ema: float | None = None
-    """The decay of an exponential moving average of the parameters, such as 0.9999, which is validated and exported."""
+    """The decay, such as 0.9999, of an exponential moving average of the parameters to validate and export."""
     precision: str = "no"
     """`no`, `bf16` or `fp16`."""
     compile: bool = False
     cuda_graphs: bool = True
     """Capture the steps of small batches on one GPU as CUDA graphs."""
     packing: bool = False
-    """Leave out padding on a GPU in half precision, if the network can: attention of variable length."""
+    """Skip padding on a GPU in half precision, with variable-length attention, if the network supports it."""
     seed: int = 0
     log_every: int = 10
     validate_every: int = 200
     validation_sentences: int = 512
     validation_draws: int = 4
     patience: int | None = None
-    """Stop after so many validations without improvement."""
+    """Stop after this many validations without improvement."""
     save_every: int = 200
     keep: int = 2
-    """How many of the latest checkpoints are kept."""
+    """How many of the latest checkpoints to keep."""
     trackers: tuple[str, ...] = ()
     """Trackers of Accelerate: tensorboard, wandb, trackio."""
     export_precision: str = "fp32"
     """How the model's weights are stored: `fp32`, `fp16`, `bf16`, or `int8` for matrices."""
     shard_size: str | None = None
-    """The size of a file of weights, such as `15MB`; None stores them in one file."""
+    """The maximum size of a weight file, such as `15MB`; None stores all weights in one file."""
     sharded: bool = False
     """Shard parameters, gradients and optimizer over processes (torch's fully_shard) instead of copying them."""
 
@@ -134,7 +134,7 @@ class TrainingConfig:
         for name, (holds, rule) in rules.items():
             if not holds:
                 raise ValueError(f"`{name}` of training must be {rule}, got {getattr(self, name)!r}")
-        _ = self.weight_format  # refuses what is no size
+        _ = self.weight_format  # refuses an invalid shard size
 
     @property
     def weight_format(self) -> WeightFormat:
@@ -156,8 +156,8 @@ class RunConfig:
         """Makes the network; new parameters come from torch's global generator.
 
         Args:
-            statistics: Those of the tokenizer.
-            backbone: Used in place of the configured one.
+            statistics: The token statistics.
+            backbone: Used instead of the configured one.
         """
         self.objective.require_time(self.time)
         if backbone is None:
@@ -168,7 +168,7 @@ class RunConfig:
         return self.objective.make_network(backbone, self.time, allowed)
 
     def make_module(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> TrainingModule:
-        """Makes network and objective, as training wraps them."""
+        """Makes the network and its objective, as training wraps them."""
         network = self.make_network(statistics, backbone)
         backed = cast("HasBackbone", network)
         if backed.max_length < self.data.max_length:
@@ -184,7 +184,7 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, plain: Any, where: str = "configuration") -> RunConfig:
-        """Reads what `to_json` returned, also that of earlier versions.
+        """Reads what `to_json` returned, including in earlier versions.
 
         Args:
             plain: What `json.loads` returned.
@@ -200,7 +200,7 @@ class RunConfig:
 
 # ---- earlier versions -----------------------------------------------------------------------------------------------
 #
-# Configurations of version 0.1.0.dev0 before registered names: `{"kind": "Experiment", …}` becomes today's JSON.
+# Configurations of version 0.1.0.dev0, before registered names: `{"kind": "Experiment", …}` becomes today's JSON.
 
 
 _NAMES = {
@@ -221,7 +221,7 @@ _NAMES = {
 }
 """Registered names by kind."""
 _PLAIN = {"Experiment", "Data", "Training", "TokenBudget", "FixedRows"}
-"""Kinds that have no name."""
+"""Kinds without a registered name."""
 _FIELDS = {
     ("Experiment", "network"): "backbone",
     ("Data", "detokenise"): "detokenize",
@@ -234,7 +234,7 @@ _FIELDS = {
 
 
 def upgraded(plain: Any, where: str) -> Any:
-    """The same in today's format, without its number; raises ValueError for an unknown kind."""
+    """Converts to today's format, without its version number; raises ValueError for an unknown kind."""
     if not isinstance(plain, dict) or "kind" not in plain:
         return plain
     kind = plain["kind"]
@@ -246,7 +246,7 @@ def upgraded(plain: Any, where: str) -> Any:
 
 
 def _respelled(plain: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of format 1 whose data may still have the field `detokenise`."""
+    """Renames the field `detokenise`, which the data of a format 1 configuration may still have."""
     data = plain.get("data")
     if not isinstance(data, dict) or "detokenise" not in data:
         return plain

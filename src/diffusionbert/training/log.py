@@ -1,6 +1,6 @@
 """The log of a run: one JSON object per line, each with `event`, `step` and `time` (docs/formats.md).
 
-    run           once, at the start: what is trained, and what the numbers of the log are
+    run           once, at the start: what is trained, and what the numbers in the log mean
     train         every `log_every` steps: the mean loss since the last such row
     validation    every `validate_every` steps: the likelihood of held-out text, or the loss of an objective without one
 
@@ -36,9 +36,9 @@ class RunEvent:
     time: float
     format: int = LOG_FORMAT
     unit: str = "nats per token"
-    """Of losses and validations."""
+    """The unit of losses and validations."""
     kind: Likelihood = Likelihood.NONE
-    """Of the validated likelihood."""
+    """The kind of the validated likelihood."""
     quantity: str | None = None
     """`strict`, `paper`, `nll`, …"""
     objective: str | None = None
@@ -60,7 +60,7 @@ class TrainEvent:
     step: int
     time: float | None
     loss: float
-    """Mean over tokens."""
+    """The mean over tokens."""
     learning_rate: float | None = None
     gradient_norm: float | None = None
     tokens_per_second: float | None = None
@@ -77,11 +77,11 @@ class ValidationEvent:
     time: float | None
     kind: Likelihood
     standard_error: float
-    """Of nats (or loss) per token, over sentences."""
+    """The standard error of nats (or loss) per token, over sentences."""
     nats_per_token: float | None = None
     perplexity_per_token: float | None = None
     loss_per_token: float | None = None
-    """In place of nats, if the objective has no likelihood."""
+    """Replaces nats if the objective has no likelihood."""
 
 
 Event = RunEvent | TrainEvent | ValidationEvent
@@ -90,7 +90,7 @@ _EVENTS: dict[str, type[Event]] = {cls.event: cls for cls in (RunEvent, TrainEve
 
 
 def row(event: Event) -> dict[str, int | float | str]:
-    """The fields of a row except those that are unknown."""
+    """The fields of a row, except unknown ones."""
     plain = {name: value for name, value in to_json(event).items() if value is not None}
     return {"event": event.event, **plain}
 
@@ -102,7 +102,7 @@ def append(log: Path, event: Event) -> None:
 
 
 def read_log(log: Path) -> list[Event]:
-    """Reads all rows except incomplete lines, which a killed process leaves, and rows of unknown events."""
+    """Reads all rows except incomplete lines, which a killed process leaves behind, and rows of unknown events."""
     found = []
     for number, line in enumerate(read_text(log).splitlines() if log.exists() else (), start=1):
         try:
@@ -118,12 +118,12 @@ def read_log(log: Path) -> list[Event]:
 
 
 def events_of(log: Path, kind: type[EventT]) -> list[EventT]:
-    """Reads the rows of one event."""
+    """Reads the rows of one kind of event."""
     return [event for event in read_log(log) if isinstance(event, kind)]
 
 
 def remove_after(log: Path, step: int) -> None:
-    """Removes the rows after the step from which a run resumes."""
+    """Removes the rows after the step that a run resumes from."""
     if not log.exists():
         return
     kept = [line for line in read_text(log).splitlines() if _step(line) <= step]
@@ -133,7 +133,7 @@ def remove_after(log: Path, step: int) -> None:
 
 
 def _from_format_1(plain: Mapping[str, object]) -> dict[str, object]:
-    """Converts a row of format 1, in which the keys show the event."""
+    """Converts a row of format 1, in which the keys imply the event."""
     if "validation_standard_error" in plain:
         row = {name.removeprefix("validation_"): value for name, value in plain.items()}
         return {"event": "validation", "kind": row.pop("likelihood", None), **row}
@@ -170,7 +170,7 @@ class ValidationResult:
         return math.exp(min(self.nats_per_token, 700.0))
 
     def event(self, step: int, time: float) -> ValidationEvent:
-        """The row of the log, in which a loss is not called nats."""
+        """The log row, in which a loss is not called nats."""
         if self.kind is Likelihood.NONE:
             return ValidationEvent(step, time, self.kind, self.standard_error, loss_per_token=self.nats_per_token)
         return ValidationEvent(step, time, self.kind, self.standard_error, self.nats_per_token, self.perplexity)
@@ -191,14 +191,14 @@ PRETRAINED, SCRATCH = "pretrained", "scratch"
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What a log and a result say of a model; None where a fact is unknown or does not apply."""
+    """What a log and a result say about a model; None where something is unknown or does not apply."""
 
     objective: Component | None = None
     schedule: Component | None = None
     diffusion_steps: int | None = None
     """T of the training objective; None in continuous time."""
     quantity: str | None = None
-    """The quantity that was trained, where the objective has several."""
+    """The quantity that was trained, if the objective has several."""
     time_conditioning: str | None = None
     backbone: str | None = None
     """The model type of its `PreTrainedModel`, for example bert."""
@@ -206,13 +206,13 @@ class ModelDescription:
     """What training started from: `pretrained` or `scratch`."""
     parameters: int | None = None
     seed: int | None = None
-    """Of training."""
+    """The seed of training."""
     training_steps: int | None = None
-    """Planned; the weights may be those of an earlier step."""
+    """The planned number of steps; the weights may be from an earlier one."""
     tokens_seen: int | None = None
-    """Tokens of training up to these weights, repeated ones included; pretraining is not counted."""
+    """The number of tokens trained on up to these weights, including repeated ones but not pretraining."""
     pretraining_tokens: int | None = None
-    """Tokens of all training before it; 0 from scratch."""
+    """The number of tokens of all training before this run; 0 from scratch."""
     epochs: float | None = None
     """How often the training text was read up to these weights."""
     optimizer: str | None = None

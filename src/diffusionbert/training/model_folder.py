@@ -1,11 +1,11 @@
-"""The model folder: what a run exports, a Hugging Face folder with what diffusion needs beside it.
+"""The model folder that a run exports: a Hugging Face folder, plus what diffusion needs.
 
 config.json  model.safetensors  tokenizer files      open with AutoModelForMaskedLM (a decoder: AutoModelForCausalLM)
                                                      and AutoTokenizer; the weights may be in several files, or in
-                                                     model-int8.safetensors, which this package alone opens
-beside.safetensors                                   parameters beside the backbone's: time embeddings, word vectors;
+                                                     model-int8.safetensors, which only this package opens
+beside.safetensors                                   parameters outside the backbone: time embeddings, word vectors;
                                                      absent if there are none
-diffusionbert.json  token_counts.safetensors         the run's configuration, token counts, length histogram and, of
+diffusionbert.json  token_counts.safetensors         the run's configuration, token counts, length histogram and, for
                                                      uncased models, the usual letter case of words
 README.md                                            the model card
 """
@@ -50,7 +50,7 @@ from diffusionbert.training.run_folder import RunFolder
 BUNDLED = Path(str(files("diffusionbert"))) / "bundled"
 """The model inside the package, called "bundled"."""
 RARE = 20
-"""Words that occur less often in a text do not change what a model knows about their letter case."""
+"""Words that occur less often than this in a text do not change what a model knows about their letter case."""
 _NETWORK, _BACKBONE = "network.", "network.backbone."
 _OPENS = "opens with `AutoModelFor{family}LM`"
 _AFTER_LOADING = " after `diffusionbert.load(FOLDER).save_pretrained(OTHER)`, since its matrices are stored as int8"
@@ -64,12 +64,12 @@ class ValidationRecord:
     likelihood: Likelihood
     nats_per_token: float | None = None
     loss_per_token: float | None = None
-    """In place of nats, if there is no likelihood."""
+    """Replaces nats if there is no likelihood."""
 
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """What diffusionbert.json says beside the configuration."""
+    """What diffusionbert.json says besides the configuration."""
 
     version: str = __version__
     data_fingerprint: str | None = None
@@ -83,7 +83,7 @@ class ModelRecord:
 
 @dataclass(frozen=True, eq=False)
 class ModelMetadata:
-    """What a model folder holds beside the parameters."""
+    """What a model folder holds besides the parameters."""
 
     config: RunConfig
     vocabulary: Vocabulary
@@ -96,13 +96,13 @@ class ModelMetadata:
     training_text: frozenset[str] | None = None
     """Hashes of the training text (`Source.contents`); None if unknown."""
     trained: RunConfig | None = None
-    """The configuration as it was trained, its start included; None if unknown."""
+    """The configuration as trained, including what it started from; None if unknown."""
     tokens_seen: int | None = None
-    """Tokens of training up to these parameters; None if unknown."""
+    """The number of tokens trained on up to these parameters; None if unknown."""
     pretraining_tokens: int | None = None
-    """Tokens of all training before it, of the network it started from; None if unknown."""
+    """The number of tokens that the network it started from was trained on; None if unknown."""
     source_lengths: Tensor | None = None
-    """How often a source of n tokens has a target of m, in the training corpus; None if unknown."""
+    """How often a source of n tokens has a target of m in the training corpus; None if unknown."""
 
 
 def write_model(
@@ -113,7 +113,7 @@ def write_model(
     state: Any,
     form: WeightFormat,
 ) -> None:
-    """Writes parameters, which may be their EMA, as a model folder."""
+    """Writes parameters, or their EMA, as a model folder."""
     with quiet():
         backbone_of(module).save_pretrained(folder, state_dict=_below(_BACKBONE, weights))
     reformat_weights(folder, form)
@@ -152,7 +152,7 @@ def training_source(data: DataConfig) -> Source:
 
 
 def _text_hashes(data: DataConfig) -> tuple[str, ...] | None:
-    """The hashes by which the training text, or a copy, is recognized; None if it has no files."""
+    """Hashes to recognize the training text, or a copy of it; None if it has no files."""
     try:
         contents = training_source(data).contents()
     except (OSError, ValueError):  # the text was removed in the meantime, but the model is good
@@ -174,7 +174,7 @@ def token_statistics(vocabulary: Vocabulary, counts: Tensor, exponents: Tensor |
 
 
 def find_model(name: str, **options: Unpack[HubOptions]) -> Path:
-    """The folder of a model: "bundled", a run directory, a model folder or a Hub name; downloads it if need be."""
+    """The folder of a model: "bundled", a run directory, a model folder or a Hub name; downloads it if necessary."""
     if name == "bundled":
         return BUNDLED
     return RunFolder(Path(name)).find_model() or locate("model", name, "a run directory, a model folder", **options)
@@ -186,34 +186,34 @@ def find_start(name: str) -> Path:
 
 
 def tokens_before(start: str | None) -> int | None:
-    """The tokens of all training of a network to start from: 0 for a new one (None), None if unknown."""
+    """The number of tokens that a network to start from was trained on: 0 for a new one (None), None if unknown."""
     if start is None:
         return 0
     file = find_start(start) / "diffusionbert.json"
     if not file.exists():
         return None
     config, record = _description(file)
-    before = 0 if config.backbone.pretrained is None else record.pretraining_tokens  # earlier versions stored none
+    before = 0 if config.backbone.pretrained is None else record.pretraining_tokens  # earlier versions did not store it
     return None if before is None or record.tokens_seen is None else before + record.tokens_seen
 
 
 def is_diffusion_model(folder: Path) -> bool:
-    """Whether a folder holds a model that this package trained by an objective other than masked-language modeling."""
+    """Whether a folder holds a model that this package trained with anything but masked-LM pretraining."""
     file = folder / "diffusionbert.json"
     return file.exists() and not _description(file)[0].objective.is_pretraining
 
 
 def read_model(folder: Path) -> ModelMetadata:
-    """Reads a folder that `write_model` wrote, or that of any masked or causal language model.
+    """Reads a folder written by `write_model`, or that of any masked or causal language model.
 
     A plain masked one generates without having been trained for it: order-agnostically, one token at a time.
     """
-    causal = is_causal(folder)  # reads config.json, whose faults would be taken for the tokenizer's
+    causal = is_causal(folder)  # reads config.json first, whose faults would be blamed on the tokenizer
     vocabulary = Vocabulary.load(folder, with_mask=not causal)
     file, backbone = folder / "diffusionbert.json", Pretrained(str(folder))
     if not file.exists():
         name = "autoregressive" if causal else "order-agnostic"
-        # Texts are read as its tokenizer reads them: a cased model must see upper case.
+        # Texts are read the way its tokenizer reads them: a cased model must see upper case.
         data = DataConfig("unknown", lower=vocabulary.lowers, max_length=sys.maxsize)
         config = RunConfig(data, backbone, objective=ObjectiveConfig.registry.get(name)())
         counts = torch.zeros(vocabulary.size, dtype=torch.long)
@@ -230,8 +230,8 @@ def read_model(folder: Path) -> ModelMetadata:
         Limit.POSITIONS.require(longest, f"{str(folder)!r} has too long source_lengths", "export it again")
     if bool(tensors["counts"][~vocabulary.allowed].any()):
         raise ValueError(
-            f"{str(folder)!r} has a tokenizer with other special tokens than its token_counts.safetensors; restore the "
-            "tokenizer that it was trained with"
+            f"{str(folder)!r} has a tokenizer whose special tokens do not fit its token_counts.safetensors; restore "
+            "the tokenizer that it was trained with"
         )
     vocabulary = replace(vocabulary, letter_case=tensors.get("letter_case"))
     is_conditioned = config.time is not TimeEmbedding.NONE
@@ -256,9 +256,9 @@ def read_model(folder: Path) -> ModelMetadata:
 
 
 def _statistics(folder: Path, num_ids: int, has_exponents: bool) -> dict[str, Tensor]:
-    """The tensors beside the weights; a network may have more exponents than its tokenizer has ids.
+    """The tensors besides the weights; a network may have more exponents than its tokenizer has ids.
 
-    Folders of earlier versions, and those of text without natural case, have no letter case.
+    Folders of earlier versions, and of models of text without natural case, have no letter case.
     """
     file = folder / "token_counts.safetensors"
     stored = stored_tensors(file).get("exponents")
@@ -276,12 +276,12 @@ def _statistics(folder: Path, num_ids: int, has_exponents: bool) -> dict[str, Te
 
 
 def _require_beside(file: Path, config: RunConfig, num_ids: int) -> None:
-    """Refuses settings that claim larger tables beside the backbone than the file holds, before they are made."""
+    """Refuses settings that claim larger tables outside the backbone than the file holds, before they are allocated."""
     held = sum(each.size for each in stored_tensors(file).values())
     has_table = config.time in (TimeEmbedding.PREFIX, TimeEmbedding.LAYERS_LEARNED)
     claimed = (config.objective.num_steps or 0) if has_table else 0
     if config.objective.has_word_vectors:
-        claimed = num_ids * int(getattr(config.objective, "width", None) or 0)  # None: those of the backbone
+        claimed = num_ids * int(getattr(config.objective, "width", None) or 0)  # None: that of the backbone
     if claimed > held:
         raise ValueError(
             f"{str(file)!r} holds {held:,} values, but diffusionbert.json describes {claimed:,} and more; export again"
@@ -293,7 +293,7 @@ def _letter_case_rule(num_ids: int) -> dict[str, TensorRule]:
 
 
 def started_letter_case(own: Tensor | None, counts: Tensor, folder: Path) -> Tensor | None:
-    """The letter case that a text teaches; for words that are rare in it, that of the model it starts from."""
+    """The letter case learned from a text; for words that are rare in it, that of the model to start from."""
     file = folder / "token_counts.safetensors"
     start = load_tensors(file, _letter_case_rule(len(counts))).get("letter_case") if file.exists() else None
     if own is None or start is None:
@@ -302,7 +302,7 @@ def started_letter_case(own: Tensor | None, counts: Tensor, folder: Path) -> Ten
 
 
 def _description(file: Path) -> tuple[RunConfig, ModelRecord]:
-    """The configuration in diffusionbert.json, and everything else that it says."""
+    """The configuration in diffusionbert.json, and everything else in it."""
     try:
         plain = read_json(file)
         if not isinstance(plain, dict):
@@ -346,7 +346,7 @@ def save_model(network: nn.Module, vocabulary: Vocabulary, source: Path, target:
 
 
 def push_model(folder: Path, name: str) -> str:
-    """Uploads a model folder to the Hub, into a private repository if it is a new one, and gives its address."""
+    """Uploads a model folder to the Hub, to a private repository if it is new, and returns its address."""
     try:
         api = HfApi()
         address = api.create_repo(name, private=True, exist_ok=True)
@@ -357,7 +357,7 @@ def push_model(folder: Path, name: str) -> str:
 
 
 def restore_beside(network: nn.Module, folder: Path, config: RunConfig) -> None:
-    """Copies the parameters beside the backbone from a model folder, if it has some of the same kind."""
+    """Copies the parameters outside the backbone from a model folder, if it has some of the same kind."""
     file, description = folder / "beside.safetensors", folder / "diffusionbert.json"
     if not file.exists() or not description.exists():
         return
@@ -386,7 +386,7 @@ def learned_exponents(folder: Path) -> Tensor | None:
 
 
 def _beside(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a network that are not its backbone's."""
+    """The parameters of a network outside its backbone."""
     return {name: weight for name, weight in weights.items() if not name.startswith("backbone.")}
 
 
@@ -409,7 +409,7 @@ def _card(module: TrainingModule, metadata: ModelMetadata, state: Any, form: Wei
     family = "causal" if objective.is_causal else "masked"
     opening = _OPENS.format(family=family.title())
     if _beside(dict(module.network.named_parameters())):
-        opening = "has parameters beside its backbone's, and opens with diffusionbert alone"
+        opening = "has parameters outside its backbone, so it opens only with diffusionbert"
     elif form.precision == "int8":
         opening += _AFTER_LOADING
     kind, training = module.objective.likelihood, config.training
@@ -417,7 +417,7 @@ def _card(module: TrainingModule, metadata: ModelMetadata, state: Any, form: Wei
     if kind is Likelihood.NONE:
         unit = "of loss per token; there is no likelihood"
     step = state.best_step if state.is_validated else state.step
-    validation = "not validated: training was stopped before"
+    validation = "not validated: training was stopped before the first validation"
     if state.is_validated:
         validation = (
             f"{state.best:.4f} {unit}; at most {training.validation_sentences} sentences, "

@@ -1,4 +1,4 @@
-"""What a step needs beside its loss: optimizer, learning rate, precision, EMA, DDP or FSDP, and micro-batch sizes."""
+"""What a step needs besides its loss: optimizer, learning rate, precision, EMA, DDP or FSDP, and micro-batch sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from diffusionbert.training.config import TrainingConfig
 
 
 def new_optimizer(module: nn.Module, settings: TrainingConfig, device: torch.device) -> Optimizer:
-    """AdamW, in one kernel where there is one, or Muon with AdamW; biases and norms are not decayed."""
+    """AdamW, fused on a GPU, or Muon with AdamW; biases and norms are not decayed."""
     is_gpu, is_muon = device.type == "cuda", settings.optimizer == "muon"
     matrices = layer_matrices(module) if is_muon else []
     in_layers = {id(matrix) for matrix in matrices}
@@ -49,9 +49,9 @@ def new_optimizer(module: nn.Module, settings: TrainingConfig, device: torch.dev
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon (Jordan et al. 2024) for the matrices of layers and AdamW for all else, as one optimizer.
+    """Muon (Jordan et al. 2024) for the matrices of layers and AdamW for everything else, as one optimizer.
 
-    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025), so that both have one learning rate.
+    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025), so that both share one learning rate.
     """
 
     def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
@@ -60,7 +60,7 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Takes a step with each; their groups and states are those of this optimizer, which a load may replace."""
+        """Takes a step with each; both use the groups and states of this optimizer, which loading may replace."""
         count = len(self._muon.param_groups)
         self._muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
         self._muon.state = self._adamw.state = self.state
@@ -74,7 +74,7 @@ class MuonWithAdamW(Optimizer):
 
 @torch.no_grad()
 def muon_step(optimizer: Optimizer) -> None:
-    """A step of torch's Muon that orthogonalizes all matrices of one shape at once: some 50 launches, not thousands."""
+    """A step of torch's Muon that orthogonalizes all matrices of a shape at once: some 50 launches, not thousands."""
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
         gradients, states = [weight.grad for weight in weights], [optimizer.state[weight] for weight in weights]
@@ -94,7 +94,7 @@ def muon_step(optimizer: Optimizer) -> None:
 
 
 def _orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
-    """Newton-Schulz iterations towards the nearest orthogonal matrices, in bfloat16, as torch has them for one."""
+    """Newton-Schulz iterations toward the nearest orthogonal matrices, in bfloat16, as torch does for a single one."""
     a, b, c = coefficients
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if is_tall else matrices).bfloat16()
@@ -106,7 +106,7 @@ def _orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], 
 
 
 def layer_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """The matrices of the layers of a Hugging Face model: neither embeddings, nor its head, nor what is around it."""
+    """The matrices in the layers of a Hugging Face model, without embeddings, its head or anything around it."""
     models = [model.base_model for model in module.modules() if isinstance(model, PreTrainedModel)]
     lists = [list_ for model in models for list_ in model.modules() if isinstance(list_, nn.ModuleList)]
     parts = [part for list_ in lists for part in list_.modules() if not isinstance(part, nn.Embedding)]
@@ -127,7 +127,7 @@ def _muon(matrices: list[nn.Parameter], **settings: float) -> Optimizer:
 
 
 def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:
-    """The learning rate at a step, as transformers' schedules have it, or WSD; with no state to save."""
+    """The learning rate at a step, by one of transformers' schedules or WSD; there is no state to save."""
     if settings.decay == "wsd":
         return lambda step: settings.learning_rate * _wsd(step + 1, settings)
     stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -139,16 +139,16 @@ def learning_rate(settings: TrainingConfig) -> Callable[[int], float]:
 
 
 def _wsd(step: int, settings: TrainingConfig) -> float:
-    """Warm-up, stable, decay: the factor rises to 1 linearly, stays, and falls to 0, one step after the last."""
+    """Warmup, stable, decay: the factor rises linearly to 1, stays there, and reaches 0 one step after the last."""
     num_decaying = max(1, round(settings.decay_fraction * settings.steps))
     risen, left = step / max(1, settings.warmup), (settings.steps + 1 - step) / (num_decaying + 1)
     return max(0.0, min(risen, 1.0, left))
 
 
 def weight_decay(settings: TrainingConfig) -> Callable[[int], float]:
-    """The weight decay at a step: constant, or linear from the first step to the last; with no state to save.
+    """The weight decay at a step: constant, or linear from the first step to the last; there is no state to save.
 
-    Optimizers multiply it by the learning rate, whose schedule it follows in any case.
+    Optimizers multiply it by the learning rate, so it follows that schedule in any case.
     """
     first, last = settings.weight_decay, settings.weight_decay_end
     if last is None:
@@ -157,16 +157,16 @@ def weight_decay(settings: TrainingConfig) -> Callable[[int], float]:
 
 
 def low_precision(settings: TrainingConfig) -> torch.dtype | None:
-    """The precision of most of the computation; None if all of it is in full precision."""
+    """The dtype of most of the computation; None if all of it is in full precision."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
 
 
 def fitting_ema(steps: int) -> float:
-    """The decay of an EMA that suits a run: it averages over the last twentieth and acts from 45 % of the steps on.
+    """An EMA decay that suits a run: it averages over the last twentieth, and takes effect after 45 % of the steps.
 
-    The learning rate falls to 0 at the end, so that a longer average lags: over a ninth of the run (what 0.9995 comes
-    to in 2,000 steps) it was worse than the last parameters by 0.4 % of the perplexity for a pretrained network and by
-    4 % from scratch (docs/results/unaveraged).
+    The learning rate falls to 0 at the end, so a longer average lags behind: over a ninth of the run (as with 0.9995 in
+    2,000 steps), its perplexity was worse than that of the last parameters by 0.4 % for a pretrained network and by 4 %
+    from scratch (docs/results/unaveraged).
     """
     return max(0.5, round(1 - 20 / steps, 5))
 
@@ -174,18 +174,18 @@ def fitting_ema(steps: int) -> float:
 class EMA:
     """average ← decay · average + (1 - decay) · parameter; each process averages its own shards.
 
-    In update n the decay is at most (1 + n) / (10 + n), so that the initial parameters are soon forgotten: until the
+    In update n, the decay is at most (1 + n) / (10 + n), so that the initial parameters are soon forgotten: until the
     configured decay is reached, the average covers about the last ninth of the steps so far.
     """
 
     @staticmethod
     def step_reached(decay: float) -> int:
-        """The update from which the configured decay acts."""
+        """The first update with the configured decay."""
         return max(1, math.ceil((10 * decay - 1) / (1 - decay) - 1e-6))
 
     @staticmethod
     def decay_at(step: int, decay: float) -> float:
-        """The decay of an update."""
+        """The decay in an update."""
         return min(decay, (1 + step) / (10 + step))
 
     def __init__(self, module: nn.Module, decay: float):
@@ -196,7 +196,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Averages the parameters after a step."""
+        """Updates the average after a step."""
         self.num_updates += 1
         decay = self.decay_at(self.num_updates, self.decay)
         # All tensors in one launch: average ← average + (1 - decay) · (parameter - average).
@@ -205,7 +205,7 @@ class EMA:
 
     @contextmanager
     def applied_to(self, module: nn.Module) -> Iterator[None]:
-        """Replaces the parameters of the module by their averages while the context is open."""
+        """Replaces the parameters of the module with their averages while the context is open."""
         own = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
         _copy(self.averages, module)
         try:
@@ -230,7 +230,7 @@ def _copy(values: Mapping[str, Tensor], module: nn.Module) -> None:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The parts of a Hugging Face model that are never split, less those that share weights with others."""
+    """The parts of a Hugging Face model that are never split, except those that share weights with others."""
     models = [model for model in module.modules() if isinstance(model, PreTrainedModel)]
     names = {name for model in models for name in model._no_split_modules or ()}
     uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
@@ -242,7 +242,7 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def distributed(module: nn.Module, accelerator: Accelerator, *, sharded: bool) -> nn.Module:
-    """The module as it is called in training: with copied (DDP) or sharded (FSDP) parameters on several processes."""
+    """The module as training calls it: with replicated (DDP) or sharded (FSDP) parameters on several processes."""
     if accelerator.num_processes == 1:
         return module
     if not sharded:
@@ -250,7 +250,7 @@ def distributed(module: nn.Module, accelerator: Accelerator, *, sharded: bool) -
         return DistributedDataParallel(module, device_ids=devices)
     for block in blocks_of(module):
         fully_shard(block)
-    # The root, too, is sharded again after each forward: EMA and checkpoints expect shards.
+    # The root is resharded after each forward, too: EMA and checkpoints expect shards.
     fully_shard(module, reshard_after_forward=True)
     for method in ("nats", "loss"):  # parameters are gathered only in forward methods
         register_fsdp_forward_method(module, method)
@@ -259,7 +259,7 @@ def distributed(module: nn.Module, accelerator: Accelerator, *, sharded: bool) -
 
 @contextmanager
 def gradient_sync(module: nn.Module, *, enabled: bool) -> Iterator[None]:
-    """Exchanges gradients between processes only if enabled, which it should be in the last micro-batch."""
+    """Exchanges gradients between processes only if enabled, as it should be for the last micro-batch."""
     if isinstance(module, DistributedDataParallel) and not enabled:
         with module.no_sync():
             yield
@@ -276,7 +276,7 @@ def full_copy(tensor: Tensor) -> Tensor:
 
 
 def distributed_like(full: Tensor, pattern: Tensor) -> Tensor:
-    """A full tensor on the device of another one, and sharded like it."""
+    """Moves a full tensor to the device of another, and shards it in the same way."""
     if isinstance(pattern, DTensor):
         return distribute_tensor(full.to(pattern.device), pattern.device_mesh, pattern.placements)
     return full.to(pattern.device)
@@ -287,7 +287,7 @@ def distributed_like(full: Tensor, pattern: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The speed of one device at one size of micro-batches."""
+    """The speed of one device at one micro-batch size."""
 
     micro_tokens: int
     tokens_per_second: float
@@ -296,9 +296,9 @@ class Measurement:
 def measure(
     module: TrainingModule, sequences: SequenceDataset, settings: TrainingConfig, device: torch.device, share: int
 ) -> Measurement:
-    """Doubles the micro-batch until it does not fit, is no longer faster, or is `share`, all that a process gets."""
+    """Doubles the micro-batch until it no longer fits or gets faster, or reaches `share`, all that a process gets."""
     module = module.to(device).train()
-    optimizer = new_optimizer(module, replace(settings, weight_decay=0.0), device)  # which keeps parameters as they are
+    optimizer = new_optimizer(module, replace(settings, weight_decay=0.0), device)  # leaves parameters as they are
     ema = EMA(module, settings.ema) if settings.ema else None  # it takes memory, too
     best: Measurement | None = None
     for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
@@ -344,6 +344,6 @@ def _speed(
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until a GPU has done its work, so that a clock can be read."""
+    """Waits until a GPU has finished its work, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

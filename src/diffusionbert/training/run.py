@@ -1,4 +1,4 @@
-"""Runs a configuration: corpus → tokenizer → encoded sequences → network and objective → trainer → run directory."""
+"""Trains a configuration: corpus → tokenizer → encoded sequences → network and objective → trainer → run directory."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def open_corpus(data: DataConfig, split: Split) -> Corpus:
 
 
 def with_held_out(data: DataConfig) -> DataConfig:
-    """The data with the fraction that a new run holds out, if it is not given."""
+    """Fills in the fraction that a new run holds out, if it is not given."""
     if data.held_out is not None or data.validation is not None:
         return data
     source = training_source(data)
@@ -104,12 +104,12 @@ def with_held_out(data: DataConfig) -> DataConfig:
 
 
 def prepare(data: DataConfig, cache: Path, vocabulary: Vocabulary | None = None) -> PreparedData:
-    """Reads, tokenizes and encodes a corpus, or opens it from the cache; processes that do so together share the work.
+    """Reads, tokenizes and encodes a corpus, or opens it from the cache; the processes of a launch share the work.
 
     Args:
         data: The corpus.
         cache: Where encoded corpora are kept.
-        vocabulary: Used in place of the configured one.
+        vocabulary: Used instead of the configured one.
     """
     vocabulary = vocabulary or _vocabulary(data, cache)
     sequences, validation = (
@@ -179,15 +179,15 @@ def train(
     """Trains a configuration, or resumes the run in a directory.
 
     Args:
-        config: What to train; with `resume`, None or the run's own with other settings of training.
+        config: What to train; with `resume`, None, or the run's own with other training settings.
         output: The run directory: configuration, log, checkpoints and, in the end, the model.
         cache: Where encoded corpora are kept; None is the user's cache folder.
         resume: Continue the run in `output` from its last checkpoint.
         auto: Measure this machine first and choose the micro-batch that fits.
-        backbone: A masked (or, for a causal objective, causal) language model that is used in place of the configured
+        backbone: A masked (or, for a causal objective, causal) language model to use instead of the configured
             backbone. Its class must be one that transformers' Auto classes open.
-        compiled: A file that keeps what was compiled, for the next run or another machine.
-        prepared: The text of a new run, if it has been prepared, and reported on, already.
+        compiled: A file that keeps compiled kernels for the next run or another machine.
+        prepared: The text of a new run, if it has already been prepared and reported.
 
     Returns:
         The run, with its validations as `history`.
@@ -217,9 +217,9 @@ def train(
         if backbone is not None:
             require_reopenable(backbone)
             config = replace(config, backbone=Provided(type(backbone).__name__))
-    config.to_json()  # refuses, before any work, what could not be opened again
+    config.to_json()  # refuses what could not be opened again, before any work is done
     if stored is None and (config.backbone.pretrained or "").endswith(".th"):
-        require_legacy_checkpoint(Path(str(config.backbone.pretrained)))  # before its tokenizer is looked for
+        require_legacy_checkpoint(Path(str(config.backbone.pretrained)))  # before its tokenizer is looked up
     if stored is None:
         config = replace(config, data=with_held_out(config.data))
     start = run.resumable_start() if resume else None
@@ -234,7 +234,7 @@ def train(
     if auto:
         config = replace(config, training=_measured(config, prepared, start, accelerator, backbone))
     module = _module(config, prepared, start, backbone)
-    form = config.training.weight_format  # also for the model of a run that is over
+    form = config.training.weight_format  # even for the model of a run that is over
     sequences, paired = prepared.sequences, open_corpus(config.data, Split.TRAIN).paired
     vocabulary = replace(prepared.vocabulary, letter_case=_letter_case(config, sequences))
     metadata = ModelMetadata(
@@ -261,7 +261,7 @@ def train(
             steps, step = config.training.steps, trainer.state.step
             if steps != stored.training.steps and steps <= step:
                 raise ValueError(f"`steps` must be more than {step}, which the run has reached, got {steps}")
-            if trainer.is_over:  # no step will be trained by other settings
+            if trainer.is_over:  # no step will be trained with the new settings
                 metadata = replace(metadata, config=stored)
         if accelerator.is_main_process:
             write_json(run.config, metadata.config.to_json())
@@ -272,14 +272,14 @@ def train(
     if current().number == 1:
         # Closes trackers and synchronizes processes, whose threads would otherwise abort the interpreter's shutdown.
         accelerator.end_training()
-    else:  # they go on together
+    else:  # the processes carry on together
         for tracker in accelerator.trackers:
             tracker.finish()
     return TrainingRun(output, state, trainer.is_stopped, accelerator.is_main_process)
 
 
 def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabulary) -> None:
-    """Says if a run beside this one, on the same text, has another tokenizer: they are meant to be compared."""
+    """Warns if a run next to this one has another tokenizer for the same text: such runs are meant to be compared."""
     beside = output.absolute().parent
     for folder in sorted(beside.iterdir()) if beside.is_dir() else ():
         run = RunFolder(folder)
@@ -288,7 +288,7 @@ def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabu
         try:
             other = stored_config(folder).data
             is_other = other.corpus == data.corpus and Vocabulary.load(run.start).fingerprint != vocabulary.fingerprint
-        except (OSError, TypeError, ValueError):  # it is damaged, which does not concern this run
+        except (OSError, TypeError, ValueError):  # it is damaged, which is no concern of this run
             continue
         if is_other:
             start = output.parent / folder.name / run.start.name
@@ -300,7 +300,7 @@ def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabu
 
 
 def _pretraining_tokens(config: RunConfig, start: Path | None, backbone: PreTrainedModel | None) -> int | None:
-    """The tokens that the network had seen before; those of a resumed run are stored, since its start may be gone."""
+    """The tokens that the network had seen before; stored with the run, as what it started from may be gone."""
     if start is None:
         return None if backbone is not None else tokens_before(config.backbone.pretrained)
     file = start / _PRETRAINING
@@ -308,7 +308,7 @@ def _pretraining_tokens(config: RunConfig, start: Path | None, backbone: PreTrai
 
 
 def _letter_case(config: RunConfig, sequences: Encoded) -> Tensor | None:
-    """The usual letter case of words, from the text and from the model that a run starts from with its vocabulary."""
+    """The usual letter case of words, from the text and, if the vocabulary is the same, from the starting model."""
     start = config.backbone.pretrained
     if start is None or start != config.data.vocabulary:
         return sequences.letter_case
@@ -316,7 +316,7 @@ def _letter_case(config: RunConfig, sequences: Encoded) -> Tensor | None:
 
 
 def _lock(run: RunFolder, accelerator: Accelerator) -> AbstractContextManager[object]:
-    """Locks a run directory, because two runs would overwrite each other's checkpoints."""
+    """Locks a run directory, since two runs would overwrite each other's checkpoints."""
     if not accelerator.is_main_process:
         return nullcontext()
     run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -367,9 +367,9 @@ def make_accelerator(settings: TrainingConfig, output: Path | None, *, cpu: bool
     """The devices and processes of this machine; refuses settings that they do not support.
 
     Args:
-        settings: Their precision and trackers are used.
+        settings: The training settings, for precision and trackers.
         output: The run directory, for trackers.
-        cpu: Use no GPU even if there is one.
+        cpu: Use the CPU even if there is a GPU.
     """
     if settings.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("mixed precision fp16 needs a GPU, and none was found; use bf16 or no")
@@ -384,7 +384,7 @@ def make_accelerator(settings: TrainingConfig, output: Path | None, *, cpu: bool
         folders = ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "trackers"))
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is not None and not has_float64(found):
-        logger.info(f"{found.type} has no float64, which training needs, so the CPU trains")
+        logger.info(f"{found.type} has no float64, which training needs; training on the CPU")
     return Accelerator(
         # Explicit, or several processes on CPUs would not find each other.
         cpu=cpu or found is None or not has_float64(found),
@@ -407,7 +407,7 @@ def _measured(
     share = max(1, tokens // num_processes)
     module = _module(config, prepared, start, backbone)
     found = measure(module, prepared.sequences, settings, accelerator.device, share)
-    found = broadcast_object_list([found])[0]  # processes must split their batches alike
+    found = broadcast_object_list([found])[0]  # processes must split their batches in the same way
     if accelerator.is_main_process:
         seconds = settings.steps * tokens / (found.tokens_per_second * num_processes)
         logger.info(
@@ -421,7 +421,7 @@ def _measured(
 def _module(
     config: RunConfig, prepared: PreparedData, start: Path | None, backbone: PreTrainedModel | None
 ) -> TrainingModule:
-    """Network and objective with initial parameters; those of a resumed run are arbitrary until it is restored."""
+    """Network and objective with initial parameters, which are arbitrary if a checkpoint will be restored."""
     module = _new_module(config, prepared, start, backbone)
     if config.training.lora is not None:
         add_lora(backbone_of(module), config.training.lora)

@@ -9,8 +9,8 @@
       model/                     the best parameters as a Hugging Face folder (`training.model_folder`)
 
 Every file is written under a temporary name and then renamed, so that a killed process or a full disk leaves the
-earlier files intact. In earlier versions run.json was experiment.json and start/ was beginning/: both are still read.
-Does not depend on the objective or on the data.
+earlier files intact. In earlier versions, run.json was experiment.json and start/ was beginning/; both are still read.
+This module knows nothing about the objective or the data.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The run's configuration; in earlier versions experiment.json."""
+        """The run's configuration; experiment.json in earlier versions."""
         earlier = self.path / "experiment.json"
         return earlier if os.path.isfile(earlier) else self.path / "run.json"  # noqa: PTH113 - names may be too long
 
     @property
     def start(self) -> Path:
-        """What resuming needs beside checkpoints; in earlier versions beginning/."""
+        """What resuming needs besides checkpoints; beginning/ in earlier versions."""
         earlier = self.path / "beginning"
         return earlier if earlier.is_dir() else self.path / "start"
 
@@ -52,7 +52,7 @@ class RunFolder:
         """The folder of the exported model; None if this is not a run directory."""
         if not os.path.isfile(self.config):  # noqa: PTH113 - a name too long for a file is no error here
             return None
-        for folder in (self.model, replaced_path(self.model)):  # killed between two renames, only the latter exists
+        for folder in (self.model, replaced_path(self.model)):  # if killed between two renames, only the latter exists
             if folder.exists():
                 return folder
         raise ValueError(f"{str(self.path)!r} is a run without a model yet; wait until it ends, or --resume it")
@@ -62,7 +62,7 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}"
 
     def require_free(self) -> None:
-        """Refuses a folder with a run, or with files that a run would overwrite."""
+        """Refuses a folder that holds a run, or files that a run would overwrite."""
         if self.config.exists():
             can_resume = self.start.is_dir() and any((*self._complete_checkpoints(), *self._replaced_checkpoints()))
             remedy = "--resume it, or choose" if can_resume else "it has no checkpoint to resume from, so choose"
@@ -90,14 +90,14 @@ class RunFolder:
         write_json(self.path / f"{name}.json", {"checkpoint": checkpoint.name})
 
     def has_better_than(self, checkpoint: Path) -> bool:
-        """Whether the best checkpoint is a later one than this, which may be gone."""
+        """Whether the best checkpoint, which may be gone, is later than this one."""
         with suppress(ValueError):  # a damaged pointer
             best = self.read_pointer("best")
             return best is not None and best.name > checkpoint.name
         return False
 
     def resume_candidates(self) -> list[Path]:
-        """Checkpoints to resume from, in order: the last one, then the others from new to old."""
+        """Checkpoints to resume from, in order: the last one, then the others from newest to oldest."""
         for replaced in self._replaced_checkpoints():
             restore_replaced(replaced.with_suffix(""))
         found = sorted(self._complete_checkpoints(), reverse=True)
@@ -107,12 +107,12 @@ class RunFolder:
         return found
 
     def resumable_start(self) -> Path | None:
-        """The start folder, if there is one and a checkpoint to resume from; else None."""
+        """The start folder, if it and a checkpoint to resume from exist; else None."""
         has_checkpoint = any(self._complete_checkpoints()) or any(self._replaced_checkpoints())
         return self.start if self.start.is_dir() and has_checkpoint else None
 
     def remove_old_checkpoints(self, keep: int) -> None:
-        """Removes all checkpoints but the latest `keep` and the best one, and what killed processes left behind."""
+        """Removes all checkpoints except the latest `keep` and the best, and what killed processes left behind."""
         kept = {path for path in (self.read_pointer("last"), self.read_pointer("best")) if path}
         complete = sorted(self._complete_checkpoints())
         litter = (path for ending in (TEMPORARY, REPLACED) for path in self.checkpoints.glob(f"step-*{ending}"))

@@ -1,7 +1,7 @@
 """One training step on one global batch: gradients, clipping, optimizer, EMA.
 
-On one GPU small batches do not keep the chip busy: launching the thousands of kernels of a step takes longer than
-running them. So a step of such a batch is captured as a CUDA graph, once per shape, and replayed by a single launch.
+Small batches do not keep a GPU busy: launching the thousands of kernels of a step takes longer than running them. So,
+on a single GPU, a step on such a batch is captured as a CUDA graph, once per shape, and replayed with a single launch.
 All positions are targets in it (`Batch.has_fixed_targets`), since no shape may depend on what is drawn.
 """
 
@@ -42,23 +42,23 @@ from diffusionbert.training.optim import EMA, blocks_of, gradient_sync, learning
 T = TypeVar("T")
 
 CAPTURED_POSITIONS = 8192
-"""Batches of at most so many positions are captured; larger ones keep a GPU busy."""
+"""The most positions of a batch that is captured; larger ones keep a GPU busy."""
 MAX_GRAPHS = 64
-"""The shapes that are captured; further ones run as they are, since each graph takes memory and time to capture."""
+"""How many shapes are captured; the others run eagerly, since each graph takes memory and time to capture."""
 WARM_UPS = 2
 """How often a shape is trained on before it is captured: kernels must be loaded, and workspaces allocated."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepBatch:
-    """The part of one process in one global batch."""
+    """One process's share of a global batch."""
 
     step: int
     position: BatchPosition
     """The position in the batch plan after this batch."""
     micro_batches: list[Batch]
     num_tokens: int
-    """The editable tokens of the global batch."""
+    """The number of editable tokens in the global batch."""
 
 
 def prepared_batches(
@@ -72,17 +72,17 @@ def prepared_batches(
     pad_id: int,
     packed: bool,
 ) -> Iterator[StepBatch]:
-    """The batches of successive steps, prepared one step ahead by a thread of its own.
+    """The batches of successive steps, prepared one step ahead in a separate thread.
 
     Args:
-        sequences: What is trained on.
-        plan: The batches.
+        sequences: What to train on.
+        plan: The batch plan.
         settings: Optimization.
         accelerator: The devices and processes.
         start: The number of the first step, and its position in the plan.
         max_length: The most positions of a sequence.
-        pad_id: The token of padding.
-        packed: Leave out padding in batches that are not captured.
+        pad_id: The padding token.
+        packed: Skip padding in batches that are not captured.
     """
     is_gpu = accelerator.device.type == "cuda"
     first, position = start
@@ -103,7 +103,7 @@ def prepared_batches(
 
 
 def packs(module: TrainingModule, settings: TrainingConfig, device: torch.device) -> bool:
-    """Whether training leaves out padding, for which the network is then prepared; says if it cannot."""
+    """Whether training skips padding; if so, prepares the network for it. Warns if it cannot."""
     if not settings.packing:
         return False
     prepare_packing = getattr(module.network, "prepare_packing", None)
@@ -118,7 +118,7 @@ def packs(module: TrainingModule, settings: TrainingConfig, device: torch.device
 
 
 def _aligned(batch: Batch, max_length: int, pad_id: int, multiple: int = 8) -> Batch:
-    """Pads to a multiple of 8 positions, which kernels need for their fast paths; and shapes become fewer."""
+    """Pads to a multiple of 8 positions, which kernels need for their fast paths and which makes shapes fewer."""
     length = batch.tokens.shape[1]
     more = min(-length % multiple, max_length - length)
     if more <= 0:
@@ -166,14 +166,14 @@ class TrainingStep:
         self.learning_rate, self.weight_decay = learning_rate(settings), weight_decay(settings)
         self.parameters = list(module.parameters())
         is_alone = accelerator.device.type == "cuda" and accelerator.num_processes == 1
-        # Gradients remember the stream they were first computed on, and the default one cannot be captured.
+        # Gradients remember the stream they were first computed on, and the default stream cannot be captured.
         new_stream: Any = torch.cuda.Stream
         self.stream = new_stream(accelerator.device) if is_alone else None
         self.draw_stream = new_stream(accelerator.device, priority=-1) if is_alone else None
         is_bf16 = low_precision(settings) is torch.bfloat16
         self.half = HalfPrecision(module) if is_alone and is_bf16 and suits(module) else None
         self.can_capture = is_alone and settings.cuda_graphs and module.objective.is_capturable
-        # Muon's step reads the learning rate on the CPU, and every step the weight decay.
+        # Muon's step reads the learning rate on the CPU, and every optimizer's the weight decay.
         is_constant = settings.optimizer == "adamw" and settings.weight_decay_end is None
         self.can_capture &= accelerator.scaler is None and is_constant
         self.graphs: dict[tuple[int, ...], _CapturedStep] = {}
@@ -183,10 +183,10 @@ class TrainingStep:
         """Updates the parameters once.
 
         Returns:
-            This process's part of the mean loss per token, and the norm of the gradient.
+            This process's part of the mean loss per token, and the gradient norm.
         """
         process = self.accelerator.process_index
-        # The seed of dropout.
+        # Seeds dropout.
         torch.manual_seed(((self.settings.seed * 1_000_003 + batch.step) * 65_536 + process) % 2**63)
         self._set_rates(batch.step)
         stream = self.stream
@@ -220,12 +220,12 @@ class TrainingStep:
         for index, part in enumerate(batch.micro_batches):
             x0, drawn = self._drawn(part, noise)
             with gradient_sync(self.wrapped, enabled=index == len(batch.micro_batches) - 1):
-                # Gradients are averaged over processes, but parts of a batch are to be added up.
+                # Gradients are averaged over processes, but the parts of a batch must add up.
                 total += self._differentiated(x0, noise, num_tokens, drawn)
         return total, self._update()
 
     def _differentiated(self, x0: Batch, noise: Noise, num_tokens: Tensor | float, drawn: Draw | None = None) -> Tensor:
-        """The loss of a part of the batch; its gradients are added to those of the parts before."""
+        """The loss of one part of the batch; its gradients are added to those of the previous parts."""
         half = self.half
         with nullcontext() if half is None else half.applied():
             with self.accelerator.autocast() if half is None else nullcontext():
@@ -236,7 +236,7 @@ class TrainingStep:
         return loss.detach()
 
     def _drawn(self, part: Batch, noise: Noise) -> tuple[Batch, Draw | None]:
-        """The batch on the device, and what the objective draws ahead of the network, while the last step runs."""
+        """The batch on the device, and what the objective draws ahead of the network, while the previous step runs."""
         if self.draw_stream is None:
             return part.to(self.accelerator.device), None
         now = torch.cuda.current_stream()
@@ -246,11 +246,11 @@ class TrainingStep:
             drawn = objective.draw(x0, noise) if objective.draws_ahead else None
         now.wait_stream(self.draw_stream)
         for tensor in _tensors_of((x0, drawn)):
-            tensor.record_stream(now)  # its memory is not to be used again before this stream is done with it
+            tensor.record_stream(now)  # so that its memory is not reused before this stream is done with it
         return x0, drawn
 
     def _update(self) -> Tensor:
-        """Clips the gradients and takes a step of the optimizer; returns their norm."""
+        """Clips the gradients and takes an optimizer step; returns the gradient norm."""
         self.accelerator.unscale_gradients(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         self.optimizer.step()
@@ -266,7 +266,7 @@ class TrainingStep:
         return self.can_capture and is_small and has_graph
 
     def _captured(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """The same by a CUDA graph; the first steps of a shape run as they are."""
+        """The same as a CUDA graph; the first steps of a shape run eagerly."""
         (part,) = batch.micro_batches
         shape = tuple(part.tokens.shape)
         if shape not in self.graphs:
@@ -283,7 +283,7 @@ class TrainingStep:
         step = torch.zeros(len(part.tokens), dtype=torch.long, device=device)
         num_tokens = torch.ones((), dtype=torch.float64, device=device)
         graph, pool = torch.cuda.CUDAGraph(), next(iter(self.graphs.values())).graph.pool() if self.graphs else None
-        # Meanwhile the thread that prepares batches allocates memory, which a capture of all threads would not allow.
+        # The thread that prepares batches allocates memory meanwhile, which a capture of all threads would forbid.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             if self.half is not None:
                 self.half.update()
@@ -326,10 +326,10 @@ class _CapturedStep:
 
 @contextmanager
 def compile_cache(path: Path | None, *, is_written: bool = True) -> Iterator[None]:
-    """Takes compiled kernels from a file, if it exists, and writes them to it in the end, in one process of several.
+    """Loads compiled kernels from a file, if it exists, and saves them to it at the end, if `is_written`.
 
-    Compiling takes about a minute per network; the file makes that portable between machines of one kind. It contains
-    code that torch runs, so it is read from where the user says and from nowhere else.
+    Compiling takes about a minute per network; the file carries the result over to machines of the same kind. It
+    contains code that torch runs, so it is only ever read from where the user says.
     """
     if path is not None and path.exists():
         require_regular(path)
@@ -349,9 +349,9 @@ def compile_cache(path: Path | None, *, is_written: bool = True) -> Iterator[Non
 
 
 def compile_module(module: TrainingModule, *, sharded: bool) -> None:
-    """Compiles the network for training, for any shapes: as a whole, unless its parameters are sharded by blocks.
+    """Compiles the network for training, for any shapes: as a whole, unless its parameters are sharded by block.
 
-    Without a compiler on this machine the network stays as it is, and that is said.
+    If this machine has no compiler, the network stays as it is, with a warning.
     """
     is_gpu = next(module.parameters()).is_cuda
     if not (find_spec("triton") if is_gpu else any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "cl")))):

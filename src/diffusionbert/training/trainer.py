@@ -1,11 +1,12 @@
 """The training loop, on Accelerate: any `TrainingModule`, any sequences, one device or several, exact resumption.
 
 A step trains on one *global* batch, which is split over processes and micro-batches. Noise is keyed by example and
-step, and losses are divided by the tokens of the global batch, so that the split changes the speed alone. A step
-depends on the settings, its number, the position in the batch plan, the parameters and the optimizer; torch's
-generator, from which dropout draws, is seeded in every step. A checkpoint holds all of these: resuming is exact.
+step, and losses are divided by the tokens of the global batch, so the split only changes the speed. A step depends on
+the settings, its number, the position in the batch plan, the parameters and the optimizer; torch's generator, which
+dropout draws from, is seeded in every step. A checkpoint holds all of these, so resuming is exact.
 
-Any objective will do; the network has a Hugging Face backbone. Sequences come from anything with `lengths` and `batch`.
+Any objective will do, as long as the network has a Hugging Face backbone. Sequences come from anything with `lengths`
+and `batch`.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Trainer:
         validation: The sequences to validate on.
         settings: Optimization, validation and checkpoints.
         run: The run directory.
-        export: Writes parameters as a model folder; called on the main process alone.
+        export: Writes parameters as a model folder; called only on the main process.
         accelerator: The devices and processes.
-        description: What the log says of the model.
+        description: What the log says about the model.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Trainer:
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
     def train(self) -> TrainState:
-        """Trains to the last step, or until a signal or the patience stops it."""
+        """Trains to the last step, or until a signal stops it or patience runs out."""
         settings = self.settings
         if settings.trackers:
             self.accelerator.init_trackers("diffusionbert")
@@ -138,7 +139,7 @@ class Trainer:
         return self.state
 
     def _check_ema(self) -> None:
-        """Says if the configured decay is never reached."""
+        """Reports if the configured decay is never reached."""
         ema, steps = self.settings.ema, self.settings.steps
         if ema is not None and EMA.step_reached(ema) > steps:
             self._inform(
@@ -147,7 +148,7 @@ class Trainer:
             )
 
     def steps(self) -> Generator[tuple[Tensor, Tensor, int]]:
-        """Trains step by step, endlessly; yields the loss per token, the norm of the gradient, the number of tokens."""
+        """Trains step by step, endlessly; yields the loss per token, the gradient norm and the number of tokens."""
         network = cast("HasBackbone", self.module.network)
         batches = prepared_batches(
             self.sequences,
@@ -168,7 +169,7 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further step is to be trained."""
+        """Whether there is no further step to train."""
         return self.is_stopping or self._is_finished
 
     @property
@@ -184,7 +185,7 @@ class Trainer:
         return self.state.step >= self.settings.steps or is_out_of_patience
 
     def _agree_to_stop(self) -> None:
-        """Stops all processes at the same step, though a signal may reach one alone; several agree when they log."""
+        """Stops all processes at the same step, though a signal may reach only one; they agree when they log."""
         if self.accelerator.num_processes == 1:
             self.is_stopping = self.is_signaled
         elif self.state.step % self.settings.log_every == 0:
@@ -195,7 +196,7 @@ class Trainer:
     def _stop_on_signals(self) -> Iterator[None]:
         """Lets SIGINT and SIGTERM stop the run with a checkpoint; a second signal ends the process at once.
 
-        Python gives signals to its main thread alone: a run in another one is not stopped by them.
+        Python delivers signals only to its main thread, so they do not stop a run in another one.
         """
 
         def stop(number: int, _: Any) -> None:
@@ -213,7 +214,7 @@ class Trainer:
     # ---- validation -------------------------------------------------------------------------------------------------
 
     def _validate(self) -> None:
-        """Validates, logs the result, and records whether it is the best."""
+        """Validates, logs the result, and records if it is the best so far."""
         result = self.validate()
         state, nats = self.state, result.nats_per_token
         if state.best is None or math.isnan(state.best) or nats < state.best:
@@ -238,8 +239,8 @@ class Trainer:
         low = low_precision(settings)
         draw = partial(round_nats, self.module, number=0, strata=settings.validation_draws, seed=0, autocast=low)
         with self._evaluating():
-            # With sharded parameters all processes must call the network equally often: for as many chunks, in as many
-            # pieces.
+            # With sharded parameters, all processes must call the network equally often: for as many chunks, each in as
+            # many pieces.
             for first in range(0, len(chunks), accelerator.num_processes):
                 shares = chunks[first : first + accelerator.num_processes]
                 at_once = draws_at_once(max(len(share) * int(lengths[share].max()) for share in shares))
@@ -258,7 +259,7 @@ class Trainer:
         """Without dropout, uncompiled, and with the EMA of the parameters if there is one."""
         self.module.eval()
         try:
-            # Without gradients the network would be compiled a second time.
+            # Without gradients, the network would be compiled a second time.
             with (
                 torch.compiler.set_stance("force_eager"),
                 self.ema.applied_to(self.module) if self.ema else nullcontext(),
@@ -270,7 +271,7 @@ class Trainer:
     # ---- checkpoints and model --------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes a checkpoint; earlier ones are removed only when it is complete."""
+        """Writes a checkpoint; earlier ones are removed only once it is complete."""
         checkpoint = Checkpoint.of(self.module, self.optimizer, self.ema, self.accelerator.scaler, self.state)
         path = self.run.checkpoint(self.state.step)
         if self.accelerator.is_main_process:
@@ -287,10 +288,10 @@ class Trainer:
         checkpoint.restore(self.module, self.optimizer, self.ema, self.accelerator.scaler)
         self.state = state = checkpoint.header.state
         best = self.run.checkpoint(state.best_step)
-        # A better one that is gone, with the rest of its run, is trained again; a finished run keeps the model it has.
+        # A better one that is lost, along with all later steps, is trained again; a finished run keeps its model.
         is_needed = not (self.run.has_better_than(path) or (self._is_finished and self.run.model.is_dir()))
         if not best.is_dir() and is_needed:
-            self.state = replace(state, best=None)  # the restored parameters are validated anew
+            self.state = replace(state, best=None)  # the restored parameters are validated again
         if self.accelerator.is_main_process:
             if damage is not None:
                 logger.warning(f"resuming from {path.name}: {damage}")
@@ -301,12 +302,12 @@ class Trainer:
             remove_after(self.run.log, self.state.step)
 
     def _export_best(self) -> None:
-        """Exports the model: the best parameters, or the last ones if no trained ones were validated."""
+        """Exports the model: the best parameters, or the last ones if no trained parameters were validated."""
         best = self.run.checkpoint(self.state.best_step if self.state.is_validated else self.state.step)
         if not best.is_dir() and not self._has_trained:
             self._inform(f"the checkpoint of the best step, {self.state.best_step}, is gone; the model stays as it was")
         else:
-            if not best.is_dir():  # it was to be trained again, but other settings led elsewhere
+            if not best.is_dir():  # it should have been trained again, but other settings led elsewhere
                 self.state = replace(self.state, best=None)
                 self._validate()
                 self.save()
@@ -317,7 +318,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _warn_of_no_gain(self) -> None:
-        """Says that the exported model is the start, and how to go on."""
+        """Warns that the exported model is the start, and says what to try."""
         if not self.accelerator.is_main_process:
             return
         found = [event.nats_per_token or event.loss_per_token for event in events_of(self.run.log, ValidationEvent)]
