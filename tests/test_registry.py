@@ -66,7 +66,7 @@ def test_values_survive_a_round_trip() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"title": 3}, r"d\.title must be a text, got 3"),
+        ({"title": 3}, r"d\.title must be a string, got 3"),
         ({"sizes": [1, "x"]}, r"d\.sizes\[1\] must be a whole number, got 'x'"),
         ({"sizes": [True]}, r"d\.sizes\[0\] must be a whole number, got True"),
         ({"span": [1]}, r"d\.span must be a list of 2 values"),
@@ -79,8 +79,8 @@ def test_values_survive_a_round_trip() -> None:
         ({"shape": {"name": "circle", "radius": -1}}, r"d\.shape: `radius` must be >= 0, got -1\.0"),
         ({"shape": {"name": "circle", "x": 1}}, r"d\.shape: Circle has no field 'x'; it has radius"),
         ({"other": 1}, r"d: Drawing has no field 'other'"),
-        ({"width": 1.5}, r"d\.width must be a whole number or a text, got 1\.5"),
-        ({"note": 1}, r"d\.note must be a text, got 1"),
+        ({"width": 1.5}, r"d\.width must be a whole number or a string, got 1\.5"),
+        ({"note": 1}, r"d\.note must be a string, got 1"),
         ({"by_name": {"a": "x"}}, r"d\.by_name\.a must be a number, got 'x'"),
     ],
 )

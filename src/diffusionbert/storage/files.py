@@ -1,4 +1,7 @@
-"""Atomic writes of JSON and of folders, and safetensors: each is written under a temporary name, then renamed."""
+"""Atomic writes of files and folders, safetensors, and the version of the code.
+
+Everything is written under a temporary name and then renamed, so it appears complete or not at all.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ TEMPORARY, REPLACED = ".unfinished", ".replaced"
 
 
 def require_output(folder: str | Path) -> None:
-    """Raises ValueError for a folder that nobody means to fill: one without a name, or the root of the file system."""
+    """Raises ValueError for a folder that nobody wants to fill: one without a name, or the root of the file system."""
     if folder == "" or Path(folder).resolve() == Path(Path(folder).resolve().anchor):
         raise ValueError(f"--output {str(folder)!r} would be filled with files; give a folder of its own")
 
@@ -80,7 +83,7 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Opens a temporary folder, which replaces `path` when the context ends and is removed after an error."""
+    """Yields a temporary folder that replaces `path` when the context ends, and is removed after an error."""
     restore_replaced(path)
     temporary = path.with_name(path.name + TEMPORARY)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -91,21 +94,21 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         _exchange(temporary, path)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if type(error) in (SafetensorError, Exception):  # of Rust: safetensors, and tokenizers
+        if type(error) in (SafetensorError, Exception):  # from Rust: safetensors and tokenizers
             raise OSError(f"{str(path)!r} cannot be written ({reason_of(error)})") from None
         raise
 
 
 def _sync(folder: Path) -> None:
-    """Writes contents to the disk, which they must reach before the folder is renamed.
+    """Flushes contents to disk, which they must reach before the folder is renamed.
 
-    Files may be read by whom the umask lets read them, as the new folder; safetensors writes for the owner alone.
+    Files get the folder's permissions, which follow the umask; safetensors makes its files readable by the owner only.
     """
     mode = folder.stat().st_mode & 0o666
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(mode)
-            with file.open("r+b") as opened:  # Windows flushes what may be written alone
+            with file.open("r+b") as opened:  # Windows only flushes files that are open for writing
                 os.fsync(opened.fileno())
 
 
@@ -122,7 +125,7 @@ def replaced_path(path: Path) -> Path:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Replaces a folder by another; after an error the old one is still there."""
+    """Replaces a folder with another; after an error, the old one is still there."""
     replaced = replaced_path(old)
     if old.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -136,7 +139,7 @@ def _exchange(new: Path, old: Path) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors as safetensors into an atomic folder."""
+    """Writes tensors as safetensors, for use in an atomic folder."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
@@ -175,9 +178,10 @@ class CodeVersion:
 
     version: str = __version__
     commit: str | None = None
-    """Of the checkout that the package is imported from, with `-dirty` if files were changed; None if installed."""
+    """The commit of the checkout that the package is imported from, with `-dirty` if files were changed; None if
+    installed."""
     sha256: str | None = None
-    """Of the names and contents of all modules, wherever they were copied to."""
+    """A hash of the names and contents of all modules, wherever they were copied to."""
 
 
 @cache
@@ -188,7 +192,7 @@ def code_version() -> CodeVersion:
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package).as_posix()}\n".encode() + path.read_bytes())
     sha256 = digest.hexdigest()
-    # An installed package may lie inside somebody else's repository, which does not track it.
+    # An installed package may be inside an unrelated repository, which does not track it.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return CodeVersion(sha256=sha256)
     commit = _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

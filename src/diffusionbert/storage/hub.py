@@ -1,7 +1,7 @@
 """Model files from the Hugging Face Hub: a snapshot is downloaded before anything opens it, and errors are one line.
 
-If transformers opened a model by its name, it would request file by file, and without a connection retry each of them
-for half a minute. A snapshot is requested once.
+If transformers opened a model by name, it would request one file after another and, without a connection, retry each of
+them for half a minute. A snapshot is requested once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MODEL = [*TOKENIZER, "*.safetensors"]
 
 
 class HubOptions(TypedDict, total=False):
-    """How a model is fetched if it is given by its name on the Hub."""
+    """How to fetch a model that is given by its name on the Hub."""
 
     revision: str | None
     """A branch, a tag or a commit."""
     token: str | bool | None
-    """An access token; True takes the one that was stored by logging in, False none."""
+    """An access token; True uses the one stored by logging in, False none."""
     local_files_only: bool
-    """Whether to use the local cache alone."""
+    """Whether to use only the local cache."""
 
 
 def fetch(name_or_folder: str | Path, files: list[str], **options: Unpack[HubOptions]) -> Path:
-    """Returns a folder itself, or the snapshot of a name on the Hub (from the cache where there is no connection)."""
+    """Returns a folder itself, or the snapshot of a name on the Hub (from the cache if there is no connection)."""
     if os.path.isdir(name_or_folder):  # noqa: PTH112 - a name too long for a folder is no error here
         return Path(name_or_folder)
     with quiet(bars=sys.stderr.isatty()):
@@ -45,7 +45,7 @@ def fetch(name_or_folder: str | Path, files: list[str], **options: Unpack[HubOpt
 
 
 def locate(what: str, name_or_folder: str | Path, expected: str, **options: Unpack[HubOptions]) -> Path:
-    """Returns the folder with a model's files, downloaded if need be; `what` and `expected` are for the error."""
+    """Returns the folder with a model's files, downloaded if necessary; `what` and `expected` are for the error."""
     try:
         return fetch(name_or_folder, MODEL, **options)
     except Exception as error:  # no such name, no connection
@@ -64,7 +64,7 @@ def not_found(what: str, name: str | Path, expected: str, error: BaseException) 
 def quiet(*, bars: bool = False) -> Iterator[None]:
     """Silences transformers' table of missing weights, which we report in one line, and its progress bars."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
+    transformers_logging.set_verbosity(logging.CRITICAL)  # errors are raised anyway
     if not bars:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -1,8 +1,8 @@
-"""Limits on what comes from outside: files, folders and requests that would take all memory or never end.
+"""Limits on input from outside: files, folders and requests that would take all memory or never end.
 
-Each has a default that no ordinary use reaches, and an environment variable that changes it and that messages name:
-`DIFFUSIONBERT_MAX_LAYERS=2000`. They are checked before anything of that size is allocated. This module does not
-depend on torch. What is read as text is read here, so that no pipe, device or binary file gets further.
+Each limit has a default that no ordinary use reaches, and an environment variable that changes it, which messages name:
+`DIFFUSIONBERT_MAX_LAYERS=2000`. Limits are checked before anything of that size is allocated. All text files are read
+here, so that no pipe, device or binary file gets any further. This module does not depend on torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Limit(Enum):
     JSON_BYTES = 1 << 26
     """Bytes of a JSON file."""
     TEXT_BYTES = 1 << 30
-    """Bytes of a file that is read as a whole: samples, logs, languages."""
+    """Bytes of a text file that is read as a whole: samples, logs, languages."""
     TOKENS = 1 << 22
     """Ids of a tokenizer."""
     GROWTH = 1 << 12
-    """Characters that the rules of a tokenizer may make of one."""
+    """Characters that a tokenizer's rules may turn one character into."""
     LAYERS = 1 << 10
     """Layers of a network."""
     POSITIONS = 1 << 21
@@ -35,7 +35,7 @@ class Limit(Enum):
     DECOMPRESSED_BYTES = 1 << 40
     """Decompressed bytes of a file."""
     EMPTY_LINES = 1 << 20
-    """Empty lines of a corpus one after the other."""
+    """Consecutive empty lines in a corpus."""
     STEPS = 1_000_000
     """Steps of a time grid."""
     GENERATED_TOKENS = 100_000
@@ -43,11 +43,11 @@ class Limit(Enum):
     ALTERNATIVES = 1_000
     """Fillings of one text."""
     BLANK_TOKENS = 10_000
-    """Tokens of all blanks of a text, over all lengths of a [BLANK]."""
+    """Tokens of all blanks in a text, over all lengths of a [BLANK]."""
 
     @property
     def variable(self) -> str:
-        """The environment variable that changes it."""
+        """The environment variable that changes the limit."""
         return f"DIFFUSIONBERT_MAX_{self.name}"
 
     @property
@@ -65,8 +65,8 @@ class Limit(Enum):
 
         Args:
             number: The number.
-            what: What has so many, for the message: "'f.json' has … bytes" without the number.
-            remedy: What to do, beside raising the limit.
+            what: The start of the message, without the number: "'f.json' has too many bytes".
+            remedy: What to do, other than raising the limit.
         """
         if number > self.most:
             shown = f"{number:,}" if abs(number) < 10**15 else "10¹⁵ or more"
@@ -82,10 +82,10 @@ def memory_bytes() -> float:
 
 
 def require_regular(path: Path) -> None:
-    """Raises ValueError for a pipe, a device, a socket or a folder, which could be read forever; not if missing."""
+    """Raises ValueError for a pipe, device, socket or folder, where reading might never end; not for a missing file."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # which has an error of its own when it is opened
+    except OSError:  # opening it will raise its own error
         return
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     if not stat.S_ISREG(mode):
@@ -94,7 +94,7 @@ def require_regular(path: Path) -> None:
 
 
 def read_text(path: Path, limit: Limit = Limit.TEXT_BYTES) -> str:
-    """Reads a regular file of a bounded size; raises ValueError if it is none, is missing or is not UTF-8."""
+    """Reads a regular file of limited size; raises ValueError if it is anything else, missing or not UTF-8."""
     require_regular(path)
     try:
         limit.require(path.stat().st_size, f"{str(path)!r} has too many bytes", "restore it")

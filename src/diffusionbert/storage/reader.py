@@ -1,8 +1,8 @@
-"""What every reader of files from outside shares: regular files only, sizes before contents, one-line errors.
+"""What all readers of files from outside share: regular files only, sizes before contents, one-line errors.
 
-A file may be damaged or hostile. Types, shapes and sizes are taken from the header of a safetensors file, which its
-length bounds, and compared with what is expected before a tensor is allocated; values are checked after that. What
-other libraries raise becomes one ValueError, panics of Rust included.
+A file may be damaged or hostile. Types, shapes and sizes come from the header of a safetensors file, which cannot claim
+more than the file holds, and are compared with what is expected before a tensor is allocated; values are checked after
+that. Whatever other libraries raise becomes one ValueError, including Rust panics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from diffusionbert.reporting import reason_of
 from diffusionbert.storage.limits import require_regular
 
 FLOATS = frozenset(["F64", "F32", "F16", "BF16"])
-"""The types of weights, as safetensors names them."""
+"""The dtypes of weights, in safetensors' names."""
 INTEGERS = frozenset(["I64", "I32", "I16", "U32", "U16"])
 _RESTORE = "restore it, or create its folder again"
 
@@ -33,7 +33,7 @@ _RESTORE = "restore it, or create its folder again"
 def foreign(refusal: Callable[[BaseException], ValueError]) -> Iterator[None]:
     """Turns whatever a library raises while it reads something from outside into one ValueError.
 
-    A panic of Rust, such as that of a regular expression that backtracks without end, is no Exception.
+    A Rust panic, such as that of a regular expression that backtracks endlessly, is not an Exception.
     """
     try:
         yield
@@ -48,14 +48,14 @@ _stderr = threading.RLock()
 
 @contextmanager
 def without_panic_lines() -> Iterator[None]:
-    """Keeps off standard error what Rust prints there about a panic, which is also raised; what else is printed stays.
+    """Keeps what Rust prints about a panic, which is raised anyway, off standard error; other output still appears.
 
-    It costs some 50 µs, and one thread at a time can do it: for calls that may well panic.
+    It costs some 50 µs, and only one thread at a time can do it, so use it for calls that may well panic.
     """
     with _stderr, TemporaryFile() as printed:
         try:
             own = os.dup(2)
-        except OSError:  # closed
+        except OSError:  # standard error is closed
             yield
             return
         os.dup2(printed.fileno(), 2)
@@ -85,7 +85,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of its values."""
+        """The number of values."""
         return math.prod(self.shape)
 
 
@@ -102,17 +102,17 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """What a tensor of a file must be."""
+    """What a tensor in a file must be."""
 
     shape: tuple[int | None, ...]
-    """None is any extent but 0."""
+    """None is any size but 0."""
     dtypes: frozenset[str]
     least: float | None = None
-    """The smallest value; finite they are all."""
+    """The smallest value allowed; all values must be finite in any case."""
     is_required: bool = True
 
     def fits(self, stored: StoredTensor) -> bool:
-        """Whether type and shape are right."""
+        """Whether dtype and shape are right."""
         pairs = zip(self.shape, stored.shape, strict=False)
         is_shaped = len(stored.shape) == len(self.shape) and all(given in (None, found) for given, found in pairs)
         return is_shaped and stored.size > 0 and stored.dtype in self.dtypes
@@ -124,7 +124,7 @@ class TensorRule:
 
 
 def require_stored(path: Path, found: Mapping[str, StoredTensor], rules: Mapping[str, TensorRule]) -> None:
-    """Raises ValueError if a tensor is missing, or has another type or shape."""
+    """Raises ValueError if a tensor is missing, or has the wrong dtype or shape."""
     for name, rule in rules.items():
         if name not in found and not rule.is_required:
             continue

@@ -1,10 +1,9 @@
-"""Typed values ⇄ JSON: the one reader of everything that is opened (model and run folders, evaluations, settings).
+"""Typed values ⇄ JSON: the one reader for everything that is opened (model and run folders, evaluations, settings).
 
-The schema is the annotation: frozen dataclasses field by field, enums by value, unions, tuples, lists and dictionaries.
-A member of a registered family (a schedule, a sampler, an objective) is {"name": its registered name, …fields}; one
-from outside the package also says its module, which is never imported by reading. Numbers that JSON does not have are
-the strings "inf", "-inf" and "nan". Every error is one ValueError that names the path, the value
-found and what is expected.
+The annotations are the schema: frozen dataclasses field by field, enums by value, unions, tuples, lists and dicts. A
+member of a registered family (a schedule, a sampler, an objective) is {"name": its registered name, …fields}; one from
+outside the package also names its module, which reading never imports. Numbers that JSON does not have are the strings
+"inf", "-inf" and "nan". Every error is one ValueError that names the path, the value found and what is expected.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def from_text(text: str, family: type[T], where: str) -> T:
     """Reads a member of a registered family from its name, with settings that differ from the defaults.
 
     Args:
-        text: `name` or `name:field=value,field=value`; values are numbers, true, false, none or texts.
+        text: `name` or `name:field=value,field=value`; values are numbers, true, false, none or strings.
         family: The registered family.
         where: What the value is called in error messages, for example "--schedule".
 
@@ -120,7 +119,7 @@ def from_text(text: str, family: type[T], where: str) -> T:
 
 
 def _header(value: Any) -> dict[str, str]:
-    """The name, and the module if it is not ours, of a member of a registered family."""
+    """The name of a member of a registered family, and its module if that is not ours."""
     registry = getattr(type(value), "registry", None)
     if not isinstance(registry, Registry):
         return {}
@@ -130,7 +129,7 @@ def _header(value: Any) -> dict[str, str]:
 
 
 def _from_union(plain: Any, members: tuple[Any, ...], where: str) -> Any:
-    """The member that the JSON value can be: an object is a dataclass, everything else is chosen by its type."""
+    """The first member of the union that the JSON value fits."""
     if plain is None and type(None) in members:
         return None
     errors = []
@@ -201,7 +200,7 @@ def _from_scalar(plain: Any, expected: Any, where: str) -> Any:
         return float(plain)
     if expected is Path:
         return Path(_require(isinstance(plain, str), plain, "a path", where))
-    # The very type, because a bool is an int to Python.
+    # Exactly this type, because a bool is an int in Python.
     _require(type(plain) is expected, plain, _called(expected), where)
     if expected is int:
         _require(abs(plain) < _MOST_INT, plain, "a whole number of 64 bits", where)
@@ -222,7 +221,7 @@ def _type_hints(cls: type) -> dict[str, Any]:
 
 
 def _called(annotation: Any) -> str:
-    words = {int: "a whole number", str: "a text", bool: "true or false", float: "a number", type(None): "null"}
+    words = {int: "a whole number", str: "a string", bool: "true or false", float: "a number", type(None): "null"}
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -233,8 +232,8 @@ Setting = bool | int | float | str | None
 class Component:
     """The name and settings of a schedule, sampler or objective, readable without the class that it names.
 
-    Results and logs outlive plugins: an evaluation of a model with somebody's own schedule must open where that
-    schedule is not installed. The text form is the one of the command line, `spindle:strength=0.3,mean=corpus`.
+    Results and logs outlive plugins: an evaluation of a model with a custom schedule must open where that schedule is
+    not installed. The text form is that of the command line, `spindle:strength=0.3,mean=corpus`.
     """
 
     name: str

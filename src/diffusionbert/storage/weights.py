@@ -1,10 +1,10 @@
-"""The weights of a model folder on disk: in which precision, and in files of at most which size.
+"""The weights of a model folder on disk: their precision, and the maximum size of their files.
 
-Files are named as transformers names them: model.safetensors, or model-00001-of-00003.safetensors and so on, with
+Files are named as in transformers: model.safetensors, or model-00001-of-00003.safetensors and so on, with
 model.safetensors.index.json, which says where each tensor is.
 
 With int8, a matrix W is stored as integers Q and one scale per row, W ≈ scale · Q, under the names W and W.scale.
-transformers would take Q for W without a warning, so these files have another name, which it does not look for:
+transformers would take Q for W without a warning, so these files have a name that it does not look for:
 model-int8.safetensors. `diffusionbert.load(folder).save_pretrained(other)` writes an ordinary folder.
 """
 
@@ -29,7 +29,7 @@ INT8 = "model-int8"
 """The name of files whose matrices are stored as int8."""
 _SCALE = ".scale"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_METADATA = {"format": "pt"}  # transformers opens no file without it
+_METADATA = {"format": "pt"}  # transformers does not open files without it
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class WeightFormat:
     """How weights are stored; the default leaves them as they are, in one file."""
 
     precision: str | None = None
-    """fp32, fp16, bf16, or int8 for matrices (all else as it is)."""
+    """fp32, fp16, bf16, or int8 for matrices (everything else unchanged)."""
     shard_size: str | None = None
-    """The size of a file, such as 15MB (a megabyte is 10⁶ bytes); only a larger tensor makes a larger file."""
+    """The maximum size of a file, such as 15MB (a megabyte is 10⁶ bytes); only a larger tensor exceeds it."""
 
     def __post_init__(self) -> None:
         if self.precision not in (None, *EXPORT_PRECISIONS):
@@ -49,7 +49,7 @@ class WeightFormat:
 
     @property
     def max_bytes(self) -> int | None:
-        """The size of a file in bytes; None if there is no limit."""
+        """The maximum size of a file in bytes; None if there is no limit."""
         if self.shard_size is None:
             return None
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B", self.shard_size.strip(), re.IGNORECASE)
@@ -73,7 +73,7 @@ class WeightFormat:
 
 
 def reformat_weights(folder: Path, form: WeightFormat) -> None:
-    """Stores the weights of a Hugging Face folder, as `save_pretrained` left them, in another format."""
+    """Converts the weights of a Hugging Face folder, as written by `save_pretrained`, to another format."""
     if form == WeightFormat():
         return
     files = list(folder.glob("model*.safetensors"))
@@ -86,7 +86,7 @@ def reformat_weights(folder: Path, form: WeightFormat) -> None:
 def save_weights(
     tensors: Mapping[str, Tensor], folder: Path, max_bytes: int | None = None, name: str = "model"
 ) -> None:
-    """Writes the weights of an atomic folder into as few files as their size allows."""
+    """Writes weights to an atomic folder, in as few files as the size limit allows."""
     shards = list(_shards(tensors, max_bytes))
     places: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
@@ -103,7 +103,7 @@ def save_weights(
 
 
 def load_int8(folder: Path) -> dict[str, Tensor] | None:
-    """The weights of a folder that stores them as int8 alone, in float32; None if it does not.
+    """The weights, in float32, of a folder that stores them only as int8; None if it does not.
 
     Raises ValueError if a file is missing or damaged, or if integers and scales do not fit each other.
     """
@@ -120,7 +120,7 @@ def load_int8(folder: Path) -> dict[str, Tensor] | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a folder, as its index names them if it has one."""
+    """The weight files of a folder, as named by its index if it has one."""
     name = INT8 if _is_int8(folder) else "model"
     index, whole = folder / f"{name}.safetensors.index.json", folder / f"{name}.safetensors"
     if whole.exists() or not index.exists():
@@ -129,18 +129,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _is_int8(folder: Path) -> bool:
-    """Whether a folder stores its weights as int8 alone."""
-    has_floats = any(folder.glob("model.safetensors*"))  # with an index, too
+    """Whether a folder stores its weights only as int8."""
+    has_floats = any(folder.glob("model.safetensors*"))  # or their index
     return not has_floats and any(folder.glob(f"{INT8}*.safetensors*"))
 
 
 def _places(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index has them."""
+    """The file of each tensor, from an index."""
     plain = read_json(index)
     places = from_json(plain.get("weight_map") if isinstance(plain, dict) else None, dict[str, str], index.name)
-    # Files that transformers would open must be those that were checked.
+    # The files that transformers would open must be the ones that were checked.
     if elsewhere := next((file for file in places.values() if not _is_name(file)), None):
-        raise ValueError(f"{str(index)!r} names {elsewhere[:40]!r}, which is no file beside it; export it again")
+        raise ValueError(f"{str(index)!r} names {elsewhere[:40]!r}, which is not a file next to it; export it again")
     return places
 
 
@@ -149,11 +149,11 @@ def _is_name(file: str) -> bool:
 
 
 def _shards(tensors: Mapping[str, Tensor], max_bytes: int | None) -> Iterator[list[str]]:
-    """The names of the tensors of each file, in order."""
+    """The names of the tensors in each file, in order."""
     names: list[str] = []
-    empty = size = 8 + 7 + len(json.dumps({"__metadata__": _METADATA}))  # a length, and a header filled up with blanks
+    empty = size = 8 + 7 + len(json.dumps({"__metadata__": _METADATA}))  # a length, and a header padded with spaces
     for name, tensor in tensors.items():
-        offsets = [10**15, 10**15]  # as many digits as any
+        offsets = [10**15, 10**15]  # more digits than any real offset
         entry = {name: {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": offsets}}
         added = tensor.nbytes + len(json.dumps(entry))
         if names and max_bytes is not None and size + added > max_bytes:
@@ -186,7 +186,7 @@ def dequantize_rows(integers: Tensor, scale: Tensor) -> Tensor:
 
 
 def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with matrices as int8, each with its scales beside it."""
+    """The tensors with matrices as int8, each along with its scales."""
     stored: dict[str, Tensor] = {}
     for name, value in tensors.items():
         if value.ndim >= 2 and value.is_floating_point():
@@ -197,11 +197,11 @@ def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def dequantized(stored: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-    """The tensors that `quantized` was given, up to rounding; without int8 among them, as they are.
+    """Undoes `quantized`, up to rounding; tensors that are not int8 stay as they are.
 
     Args:
         stored: Tensors by name.
-        where: Where they are from, for error messages.
+        where: Where they come from, for error messages.
     """
     tensors, scales = dict(stored), set()
     for name, value in stored.items():
