@@ -170,7 +170,7 @@ def test_a_missing_file_is_named(tmp_path):
         load(folder)
     index = folder / "model-int8.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../../a.safetensors"}}))
-    with pytest.raises(ValueError, match="no file beside it"):
+    with pytest.raises(ValueError, match="not a file next to it"):
         load(folder)
     index.write_text("[]")
     with pytest.raises(ValueError, match="index"):
