@@ -127,6 +127,8 @@ TIMED: dict[str, Callable[[], Objective]] = {
     "d3pm, uniform": lambda: DiscreteTime(uniform(), GRID, hybrid=0.01),
     "continuous time": lambda: ContinuousTime(absorbing(Linear())),
     "continuous time, spindle": lambda: ContinuousTime(absorbing(Spindle(0.3))),
+    "complementary masks": lambda: DiscreteTime(absorbing(Linear()), GRID, complementary=True),
+    "continuous time, complementary masks": lambda: ContinuousTime(absorbing(Linear()), complementary=True),
     "any order": lambda: OrderAgnostic(MASK),
 }
 """Methods whose network may be time-conditioned."""

@@ -45,6 +45,7 @@ OBJECTIVES: dict[str, ObjectiveConfig] = {
     "spindle": DiscreteTimeConfig(Spindle(0.3), num_steps=16),
     "sentence mean": DiscreteTimeConfig(SENTENCE, num_steps=16),
     "paper's quantity": DiscreteTimeConfig(SENTENCE, num_steps=16, quantity=Quantity.PAPER),
+    "complementary": DiscreteTimeConfig(num_steps=16, complementary=True),
     "continuous": ContinuousTimeConfig(),
     "continuous spindle": ContinuousTimeConfig(Spindle(0.3)),
     **{name: ObjectiveConfig.registry.get(name)() for name in ("masked-lm", "cmlm", "order-agnostic")},
@@ -115,7 +116,7 @@ def test_objectives_whose_shapes_depend_on_draws_say_so(name):
     assert not module_of(ObjectiveConfig.registry.get(name)()).objective.is_capturable
 
 
-@pytest.mark.parametrize("name", ["linear", "spindle", "continuous"])
+@pytest.mark.parametrize("name", ["linear", "spindle", "continuous", "complementary"])
 def test_what_is_drawn_ahead_is_what_the_loss_draws(name):
     module, batch = module_of(OBJECTIVES[name]), batch_of(4, 10)
     drawn = module.objective.draw(batch, Noise(1, 7))

@@ -99,6 +99,7 @@ class Noise:
 
     seed: int
     step: int | Keys = 0  # one step for all examples, or one per example, so that one call can draw for many steps
+    is_mirrored: bool = False  # whether every uniform number u is replaced by 1 - u
 
     def __post_init__(self) -> None:
         require_type("seed", self.seed, Integral, "a whole number")
@@ -117,13 +118,21 @@ class Noise:
             words = philox((torch.arange((count + 1) // 2, device=example.device), *counter), key)
             pairs = [(((high << 32 | low) >> 12) & ((1 << 52) - 1)) for high, low in (words[:2], words[2:])]
             bits = torch.stack(pairs, dim=-1).flatten(1)[:, :count]
-        # 52 random bits plus one half: never 0, never 1, and exact in float64.
+        if self.is_mirrored:
+            bits = bits ^ ((1 << 52) - 1)
+        # 52 random bits plus one half: never 0, never 1, and exact in float64; so is 1 - u.
         return ((bits.double() + 0.5) * 2.0**-52).reshape(len(example), *shape)
 
     def stratified_uniform(self, batch: Batch) -> Times:
         """Draws one number in [0, 1) per sequence, from that sequence's stratum."""
         low, high = batch.strata.unbind(dim=1)
+        if self.is_mirrored:
+            low, high = -high, -low
         return (low + (high - low) * self.uniform(batch.example, Purpose.TIME)) % 1
+
+    def mirrored(self) -> Noise:
+        """The same numbers with 1 - u in place of u: antithetic draws."""
+        return replace(self, is_mirrored=not self.is_mirrored)
 
     def stratify(self, batch: Batch) -> Batch:
         """Assigns each of the B sequences its own stratum of (0, 1), of length 1/B, so that the strata tile it.

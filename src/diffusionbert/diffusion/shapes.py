@@ -132,6 +132,14 @@ class Batch:
         chosen: dict[str, Any] = {"example": self.example[index], "strata": self.strata[index]}
         return replace(self, tokens=tokens, attention_mask=attention_mask, editable=editable, packing=None, **chosen)
 
+    def followed_by(self, other: Batch) -> Batch:
+        """These sequences, then those of a batch of the same shape."""
+        joined: dict[str, Any] = {
+            name: torch.cat([tensor, other.tensors[name]]) for name, tensor in self.tensors.items()
+        }
+        both = replace(self, packing=None, **joined)
+        return both if self.packing is None else both.packed()
+
     def packed(self) -> Batch:
         """The same batch, for a network that skips padding."""
         return replace(self, packing=Packing.of(self.attention_mask))

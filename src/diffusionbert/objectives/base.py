@@ -27,6 +27,7 @@ from diffusionbert.diffusion.shapes import (
     PerSequence,
     Targets,
     Times,
+    Tokens,
     TokenSet,
     Values,
     exact_bits,
@@ -111,6 +112,27 @@ class Draw:
         """A draw of x_t, with the targets of the process; its weight is 1 unless given."""
         targets = Targets.of(process.targets(x_t), fixed=x_t.has_fixed_targets)
         return cls(x_t, targets, s, t, torch.ones_like(t) if weight is None else weight)
+
+    @classmethod
+    def antithetic(cls, process: Process, draw: Callable[[Noise], Draw], noise: Noise) -> Draw:
+        """Two draws per sequence, each with half the weight: one from the noise u, one from its mirror image 1 - u.
+
+        Each is distributed like a single draw, so the loss stays unbiased. Under the linear schedule the masks are
+        complementary: at 1 - t the second masks exactly what the first leaves unmasked, and each token is a target
+        once. On a time grid the two masks overlap by the tokens of one step.
+        """
+        both = draw(noise), draw(noise.mirrored())
+        s, t, weight = (torch.cat([getattr(one, name) for one in both]) for name in ("s", "t", "weight"))
+        return cls.of(process, both[0].x_t.followed_by(both[1].x_t), s, t, weight / 2)
+
+    def clean(self, x0: Batch) -> Tokens:
+        """The tokens of x0, once per draw."""
+        return x0.tokens.repeat(len(self.t) // len(x0.tokens), 1)
+
+    @staticmethod
+    def summed(nats: Values, x0: Batch) -> PerSequence:
+        """The sums over positions, and over the draws for the same sequence."""
+        return nats.sum(dim=1).view(-1, len(x0.tokens)).sum(dim=0)
 
 
 class Round(NamedTuple):

@@ -56,11 +56,13 @@ class ContinuousTimeConfig(ObjectiveConfig):
 
     schedule: NoiseSchedule = Linear()
     time_sampling: TimeSampling = UniformTimes()
+    complementary: bool = False
+    """Train on each sequence twice, at t and at 1 - t with the complementary mask (`Draw.antithetic`)."""
 
     takes_time = True
 
     def build(self, statistics: TokenStatistics) -> ContinuousTime:
-        return ContinuousTime(self.process(statistics), self.time_sampling)
+        return ContinuousTime(self.process(statistics), self.time_sampling, complementary=self.complementary)
 
     def process(self, statistics: TokenStatistics) -> Absorbing:
         return Absorbing(self.schedule, statistics.mask_id, statistics.information)
@@ -108,22 +110,26 @@ class ContinuousTime(Objective[Network]):
 
     likelihood = Likelihood.BOUND
 
-    def __init__(self, process: Absorbing, time_sampling: TimeSampling | None = None):
+    def __init__(self, process: Absorbing, time_sampling: TimeSampling | None = None, *, complementary: bool = False):
         super().__init__()
         process.require_finite_divergence()
         process.require_finite_rate()
         self.process = process
         self.is_capturable = process.learned is None
         self.time_sampling = time_sampling or UniformTimes()
+        self.complementary = complementary
 
     def draw(self, x0: Batch, noise: Noise) -> Draw:
-        return _draw(self.process, x0, noise, self.time_sampling)
+        def draw(noise: Noise) -> Draw:
+            return _draw(self.process, x0, noise, self.time_sampling)
+
+        return Draw.antithetic(self.process, draw, noise) if self.complementary else draw(noise)
 
     def loss_of(self, network: Network, x0: Batch, drawn: Draw) -> PerSequence:
-        return _nats(self.process, network, x0, drawn).sum(dim=1)
+        return drawn.summed(_nats(self.process, network, drawn.clean(x0), drawn), x0)
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
-        return _nats(self.process, network, x0, _draw(self.process, x0, noise, Early()))
+        return _nats(self.process, network, x0.tokens, _draw(self.process, x0, noise, Early()))
 
 
 class LearnedSchedule(Objective[Network]):
@@ -150,7 +156,7 @@ class LearnedSchedule(Objective[Network]):
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """The integrand at one drawn time; exponents get no gradient from it."""
         process = self.process.fixed()
-        return _nats(process, network, x0, _draw(process, x0, noise, Early()))
+        return _nats(process, network, x0.tokens, _draw(process, x0, noise, Early()))
 
     def paired_nats(self, network: Network, x0: Tokens, first: Batch, second: Batch, t: Times) -> PerSequence:
         """The mean integrand of two draws; the expectation of its gradient is the gradient of its expectation."""
@@ -176,6 +182,6 @@ def _draw(process: Absorbing, x0: Batch, noise: Noise, time_sampling: TimeSampli
     return Draw.of(process, process.corrupt(x0, t, noise), t, t, weight)
 
 
-def _nats(process: Absorbing, network: Network, x0: Batch, drawn: Draw) -> PerPosition:
+def _nats(process: Absorbing, network: Network, x0: Tokens, drawn: Draw) -> PerPosition:
     """The integrand at one drawn time."""
-    return drawn.weight[:, None] * _rate_nats(process, network, x0.tokens, drawn)
+    return drawn.weight[:, None] * _rate_nats(process, network, x0, drawn)

@@ -70,6 +70,8 @@ class DiscreteTimeConfig(ObjectiveConfig):
     time_sampling: TimeSampling = UniformTimes()
     uniform_noise: bool = False
     """Tokens turn into other tokens instead of `[MASK]`."""
+    complementary: bool = False
+    """Train on each sequence twice, at t and at 1 - t with the complementary mask (`Draw.antithetic`)."""
 
     takes_time = True
 
@@ -83,7 +85,8 @@ class DiscreteTimeConfig(ObjectiveConfig):
 
     def build(self, statistics: TokenStatistics) -> DiscreteTime:
         grid = uniform_grid(self.num_steps)
-        return DiscreteTime(self.process(statistics), grid, self.quantity, self.hybrid, self.time_sampling)
+        process, complementary = self.process(statistics), self.complementary
+        return DiscreteTime(process, grid, self.quantity, self.hybrid, self.time_sampling, complementary=complementary)
 
     def process(self, statistics: TokenStatistics) -> Process:
         """Absorbing or uniform noise; the paper's quantity uses f as p(v | x_t, t), without reweighting."""
@@ -135,8 +138,10 @@ class DiscreteTime(GridObjective[Network]):
         quantity: Quantity = Quantity.STRICT,
         hybrid: float = 0.0,
         time_sampling: TimeSampling | None = None,
+        *,
+        complementary: bool = False,
     ):
-        """`grid` rises from 0 to 1; `hybrid` and `time_sampling` only affect `loss`."""
+        """`grid` rises from 0 to 1; `hybrid`, `time_sampling` and `complementary` only affect `loss`."""
         super().__init__(grid)
         if quantity is Quantity.STRICT:
             process.require_finite_divergence()
@@ -154,12 +159,16 @@ class DiscreteTime(GridObjective[Network]):
         self.is_capturable = isinstance(process, Absorbing) and process.learned is None
         self.hybrid = hybrid
         self.time_sampling = time_sampling or UniformTimes()
+        self.complementary = complementary
 
     def draw(self, x0: Batch, noise: Noise) -> Draw:
-        return self._draw(x0, noise, self.time_sampling)
+        def draw(noise: Noise) -> Draw:
+            return self._draw(x0, noise, self.time_sampling)
+
+        return Draw.antithetic(self.process, draw, noise) if self.complementary else draw(noise)
 
     def loss_of(self, network: Network, x0: Batch, drawn: Draw) -> PerSequence:
-        return self._nats(network, x0, drawn, self.hybrid).sum(dim=1)
+        return drawn.summed(self._nats(network, drawn.clean(x0), drawn, self.hybrid), x0)
 
     def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         if isinstance(self.process, Absorbing):
@@ -167,7 +176,7 @@ class DiscreteTime(GridObjective[Network]):
 
     def nats(self, network: Network, x0: Batch, noise: Noise) -> PerPosition:
         """The bound at one drawn step, early ones more often: there, few tokens are masked, each with a high weight."""
-        return self._nats(network, x0, self._draw(x0, noise, Early()), hybrid=0.0)
+        return self._nats(network, x0.tokens, self._draw(x0, noise, Early()), hybrid=0.0)
 
     def step_nats(
         self, network: Network, x0: Tokens, x_t: Batch, s: Times, t: Times, hybrid: float = 0.0
@@ -195,5 +204,5 @@ class DiscreteTime(GridObjective[Network]):
         s, t = self.grid[index], self.grid[index + 1]
         return Draw.of(self.process, self.process.corrupt(x0, t, noise), s, t, weight * num_steps)
 
-    def _nats(self, network: Network, x0: Batch, drawn: Draw, hybrid: float) -> PerPosition:
-        return drawn.weight[:, None] * self._step_nats(network, x0.tokens, drawn, hybrid)
+    def _nats(self, network: Network, x0: Tokens, drawn: Draw, hybrid: float) -> PerPosition:
+        return drawn.weight[:, None] * self._step_nats(network, x0, drawn, hybrid)
