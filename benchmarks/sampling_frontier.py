@@ -45,6 +45,9 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "by entropy, ε 1": {"sampler": f"{BOUNDED}1,order=entropy"},
     "left to right": {"sampler": "exact", "block": 1},
     "blocks of 4": {"sampler": "exact", "block": 4},
+    "remasking, η 0.02": {"sampler": "remasking:eta=0.02"},
+    "remasking, η 0.1": {"sampler": "remasking:eta=0.1"},
+    "Gibbs, 64 calls": {"sampler": "gibbs", "steps": 64},
 }
 FEW, MANY = (0.9, 0.7, 0.5), (1.0, 0.95, 0.8, 0.6, 0.4)
 """Values of top-p: of every sampler, and more of the exact one."""
@@ -170,7 +173,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         names = list({"steps": STEPS, "temperature": TEMPERATURES}.get(task, SAMPLERS))
         for model, name in dict.fromkeys((row["model"], row["sampler"]) for row in of_task):
             some = [row for row in of_task if (row["model"], row["sampler"]) == (model, name)]
-            color = f"C{names.index(name)}"
+            color = plt.get_cmap("tab20").colors[2 * names.index(name) % 19]
             style: dict[str, Any] = {"color": color, "mfc": color if model == own else "white"}
             line = sorted(
                 (row for row in some if "top-p" in row["warper"]), key=lambda row: row["entropy_of_all_words"]
@@ -193,7 +196,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         above.set(title=task, xlabel="entropy of the words of all texts (nats)")
         above.legend(fontsize=6, loc="upper left")
         if "calls" in below.get_xlabel():
-            below.set_xlim(0, None)
+            calls = [4, 8, 16, 32, 64, 128]
+            below.set_xscale("log", base=2)
+            below.set_xticks(calls, map(str, calls))
         for axis in (above, below):
             axis.set_yscale("log")
             axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
