@@ -1,13 +1,15 @@
-"""Texts with blanks: `[MASK]` is one token, `[BLANK]` any number of them.
+"""Texts with blanks: `[MASK]` stands for one token, `[BLANK]` for any number of them.
 
-Where a blank begins decides how its first token may: after white space or at the start of the text it begins a word
-(`word_starts`: no continuation token), right after a letter it continues the word (`word_continuations`: nothing else).
-Text right after a blank is encoded as the continuation of a word: `un[MASK]able` has the tokens `un [MASK] ##able`.
+The character before a blank decides what its first token may be. After white space or at the start of the text the
+blank begins a word, so continuation tokens are excluded (`word_starts`); right after a letter it continues that word,
+so only continuation tokens are allowed (`word_continuations`). Text right after a blank is encoded as the continuation
+of a word: `un[MASK]able` becomes `un [MASK] ##able`.
 
-**Long texts.** A model that reads fewer positions than a text has is shown windows. Blanks are taken left to right;
-those that lie within half a window are filled jointly. Their window is as long as the model reads, with as much text
-before as after them (at the ends of the text, more on the other side). Blanks of earlier windows are filled in it,
-blanks of later ones masked, `[BLANK]` as one token. This module does not depend on networks or samplers.
+**Long texts.** A text longer than the model can read is processed in windows. Blanks are taken from left to right, and
+those within half a window of each other are filled jointly. A window is as long as the model can read, with equal
+context on both sides of its blanks (at the ends of the text, more on the other side). In it, blanks of earlier windows
+are already filled and blanks of later ones are masked, with one token per `[BLANK]`. This module does not depend on
+networks or samplers.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from diffusionbert.diffusion.shapes import Batch, PositionMask
 @final
 @dataclass(frozen=True, eq=False)
 class BlankCanvas:
-    """A sequence whose blanks are editable, and the rules for their first tokens."""
+    """A sequence whose blanks are editable, with the rules for their first tokens."""
 
     batch: Batch
     word_starts: PositionMask
-    """[1, L]: no continuation token."""
+    """Positions that must not get a continuation token, [1, L]."""
     word_continuations: PositionMask
-    """[1, L]: only continuation tokens."""
+    """Positions that must get a continuation token, [1, L]."""
 
 
 @final
@@ -67,7 +69,7 @@ class Blanks:
 
     @cached_property
     def marks(self) -> list[str]:
-        """The blanks as they are written."""
+        """The blanks as written in the text."""
         return [self.text[start:end] for start, end in self._found]
 
     @cached_property
@@ -78,24 +80,24 @@ class Blanks:
 
     @cached_property
     def _encoded(self) -> list[list[int]]:
-        """The tokens of each part; a space before a blank belongs to what will fill it."""
+        """The tokens of each part; a space before a blank belongs to its filling."""
         bare = [part.removesuffix(" ") for part in self.parts[:-1]] + self.parts[-1:]
         return [*self.vocabulary.own(bare[:1]), *(self.vocabulary.encode_after(part) for part in bare[1:])]
 
     @cached_property
     def _rules(self) -> list[tuple[bool, bool]]:
-        """Whether each blank begins a word, and whether it continues one; neither if nothing is certain."""
+        """Whether each blank begins a word, and whether it continues one; both are False if neither is certain."""
         return [
             _rule(self.vocabulary, self.text[:start], part)
             for (start, _), part in zip(self._found, self.parts, strict=False)
         ]
 
     def widths(self, gap: int) -> list[int]:
-        """The tokens of each blank, with `gap` for each `[BLANK]`."""
+        """The number of tokens of each blank: `gap` for `[BLANK]`, 1 for `[MASK]`."""
         return [gap if mark == BLANK else 1 for mark in self.marks]
 
     def groups(self, max_positions: int, gap: int) -> list[range]:
-        """The blanks that are filled jointly: all of them if the text fits, else those within half a window."""
+        """Groups of blanks to fill jointly: all of them if the text fits, otherwise those within half a window."""
         widths = self.widths(gap)
         if self.vocabulary.num_special(paired=False) + sum(widths) + sum(map(len, self._encoded)) <= max_positions:
             return [range(len(widths))]
@@ -119,11 +121,11 @@ class Blanks:
         """Makes one sequence whose blanks are editable.
 
         Args:
-            gap: The number of tokens of each `[BLANK]`.
-            group: Which blanks are editable; None is all.
-            filled: The tokens of the blanks before these.
-            widest: The largest `gap` that will be compared: with all of them the window has the same context.
-            max_positions: The length of the window, special tokens included; None shows the whole text.
+            gap: The number of tokens per `[BLANK]`.
+            group: Which blanks are editable; None means all.
+            filled: The tokens of the blanks before `group`.
+            widest: The largest `gap` to be compared, so that the window has the same context for every `gap`.
+            max_positions: The length of the window, including special tokens; None uses the whole text.
         """
         group = range(len(self.marks)) if group is None else group
         tokens, editable = list(self._encoded[0]), [False] * len(self._encoded[0])
@@ -148,7 +150,7 @@ class Blanks:
         return BlankCanvas(batch, masks[0] & batch.editable, masks[1] & batch.editable)
 
     def filled(self, tokens: Sequence[Sequence[int]], *, capitalize: bool = False) -> tuple[str, tuple[str, ...]]:
-        """The text with its blanks replaced by these tokens, and the text of each blank by itself."""
+        """The text with its blanks replaced by these tokens, and the text of each blank on its own."""
         text, generated = self.parts[0], []
         run: list[int] = []
         for number, after in enumerate(self.parts[1:]):
@@ -166,7 +168,13 @@ class Blanks:
 
 
 def _rule(vocabulary: Vocabulary, before: str, part: str) -> tuple[bool, bool]:
-    """Whether a blank begins a word, and whether it continues one, given all text and the last part before it."""
+    """Whether a blank begins a word, and whether it continues one.
+
+    Args:
+        vocabulary: The tokenizer.
+        before: All text before the blank.
+        part: The text between the previous blank and this one.
+    """
     if before and not part:  # it touches another blank
         return False, False
     last = before[-1:]
@@ -180,7 +188,7 @@ def _rule(vocabulary: Vocabulary, before: str, part: str) -> tuple[bool, bool]:
 
 
 def _window(editable: Sequence[bool], room: int) -> tuple[int, int]:
-    """The start and end of so many positions around the editable ones, with equal context on both sides."""
+    """The start and end of `room` positions around the editable ones, with equal context on both sides."""
     if len(editable) <= room:
         return 0, len(editable)
     first, last = editable.index(True), len(editable) - 1 - editable[::-1].index(True)

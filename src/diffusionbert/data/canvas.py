@@ -1,4 +1,4 @@
-"""Sequences become batches: padding, sentences by index, lengths drawn from a histogram.
+"""Makes batches from sequences: padding, sentences by index, lengths drawn from a histogram.
 
 This module does not depend on networks or samplers.
 """
@@ -24,12 +24,12 @@ from diffusionbert.diffusion.shapes import Batch
 @final
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences in memory, from which batches are made by index; a sentence's number is the key of its noise."""
+    """Sentences in memory, batched by index; a sentence's index is also the key of its noise."""
 
     vocabulary: Vocabulary
     texts: tuple[str, ...]
     sources: tuple[str, ...] | None = None
-    """The given source of each, for models trained on pairs."""
+    """The source of each sentence, for models trained on pairs."""
 
     @cached_property
     def sequences(self) -> list[list[int]]:
@@ -44,7 +44,7 @@ class Sentences:
         return np.fromiter(map(len, self.sequences), np.int64, len(self.sequences))
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Makes a batch in which all tokens but special ones and sources are editable."""
+        """Makes a batch in which all tokens except special ones and sources are editable."""
         picked = batch_of(self.vocabulary, [self.sequences[index] for index in indices])
         editable = picked.attention_mask & ~self.vocabulary.special[picked.tokens]
         if self.sources is not None:
@@ -56,7 +56,7 @@ class Sentences:
 @final
 @dataclass(frozen=True)
 class Generated:
-    """Generated ids, none of them special, from which batches are made by index."""
+    """Generated token ids without special tokens, batched by index."""
 
     vocabulary: Vocabulary
     tokens: Sequence[Sequence[int]]
@@ -67,7 +67,7 @@ class Generated:
         return np.fromiter((len(one) + len(self._around[0]) + len(self._around[1]) for one in self.tokens), np.int64)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Makes a batch in which all tokens but those around a text are editable."""
+        """Makes a batch in which all tokens except the special ones around the text are editable."""
         begin, end = self._around
         picked = batch_of(self.vocabulary, [[*begin, *self.tokens[index], *end] for index in indices])
         editable = picked.attention_mask.clone()
@@ -85,13 +85,16 @@ class Generated:
 
 
 def num_source_tokens(vocabulary: Vocabulary, sequence: Sequence[int]) -> int:
-    """The tokens of the source of an encoded pair: all but special ones and those between the last two of these."""
+    """The number of source tokens in an encoded pair.
+
+    The target lies between the last two special tokens; all other tokens that are not special belong to the source.
+    """
     special = [position for position, token in enumerate(sequence) if vocabulary.special[token]]
     return special[-2] + 1 - (len(special) - 1)
 
 
 def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batch:
-    """Pads sequences on the right to one batch without editable positions."""
+    """Pads sequences on the right into one batch without editable positions."""
     tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), vocabulary.pad_id)
     attention_mask = torch.zeros_like(tokens, dtype=torch.bool)
     for index, sequence in enumerate(sequences):
@@ -101,12 +104,12 @@ def batch_of(vocabulary: Vocabulary, sequences: Sequence[Sequence[int]]) -> Batc
 
 
 def target_histogram(table: Tensor, num_source: int, least: int = 20) -> Tensor:
-    """How many targets of m tokens sources of about `num_source` tokens have: the nearest, until there are `least`.
+    """The length histogram of targets whose sources have about `num_source` tokens.
 
     Args:
-        table: Rows (tokens of a source, tokens of a target, number), as `dataset.source_lengths` gives them.
-        num_source: The tokens of the source.
-        least: The fewest pairs, unless there are fewer in all.
+        table: Rows (source tokens, target tokens, number of pairs), as returned by `dataset.source_lengths`.
+        num_source: The number of source tokens.
+        least: Pairs with ever more distant source lengths are included until there are this many, or no more.
     """
     distance = (table[:, 0] - num_source).abs()
     totals = torch.zeros(int(distance.max()) + 1, dtype=torch.long).index_add_(0, distance, table[:, 2]).cumsum(dim=0)

@@ -1,7 +1,7 @@
-"""Capital letters where English has them for certain: the first letter of a sentence, and the word "I".
+"""Restores the capital letters that English is certain to have: the first letter of a sentence, and the word "I".
 
-For text that an uncased model generated. A full stop may also end an abbreviation ("u.s. officials"): after one that
-may, nothing is capitalized. No rule is certain about names; their case is learned (`data.letter_case`).
+This is for the output of uncased models. A period may also end an abbreviation ("u.s. officials"), so nothing is
+capitalized after one that might. No rule is certain about names; their case is learned (`data.letter_case`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ ABBREVIATIONS = frozenset([
     "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "mt", "ft", "hr", "hrs", "min", "oz", "lb",
     "lbs", "ave", "blvd",
 ])  # fmt: skip
-"""Words after which a full stop need not end a sentence."""
+"""Words after which a period need not end a sentence."""
 _I = re.compile(r"(?<![\w.'’@#/-])i(?=['’](?:m|ll|ve|d|re)\b|(?![\w'’/-])(?!\.\w))")
 _START = re.compile(r"""(?P<stop>^\s*|[.!?]+["'”’)\]]*\s+)["'“‘(\[]*(?P<letter>[^\W\d_])""")
 _LAST_WORD = re.compile(r"[\w.]*$")
 
 
 def capitalized(text: str, generated: Sequence[tuple[int, int]]) -> str:
-    """Capitalizes the generated parts of a text; the others stay as they are.
+    """Capitalizes the generated parts of a text; the rest stays as it is.
 
     Args:
-        text: The whole text, which tells where sentences start.
-        generated: The start and the end of each generated part, in characters.
+        text: The whole text, which shows where sentences start.
+        generated: The start and end of each generated part, in characters.
 
     Examples:
         >>> capitalized("he saw what i saw . then i left", [(0, 31)])
@@ -43,7 +43,7 @@ def capitalized(text: str, generated: Sequence[tuple[int, int]]) -> str:
 
 
 def _starts(text: str) -> Iterator[re.Match[str]]:
-    """The first letters of sentences, as far as they are certain."""
+    """The first letters of sentences, where the sentence start is certain."""
     for match in _START.finditer(text):
         before = text[max(0, match.start() - 20) : match.start()].rstrip().lower()
         word = _LAST_WORD.search(before)[0]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Corpora: cleaned texts of one split of a source, streamed, with a report on every line that cannot be used.
+"""Corpora: the cleaned texts of one split of a source, streamed, with a report on the lines that cannot be used.
 
 `parse_corpus` opens a corpus from a command-line argument:
 
@@ -24,7 +24,7 @@ from diffusionbert.data.sources import Files, HuggingFace, OneBillionWords, Pyth
 from diffusionbert.storage.limits import require_regular
 
 VERSION = 1
-"""To be incremented when the same files yield other sentences; part of every cache key."""
+"""Increment this when the same files yield different sentences; it is part of every cache key."""
 MAX_CHARACTERS = 10_000
 """The maximum length of a text; longer ones are skipped and counted."""
 
@@ -82,7 +82,7 @@ class Cleaning:
         return text
 
     def record(self, content: str | Pair, location: Location) -> Record:
-        """Detokenizes and lower-cases, as the settings say."""
+        """Detokenizes and lower-cases the content according to the settings."""
         styled = [detokenize(text) if self.detokenize else text for text in _texts(content)]
         shown = [text.lower() for text in styled] if self.lower else styled
         return Record(shown[0] if isinstance(content, str) else Pair(*shown), location, styled[-1])
@@ -92,7 +92,7 @@ AS_IT_IS = Cleaning()
 
 
 class Record(NamedTuple):
-    """A text, or pair of texts, that is kept, and where it was read."""
+    """A text or pair that was kept, and where it was read."""
 
     content: str | Pair
     location: Location
@@ -103,7 +103,7 @@ class Record(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Corpus:
-    """One split of a source, cleaned. Each iteration starts anew and yields the texts, both of a pair."""
+    """One split of a source, cleaned. Each iteration starts over and yields the texts, both texts of a pair."""
 
     source: Source
     split: Split = Split.TRAIN
@@ -124,7 +124,7 @@ class Corpus:
         return hashlib.sha256(description.encode()).hexdigest()
 
     def records(self, report: Report) -> Iterator[Record]:
-        """Yields the texts to keep and counts the others in `report`; raises at the end if none was kept."""
+        """Yields the texts to keep and counts the others in `report`; raises at the end if none were kept."""
         part, num_kept = self.source.part(self.split), 0
         for item in self.source.items(self.split):
             content = self._checked(item.content)
@@ -177,7 +177,7 @@ def parse_corpus(
         spec: A file, folder, glob, `lm1b:FOLDER`, `hf:NAME[:CONFIG]` or `pydoc`.
         split: The split to read.
         validation: A separate corpus for the validation split; all of `spec` is then training text.
-        held_out: The fraction of files that is the validation split; None is 0.01.
+        held_out: The fraction of the files' texts held out for validation; None means 0.01.
         fields: One field (text) or two (source and target) of JSONL files and Hugging Face datasets.
         cleaning: How texts are cleaned.
 
@@ -194,7 +194,7 @@ def parse_corpus(
 
 
 def parse_source(spec: str, fields: Sequence[str] = ()) -> Source:
-    """Opens the source that a command-line argument names."""
+    """Opens the source named by a command-line argument."""
     if len(fields) > 2 or not all(fields):
         raise ValueError(f"`fields` must be one name (text) or two (source and target), got {tuple(fields)}")
     named = tuple(fields) or ("text",)
@@ -286,7 +286,7 @@ def detokenize(text: str) -> str:
 
 
 def substituted(text: str, rules: Iterable[tuple[str, str]]) -> str:
-    """Applies regular expressions and their replacements, one after the other."""
+    """Applies regular expressions and their replacements in order."""
     for pattern, replacement in rules:
         text = re.sub(pattern, replacement, text)
     return text

@@ -32,7 +32,7 @@ from diffusionbert.storage.limits import Limit
 from diffusionbert.storage.schema import from_json
 
 VERSION = 3
-"""To be incremented when the files or their meaning change; part of every cache key."""
+"""Increment this when the files or their meaning change; it is part of every cache key."""
 
 
 @final
@@ -82,7 +82,7 @@ class Encoded:
 
 
 def source_lengths(sequences: Encoded, at_once: int = 4096) -> Tensor:
-    """How often a source of n tokens has a target of m, as rows (n, m, number), [K, 3]; for a corpus of pairs."""
+    """The joint length histogram of a corpus of pairs: rows (source tokens, target tokens, number of pairs), [K, 3]."""
     parts = [range(start, min(start + at_once, len(sequences))) for start in range(0, len(sequences), at_once)]
     found = Counter[tuple[int, int]]()
     for batch in map(sequences.batch, parts):
@@ -93,12 +93,12 @@ def source_lengths(sequences: Encoded, at_once: int = 4096) -> Tensor:
 
 
 def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, cache: Path, *, max_length: int = 128) -> Encoded:
-    """Opens the encoded corpus in the cache, after encoding it if necessary.
+    """Opens the encoded corpus in the cache, encoding it first if necessary.
 
     Args:
         corpus: The texts.
         vocabulary: The tokenizer.
-        cache: The folder in which encoded corpora are kept.
+        cache: The folder that holds encoded corpora.
         max_length: The maximum number of tokens per sequence, including special tokens; longer ones are skipped.
     """
     smallest = vocabulary.num_special(paired=corpus.paired) + 1
@@ -115,12 +115,12 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, cache: Path, *, max_le
 
 
 def _build(encoder: Encoder) -> None:
-    """Encodes a corpus together with all processes that call this at the same time."""
+    """Encodes a corpus, sharing the work with all processes that call this at the same time."""
     restore_replaced(encoder.target)
     try:
         number, report = encoder.encode()
         build_once(encoder.target, lambda folder: encoder.merge(folder, number, report))
-    except FileNotFoundError:  # another process was faster, and has removed the parts
+    except FileNotFoundError:  # another process finished first and removed the parts
         if not encoder.target.is_dir():
             raise
     shutil.rmtree(encoder.folder, ignore_errors=True)

@@ -1,12 +1,13 @@
-"""Encodes a corpus part by part, by all processes that want it: of one launch or of several, on any machines.
+"""Encodes a corpus part by part, shared by all processes that need it, across launches and machines.
 
     cache/KEY.parts-32768/000000.npz, 000001.npz, …   ->   cache/KEY/tokens.bin, offsets.bin, counts.npy, encoded.json,
                                                            letter_case.npy
 
 Every process reads the whole corpus, which takes a fourteenth of the time of encoding it, and encodes the parts that no
-other has. It claims a part by a file lock, which the system releases when its holder dies: then another process takes
-the part over. Parts are complete files, so a stopped run goes on where it was. When all are there, one process merges
-them. Waiting is polling of locks, so nothing can time out; the files do not depend on who encoded what.
+other process has. It claims a part with a file lock; the system releases the lock if its holder dies, and another
+process takes the part over. A part is written completely or not at all, so a stopped run resumes where it was. Once all
+parts exist, one process merges them. Processes wait by polling locks, so nothing can time out, and the files do not
+depend on who encoded what.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from diffusionbert.reporting import progress_line
 from diffusionbert.storage.schema import from_json, to_json
 
 CHUNK = 8192
-"""Texts that are encoded at a time: enough to use all cores, few enough to fit in memory."""
+"""Texts encoded at a time: enough to use all cores, few enough to fit in memory."""
 PART = 4 * CHUNK
-"""Texts per part: seconds of work."""
+"""Texts per part, a few seconds of work."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """The parts of a corpus in a folder.
+    """Encodes the parts of a corpus into a folder, and merges them.
 
     Args:
         corpus: The texts.
         vocabulary: The tokenizer.
         max_length: The maximum number of tokens per sequence, including special tokens; longer ones are skipped.
-        folder: Where the parts are.
-        target: The folder of the merged corpus; as soon as it exists, no part is needed.
+        folder: The folder of the parts.
+        target: The folder of the merged corpus; once it exists, no parts are needed.
     """
 
     corpus: Corpus
@@ -60,7 +61,7 @@ class Encoder:
     target: Path
 
     def encode(self) -> tuple[int, Report]:
-        """Encodes until all parts are there; returns their number and what was read."""
+        """Encodes until all parts exist; returns their number and a report on what was read."""
         while True:
             number, report = self._pass()
             for part in range(number):
@@ -69,7 +70,7 @@ class Encoder:
                 return number, report
 
     def _pass(self) -> tuple[int, Report]:
-        """Reads the corpus once and encodes the parts that no other process has, the last while it reads the next."""
+        """Reads the corpus once and encodes the parts that no other process has, each while the next is being read."""
         report, number, num_read = Report(), 0, 0
         records = self.corpus.records(report)
         with progress_line(None, visible=launch().is_main) as show, ThreadPoolExecutor(max_workers=1) as background:
@@ -93,13 +94,13 @@ class Encoder:
                     self._save(number, self._encoded(records) | {"forms": self._forms(number, records)})
 
     def _wait_for(self, number: int) -> None:
-        """Waits until a part is complete, or its process has died."""
+        """Waits until a part is complete or the process encoding it has died."""
         if self._is_needed(number):
             with FileLock(self._lock(number), poll_interval=0.2):
                 pass
 
     def _is_needed(self, number: int) -> bool:
-        """Whether a part is missing, and not because it was merged; parts are removed after the target is there."""
+        """Whether a part is missing and was not merged; parts are removed only once the target exists."""
         return not self._file(number).exists() and not self.target.is_dir()
 
     def _file(self, number: int) -> Path:
@@ -112,13 +113,13 @@ class Encoder:
     def _save(self, number: int, arrays: dict[str, NDArray[Any]]) -> None:
         """Writes a part completely or not at all."""
         with NamedTemporaryFile(dir=self.folder, delete=False) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy also has a flag there
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes it for `allow_pickle`
             file.flush()
             os.fsync(file.fileno())
         Path(file.name).replace(self._file(number))
 
     def _encoded(self, records: list[Record]) -> dict[str, NDArray[Any]]:
-        """The usable sequences, concatenated, with their lengths, counts, and a report on the others."""
+        """The usable sequences, concatenated, with their lengths and counts, and a report on the others."""
         report = Report()
         found = [
             _usable(records[start : start + CHUNK], self.vocabulary, self.max_length, report)
@@ -135,9 +136,9 @@ class Encoder:
         }
 
     def _forms(self, number: int, records: list[Record]) -> NDArray[np.int64]:
-        """The letter case of words in a sample of a part; the later the part, the smaller the sample.
+        """The letter case of words in a sample of a part; later parts are sampled more thinly.
 
-        Counting takes as long as encoding, and more text hardly teaches more.
+        Counting takes as long as encoding, and more text adds little.
         """
         if not self.vocabulary.lowers:
             return np.zeros((2, 0), np.int64)
@@ -149,12 +150,12 @@ class Encoder:
         return np.dtype(np.uint16 if self.vocabulary.size <= 1 << 16 else np.uint32)
 
     def merge(self, folder: Path, number: int, report: Report) -> None:
-        """Writes the files of the encoded corpus, with one part in memory; raises ValueError if no sequence is left.
+        """Writes the encoded corpus with one part in memory at a time; raises ValueError if no sequence is left.
 
         Args:
-            folder: Where to write them.
+            folder: The output folder.
             number: The number of parts.
-            report: What was read; what parts skipped is added.
+            report: The report on what was read, to which the skipped texts of the parts are added.
         """
         vocabulary, max_length = self.vocabulary, self.max_length
         counts, histogram = np.zeros(vocabulary.size, np.int64), np.zeros(max_length + 1, np.int64)
@@ -226,7 +227,7 @@ def _encode(records: list[Record], vocabulary: Vocabulary) -> list[list[int]]:
 
 
 def _sums(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of flags that are set in each sequence."""
+    """The number of flags set in each sequence."""
     if not len(lengths):
         return np.zeros(0, np.int64)
     sums: NDArray[np.int64] = np.add.reduceat(flags, lengths.cumsum() - lengths, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""File reading: lines of plain or compressed files become texts, pairs or named flaws.
+"""Reads lines of plain or compressed files as texts, pairs or named flaws.
 
 Lines have a maximum size, so files and lines may be larger than memory. A line that cannot be used yields its flaw and
-location instead of an error; only a file that cannot be read raises.
+location instead of raising; only a file that cannot be read raises.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any, Literal, NamedTuple, cast, final
 from diffusionbert.storage.limits import Limit, require_regular
 
 LINE_BYTES = 1 << 20
-"""The maximum bytes of a line that are held in memory."""
+"""The maximum number of bytes of a line held in memory."""
 KNOWN_BYTES = 1 << 20
 """The number of leading bytes that identify a file."""
-_UNCOUNTED = 1 << 26  # decompressed bytes that a small file may have however well it is compressed
+_UNCOUNTED = 1 << 26  # decompressed bytes allowed for any file, however well it is compressed
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSION = (*_OPENERS, ".zst")
-"""Suffixes of files that are decompressed while they are read."""
+"""Suffixes of files that are decompressed as they are read."""
 
 
 class Pair(NamedTuple):
@@ -72,7 +72,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How a line is parsed: plain text, source and target around a tab, or a JSON object with named fields."""
+    """How a line is parsed: as plain text, as source and target separated by a tab, or as a JSON object with fields."""
 
     name: Literal["text", "tsv", "jsonl"] = "text"
     fields: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def pick(example: object, fields: tuple[str, ...]) -> str | Pair | Flaw:
 @final
 @dataclass(frozen=True)
 class Shard:
-    """A file with its size and modification time, by which later changes are detected."""
+    """A file with its size and modification time, so that later changes are detected."""
 
     path: Path
     size: int
@@ -145,9 +145,9 @@ class Shard:
 
 @lru_cache(maxsize=4096)
 def content_hash(shard: Shard) -> str:
-    """The SHA-256 of a file's first MiB, decompressed, whatever its path.
+    """The SHA-256 of a file's first MiB, decompressed; it does not depend on the path.
 
-    Large files need not be read to the end, and a file to which text was appended keeps its hash.
+    Large files need not be read to the end, and appending text to a file does not change its hash.
     """
     digest, left = hashlib.sha256(), KNOWN_BYTES
     with _opened(shard.path) as stream:
@@ -159,7 +159,7 @@ def content_hash(shard: Shard) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Opens a file as bytes, decompressed according to its suffix; errors while it is read name it."""
+    """Opens a file as bytes, decompressed according to its suffix; read errors name the file."""
     require_regular(path)
     try:
         if path.suffix not in COMPRESSION:
@@ -186,7 +186,7 @@ def bounded_lines(stream: io.BufferedIOBase, limit: int) -> Iterator[bytes | Non
 
 
 class _Bounded(io.RawIOBase):
-    """Decompressed bytes, up to a limit and to a multiple of the compressed ones: no text is as regular as that."""
+    """Decompressed bytes, limited in number and in ratio to the compressed ones: no real text compresses that well."""
 
     def __init__(self, path: Path, source: Any) -> None:
         self._path, self._source, self._compressed, self._done = path, source, path.stat().st_size, 0
@@ -231,7 +231,7 @@ class _ZstandardReader(io.RawIOBase):
         return len(taken)
 
     def _decompressed(self, library: Any) -> Iterator[bytes]:
-        """Yields small blocks, since one input byte can yield thousands of output bytes."""
+        """Yields small blocks, since one input byte can expand to thousands of output bytes."""
         frame, compressed = None, b""
         while compressed := compressed or self._file.read(4096):
             frame = frame or library.ZstdDecompressor().decompressobj()

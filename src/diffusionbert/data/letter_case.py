@@ -1,10 +1,10 @@
-"""The usual letter case of words, learned from the training text of an uncased model: it generates "new york", which
-is shown as "New York".
+"""The usual letter case of words, learned from the training text of an uncased model.
 
-A form is a number: bit i says that letter i is a capital, and 255 that all letters are. It is learned for each token
-that begins a word, apart for words that are one token and for longer ones, and apart by context, which is what names
-need: whether the words directly before and after have capitals. Words that begin a sentence or a quotation and what
-follows an apostrophe tell nothing. This module does not depend on networks.
+Such a model generates "new york", which is then shown as "New York". A form is a number: bit i means that letter i is a
+capital, 255 that all letters are. Forms are learned for each token that begins a word, separately for one-token words
+and longer ones, and separately by context, as names require: whether the words directly before and after have capitals.
+Words that begin a sentence or a quotation, or follow an apostrophe, are ignored, because their case says nothing about
+the word. This module does not depend on networks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from diffusionbert.data.capitals import capitalized
 from diffusionbert.data.tokenizer import Vocabulary
 
 UPPER = 255
-"""The form of a word in capitals."""
+"""The form of a word in all capitals."""
 LEAST_SHARE = 0.6
-"""The fraction of its occurrences in which a word must have capitals to get them."""
+"""A word gets capitals if at least this fraction of its occurrences has them."""
 LEAST_COUNT = 3
-"""The fewest occurrences of a word in a context by which it is judged; below, by those in all contexts."""
+"""The minimum number of occurrences of a word in a context; with fewer, its occurrences in all contexts decide."""
 NATURAL_SHARE = 0.01
-"""The fraction of words with capitals from which a text is taken to have natural case; English has a tenth."""
+"""The minimum fraction of words with capitals in a text of natural case; in English it is about a tenth."""
 NUM_CONTEXTS = 5
-"""Any; then none, the word before, the word after, and both with capitals."""
+"""Context 0 is any context; then capitals in no neighbor, in the word before, in the word after, and in both."""
 APOSTROPHES = "'", "’"
 Word = tuple[str, bool, bool]
-"""A word of a text, whether its case tells something, and whether it directly follows the word before."""
-_LONGEST = 8  # letters that a form describes
+"""A word, whether its case is informative, and whether it directly follows the previous word."""
+_LONGEST = 8  # the number of letters described by a form
 _WORDS = re.compile(r"([\W_]*)([^\W_]+)")
 
 
 def count_forms(texts: Iterable[str], vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """How often each token begins a word of each form in each context [2, N]: keys, and their counts."""
+    """Counts how often each token begins a word of each form in each context; returns keys and counts, [2, N]."""
     found: Counter[tuple[str, int]] = Counter()
     for text in texts:
         words = list(_words(text))
@@ -75,15 +75,15 @@ def _has_capitals(word: str) -> bool:
 
 @lru_cache(1024)
 def _kind_of(gap: str) -> tuple[bool, bool]:
-    """Whether what is before a word leaves its case to the word, and whether it joins it to the word before."""
+    """Whether the case of the word after this gap is informative, and whether it directly follows the previous word."""
     begins = re.search(r"""[.!?:;]["'”’)\]]*\s|["“„«]""", gap)
     return not (begins or gap.endswith(APOSTROPHES)), gap in (" ", "-")
 
 
 def _first_tokens(words: Sequence[str], vocabulary: Vocabulary, at_once: int = 64) -> list[int | None]:
-    """For each word 2 · its first token, plus 1 if there are more; None for unknown words.
+    """For each word, 2 · its first token, plus 1 if it has more tokens; None for unknown words.
 
-    Words are encoded together, which is several times faster, unless their tokens do not show where they begin.
+    Words are encoded together, which is several times faster, unless their tokens do not show where words begin.
     """
     found: list[int | None] = []
     chunks = [words[start : start + at_once] for start in range(0, len(words), at_once)]
@@ -105,10 +105,10 @@ def form_of(word: str) -> int:
 
 
 def learned(counted: NDArray[np.int64], vocab_size: int) -> Tensor | None:
-    """The usual forms [V, 2, contexts], of words that are one token and of longer ones; None if case is not natural.
+    """The usual forms of one-token words and of longer ones, [V, 2, contexts]; None if the case is not natural.
 
     Args:
-        counted: What `count_forms` returned; of several texts, one after the other.
+        counted: The result of `count_forms`; results for several texts may be concatenated.
         vocab_size: The number of ids.
     """
     unique, places = np.unique(counted[0], return_inverse=True)
@@ -130,12 +130,12 @@ def learned(counted: NDArray[np.int64], vocab_size: int) -> Tensor | None:
 
 
 def with_capitals(text: str, generated: Sequence[tuple[int, int]], vocabulary: Vocabulary) -> str:
-    """Gives the generated parts of a text, of an uncased model, the capitals that are known; all else stays as it is.
+    """Restores capitals in the parts of a text that an uncased model generated; the rest stays as it is.
 
     Args:
         text: The whole text.
-        generated: The start and the end of each generated part, in characters.
-        vocabulary: The tokenizer; it may know the usual forms of words.
+        generated: The start and end of each generated part, in characters.
+        vocabulary: The tokenizer, with the usual forms of words if they were learned.
     """
     if not vocabulary.lowers:
         return text
@@ -144,7 +144,7 @@ def with_capitals(text: str, generated: Sequence[tuple[int, int]], vocabulary: V
 
 
 def _restored(text: str, generated: Sequence[tuple[int, int]], vocabulary: Vocabulary, forms: Tensor) -> str:
-    """Gives generated words their usual form, in view of that of their neighbors."""
+    """Gives generated words their usual form, given the forms of their neighbors."""
     found, words = list(_WORDS.finditer(text)), list(_words(text))
     rows = _first_tokens([word.lower() for word, *_ in words], vocabulary)
     usual: list[list[int]] = [[0] * NUM_CONTEXTS if row is None else forms[row // 2, row % 2].tolist() for row in rows]
@@ -165,6 +165,6 @@ def _restored(text: str, generated: Sequence[tuple[int, int]], vocabulary: Vocab
 
 
 def in_form(word: str, form: int) -> str:
-    """A word with capitals where its form has them, unless a capital has several characters."""
+    """A word with the capitals of its form, except where upper case has several characters."""
     chosen = (letter.upper() if form == UPPER or form >> at & 1 else letter for at, letter in enumerate(word))
     return "".join(new if len(new) == 1 else old for old, new in zip(word, chosen, strict=True))

@@ -1,6 +1,6 @@
 """Sources of text and their splits: plain files, the One Billion Word benchmark, Hugging Face datasets, Python's help.
 
-A source without its own splits is split by a hash of each text, independent of line order and sharding.
+A source without splits of its own is split by a hash of each text, independently of line order and sharding.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Split(Enum):
     VALIDATION = "validation"
     TEST = "test"
     ALL = "all"
-    """Training and validation text together, for a file that is itself one split; of a Hub dataset that has a
-    validation split, the training split alone."""
+    """Training and validation text together, for a file that is itself one split. For a Hub dataset that has a
+    validation split, only the training split."""
 
 
 HELD_OUT = 200
-"""Sentences that a small corpus sets aside for validation: fewer would choose a checkpoint by chance."""
-_LARGE = 100 * HELD_OUT  # lines, of which 1 % are enough
+"""The number of validation sentences of a small corpus; with fewer, the best checkpoint would be chosen by chance."""
+_LARGE = 100 * HELD_OUT  # lines; 1 % of this many is enough
 
 
 class Part(NamedTuple):
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 def _place(content: str | Pair) -> float:
-    """The hash of a text, scaled to [0, 1), whatever its white space; of a pair, that of its source."""
+    """The hash of a text, or of a pair's source, scaled to [0, 1); white space does not matter."""
     text = " ".join((content if isinstance(content, str) else content.source).split())
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
@@ -74,11 +74,11 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Identifies its texts in cache keys, without opening a file."""
+        """Identifies its texts in cache keys without opening a file."""
 
     @abstractmethod
     def contents(self) -> frozenset[str] | None:
-        """Hashes by which copies of its training and validation text are recognized; None if it has no files."""
+        """Hashes that identify copies of its training and validation text; None if it has no files."""
 
     @abstractmethod
     def part(self, split: Split) -> Part:
@@ -103,9 +103,9 @@ class Files(Source):
         return self.format.paired
 
     def fraction_to_hold_out(self) -> float:
-        """The fraction with which a tenth of the different texts is held out, at most 200 of them; 1 % of many.
+        """The fraction that holds out a tenth of the distinct texts, at most 200 of them; 1 % for a large corpus.
 
-        Exact for a small corpus, of which a tenth by chance could be nothing. Reads no more lines than can matter.
+        The count is exact for a small corpus, where a random tenth could be empty. Reads no more lines than needed.
         """
         items = [item.content for item in islice(self.items(Split.ALL), _LARGE)]
         if len(items) >= _LARGE:
@@ -141,7 +141,7 @@ class Files(Source):
 class OneBillionWords(Source):
     """The published folder of the One Billion Word benchmark (Chelba et al. 2013) with its standard split.
 
-    Training text is `news.en-00001` to `-00099` without the held-out validation fraction. The test set is
+    The training text is `news.en-00001` to `-00099` without the held-out validation fraction. The test set is
     `news.en.heldout-00000-of-00050`, as in the literature.
     """
 
@@ -201,7 +201,7 @@ class HuggingFace(Source):
         return f"'hf:{self.name}'" if self.config is None else f"'hf:{self.name}:{self.config}'"
 
     def identity(self) -> str:
-        """Its name, so that later changes to the dataset on the Hub are not detected."""
+        """Its name; later changes to the dataset on the Hub are not detected."""
         return repr(self)
 
     def contents(self) -> frozenset[str] | None:
@@ -270,7 +270,7 @@ class PythonDocumentation(Source):
 
         sentences: dict[str, None] = {}
         for paragraph in re.split(r"\n\s*\n", "\n\n".join(topics.values())):
-            # Without bullets, footnote numbers, and the marks around *names* and one-word "code".
+            # Drop bullets, footnote numbers, and the marks around *names* and one-word "code".
             text = re.sub(r"^(?:\*|\[\d+\]) ", "", " ".join(paragraph.split()))
             text = re.sub(r'(["*])([A-Za-z]+)\1', r"\2", text)
             sentences |= dict.fromkeys(re.split(r"(?<=[.!?]) (?=[A-Z])", text))

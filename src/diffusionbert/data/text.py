@@ -1,11 +1,11 @@
-"""Text that is edited: the user's string, and the characters that each token of its sequence stands for.
+"""Text being edited: the user's string, and the characters covered by each token of its sequence.
 
 A prompt, a sentence to rewrite and a text with blanks (`data.blanks`) differ only in which positions are generated.
-`EditedText.render` copies all other characters of the string, byte for byte, and decodes the generated positions alone.
-White space that the user put beside a generated part is kept; where there is none, the decoder decides.
+`EditedText.render` decodes only the generated positions and copies all other characters of the string unchanged. White
+space that the user put next to a generated part is kept; where there is none, the decoder decides.
 
-Generated text never changes a word that is kept: a position at which a word of the string begins, or which follows a
-prompt, does not get a token that continues a word (`word_starts`). This module does not depend on networks or samplers.
+Generated text never alters a word that is kept: a position where a word of the string begins, or that follows a prompt,
+never gets a continuation token (`word_starts`). This module does not depend on networks or samplers.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ MASK = "[MASK]"
 BLANK = "[BLANK]"
 """Marks a gap of unknown length."""
 LONGEST_WORD = 8
-"""The most tokens that are masked together as a word; in scripts without spaces, a "word" may be a whole sentence."""
+"""The most tokens masked together as one word; in scripts without spaces, a "word" may be a whole sentence."""
 
 NEAR = 128
-"""How many tokens on each side decide about the white space around generated ones."""
+"""How many tokens on each side are decoded to find the white space around generated ones."""
 
 Span = tuple[int, int]
-"""The start and the end of a part of a string, in characters."""
+"""The start and end of a part of a string, in characters."""
 
 
 def blank_marks(vocabulary: Vocabulary) -> re.Pattern[str]:
-    """Finds `[MASK]`, `[BLANK]` and the vocabulary's own mask token."""
+    """A pattern for `[MASK]`, `[BLANK]` and the vocabulary's own mask token."""
     return re.compile("|".join(map(re.escape, dict.fromkeys([str(vocabulary.tokenizer.mask_token), MASK, BLANK]))))
 
 
 def require_no_blanks(vocabulary: Vocabulary, text: str, what: str) -> None:
-    """Raises ValueError if a text, such as a prompt, contains a blank, which only `fill` understands."""
+    """Raises ValueError if a text such as a prompt contains a blank, which only `fill` accepts."""
     if found := blank_marks(vocabulary).search(text):
         raise ValueError(f"{what} must not contain {found[0]}, got {text[:40]!r}; use `fill` to fill blanks")
 
@@ -54,22 +54,22 @@ def require_no_blanks(vocabulary: Vocabulary, text: str, what: str) -> None:
 @final
 @dataclass(frozen=True)
 class EditedText:
-    """A string, and the characters of each position of its sequence."""
+    """A string, and the characters covered by each position of its sequence."""
 
     vocabulary: Vocabulary
     text: str
     tokens: tuple[int, ...]
-    """The whole sequence, special tokens included."""
+    """The whole sequence, including special tokens."""
     spans: tuple[Span | None, ...]
-    """The characters of each token; None for special tokens and for a source, which are no part of the string."""
+    """The characters of each token; None for special tokens and a source, which are not part of the string."""
     gap: Span | None = None
-    """The position and the character at which new tokens are inserted; None is after all of the text's own."""
+    """The position and the character at which new tokens are inserted; None means at the end of the text."""
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, text: str, source: str | None = None) -> EditedText:
         """Encodes a text, after a source sentence if there is one.
 
-        One space at the end is left out: in many vocabularies it belongs to the token that will follow.
+        One trailing space is dropped: in many vocabularies it belongs to the next token.
         """
         tokens, spans = vocabulary.encode_spans(text.removesuffix(" "), source)
         starts = [span[0] for span in spans if span is not None][1:]
@@ -79,7 +79,7 @@ class EditedText:
 
     @classmethod
     def around(cls, vocabulary: Vocabulary, prompt: str, suffix: str) -> EditedText:
-        """Encodes the text before and after what is to be generated, each by itself."""
+        """Encodes the text before and the text after the part to be generated, each on its own."""
         before, after = cls.of(vocabulary, prompt), cls.of(vocabulary, suffix)
         inside = slice(after.own[0], after.own[-1] + 1) if after.own else slice(0)
         spans = [(span[0] + len(prompt), span[1] + len(prompt)) for span in filter(None, after.spans[inside])]
@@ -98,13 +98,13 @@ class EditedText:
 
     @property
     def end(self) -> int:
-        """The position after the tokens of a prompt: that of the last special token, unless a suffix follows."""
+        """The position after the prompt's tokens: the last special token's, unless a suffix follows."""
         return len(self.tokens) - 1 if self.gap is None else self.gap[0]
 
     # ---- prompts ----------------------------------------------------------------------------------------------------
 
     def continued(self, number: int) -> EditedText:
-        """This prompt with so many masked positions after it."""
+        """This prompt followed by `number` masked positions."""
         after = ((len(self.text) if self.gap is None else self.gap[1],) * 2,) * number
         return replace(
             self,
@@ -116,9 +116,9 @@ class EditedText:
 
     @cached_property
     def words(self) -> tuple[tuple[int, ...], ...]:
-        """The positions that can be rewritten, by word; unknown tokens and white space are in none.
+        """The positions that can be rewritten, grouped by word, without unknown tokens and white space.
 
-        Tokens that continue a word or share a character with the token before them belong to its word.
+        A token that continues a word, or shares a character with the token before it, belongs to the same word.
         """
         words: list[list[int]] = []
         for position in self.own:
@@ -146,15 +146,15 @@ class EditedText:
 
     @cached_property
     def word_starts(self) -> PositionMask:
-        """[1, L]: where a rewritten text must not continue the word before."""
+        """The positions where a rewritten text must not continue the word before, [1, L]."""
         tokens = torch.tensor([self.tokens])
         return ~self.vocabulary.continuation[tokens] & ~self.vocabulary.special[tokens]
 
     def rewriting(self, strength: float, number: int, seed: int, unwanted: Sequence[str] = ()) -> Batch:
-        """Makes copies of the text, each with another random fraction of its tokens editable, whole words at a time.
+        """Makes copies of the text, each with a different random selection of words editable.
 
         Args:
-            strength: The largest fraction of editable tokens; at least one word is.
+            strength: The largest fraction of tokens to make editable; at least one word always is.
             number: The number of copies.
             seed: The same seed chooses the same words.
             unwanted: Words that are always editable.
@@ -175,7 +175,7 @@ class EditedText:
         return replace(canvas, editable=editable)
 
     def _chosen(self, ranked: Sequence[int], budget: int, *, forced: bool) -> set[int]:
-        """The first words that fit the budget of tokens; at least one if `forced`."""
+        """The first words that fit into the token budget; at least one if `forced`."""
         chosen: set[int] = set()
         for word in ranked:
             if len(self.words[word]) <= budget:
@@ -184,7 +184,7 @@ class EditedText:
         return chosen or ({ranked[0]} if forced else set())
 
     def _containing(self, unwanted: Sequence[str]) -> set[int]:
-        """The words, by number, that overlap an unwanted one."""
+        """The indices of the words that overlap an unwanted one."""
         found: set[int] = set()
         for word in unwanted:
             for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", self.text, re.IGNORECASE):
@@ -201,12 +201,12 @@ class EditedText:
     # ---- rendering --------------------------------------------------------------------------------------------------
 
     def render(self, tokens: Sequence[int] | Tensor, editable: Sequence[bool] | Tensor, *, capitalize: bool) -> str:
-        """The string with its editable positions generated.
+        """The string with its editable positions replaced by generated text.
 
         Args:
             tokens: The generated sequence; masked positions are shown as `[MASK]`.
             editable: Which positions were generated.
-            capitalize: Whether the generated parts get the capitals that are known.
+            capitalize: Whether to restore capitals in the generated parts.
         """
         ids: list[int] = torch.as_tensor(tokens).tolist()
         flags: list[bool] = torch.as_tensor(editable).tolist()
@@ -226,7 +226,7 @@ class EditedText:
         return with_capitals(text, generated, self.vocabulary) if capitalize else text
 
     def _changed(self, tokens: Sequence[int], editable: Sequence[bool]) -> Sequence[bool]:
-        """The generated positions, without words that were generated as they were: these keep their case, too."""
+        """The generated positions, except words that came out unchanged, so that these keep their letter case."""
         same = [token == old != self.vocabulary.mask_id for token, old in zip(tokens, self.tokens, strict=True)]
         if not any(flag and new for flag, new in zip(same, editable, strict=True)):
             return editable
@@ -238,17 +238,17 @@ class EditedText:
         return changed
 
     def _is_tight(self, neighbor: int, replaced: int, generated: str) -> bool:
-        """Whether no white space is generated between a kept character and a generated one.
+        """Whether no white space goes between a kept character and a generated one.
 
-        There is none at the ends of the text and beside the user's own, nor where a letter replaces a letter, or
-        punctuation other punctuation, that touched its neighbor: `U.S.`, `(king)`.
+        None goes at the ends of the text or next to the user's own white space, nor where a letter replaces a letter,
+        or punctuation replaces punctuation, that touched its neighbor: `U.S.`, `(king)`.
         """
         if not 0 <= neighbor < len(self.text) or self.text[neighbor].isspace():
             return True
         return 0 <= replaced < len(self.text) and _is_letter(self.text[replaced]) == _is_letter(generated)
 
     def _runs(self, editable: Sequence[bool]) -> Iterator[Span]:
-        """The first and last positions of generated parts, which no character that is kept interrupts."""
+        """The first and last positions of each generated part; a kept character ends a part."""
         first = None
         for position in (position for position in self.own if editable[position]):
             if first is None:
@@ -272,7 +272,7 @@ class EditedText:
         if not left and not right:
             return decode(tokens[start:end])
         before, whole, after = decode(left), decode([*left, *tokens[start:end], *right]), decode(right)
-        # Decoding moves white space only: `'` joins what follows. So characters other than white space are counted.
+        # Decoding changes only white space (`'` is joined to what follows), so count the other characters.
         solid = [index for index, character in enumerate(whole) if not character.isspace()]
         num_before, num_after = (sum(not one.isspace() for one in text) for text in (before, after))
         if num_before + num_after > len(solid):
@@ -287,7 +287,7 @@ class EditedText:
 
 
 def with_gaps(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
-    """The text of partly masked tokens, `[MASK]` for each masked one."""
+    """The text of partly masked tokens, with `[MASK]` for each masked one."""
     parts: list[list[int]] = [[]]
     shown = []
     for token in tokens:
@@ -300,7 +300,7 @@ def with_gaps(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
 
 
 def _trimmed(text: str, span: Span, limit: int) -> Span:
-    """The span of a token without white space at its ends, and with accents that follow before `limit`."""
+    """The span of a token without white space at its ends, and with combining marks that follow it before `limit`."""
     start, end = span
     while end < limit and unicodedata.category(text[end]) in ("Mn", "Me", "Cf"):
         end += 1

@@ -1,6 +1,6 @@
-"""Vocabularies: encoding texts to token ids and decoding them.
+"""Vocabularies: encode texts as token ids, and decode them.
 
-`Vocabulary` wraps any fast tokenizer of transformers that has a mask token, and adds one to the tokenizers of decoders
+`Vocabulary` wraps any fast transformers tokenizer that has a mask token, and adds one to the tokenizers of decoders
 such as GPT-2; `train_wordpiece` trains a new one. A sequence follows the tokenizer's template, `[CLS] text [SEP]` or
 `[CLS] source [SEP] target [SEP]`: its editable positions are those between the last two special tokens. This module
 does not depend on networks or noise.
@@ -42,9 +42,9 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MOST_SPELLINGS = 100
 """The maximum number of spellings considered per word; later ones are less likely."""
 ANCHORS = ("0", "a", "q", "x", "z")
-"""Words before a text that is encoded as their continuation: one of them is a token of its own."""
+"""Words put before a text to encode it as their continuation; at least one of them stays a token of its own."""
 SMALLEST = 512
-"""The minimum size of a trained WordPiece: a smaller one has no room for words beside its alphabet."""
+"""The minimum size of a trained WordPiece; a smaller one has no room for words besides its alphabet."""
 
 
 _INNER_RULES = [
@@ -101,7 +101,7 @@ class Vocabulary:
             )
 
     def _require_own_special_ids(self, name: str) -> None:
-        """Refuses a mask or padding that is also another token: it would be the mask of a word."""
+        """Refuses a mask or padding token that shares its id with another token: some word would count as masked."""
         own, pieces = self.tokenizer, self.tokenizer.get_vocab()
         others = own.cls_token_id, own.sep_token_id, own.bos_token_id, own.eos_token_id, own.unk_token_id
         for kind, token, index in (("mask", own.mask_token, self.mask_id), ("padding", own.pad_token, self.pad_id)):
@@ -117,12 +117,12 @@ class Vocabulary:
     def load(cls, name_or_folder: str | Path, *, with_mask: bool = False) -> Vocabulary:
         """Opens a tokenizer by its folder or its name on the Hub.
 
-        A decoder's tokenizer is given the tokens it lacks: `[MASK]`, `[PAD]`, and its own tokens for the beginning and
-        the end of a text around each text. Saved, it is an ordinary tokenizer.
+        A decoder's tokenizer gets the tokens it lacks, `[MASK]` and `[PAD]`, and a template that puts its own
+        beginning-of-text and end-of-text tokens around each text. Once saved, it is an ordinary tokenizer.
 
         Args:
-            name_or_folder: Where it is.
-            with_mask: Whether it must have a mask token, because a network was trained with it.
+            name_or_folder: A folder, or a name on the Hub.
+            with_mask: Whether it must have a mask token already, because a network was trained with it.
 
         Example:
             `Vocabulary.load("bert-base-uncased").encode(["a sentence ."])`
@@ -193,7 +193,7 @@ class Vocabulary:
 
     @cached_property
     def allowed(self) -> TokenSet:
-        """The allowed ids, over which a likelihood sums to one: all that a text can contain, including `[UNK]`."""
+        """The allowed ids: all that a text can contain, including `[UNK]`. A likelihood sums to one over them."""
         return self._token_set(self.tokenizer.get_vocab().values()) & ~self.special
 
     @cached_property
@@ -224,7 +224,7 @@ class Vocabulary:
 
     @property
     def has_continuation_prefix(self) -> bool:
-        """Whether pieces that continue a word are marked, as in `##ist`, and not those that begin one."""
+        """Whether the vocabulary marks pieces that continue a word, as in `##ist`, rather than those that begin one."""
         return bool(getattr(self._plain.model, "continuing_subword_prefix", None))
 
     def joins_letters(self, character: str) -> bool:
@@ -244,10 +244,10 @@ class Vocabulary:
         return self._batch(list(map(_require_utf8, sentences)))
 
     def encode_spans(self, text: str, source: str | None = None) -> tuple[list[int], list[tuple[int, int] | None]]:
-        """Encodes a text, after a source if there is one, with the characters of each token.
+        """Encodes a text, after a source if there is one, and finds the characters of each token.
 
         Returns:
-            The whole sequence, and for each token its start and end in `text`: None for special tokens and the source.
+            The whole sequence, and the start and end of each token in `text`; None for special tokens and the source.
         """
         given = (_require_utf8(text),) if source is None else (_require_utf8(source), _require_utf8(text))
         encoding = self._one(*given, special=True)
@@ -259,7 +259,7 @@ class Vocabulary:
         return encoding.ids, spans
 
     def encode_after(self, text: str) -> list[int]:
-        """Encodes a text that directly follows a word: `able` as `##able`, or without the mark of a space."""
+        """Encodes a text that directly follows a word: `able` as `##able`, or without the marker for a space."""
         for anchor in ANCHORS:
             encoding = self._one(anchor + _require_utf8(text))
             pairs = list(zip(encoding.ids, encoding.offsets, strict=True))
@@ -293,12 +293,12 @@ class Vocabulary:
 
     @property
     def _quietly(self) -> AbstractContextManager[None]:
-        """For tokenizers with rules with which Rust may panic."""
+        """Hides panic messages of the Rust library, for tokenizers whose rules may cause one."""
         return without_panic_lines() if self._may_panic else nullcontext()
 
     @cached_property
     def _may_panic(self) -> bool:
-        """Regular expressions may backtrack without end; a decoder that strips a whole piece goes on before it."""
+        """Regular expressions may backtrack endlessly; a `Strip` decoder may run past the start of a piece."""
         return any(rule in self._plain.to_str() for rule in ('"Regex":', '"type":"Strip"'))
 
     def pieces(self, word: str) -> list[int]:
@@ -314,7 +314,7 @@ class Vocabulary:
         """All ways to spell a word in pieces, the usual one first.
 
         In a WordPiece, `value` may also be `val ##ue`. Where spaces are part of pieces, only the usual spelling and
-        that at the beginning of a sentence are returned.
+        the one at the beginning of a sentence are returned.
         """
         usual = [self.pieces(word), self._one(word).ids]
         if not self.has_continuation_prefix:
@@ -335,12 +335,12 @@ class Vocabulary:
             return ""
         if not self._splits_punctuation:
             return self._decoded(own).removeprefix("##")
-        # Not by the tokenizer itself, which would join some punctuation, and make "don't" of "do not".
+        # The tokenizer's own decoder would join some punctuation, and turn "do not" into "don't".
         text = " ".join(self.tokenizer.convert_ids_to_tokens(own)).replace(" ##", "").removeprefix("##")
         return detokenize(_with_quotes(_with_quotes(substituted(text, _INNER_RULES), '"'), "'"))
 
     def spelled(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token, with `##` before those that continue a word, in every kind of vocabulary."""
+        """The text of each token, with `##` before those that continue a word, for every kind of vocabulary."""
         words = [self._decoded([token]).strip().removeprefix("##") for token in tokens]
         return ["##" * bool(self.continuation[token]) + word for token, word in zip(tokens, words, strict=True)]
 
@@ -366,7 +366,7 @@ class Vocabulary:
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True
-        if getattr(backend.model, "dropout", None):  # pieces drawn at random, for training
+        if getattr(backend.model, "dropout", None):  # BPE dropout: random pieces, meant for training
             backend.model.dropout = None
         return backend
 
@@ -385,7 +385,7 @@ def _not_decoded(error: BaseException) -> ValueError:
 
 
 def _require_sound(folder: Path) -> None:
-    """Refuses files of a tokenizer that would take all memory as soon as they are opened or used."""
+    """Refuses tokenizer files that would exhaust memory as soon as they are opened or used."""
     for file in sorted([*folder.glob("*"), *folder.glob("*_templates/*")]):
         if file.suffix in (".json", ".txt", ".model", ".jinja"):
             require_regular(file)
@@ -405,13 +405,13 @@ def _require_sound(folder: Path) -> None:
 
 
 _DEEPEST = 32
-"""Of rules inside rules."""
+"""The maximum nesting of rules."""
 _GROWING = {"ByteLevel": 4.0, "BertNormalizer": 3.0}
-"""Kinds of rules that make several characters of one: its bytes, or spaces around it."""
+"""Rule types that turn one character into several: its bytes, or the character with spaces around it."""
 
 
 def _growth(rule: Any, depth: int = 0) -> float:
-    """The most characters that a normalizer or decoder of tokenizer.json makes of one; 1 if it is malformed."""
+    """The most characters into which a rule of tokenizer.json turns one character; 1 if it is malformed."""
     if not isinstance(rule, dict):
         return 1.0
     if depth > _DEEPEST:
@@ -424,15 +424,16 @@ def _growth(rule: Any, depth: int = 0) -> float:
     content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
     if isinstance(content, str):
         exact = pattern.get("String") if isinstance(pattern, dict) else None
-        # A regular expression may match nothing at all, before each character.
+        # A regular expression may match the empty string before each character.
         growth *= max(1, len(content) / max(1, len(exact))) if isinstance(exact, str) else 1 + len(content)
     return growth
 
 
 def _longest_replacement(encoded: Any) -> int:
-    """The most characters that a table of SentencePiece makes of one; raises ValueError if it is damaged.
+    """The longest replacement in a SentencePiece table, in characters; raises ValueError if the table is damaged.
 
-    It is the size of a trie, the trie, and replacements that end with NUL; the size is allocated as it is claimed.
+    The table is the size of a trie, the trie, and NUL-terminated replacements. Its reader allocates whatever size the
+    table claims.
     """
     table = b""
     with suppress(ValueError, TypeError):
@@ -453,8 +454,8 @@ def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
             "use that of a masked language model or of a decoder"
         )
     backend: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    mask = AddedToken("[MASK]", lstrip=True, special=True)  # as RoBERTa's: includes the space before it
-    taken = (None, begin, end, tokenizer.unk_token)  # many pad with eos_token, which ends texts here
+    mask = AddedToken("[MASK]", lstrip=True, special=True)  # like RoBERTa's, it includes the space before it
+    taken = (None, begin, end, tokenizer.unk_token)  # many tokenizers pad with eos_token, which ends texts here
     padding = "[PAD]" if tokenizer.pad_token in taken else tokenizer.pad_token
     backend.add_special_tokens([mask, *(AddedToken(token, special=True) for token in (padding, begin, end))])
     backend.post_processor = processors.TemplateProcessing(
@@ -462,7 +463,7 @@ def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         pair=[begin, "$A", end, "$B", end],
         special_tokens=[(token, backend.token_to_id(token)) for token in {begin, end}],
     )
-    # The general class: others restore rules and special tokens of their own when they are loaded.
+    # The generic class, because specific ones restore their own rules and special tokens when loaded.
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         name_or_path=tokenizer.name_or_path,
@@ -476,10 +477,10 @@ def _completed(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def _with_quotes(text: str, mark: str) -> str:
-    """Attaches quotation marks, which stand alone, to what they enclose; they open and close by turns.
+    """Attaches free-standing quotation marks to the text they enclose; they open and close in turn.
 
-    One before punctuation or at the end never opens, one after `said,` or a colon never closes, and `'` after an s
-    marks a possessive unless a quotation is open.
+    A mark before punctuation or at the end never opens, one after `said,` or a colon never closes, and `'` after an s
+    is a possessive unless a quotation is open.
     """
     words = [*text.split(" "), ""]
     shown, is_open = "", False
@@ -506,7 +507,7 @@ def _spellings(word: str, known: dict[str, int], begin: str = "") -> list[list[i
 
 
 def _require_utf8(text: str) -> str:
-    """Raises for lone surrogates, which the command line makes of bytes that are not UTF-8."""
+    """Raises ValueError for lone surrogates, which bytes that are not UTF-8 become on the command line."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -529,10 +530,10 @@ def train_wordpiece(sentences: Iterable[str], size: int, *, lower: bool = True) 
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     alphabet = _alphabet(sentences, tokenizer.normalizer, min(1000, size // 4))
-    # The trainer numbers the pieces ##x in the order of words, which is random, and breaks ties between equally
-    # frequent merges by these numbers. As "special" tokens they are numbered first, so training is deterministic.
+    # The trainer numbers the pieces ##x in the order of words, which is random, and uses these numbers to break ties
+    # between equally frequent merges. "Special" tokens are numbered first, which makes training deterministic.
     split = tokenizer.pre_tokenizer.pre_tokenize_str
-    inner = [  # without characters that are words of their own, such as punctuation and Chinese
+    inner = [  # except characters that are words of their own, such as punctuation and Chinese
         f"##{character}"
         for character in alphabet
         if len(split(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1
