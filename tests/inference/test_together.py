@@ -165,7 +165,7 @@ def test_unknown_characters_are_kept_and_said(model, caplog):
     [one] = generate(model.engine, Task(rewrite="the 🍕 king saw 我 .", strength=1.0), requested(steps=4))
     assert one.kept == ("🍕", "我")
     assert "🍕" in one.text
-    assert "kept as it is, because the vocabulary does not know it: '🍕', '我'" in caplog.text
+    assert "kept unchanged, because the vocabulary does not know it: '🍕', '我'" in caplog.text
 
 
 def test_generated_text_is_capitalized_unless_told_otherwise(model):

@@ -138,7 +138,7 @@ def test_a_suffix_needs_a_model_on_masks():
     for kind, message in (("decoder", "generates from"), ("vectors", "generates from")):
         with pytest.raises(ValueError, match=message):
             next(generate(model_of(kind).engine, Task(prompt="a", suffix="b", max_new_tokens=2), requested()))
-    with pytest.raises(ValueError, match="goes with a prompt alone"):
+    with pytest.raises(ValueError, match="goes only with a prompt"):
         Task(rewrite="a", suffix="b")
 
 

@@ -1,16 +1,16 @@
-"""Choices among options for a blank: the exact likelihood of each option's tokens, given the text on both sides.
+"""Chooses among options for a blank by the exact likelihood of each option's tokens, given the text on both sides.
 
     p(option | context) ∝ p(length | context) · p(tokens of the option | context, length)
 
-where the last factor is the likelihood in a deterministic order of generation (`likelihood.orders`), which is a
-distribution over fillings of that length, and the first a stated prior over the lengths of the options, in tokens:
+The last factor is the likelihood in a deterministic order of generation (`likelihood.orders`), a distribution over
+fillings of that length. The first is a prior over the options' lengths in tokens, named with every result:
 
     uniform    all lengths among the options are equally likely, whatever the context
     context    p(length of the text) · p(context | length), the context's own likelihood with that many masks in between
                (by Bayes' rule, as for blanks of unknown length)
 
-Options are normalized among themselves. Each mask on its own, Σ -log f(token | all of the option masked), is no
-distribution over options of several tokens: it forgets that tokens depend on each other.
+Probabilities are normalized over the options. Scoring each mask on its own, Σ -log f(token | all of the option masked),
+would not give a distribution over options of several tokens, because it ignores that tokens depend on each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from diffusionbert.networks.masked import MaskedNetwork
 from diffusionbert.reporting import logger, require_type
 
 PRIORS = ("uniform", "context")
-"""Over the lengths of options."""
+"""The priors over the lengths of options."""
 
 
 def choose(
@@ -42,14 +42,14 @@ def choose(
     order: Order = Order.LEFT_TO_RIGHT,
     prior: str = "uniform",
 ) -> list[Choice]:
-    """Weighs the options for the blank of each text.
+    """Computes the probabilities of the options for the blank of each text.
 
     Args:
         engine: A model that generates from `[MASK]`.
-        texts: Texts with one `[BLANK]` each, or without one, to be continued.
+        texts: Texts with one `[BLANK]` each; a text without one is continued.
         options: Two or more options per text.
         order: The order in which an option's tokens are generated.
-        prior: Over the lengths of the options: one of `PRIORS`.
+        prior: The prior over the lengths of the options, one of `PRIORS`.
 
     Returns:
         One choice per text.
@@ -59,11 +59,11 @@ def choose(
     if len(texts) != len(options):
         raise ValueError(f"each text needs a list of options, got {len(texts)} texts and {len(options)} lists")
     if alone := next((some for some in options if isinstance(some, str)), None):
-        raise ValueError(f"each text needs a list of options of its own, got {alone!r:.40} in place of a list")
+        raise ValueError(f"each text needs a list of options of its own, got {alone!r:.40} instead of a list")
     engine.require_single_texts("choose for")
     network = engine.masked_network
     if network is None or not engine.config.objective.generates_on_masks:
-        raise ValueError(f"choosing needs a model that generates from {MASK}, which this is not; use another model")
+        raise ValueError(f"this model does not generate from {MASK}, so it cannot choose options; use another model")
     fitted = [_fitted(engine, text, tuple(some)) for text, some in zip(texts, options, strict=True)]
     # On a CPU, the options of one text form a batch, so that the result does not depend on other texts.
     groups = [[one] for one in fitted] if engine.device.type == "cpu" else [fitted] if fitted else []
@@ -84,7 +84,7 @@ class _Fitted:
     """A text with an option in its blank."""
 
     tokens: tuple[int, ...]
-    """With special tokens."""
+    """The tokens of the text with the option, including special tokens."""
     is_option: tuple[bool, ...]
 
     @property
@@ -97,13 +97,13 @@ class _Fitted:
         return tuple(token for token, own in zip(self.tokens, self.is_option, strict=True) if own)
 
     def masked(self, mask_id: int) -> _Fitted:
-        """The same with the option masked: equal for all options of one length and surroundings."""
+        """The same with the option masked, which is equal for all options of the same length and context."""
         tokens = [mask_id if own else token for token, own in zip(self.tokens, self.is_option, strict=True)]
         return replace(self, tokens=tuple(tokens))
 
 
 def _fitted(engine: Engine, text: str, options: tuple[str, ...]) -> list[_Fitted]:
-    """The text with each of the options; raises ValueError for what cannot be chosen from."""
+    """The text with each option in its blank; raises ValueError for options that cannot be compared."""
     require_type("text", text, str, "a string")
     for option in options:
         require_type("an option", option, str, "a string")
@@ -145,7 +145,7 @@ def _encoded(vocabulary: Vocabulary, before: str, option: str, after: str) -> _F
 def _weighed(
     engine: Engine, network: MaskedNetwork, rows: Sequence[_Fitted], order: Order, prior: str
 ) -> list[tuple[float, float]]:
-    """For each text with an option: the option's nats, and the nats of its length, up to a constant per text."""
+    """For each text with an option, the nats of the option and of its length, the latter up to a constant per text."""
     mask_id = engine.vocabulary.mask_id
     batch, text = _batch(engine, rows)
     nats = order_nats(network, batch, mask_id, order, text).sum(dim=1).tolist()
@@ -161,7 +161,7 @@ def _weighed(
 
 
 def _batch(engine: Engine, rows: Sequence[_Fitted]) -> tuple[Batch, PositionMask]:
-    """The rows, whose options are editable, and the positions of their text."""
+    """A batch in which the options are editable, and the positions of the text."""
     batch = batch_of(engine.vocabulary, [row.tokens for row in rows])
     editable = torch.zeros_like(batch.attention_mask)
     for index, row in enumerate(rows):

@@ -12,17 +12,17 @@ lowest probability, because that changes the distribution least. The window cann
 call of the network. A token that occurs in no rule is never forbidden, so a position runs out of tokens only if rules
 cover the whole vocabulary.
 
-Two rules are about positions, which all sequences share: where a word begins (`word_starts`), no continuation token is
-generated; where one is continued (`word_continuations`), nothing else is.
+Two rules apply to positions, the same ones in all sequences: where a word begins (`word_starts`), no continuation token
+is generated; where a word continues (`word_continuations`), only continuation tokens are.
 
-This suffices for every sampler that, between two calls for a sequence, changes only positions that were targets of the
-first call: ancestral sampling; caching an answer until the sequence changes; remasking (the rule reads the current
-tokens). Uniform noise also inserts tokens of its own, but its last step generates all positions from the network. The
-rules see what the network sees: if a sampler passes a window of a long sequence, words that cross its border are not
-detected.
+These rules hold for every sampler that, between two calls for a sequence, changes only positions that were targets of
+the first call. Ancestral sampling does, as do caching an answer until the sequence changes, and remasking (the rules
+read the current tokens). Uniform noise also inserts tokens of its own, but its last step generates all positions from
+the network. The rules see only what the network sees: if a sampler passes a window of a long sequence, words that cross
+its border are not detected.
 
-Given text is not generated: the frozen part of a sequence may contain forbidden words. A forbidden word of which only a
-part is frozen is never completed.
+Given text is not generated, so the frozen part of a sequence may contain forbidden words. A forbidden word of which
+only a part is frozen is never completed.
 
 `place_words` puts the words that must appear at likely positions before sampling and freezes them. This module does not
 depend on strings, tokenizers or samplers.
@@ -60,8 +60,8 @@ Row = tuple[int | None, ...]
 class Constrained(nn.Module):
     """A network that assigns probability 0 to tokens that would break a rule.
 
-    No forbidden word is generated, nor completed where a part of it is given. A word is also a prefix of longer ones:
-    forbidding the tokens of "art" forbids "art ##ist", too.
+    No forbidden word is generated, nor completed where a part of it is given. Longer words that start with the same
+    tokens are forbidden, too: forbidding "art" forbids "art ##ist".
 
     No `continuation` token is generated right after an included word, so that "art" does not become "artist". This
     holds wherever the word occurs in the sequence, not only where `place_words` put it.
@@ -69,10 +69,10 @@ class Constrained(nn.Module):
     Args:
         network: The network to constrain.
         forbidden: Words that must not be generated.
-        included: Words that `place_words` places.
+        included: The words for `place_words`.
         continuation: The tokens that continue a word, such as "##ist".
-        word_starts: [L] or [1, L]: positions that must not get a continuation token, in every sequence.
-        word_continuations: [L] or [1, L]: positions that must get one.
+        word_starts: Positions that must not get a continuation token in any sequence, [L] or [1, L].
+        word_continuations: Positions that must get one, [L] or [1, L].
         spelled: Formats a word for error messages.
     """
 
@@ -112,15 +112,15 @@ class Constrained(nn.Module):
         return self.constrain(tokens, targets, unwrapped(self)[0](tokens, attention_mask, t, targets))
 
     def constrain(self, tokens: Tokens, targets: PositionMask, log_probs: TargetLogProbs) -> TargetLogProbs:
-        """Constrains a network's answer to a query, so that several requests can share one forward pass.
+        """Constrains a network's output for a query, so that several requests can share one forward pass.
 
         Args:
             tokens: The tokens of the query.
             targets: Its N target positions.
-            log_probs: The answer of the innermost network.
+            log_probs: The output of the innermost network.
 
         Returns:
-            The log-probabilities among the tokens that break no rule.
+            The log-probabilities, normalized over the tokens that break no rule.
         """
         if isinstance(self.network, Constrained):
             log_probs = self.network.constrain(tokens, targets, log_probs)
@@ -176,7 +176,7 @@ def place_words(network: Constrained, canvas: Batch, mask_id: int, seed: int) ->
     word is placed, even if the frozen text already contains it; a word given twice is placed twice.
 
     Args:
-        network: Its `included` words are placed.
+        network: The network, with the `included` words to place.
         canvas: The sequences.
         mask_id: The id of `[MASK]`.
         seed: The same seed gives the same placement.
@@ -199,7 +199,7 @@ def place_words(network: Constrained, canvas: Batch, mask_id: int, seed: int) ->
         scores = _scores(network.network, canvas, word)
         uniform = Noise(seed, step).uniform(canvas.example, Purpose.PLACEMENT, scores.shape[1])
         # Sorting by score + Gumbel noise draws starts without replacement, so the first start that fits is a draw from
-        # the softmax over those that fit. If all of these have probability 0, it is the leftmost.
+        # the softmax over those that fit. If all of them have probability 0, it is the leftmost.
         order = (scores - uniform.log().neg().log()).argsort(dim=1, descending=True, stable=True).tolist()
         rest = words[step + 1 :]
         starts = [room.first(row, word, ranked, rest) for row, ranked in zip(_rows(canvas), order, strict=True)]
@@ -214,7 +214,7 @@ class _Room:
     def __init__(self, network: Constrained):
         self.forbidden = network.forbidden
         self.continuation = set(network.continuation.tolist())
-        self.reach = max(map(len, network.forbidden), default=1) - 1  # tokens before a word that matter for a rule
+        self.reach = max(map(len, network.forbidden), default=1) - 1  # how many tokens before a word matter for a rule
         self.rule_tokens = {token for rule in network.forbidden for token in rule}
 
     def has(self, row: Row, words: Sequence[Word]) -> bool:
@@ -245,7 +245,7 @@ class _Room:
         return False
 
     def first(self, row: Row, word: Word, starts: Sequence[int], rest: Sequence[Word]) -> int:
-        """The first of these starts at which the word fits and leaves room for the rest."""
+        """The first of `starts` at which the word fits and leaves room for the rest."""
         return next(
             start
             for start in starts
@@ -254,7 +254,7 @@ class _Room:
         )
 
     def fits(self, word: Word, row: Row, start: int, before: Row) -> bool:
-        """Whether the positions are free, no continuation token follows, and no rule is broken with the neighbors."""
+        """Whether the positions are free, no continuation token follows, and no forbidden word results."""
         end = start + len(word)
         if row[start:end] != (None,) * len(word) or (end < len(row) and row[end] in self.continuation):
             return False
@@ -266,19 +266,19 @@ class _Room:
 
 
 def _least_likely(word: Word, tokens: Tokens, targets: PositionMask, log_f: TargetLogProbs) -> list[PositionMask]:
-    """The positions at which each token of a forbidden word is forbidden: one per window that could become the word."""
+    """Where to forbid each token of a forbidden word: one position per window that could become the word."""
     matches = _windows([tokens == token for token in word])
     free = _windows([targets] * len(word))
     at_risk = (matches | free).all(dim=-1)
     log_probs = _windows([per_position(log_f[:, token], targets) for token in word])
-    # A target that already holds its token is the last choice (a sampler may keep it); other positions are none.
+    # A target that already holds its token is the last resort (a sampler may keep it); non-targets are never chosen.
     least = torch.where(free, torch.where(matches, 1.0, log_probs), torch.inf).argmin(dim=-1)
     chosen = at_risk[..., None] & (least[..., None] == torch.arange(len(word), device=tokens.device))
     return [nn.functional.pad(chosen[..., offset], (offset, len(word) - 1 - offset)) for offset in range(len(word))]
 
 
 def _windows(columns: Sequence[Tensor]) -> Tensor:
-    """All windows of a word's length, [B, windows, tokens]: offset j of a window is taken from the j-th [B, L]."""
+    """All windows as long as a word, [B, windows, tokens]; offset j of a window comes from the j-th tensor, [B, L]."""
     num_windows = max(columns[0].shape[1] - len(columns) + 1, 0)
     return torch.stack([column[:, offset : offset + num_windows] for offset, column in enumerate(columns)], dim=-1)
 
@@ -307,7 +307,7 @@ def _rows(canvas: Batch) -> Iterator[Row]:
 
 
 def _flat(positions: Tensor | None, like: Tensor) -> Tensor:
-    """Positions as [L] on the device of another tensor; none if None."""
+    """Positions as [L] on the device of `like`; no positions if None."""
     return like.new_zeros(0, dtype=torch.bool) if positions is None else positions.flatten().to(like.device)
 
 
@@ -329,6 +329,6 @@ def _contains(row: Row, word: Word) -> bool:
 
 
 def _without(words: tuple[Word, ...], word: Word) -> tuple[Word, ...]:
-    """The words without one occurrence of this one."""
+    """The words without one occurrence of `word`."""
     index = words.index(word)
     return words[:index] + words[index + 1 :]

@@ -1,8 +1,8 @@
-"""Joint infilling: the blanks of many sequences are filled together, and the fillings ranked by their nats.
+"""Joint infilling: fills the blanks of many sequences together, and ranks the fillings by their nats.
 
-Blanks of unknown length are filled in several lengths. Nats given the length cannot compare lengths: their sum prefers
-short fillings, because every token costs something; their mean per token prefers long ones, because later tokens of a
-phrase are easy to predict. How likely a length is, the context says: with three masks in "New [ ] [ ] [ ] is a city",
+Blanks of unknown length are filled at several lengths. Nats given the length cannot compare lengths: their sum favors
+short fillings, because every token costs something; their mean per token favors long ones, because later tokens of a
+phrase are easy to predict. The context tells how likely a length is: with three masks in "New [ ] [ ] [ ] is a city",
 the surrounding tokens are less likely than with one. By Bayes' rule, normalized over the candidate lengths,
 
     nats(length, x | context) = -log p(length | context) + nats(x | context, length)
@@ -10,7 +10,7 @@ the surrounding tokens are less likely than with one. By Bayes' rule, normalized
 
 where p(context | length) is the probability of the unmasked tokens while the blanks stay masked. It is estimated with
 the same unmasking orders for all lengths, so that differences between lengths have little variance. Given lengths have
-probability 1, so that both kinds of blanks have comparable nats, and Σ exp(-nats) ≤ 1 over all fillings of a text.
+probability 1, so the nats of both kinds of blanks are comparable, and Σ exp(-nats) ≤ 1 over all fillings of a text.
 
 This module does not depend on strings, processes or schedules.
 """
@@ -33,12 +33,12 @@ from diffusionbert.networks.base import Network
 from diffusionbert.reporting import report
 
 _REQUESTS_AT_ONCE = 16
-"""The most requests that share forward passes: enough to fill them, few enough for the memory of a laptop."""
+"""The most requests that share forward passes: enough to fill the batches, few enough for a laptop's memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """A sequence whose blanks have one of their candidate lengths, which may be 0."""
+    """A sequence whose blanks have one of the candidate lengths, which may be 0."""
 
     canvas: Batch
     """One sequence; the positions of its blanks are editable."""
@@ -47,9 +47,9 @@ class Gap:
     length_nats: PerSequence
     """-log p(length of the sequence); 0 if lengths are not modeled."""
     word_starts: PositionMask | None = None
-    """Editable positions at which no continuation token is allowed."""
+    """Editable positions that must not get a continuation token."""
     word_continuations: PositionMask | None = None
-    """Editable positions at which only continuation tokens are allowed."""
+    """Editable positions that must get a continuation token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,9 @@ class TokenFilling:
     the candidate lengths. If a request has a single length, this is -log p(filling | context, length).
     """
     length_nats: float = 0.0
-    """The part of the nats that is -log p(length | context)."""
+    """The part of `nats` that is -log p(length | context)."""
     gap: int = 0
-    """The index of its length among the request's gaps."""
+    """The index of its gap in the request."""
 
 
 @torch.no_grad()
@@ -86,23 +86,24 @@ def fill_gaps(
     """Fills all blanks of each request jointly and ranks the fillings of all lengths together.
 
     Candidates come from a beam search that always fills the most confident position next, from the same search with one
-    beam (greedy filling, so the best filling is never worse than the greedy one), and from random draws. All of them,
-    all lengths and all requests share forward passes. The search adds up the chain rule in its own order, an exact
-    likelihood; the best candidates by it are ranked by their nats. A request's fillings do not depend on the others.
+    beam (greedy filling, so that the best filling is never worse than the greedy one), and from random draws. Forward
+    passes are shared by all of these, all lengths and all requests. The search scores candidates by the chain rule in
+    its own order, an exact likelihood; the best of them are then ranked by their nats. A request's fillings do not
+    depend on the other requests.
 
     Args:
-        network: Any network. The rules of a `Constrained` one hold, but do not change the nats.
-        requests: Each is one sentence, given once per candidate length of its blanks.
+        network: Any network. The rules of a `Constrained` one apply, but do not change the nats.
+        requests: One sentence each, given once per candidate length of its blanks.
         mask_id: The id of `[MASK]`.
         alternatives: The number of fillings per request.
         seed: The same seed gives the same fillings.
-        warper: Forbidden tokens, top-k and top-p restrict the candidates; temperature affects the random draws only.
-        special: Special tokens, which do not count for the time.
+        warper: Forbidden tokens, top-k and top-p restrict the candidates; temperature affects only the random draws.
+        special: Special tokens, which do not count toward the time.
         continuation: The tokens that continue a word, for the gaps' `word_starts` and `word_continuations`.
         budget: The search budget.
 
     Returns:
-        For each request its fillings, best first; fewer than `alternatives` if fewer exist or were found, none if the
+        The fillings of each request, best first; fewer than `alternatives` if fewer exist or were found, none if the
         rules exclude all.
     """
     if alternatives < 1:
@@ -124,7 +125,7 @@ def fill_gaps(
 def _require_same_context(gaps: Sequence[Gap]) -> None:
     """Raises ValueError unless all gaps are in the same sentence."""
     if not gaps:
-        raise ValueError("`requests` must not contain empty ones; give one gap per candidate length")
+        raise ValueError("a request must not be empty; give one gap per candidate length")
     if any(len(gap.canvas.tokens) != 1 for gap in gaps):
         raise ValueError("a gap must have one sequence; give each sentence as a request of its own")
     contexts = [gap.canvas.tokens[gap.context].tolist() for gap in gaps]
@@ -135,7 +136,7 @@ def _require_same_context(gaps: Sequence[Gap]) -> None:
 
 
 _BEAM, _GREEDY = -1, 0
-"""The kinds of partial fillings; a random draw has its number, from 1."""
+"""The kinds of partial fillings; random draws are numbered from 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +146,7 @@ class _Gaps:
     request: Tensor
     """The request of each gap."""
     canvas: Batch
-    """With masks at all editable positions."""
+    """The sequences, masked at all editable positions."""
     context: PositionMask
     length_nats: PerSequence
     word_starts: PositionMask
@@ -160,7 +161,7 @@ class _Gaps:
             return torch.cat([pad(tensor, (0, length - tensor.shape[1]), value=value) for tensor in tensors])
 
         editable = padded([gap.canvas.editable for gap in gaps])
-        # No rule can match padding that looks like masks.
+        # Padding is filled with masks, which no rule can match.
         tokens = padded([gap.canvas.tokens for gap in gaps], mask_id).masked_fill(editable, mask_id)
         return cls(
             torch.tensor([number for number, request in enumerate(requests) for _ in request], device=tokens.device),
@@ -186,13 +187,13 @@ class _States:
     kind: Tensor
     tokens: Tokens
     nats: PerSequence
-    """The chain rule so far, in the search's own order."""
+    """The nats so far, by the chain rule in the search's own order."""
 
     def select(self, index: Tensor) -> _States:
         return _States(self.gap[index], self.kind[index], self.tokens[index], self.nats[index])
 
     def distinct(self) -> tuple[Tensor, Tensor]:
-        """The indices of distinct partial fillings, and for each partial filling the number of its equal among them."""
+        """The indices of distinct partial fillings, and for each partial filling which of these it equals."""
         unique, number = torch.unique(torch.cat([self.gap[:, None], self.tokens], dim=1), dim=0, return_inverse=True)
         index = torch.arange(len(number), device=number.device)
         return index.new_full((len(unique),), len(index)).scatter_reduce(0, number, index, "amin"), number
@@ -234,7 +235,7 @@ class _Search:
         return results
 
     def per_request(self, number: int) -> Tensor:
-        """A number of beams or candidates: half of it for requests with several lengths or more blanks than steps."""
+        """A number of beams or candidates per request, halved for several lengths or more blanks than steps."""
         num_blanks, num_gaps = self.gaps.canvas.editable.sum(dim=1), self.gaps.request.bincount()
         hard = (num_gaps[self.gaps.request] > 1) | (num_blanks > self.budget.steps)
         half = torch.zeros_like(num_gaps).index_add(0, self.gaps.request, hard.long()) > 0
@@ -253,7 +254,7 @@ class _Search:
         return nats
 
     def preselected(self, found: _States, length_nats: PerSequence) -> _States:
-        """The candidates to rank: the best of each request by the search's own order, and its best greedy filling."""
+        """The candidates to rank: the best of each request by the search's own score, and its best greedy filling."""
         found = replace(found, nats=found.nats + length_nats[found.gap])
         greedy = found.select((found.kind == _GREEDY).nonzero()[:, 0])
         request, number = self.gaps.request, self.per_request(self.budget.ranked)
@@ -298,9 +299,9 @@ class _Search:
                 num_masked = num_masked - (num_filled > number).long()
 
     def most_confident(self, states: _States, number: int) -> tuple[Tensor, Tensor]:
-        """The masked positions at which some allowed token has the highest probability, and log f there.
+        """The masked positions with the most probable allowed token, and log f there.
 
-        The second of two is not a neighbor of the first where that can be avoided: neighbors depend on each other.
+        Of two positions, the second is not next to the first if that can be avoided: neighbors depend on each other.
 
         Returns:
             Positions [states, number], and log f [states, number, V].
@@ -334,13 +335,13 @@ class _Search:
 
         Args:
             states: The partial fillings.
-            positions: The position to fill, of each of them.
-            log_f: log f at these positions, of each query.
+            positions: The position to fill in each of them.
+            log_f: log f at these positions, for each query.
             query: The index of each partial filling's query.
-            step: The number of blanks filled so far, of each gap.
+            step: The number of blanks filled so far in each gap.
 
         Returns:
-            The longer partial fillings, and the index of the one that each extends.
+            The longer partial fillings, and for each the index of the one it extends.
         """
         distinct, index = states.distinct()
         position, tokens = positions[distinct], states.tokens[distinct]
@@ -370,7 +371,7 @@ class _Search:
         return replace(longer, nats=longer.nats - value), parent
 
     def allowed(self, log_f: TargetLogProbs, gap: Tensor, position: Tensor) -> TargetLogProbs:
-        """log f without the tokens that the warper forbids, or that break a word boundary."""
+        """log f without the tokens that the warper forbids or that violate a word boundary."""
         log_f = log_f.index_fill(
             -1, torch.tensor(self.warper.forbidden, dtype=torch.long, device=gap.device), -torch.inf
         )
@@ -387,7 +388,7 @@ def _or_nowhere(mask: PositionMask | None, gap: Gap) -> PositionMask:
 
 
 def _best(nats: Tensor, group: Tensor, number: Tensor) -> Tensor:
-    """The indices of the lowest nats of each group, at most so many of each."""
+    """The indices of the lowest nats in each group, at most `number` per group."""
     order = nats.argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
     ordered = group[order]

@@ -11,8 +11,8 @@ order. Summing over subsets is therefore exact with 2^n - 1 network outputs:
     nats(x | context) = Σ_S Σ_{i ∈ S} (k - 1)!·(n - k)! / n! · -log f(x_i | context, x outside S)
 
 With more blanks, a few whole orders are drawn. All fillings of a sequence share them, so that the ranking compares
-fillings, not draws. Whole orders have little variance if the network's conditionals are nearly consistent; single steps
-of many orders would not.
+fillings rather than draws. Whole orders have little variance if the network's conditionals are nearly consistent;
+single steps of many orders would not.
 
 Any masked language model can be used. A time-conditioned network gets t = the fraction of masked positions among the
 sequence's tokens, special tokens excluded, as in training. This module does not depend on strings, processes or
@@ -51,14 +51,14 @@ class SearchBudget:
     """The budget for searching and ranking fillings."""
 
     beams: int = 16
-    """The beam width. Half of it is used for each of several lengths and with more than `steps` blanks, and never
-    less than the number of requested alternatives."""
+    """The beam width. It is halved for each of several lengths and with more than `steps` blanks, but is never less
+    than the number of requested alternatives."""
     draws: int = 2
     """The number of random fillings added to those of the beam search."""
     steps: int = 24
     """With more blanks than this, some of the last ones (at most half of all) are filled two at a time."""
     ranked: int = 8
-    """The number of candidates whose nats are computed, the greedy filling aside; halved as the beam width is."""
+    """The number of candidates whose nats are computed, besides the greedy filling; halved like the beam width."""
     exact_up_to: int = 5
     """The largest number of blanks for which nats are summed over all subsets."""
     orders: int = 4
@@ -66,11 +66,11 @@ class SearchBudget:
     context_orders: int = 2
     """The number of unmasking orders drawn for the context of blanks of unknown length."""
     tokens_per_call: int = 8192
-    """The most tokens, padding included, in one call of the network."""
+    """The most tokens, including padding, per call of the network."""
 
     def __post_init__(self) -> None:
         if min(value for name, value in vars(self).items() if name not in ("draws", "exact_up_to")) < 1:
-            raise ValueError(f"all numbers of a search budget but `draws` and `exact_up_to` must be >= 1, got {self}")
+            raise ValueError(f"a search budget must be >= 1, except `draws` and `exact_up_to`, got {self}")
         if min(self.draws, self.exact_up_to) < 0:
             raise ValueError(f"`draws` and `exact_up_to` must be >= 0, got {self}")
 
@@ -85,16 +85,16 @@ def filling_nats(
     special: TokenSet | None = None,
     budget: SearchBudget | None = None,
 ) -> PerSequence:
-    """The NELBO, in nats, of the tokens at the editable positions, given all other positions (also `[MASK]`s).
+    """The NELBO, in nats, of the tokens at the editable positions, given all other positions (`[MASK]` included).
 
     Constraints are ignored: conditioning on "no rule is broken" lowers the nats of all fillings by the same constant.
 
     Args:
-        network: Any network; the one inside if it is `Constrained`.
-        x0: The filled sequences; their blanks are editable.
+        network: Any network; a `Constrained` one is unwrapped.
+        x0: The filled sequences, with their blanks editable.
         mask_id: The id of `[MASK]`.
-        seed: Seeds the orders.
-        special: Special tokens, which do not count for the time.
+        seed: The seed of the orders.
+        special: Special tokens, which do not count toward the time.
         budget: The search budget.
 
     Returns:
@@ -107,7 +107,7 @@ def filling_nats(
 
 @dataclass(frozen=True, eq=False)
 class BatchedNetwork:
-    """A network that gets sequences of all lengths in batches, and its time from the fraction of masked positions."""
+    """A network that batches sequences of all lengths, and sets the time to the fraction of masked positions."""
 
     network: Network
     mask_id: int
@@ -117,7 +117,7 @@ class BatchedNetwork:
     def __call__(
         self, tokens: Tokens, attention_mask: PositionMask, targets: PositionMask
     ) -> Iterator[tuple[Tensor, TargetLogProbs]]:
-        """For each batch, the indices of its sequences and the answer; sequences of similar length share a batch."""
+        """Yields the indices of each batch's sequences and the output for them; similar lengths share a batch."""
         lengths, order = attention_mask.sum(dim=1).sort(stable=True)
         for rows in torch.split(order, batch_sizes(lengths.tolist(), self.tokens_per_call)):
             length = int(attention_mask[rows].sum(dim=1).max())
@@ -128,7 +128,7 @@ class BatchedNetwork:
             yield rows, self.network(part, seen, t, targets[rows, :length])
 
     def nats(self, x0: Batch, seed: int, budget: SearchBudget) -> PerSequence:
-        """As `filling_nats`; all sequences share calls."""
+        """Like `filling_nats`, but all sequences share calls."""
         counts = x0.editable.sum(dim=1)
         nats = torch.zeros(len(counts), dtype=torch.float64, device=counts.device)
         queries = [
@@ -143,7 +143,7 @@ class BatchedNetwork:
         return nats.index_add_(0, sequence[sequence_index(targets)], -log_f * weight[targets])
 
     def log_prob_at(self, x0: Tokens, x_t: Tokens, attention_mask: PositionMask, targets: PositionMask) -> Tensor:
-        """log f(x0 | x_t) at the target positions; equal queries, which fillings often share, are made once."""
+        """log f(x0 | x_t) at the target positions; equal queries, which are common among fillings, are made once."""
         length = targets.shape[1]
         unique, query = torch.unique(torch.cat([x_t, attention_mask, targets], dim=1), dim=0, return_inverse=True)
         x_t, attention_mask, asked = (
@@ -168,9 +168,9 @@ class BatchedNetwork:
 def _queries(
     x0: Batch, sequences: Tensor, num_blanks: int, seed: int, budget: SearchBudget
 ) -> tuple[Tensor, PositionMask, Tensor]:
-    """The queries for the nats of sequences with equally many blanks.
+    """The queries for the nats of sequences with the same number of blanks.
 
-    Each has the index of its sequence, its masked positions, and the weight of -log f at each position.
+    Each query is the index of its sequence, its masked positions, and the weight of -log f at each position.
     """
     masked, weight = _stages(x0.example[sequences], num_blanks, seed, budget)
     shape = (len(sequences), masked.shape[1])
@@ -182,7 +182,7 @@ def _queries(
 
 
 def _stages(example: Tensor, num_blanks: int, seed: int, budget: SearchBudget) -> tuple[Tensor, Tensor]:
-    """Which blanks are masked, and the weight of each blank's -log f then: both [B or 1, stages, blanks]."""
+    """Which blanks are masked at each stage, and the weight of each blank's -log f; both [B or 1, stages, blanks]."""
     if num_blanks <= budget.exact_up_to:
         subsets = torch.tensor([*itertools.product([False, True], repeat=num_blanks)][1:], device=example.device)
         masked = subsets.view(1, -1, num_blanks)

@@ -1,11 +1,11 @@
-"""Generation: prompts, sources and texts to rewrite become canvases; a sampler fills them; tokens become text.
+"""Generation: turns prompts, sources and texts to rewrite into canvases, samples them, and decodes the tokens.
 
-Several tasks share their forward passes: each is a state of the sampler (`samplers.base`) with noise and constraints of
-its own, so that its texts are the same alone and in company.
+Several tasks can share forward passes. Each is a sampler state (`samplers.base`) with its own noise and constraints, so
+its texts do not depend on the other tasks.
 
-A text that is longer than the model reads is rewritten in windows, from left to right: stretches of half a window, each
-in a window with as much text before as after it (at the ends of the text, more on the other side). Masked positions of
-earlier stretches are generated in it, those of later ones masked.
+A text longer than the model can read is rewritten in windows, from left to right. Each window generates a stretch of
+half its length, with equal context on both sides (at the ends of the text, more on the other side). In it, earlier
+stretches are already generated, and the positions that later ones will generate are masked.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from diffusionbert.samplers.config import SamplingRequest
 FALLBACK_LENGTH = 24
 """The length of a text if the model has no length histogram."""
 ATTEMPTS = 20
-"""To generate a text without forbidden words; the first nearly always succeeds."""
+"""Attempts to generate a text without forbidden words; the first nearly always succeeds."""
 USUAL_BLOCK = 32
-"""The block size that messages suggest."""
+"""The block size suggested in messages."""
 
 
 def generate(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[GeneratedText]:
-    """Yields the texts of a task, batch after batch; each depends on the seed and its number, not on the batch.
+    """Yields the texts of a task, batch by batch; each depends on the seed and its number, not on the batch.
 
-    The processes of a launch share the batches.
+    The processes of a distributed launch share the batches.
     """
     for [texts] in current().share(TaskPlan(engine, task, request).parts(), lambda part: _generate([part])):
         yield from texts
 
 
 def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRequest) -> list[list[GeneratedText]]:
-    """The texts of several tasks, which share forward passes; each has the texts that `generate` yields."""
+    """The texts of several tasks, generated with shared forward passes: the same texts that `generate` yields."""
     plans = [TaskPlan(engine, task, request) for task in tasks]
     found: list[list[GeneratedText]] = [[] for _ in tasks]
     parts = [(number, part) for number, plan in enumerate(plans) for part in plan.parts()]
@@ -71,7 +71,7 @@ def stream(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[Str
 
 
 def require_supported(engine: Engine, task: Task, request: SamplingRequest) -> None:
-    """Raises ValueError, before anything is generated, if the model cannot do a task."""
+    """Raises ValueError if the model cannot do a task, before anything is generated."""
     make_canvas(engine, replace(task, number=1), request)
     engine.sampler(request)
 
@@ -82,11 +82,11 @@ def make_canvas(engine: Engine, task: Task, request: SamplingRequest) -> Batch:
 
 
 def constrained_network(engine: Engine, task: Task, **rules: Any) -> Any:
-    """The network with the constraints of a task around it, and further rules of `Constrained`."""
+    """The network wrapped in the constraints of a task and in further rules for `Constrained`."""
     network: Any = engine.sampling_network
     if engine.masked_network is None:
         if task.include or task.forbid:
-            raise ValueError("`include` and `forbid` need a masked language model, which this is not; leave them out")
+            raise ValueError("`include` and `forbid` need a masked language model, and this is not one; leave them out")
         return network
     if rules:
         network = _constrained(engine, network, **rules)
@@ -111,20 +111,20 @@ def _constrained(engine: Engine, network: Network, **rules: Any) -> Constrained:
 @final
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Positions of a sequence that the model is shown at once, and which of them are generated."""
+    """The positions of a sequence that the model reads at once, and which of them are generated."""
 
     positions: Tensor
-    """[W], special tokens included."""
+    """The positions, [W], including special tokens."""
     is_generated: Tensor
-    """[W]"""
+    """Which of them are generated, [W]."""
 
     @property
     def generated(self) -> Tensor:
-        """The positions that are generated."""
+        """The generated positions."""
         return self.positions[self.is_generated]
 
     def of(self, canvas: Batch, tokens: Tensor, mask_id: int | None) -> Batch:
-        """This part of sequences, whose tokens are generated up to here; later ones are masked, if there is a mask."""
+        """This window of sequences generated so far; editable positions from here on are masked, given a `mask_id`."""
         positions, is_generated = (values.to(tokens.device) for values in (self.positions, self.is_generated))
         editable = canvas.editable[:, positions]
         shown = tokens[:, positions]
@@ -138,7 +138,7 @@ class _Window:
 @final
 @dataclass(frozen=True, eq=False)
 class SequenceRun:
-    """What samples some sequences of a task."""
+    """Everything needed to sample some sequences of a task."""
 
     sampler: Sampler
     context: Any
@@ -148,7 +148,7 @@ class SequenceRun:
 
 @final
 class TaskPlan:
-    """A task on a model: its text is encoded once, and everything that can be wrong with it is found at once."""
+    """A task on a model; its text is encoded and checked once, on construction."""
 
     def __init__(self, engine: Engine, task: Task, request: SamplingRequest) -> None:
         if (task.source is not None) != engine.paired:
@@ -162,7 +162,7 @@ class TaskPlan:
         self.engine, self.task, self.request = engine, task, request
         require_no_blanks(engine.vocabulary, task.suffix, "a suffix")
         if task.suffix and not engine.config.objective.generates_on_masks:
-            raise ValueError(f"a `suffix` needs a model that generates from {MASK}, which this is not; leave it out")
+            raise ValueError(f"this model does not generate from {MASK}, so it takes no `suffix`; leave it out")
         self.text = (
             EditedText.around(engine.vocabulary, given, task.suffix)
             if task.suffix
@@ -175,11 +175,11 @@ class TaskPlan:
         canvas = text.rewriting(task.strength, task.number, task.seed, task.forbid)
         if text.unknown:
             shown = ", ".join(map(repr, dict.fromkeys(text.unknown)))[:40]
-            logger.warning("kept as it is, because the vocabulary does not know it: %s in %r", shown, text.text[:40])
+            logger.warning("kept unchanged, because the vocabulary does not know it: %s in %r", shown, text.text[:40])
         return canvas
 
     def _blank(self) -> Batch:
-        """One masked sequence per text, after the prompt."""
+        """One sequence per text, masked after the prompt."""
         given, around = len(self.text.own), len(self.text.tokens) - len(self.text.own)
         if self.request.block is None and given and around + given + 1 > self.engine.max_positions:
             raise ValueError(
@@ -198,7 +198,7 @@ class TaskPlan:
         return replace(canvas, editable=canvas.attention_mask & (canvas.tokens == self.engine.vocabulary.mask_id))
 
     def _require_space(self, positions: int) -> None:
-        """Raises ValueError if sequences of so many positions cannot be generated, before they take memory."""
+        """Raises ValueError if sequences of this length cannot be generated, before they take memory."""
         if self.request.block is None:
             what = "the text" if self.task.source is None else "source and text together"
             self.engine.require_positions(positions, f"{what} would have", f"ask for fewer{self._longer()}")
@@ -206,7 +206,7 @@ class TaskPlan:
             self.engine.require_positions(positions, "with words to include, the text would have", "ask for fewer")
 
     def _longer(self) -> str:
-        """How to get a longer text, where there is a way."""
+        """How to get a longer text, if there is a way."""
         if self.task.include or not self.engine.config.objective.generates_on_masks:
             return ""
         block = min(USUAL_BLOCK, self.engine.max_positions - 2)
@@ -214,7 +214,7 @@ class TaskPlan:
 
     @cached_property
     def windows(self) -> list[_Window | None]:
-        """The windows of a text to rewrite, from left to right; a single None where the model reads the whole text."""
+        """The windows of a text to rewrite, from left to right; a single None if the model can read the whole text."""
         own, around = self.text.own, len(self.text.tokens) - len(self.text.own)
         room = self.engine.max_positions - around
         if self.task.rewrite is None or len(own) <= room:
@@ -240,7 +240,7 @@ class TaskPlan:
 
     @cached_property
     def _network(self) -> Any:
-        """The network with the task's constraints: no word piece continues a word of the given text."""
+        """The network with the task's constraints, so that no generated token continues a word of the given text."""
         if self.engine.masked_network is None:
             return constrained_network(self.engine, self.task)
         if self.task.rewrite is not None:
@@ -255,7 +255,7 @@ class TaskPlan:
         return constrained_network(self.engine, self.task, included=[prompt])
 
     def parts(self) -> Iterator[_Part]:
-        """The sequences of the task, at most as many as one batch has, and with equally many masked positions."""
+        """The sequences of the task in batches, grouped by their number of masked positions."""
         counts = self.canvas.editable.sum(dim=1) if self.task.rewrite is not None else torch.zeros(self.task.number)
         at_once = self.engine.sequences_at_once(self.canvas.tokens.shape[1])
         for start in range(0, self.task.number, at_once):
@@ -264,13 +264,13 @@ class TaskPlan:
             yield _Part(self, groups)
 
     def run(self, canvas: Batch, seed: int, number: int = 0, tokens: Tensor | None = None) -> SequenceRun:
-        """How sequences of the task, equally many positions of which are masked, are sampled.
+        """Prepares sampling of sequences that have the same number of masked positions.
 
         Args:
             canvas: The sequences.
-            seed: Of the noise.
-            number: The window.
-            tokens: What has been generated before it.
+            seed: The seed of the noise.
+            number: The index of the window.
+            tokens: The tokens generated so far.
         """
         start_time = 1.0
         if self.task.rewrite is not None:  # time-conditioned networks start at the masked fraction
@@ -294,7 +294,7 @@ class TaskPlan:
         return rendered, len(text.own)
 
     def canvas_text(self, number: int) -> EditedText:
-        """The given text, with the positions that a sequence has after a prompt."""
+        """The given text, with the generated positions of this sequence after a prompt."""
         if self.task.rewrite is not None:
             return self.text
         return self.text.continued(int(self.canvas.editable[number].sum()))
@@ -311,7 +311,7 @@ class TaskPlan:
 @final
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some sequences of a task, by number, in groups with equally many masked positions."""
+    """Some sequences of a task, by number, grouped by their number of masked positions."""
 
     plan: TaskPlan
     groups: list[Tensor]
@@ -323,7 +323,7 @@ class _Part:
 
 
 def _batches(engine: Engine, parts: Iterable[tuple[int, _Part]]) -> Iterator[list[tuple[int, _Part]]]:
-    """Parts of several tasks, at most as many sequences at a time as one batch has."""
+    """Batches of parts of several tasks, each with at most as many sequences as are generated at once."""
     batch: list[tuple[int, _Part]] = []
     for number, part in parts:
         together = [*batch, (number, part)]
@@ -337,14 +337,15 @@ def _batches(engine: Engine, parts: Iterable[tuple[int, _Part]]) -> Iterator[lis
 
 
 def attempt_seed(seed: int, attempt: int) -> int:
-    """The seed of a text that is generated again because it had a forbidden word."""
+    """The seed of a further attempt at a text that contained a forbidden word."""
     return seed + (attempt << 36)
 
 
 def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
-    """Generates all sequences of some parts, and those again whose text contains a forbidden word after all.
+    """Generates all sequences of some parts, and regenerates those whose text still contains a forbidden word.
 
-    Token sequences are forbidden, but at a high temperature a word may be spelled across punctuation (`& ##a`: `&a`).
+    Forbidden words are excluded as token sequences, but at a high temperature a word may be spelled across punctuation
+    (`& ##a`: `&a`).
     """
     found: list[dict[int, GeneratedText]] = [{} for _ in parts]
     for attempt in range(ATTEMPTS):
@@ -374,11 +375,11 @@ def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
 
 
 def _sampled(plans: Sequence[tuple[TaskPlan, int]], canvases: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
-    """The tokens and network calls of sequences of several plans, with seeds, window after window."""
+    """Samples sequences of several plans, window by window; returns their tokens and network calls."""
     found = [(canvas.tokens, torch.zeros_like(canvas.example)) for canvas in canvases]
     for number in range(max(len(plan.windows) for plan, _ in plans)):
         active = [index for index, (plan, _) in enumerate(plans) if number < len(plan.windows)]
-        # As for blocks, windows differ by seed, and the first keeps it.
+        # As with blocks, each window has its own seed, and the first window keeps the given one.
         seeds = [plans[index][1] + (number << 32) for index in active]
         runs = [
             plans[index][0].run(canvases[index], seed, number, found[index][0])
@@ -421,7 +422,7 @@ def _last_states(runs: Sequence[SequenceRun], seeds: Sequence[int]) -> list[Stat
 
 
 def _shared_answers(runs: Sequence[SequenceRun], queries: dict[int, Query]) -> Iterator[tuple[int, Tensor]]:
-    """The network's answers to several queries by one forward pass, each under the constraints of its own run."""
+    """Answers several queries with one forward pass, each under the constraints of its own run."""
     networks = {number: runs[number].network for number in queries}
     [network] = {unwrapped(one)[0] for one in networks.values()}
     answer = concatenate_queries(list(queries.values())).run(network)
@@ -446,7 +447,7 @@ def _require_length(shortest: int, given: int, prompt: str) -> None:
 
 
 def _lengths(engine: Engine, task: Task, given: int, most: int | None) -> list[int]:
-    """The length of each text, prompt included; `most` limits lengths that are not asked for."""
+    """The length of each text, including the prompt; `most` limits lengths that were not requested."""
     if task.max_new_tokens is not None:
         return [given + int(task.max_new_tokens)] * task.number
     histogram = engine.lengths_after(task.source)

@@ -1,7 +1,7 @@
 """Infilling: `[MASK]` is one token, `[BLANK]` any number of them; all blanks of a text are filled jointly.
 
-A text that is longer than the model reads is filled in windows, from left to right (`data.blanks`): the nats of its
-filling are the sum over windows, each given its own context.
+A text longer than the model can read is filled in windows, from left to right (`data.blanks`). The nats of its filling
+are the sum over windows, each given its own context.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from diffusionbert.reporting import logger, require_type
 from diffusionbert.storage.limits import Limit
 
 LONG_SEARCH = 60
-"""Tokens from which a search takes so long that it is announced."""
+"""The number of tokens from which a search is announced, because it takes long."""
 
 
 @final
@@ -56,19 +56,19 @@ def fill_together(
     seed: int = 0,
     capitalize: bool = False,
 ) -> list[list[Filling]]:
-    """The best joint fillings of each text that were found, best first.
+    """Finds the best joint fillings of each text, best first.
 
     Args:
         engine: A model that generates from `[MASK]`.
         texts: Texts with `[MASK]` for one token and `[BLANK]` for 1 to `max_blank_tokens` tokens.
         num_alternatives: The number of fillings per text; fewer are returned if fewer exist.
-        max_blank_tokens: The most tokens of a `[BLANK]`.
+        max_blank_tokens: The most tokens per `[BLANK]`.
         forbid: Words that must not be generated.
-        temperature: Of the random part of the search.
-        top_k: Searches among the k most probable tokens of a position; 0 or None keeps all.
-        top_p: Searches among the most probable tokens that together reach this probability.
-        seed: Of the random part of the search.
-        capitalize: Whether fillings of an uncased model get the capitals that are known, in `Filling.text`.
+        temperature: The temperature of the random part of the search.
+        top_k: Search only the k most probable tokens of each position; 0 or None keeps all.
+        top_p: Search only the most probable tokens that together reach this probability.
+        seed: The seed of the random part of the search.
+        capitalize: Whether to restore capitals in the fillings of an uncased model, in `Filling.text`.
     """
     for name, value in (("num_alternatives", num_alternatives), ("max_blank_tokens", max_blank_tokens)):
         if value < 1:
@@ -105,7 +105,7 @@ def fill_together(
 
 
 def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[TokenProbability]]:
-    """The most probable tokens of each `[MASK]`, each given the text with all blanks masked.
+    """The most probable tokens for each `[MASK]`, given the text with all blanks masked.
 
     Args:
         engine: A model that generates from `[MASK]`.
@@ -113,7 +113,7 @@ def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[
         top_k: The number of tokens per blank.
 
     Returns:
-        For each blank its tokens, among those that may stand there: where a word begins, none that continues one.
+        The tokens for each blank, restricted to those that fit there: no continuation token where a word begins.
     """
     require_type("top_k", top_k, int, "a whole number")
     given = _blanks(engine, text)
@@ -152,10 +152,10 @@ def _blanks(engine: Engine, text: str) -> Blanks:
 
 
 def _groups(engine: Engine, given: Blanks, max_blank_tokens: int) -> list[range]:
-    """The blanks that are filled jointly; raises ValueError if one alone is longer than the model reads."""
+    """Groups of blanks to fill jointly; raises ValueError if a single blank is longer than the model can read."""
     if BLANK in given.marks and max_blank_tokens > engine.max_length:
         raise ValueError(
-            f"`max_blank_tokens` must be <= {engine.max_length}, the most tokens that this model reads, got "
+            f"`max_blank_tokens` must be <= {engine.max_length}, the most tokens that this model can read, got "
             f"{max_blank_tokens}"
         )
     lengths = range(1, max_blank_tokens + 1) if BLANK in given.marks else range(1, 2)
@@ -174,7 +174,7 @@ def _groups(engine: Engine, given: Blanks, max_blank_tokens: int) -> list[range]
 def _canvases(
     engine: Engine, given: Blanks, group: range, candidate: _Candidate, max_blank_tokens: int
 ) -> list[BlankCanvas]:
-    """The sequence with these blanks editable, once per length of its `[BLANK]`s."""
+    """The sequence with these blanks editable, once per candidate length of its `[BLANK]`s."""
     widest = max_blank_tokens if BLANK in given.marks[group.start : group.stop] else 1
     return [
         given.canvas(gap, group, candidate.tokens, widest=widest, max_positions=engine.max_positions)
@@ -209,7 +209,7 @@ def _search(
     warper: LogitsWarper,
     seed: int,
 ) -> list[list[_Found]]:
-    """The best fillings of each sequence, which is given once per length of its `[BLANK]`s."""
+    """The best fillings of each sequence, given once per candidate length of its `[BLANK]`s."""
     vocabulary, size = engine.vocabulary, len(engine.statistics.allowed)
     found = fill_gaps(
         constrained_network(engine, Task(forbid=forbid)),

@@ -52,17 +52,17 @@ from diffusionbert.reporting import require_type
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """Which number a text's score is, and how precise."""
+    """Which quantity to compute as the score of a text, and how precisely."""
 
     budget: SentenceBudget = SentenceBudget()
     steps: int | str | None = None
-    """T for the T-step bound, "continuous" for the continuous-time bound; None is the latter where the model has it."""
+    """T for the T-step bound, "continuous" for the continuous-time bound; None is the latter if the model has it."""
     order: Order | None = None
-    """The exact likelihood in this order of generation, instead of a bound."""
+    """Compute the exact likelihood in this order of generation instead of a bound."""
     paired: bool = False
-    """Whether the texts share their noise and are compared with the first."""
+    """Whether the texts share their noise and are compared with the first text."""
     overlong: str = "window"
-    """What happens to texts that are longer than the model reads: one of `OVERLONG`."""
+    """What to do with texts longer than the model can read, one of `OVERLONG`."""
     tokens: bool = False
     """Whether to return the nats of each token."""
 
@@ -77,8 +77,8 @@ class ScoreSettings:
 
 
 OVERLONG = ("window", "skip", "error")
-"""What to do with texts that are longer than the model reads. Windows: the first has as many tokens as the model reads;
-each further one begins with half as many tokens that were scored before, as given context, and scores those after."""
+"""What to do with texts longer than the model can read. The first window has as many tokens as the model can read; in
+each further one, the first half are tokens already scored, given as context, and the tokens after them are scored."""
 
 
 def score(
@@ -88,17 +88,17 @@ def score(
     *,
     given: Sequence[str] | None = None,
 ) -> list[TextScore | None]:
-    """Scores texts, each to the same precision; a score depends on its own text and the settings alone.
+    """Scores texts, all to the same precision; a score depends only on its own text and the settings.
 
     Args:
         engine: A model with a likelihood or a bound on one.
         texts: One or more texts.
-        settings: Which number, and how precise.
-        given: What each text is conditional on: its source, if the model was trained on pairs, else the text before it,
-            of which as much is read as there is room for.
+        settings: Which quantity to compute, and how precisely.
+        given: What each text is conditional on: its source if the model was trained on pairs, otherwise the text before
+            it, as much of it as there is room for.
 
     Returns:
-        One score per text; None for those that are skipped.
+        One score per text; None for skipped texts.
     """
     settings = settings or ScoreSettings()
     quantity = scoring_quantity(engine, settings.steps)
@@ -132,7 +132,7 @@ def score(
 
 
 def scoring_quantity(engine: Engine, steps: int | str | None) -> ScoringQuantity:
-    """The bound for these steps; by default the continuous-time bound where there is one, else the model's own."""
+    """The bound for these steps; by default the continuous-time bound if there is one, otherwise the model's own."""
     objective = engine.config.objective
     if isinstance(steps, int):
         objective = objective.with_steps(steps)
@@ -149,7 +149,7 @@ def total_score(scores: Sequence[TextScore | None]) -> TotalScore:
     """The sum of scores of one quantity, with its interval over draws.
 
     Args:
-        scores: What `score` returned; None stands for a text that was skipped.
+        scores: The result of `score`; None stands for a skipped text.
 
     Returns:
         The total.
@@ -167,7 +167,7 @@ def total_score(scores: Sequence[TextScore | None]) -> TotalScore:
 
 
 class ScoreSums:
-    """Adds up scores of one quantity; its numbers and names are plain data, which can be stored and given back.
+    """Adds up scores of one quantity. Its state is plain data, which can be stored and restored.
 
     Args:
         numbers: The sums so far.
@@ -178,7 +178,7 @@ class ScoreSums:
         self._repeats = Counter[tuple[float, ...]]()
 
     def add(self, score: TextScore | None) -> None:
-        """Adds a score; None stands for a text that was skipped. Raises ValueError for one of another quantity."""
+        """Adds a score; None stands for a skipped text. Raises ValueError for a score of another quantity."""
         if score is None:
             self._increase(num_skipped=1)
             return
@@ -186,7 +186,7 @@ class ScoreSums:
         if self.numbers.setdefault("name", name) != name:
             raise ValueError(f"a total needs scores of one quantity, got {self.numbers['name'][1]}, {name[1]}")
         self.numbers["conditional_on"] = max(self.numbers.get("conditional_on", ""), score.conditional_on, key=len)
-        # Equal texts share their draws, so that their errors add up: n of them have n² times the variance of one.
+        # Equal texts share their draws, so their errors add up: n of them have n² times the variance of one.
         key, variance = (score.nats, score.num_tokens, score.standard_error), score.standard_error**2
         self._repeats[key] += 1
         now, before = self._repeats[key], self._repeats[key] - 1
@@ -233,14 +233,14 @@ class _Window:
     """A part of a text that the model reads at once."""
 
     tokens: tuple[int, ...]
-    """With special tokens."""
+    """The tokens, including special ones."""
     num_given: int
-    """Of its own tokens, so many are context, scored in the window before."""
+    """The number of leading text tokens that are context, not scored in this window."""
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """Windows in memory, whose noise is keyed by their own tokens, or that share the key of the first."""
+    """Windows in memory; their noise is keyed by their own tokens, or shared by all."""
 
     vocabulary: Vocabulary
     windows: tuple[_Window, ...]
@@ -252,7 +252,7 @@ class _Windows:
 
     @cached_property
     def _keys(self) -> list[int]:
-        """Of the noise of each window; computed once, because every round of draws makes batches anew."""
+        """The noise key of each window; computed once, because every round of draws makes new batches."""
         keys = [_key(window) for window in (self.windows[:1] if self.share_key else self.windows)]
         return keys * len(self.windows) if self.share_key else keys
 
@@ -271,7 +271,7 @@ def _key(window: _Window) -> int:
 def conditional_windows(
     engine: Engine, texts: Sequence[str], settings: ScoreSettings, given: Sequence[str]
 ) -> list[list[_Window]]:
-    """One window for each text and what it is conditional on, none if it is skipped."""
+    """One window for each text and what it is conditional on; none if the text is skipped."""
     require_texts(engine, texts, given if engine.paired else None)
     vocabulary, found = engine.vocabulary, list[list[_Window]]()
     for number, (before, text) in enumerate(zip(given, texts, strict=True), start=1):
@@ -297,7 +297,7 @@ def conditional_windows(
 
 
 def _windows(engine: Engine, texts: Sequence[str], settings: ScoreSettings) -> list[list[_Window]]:
-    """The windows of each text, none if it is skipped; raises ValueError for texts that cannot be scored."""
+    """The windows of each text, none if it is skipped; raises ValueError if a text cannot be scored."""
     require_texts(engine, texts)
     for text in texts:
         require_no_blanks(engine.vocabulary, text, "a scored text")
@@ -330,9 +330,9 @@ def _ordered(engine: Engine, rows: _Windows, order: Order) -> list[SentenceEstim
     """The exact nats of each window in an order of generation."""
     network = engine.masked_network
     if network is None or not engine.config.objective.generates_on_masks:
-        raise ValueError(f"an `order` needs a model that generates from {MASK}, which this is not; leave it out")
+        raise ValueError(f"this model does not generate from {MASK}, so it takes no `order`; leave it out")
     by_length = sorted(range(len(rows.windows)), key=lambda index: -int(rows.lengths[index]))
-    is_alone = order is Order.LEFT_TO_RIGHT and engine.device.type == "cpu"  # so that company does not even round
+    is_alone = order is Order.LEFT_TO_RIGHT and engine.device.type == "cpu"  # so that not even rounding can differ
     size = 1 if is_alone else engine.sequences_at_once(int(max(rows.lengths, default=1)))
 
     def estimates(group: list[int]) -> list[SentenceEstimate]:
@@ -412,18 +412,18 @@ def estimate_nats(
     protocol: Protocol = UNSPECIFIED_PROTOCOL,
     advance: Callable[[int], None] = lambda num_sentences: None,
 ) -> Estimate:
-    """Estimates the likelihood of texts, whose noise is keyed by their numbers: models draw the same for one list.
+    """Estimates the likelihood of texts. Noise is keyed by a text's index, so all models get the same draws for a list.
 
     Args:
         engine: The model.
         texts: One or more texts.
         budget: The precision and the most draws.
-        sources: The source of each, for a model trained on pairs.
+        sources: The source of each text, for a model trained on pairs.
         quantity: What to estimate; None is the model's own quantity.
-        given: Whether the interval is about these very texts, or about the language that they are a sample of.
-        length_histogram: Adds -log p(length) by this histogram.
-        protocol: What is known of how the number came about.
-        advance: Called with the number of texts done, once in each round.
+        given: Whether the interval is for exactly these texts (True) or for the language they were sampled from.
+        length_histogram: Adds -log p(length) according to this histogram.
+        protocol: The known parts of the evaluation protocol.
+        advance: Called once per round with the number of texts done.
     """
     return estimate_sequences(
         engine,
@@ -472,14 +472,14 @@ def require_texts(engine: Engine, texts: Sequence[str], sources: Sequence[str] |
 
 
 def require_positions(engine: Engine, texts: Sequence[str], lengths: Sequence[int]) -> None:
-    """Raises ValueError if the longest text has more positions than the model reads."""
+    """Raises ValueError if the longest text has more positions than the model can read."""
     longest = int(np.argmax(lengths))
     what = f"text {longest + 1} ({texts[longest][:40]!r} …) has"
     engine.require_positions(int(lengths[longest]), what, "split it, or leave it out")
 
 
 def encode_texts(engine: Engine, texts: Sequence[str], sources: Sequence[str] | None = None) -> Sentences:
-    """Encodes texts, with their sources, that the model reads at once; raises ValueError for others."""
+    """Encodes texts, with their sources; raises ValueError for texts that the model cannot read at once."""
     require_texts(engine, texts, sources)
     sentences = Sentences(engine.vocabulary, tuple(texts), None if sources is None else tuple(sources))
     if sources is None:
@@ -494,13 +494,13 @@ def encode_texts(engine: Engine, texts: Sequence[str], sources: Sequence[str] | 
 
 @torch.no_grad()
 def embed(engine: Engine, texts: Sequence[str]) -> Tensor:
-    """The mean of the last layer over each text's own tokens, [N, D]; a time-conditioned network is at time 0.
+    """The mean of the last layer over each text's own tokens, [N, D]; a time-conditioned network gets t = 0.
 
-    A text that is longer than the model reads is read in parts, each by itself.
+    A text longer than the model can read is split into parts, which are read separately.
     """
     network = engine.masked_network
     if network is None:
-        raise ValueError("embeddings need a masked language model, which this is not; use another model")
+        raise ValueError("embeddings need a masked language model, and this is not one; use another model")
     require_texts(engine, texts)
     vocabulary, parts = engine.vocabulary, list[tuple[int, list[int]]]()
     for number, sequence in enumerate(vocabulary.encode(texts)):

@@ -41,8 +41,8 @@ class Task:
 
     number: int = 1
     length: int | tuple[int, int] | None = None
-    """The number of tokens, or a range to draw it from; None draws from the length histogram of the training corpus,
-    of pairs whose source is about as long."""
+    """The number of tokens, or a range to draw it from; None draws it from the length histogram of the training corpus
+    (for pairs, of those whose source is about as long)."""
     prompt: str = ""
     source: str | None = None
     """The source text, for models trained on pairs."""
@@ -51,16 +51,16 @@ class Task:
     forbid: tuple[str, ...] = ()
     """Words that must not be generated; a prompt and a source may contain them, and `rewrite` replaces them."""
     rewrite: str | None = None
-    """A sentence of which a fraction is masked and generated again."""
+    """A sentence to rewrite: a fraction of its tokens is masked and generated again."""
     strength: float = 0.4
-    """That fraction."""
+    """The fraction of tokens to rewrite."""
     seed: int = 0
     max_new_tokens: int | None = None
-    """Tokens after the prompt, in place of `length`."""
+    """The number of tokens after the prompt, as an alternative to `length`."""
     capitalize: bool = False
-    """Whether generated text of an uncased model gets the capitals that are known."""
+    """Whether to restore capitals in the generated text of an uncased model."""
     suffix: str = ""
-    """The text after what is generated, a part of `length`."""
+    """The text that follows the generated part; it counts toward `length`."""
 
     def __post_init__(self) -> None:
         self._require_kinds()
@@ -80,7 +80,7 @@ class Task:
                 "seeds"
             )
         if self.suffix and (self.source is not None or self.rewrite is not None):
-            raise ValueError("a `suffix` goes with a prompt alone; leave it out")
+            raise ValueError("a `suffix` goes only with a prompt, not with `source` or `rewrite`; leave it out")
         if self.rewrite is not None and (self.prompt or self.source or self.length):
             raise ValueError("a rewritten text keeps its own length and words; leave out length, prompt and source")
         both = {word.lower() for word in self.include} & {word.lower() for word in self.forbid}
@@ -115,7 +115,7 @@ class GeneratedText:
     """The number of network calls for it."""
     seed: int
     kept: tuple[str, ...] = ()
-    """Parts of a rewritten text that the vocabulary does not know, such as emoji: they stay as they are."""
+    """Parts of a rewritten text that were left unchanged because the vocabulary does not know them, such as emoji."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class StreamState:
     time: float
     calls: int
     pieces: tuple[str | None, ...]
-    """The tokens as the tokenizer spells them; None where a position is masked."""
+    """The tokens as the tokenizer spells them; None at masked positions."""
     text: str
     """The text so far, with `[MASK]` for each token that is still masked."""
     tokens: tuple[int, ...] = ()
@@ -140,9 +140,9 @@ class Filling:
     fillings: tuple[str, ...]
     """The text of each blank, from left to right, as the vocabulary spells it."""
     nats: float
-    """The NELBO of the fillings, and of their lengths where these are not given."""
+    """The NELBO of the fillings, and of their lengths if these are not given."""
     conditional_on: str
-    """What the probability is conditional on: "context, lengths", or "context" where the text has a `[BLANK]`."""
+    """What the probability is conditional on: "context, lengths", or "context" if the text has a `[BLANK]`."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ class Option:
     probability: float
     """p(option | text around it), normalized over the options."""
     nats: float
-    """-log p(tokens of the option | text around it, their number), exact in the order of the choice."""
+    """-log p(tokens of the option | text around it, number of tokens), exact in the chosen order of generation."""
     length_nats: float
-    """-log p(their number | text around it), by the prior over lengths, normalized over the options' lengths."""
+    """-log p(number of tokens | text around it) under the prior, normalized over the options' lengths."""
     num_tokens: int
     num_unknown: int = 0
     """The number of [UNK] tokens, each of which stands for arbitrary text."""
@@ -167,7 +167,7 @@ class Choice:
 
     text: str
     options: tuple[Option, ...]
-    """In the given order."""
+    """The options in the given order."""
     order: str
     prior: str
     kind: Likelihood = Likelihood.EXACT
@@ -194,40 +194,40 @@ class TokenProbability:
 
 @dataclass(frozen=True)
 class TextScore:
-    """The score of a text: one estimate, whose tokens add up to it."""
+    """The score of a text; the nats of its tokens add up to it."""
 
     text: str
     nats: float
     """-log p(text), or a bound on it: see `kind`, `quantity` and `conditional_on`."""
     ci95: tuple[float, float]
-    """The 95 % interval of `nats` over draws; its ends are equal where nothing is drawn."""
+    """The 95 % interval of `nats` over draws; its ends are equal if nothing is drawn."""
     nats_per_token: float
     perplexity_per_token: float
     perplexity_per_word: float
     bits_per_byte: float
     kind: Likelihood
-    """Exact, bound or pseudo; kinds do not compare."""
+    """Exact, bound or pseudo; scores of different kinds are not comparable."""
     quantity: str
-    """Which number it is, such as "continuous-time bound"; quantities do not compare."""
+    """The quantity computed, such as "continuous-time bound"; different quantities are not comparable."""
     conditional_on: str
     """What the probability is conditional on, such as "length"."""
     num_tokens: int
     num_words: int
     num_bytes: int
     num_draws: int
-    """How many sequences the network computed for it."""
+    """The number of sequences evaluated by the network."""
     precision_reached: bool
     standard_error: float
-    """Of `nats`, over draws."""
+    """The standard error of `nats` over draws."""
     degrees_of_freedom: float
-    """Of the standard error; infinite where nothing is drawn."""
+    """The degrees of freedom of the standard error; infinite if nothing is drawn."""
     protocol: Protocol = field(repr=False)
     num_unknown: int = 0
     """The number of [UNK] tokens. Each stands for arbitrary text, so scores with any are not comparable."""
     tokens: tuple[tuple[str, float], ...] | None = None
-    """Each token and its nats, if asked for."""
+    """Each token and its nats, if requested."""
     difference: Difference | None = None
-    """To the first text, where texts are compared."""
+    """The difference to the first text, if texts are compared."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score as plain data."""
@@ -241,7 +241,7 @@ class TotalScore:
 
     nats: float
     ci95: tuple[float, float]
-    """The 95 % interval over draws, the texts being given."""
+    """The 95 % interval over draws, for exactly these texts."""
     nats_per_token: float
     perplexity_per_token: float
     perplexity_per_word: float
@@ -251,9 +251,9 @@ class TotalScore:
     conditional_on: str
     num_texts: int
     num_skipped: int
-    """Texts that are too long for the model and not part of the total."""
+    """Texts left out of the total because they are too long for the model."""
     num_imprecise: int
-    """Texts whose precision was not reached."""
+    """Texts that did not reach the requested precision."""
     num_tokens: int
     num_words: int
     num_bytes: int
@@ -266,7 +266,7 @@ class TotalScore:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: infinite numbers as None."""
+    """A value in the form of JSON, with None for infinite numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return to_json(value) if isinstance(value, Difference) else value

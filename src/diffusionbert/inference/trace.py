@@ -1,8 +1,8 @@
-"""Every state of one text during sampling, with its step map: which step unmasked each token, how probable it was, and
-which other tokens were.
+"""Traces every state of one text during sampling, with its step map: which step unmasked each token, the token's
+probability, and the most probable alternatives.
 
-A canvas can also be given by its tokens: masked positions are generated, all others kept. The states of a text are
-those that `generate.generate` goes through, one sequence at a time.
+A canvas can also be given by its tokens: masked positions are generated, all others are kept. The states are those that
+`generate.generate` goes through, one sequence at a time.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from diffusionbert.samplers.config import SamplingRequest
 @final
 @dataclass(frozen=True)
 class TracedToken:
-    """A position of a state: its token, and how it came about."""
+    """A position of a state: its token, and how the token was generated."""
 
     id: int | None
-    """None while it is masked."""
+    """The token id; None while it is masked."""
     text: str | None
-    """As the tokenizer spells it, with `##` where it continues a word."""
+    """The token as the tokenizer spells it, with `##` if it continues a word."""
     is_given: bool
     span: tuple[int, int] = (0, 0)
     """Its characters in the text of the state."""
     step: int | None = None
     """The number of the state in which it appeared."""
     probability: float | None = None
-    """f(token | the state before), under the constraints of the task."""
+    """f(token | previous state), under the constraints of the task."""
     alternatives: tuple[TokenProbability, ...] = ()
-    """The most probable tokens then, itself among them."""
+    """The most probable tokens at that step, possibly including this one."""
 
 
 @final
@@ -55,10 +55,10 @@ class Traceable:
     Args:
         engine: The model.
         text: Its text, with a position for each token.
-        run: How it is sampled.
-        seed: Of its noise.
+        run: The sampler, network and canvas.
+        seed: The seed of its noise.
         generated: Which positions are rendered as generated; others keep the characters of the text.
-        task: What it is for: forbidden words, capitals, the given prompt.
+        task: The task, for its forbidden words, capitals and prompt.
     """
 
     engine: Engine
@@ -70,30 +70,30 @@ class Traceable:
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether a token that is unmasked is never changed again, so that it is final."""
+        """Whether a token is final once it is unmasked."""
         return self.run.sampler.keeps_tokens(self.run.context)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class TracedState:
-    """A state of one text; what is shown of it is computed when it is asked for."""
+    """A state of one text; its text and tokens are computed on access."""
 
     sequence: Traceable
     step: int
     time: float
     calls: int
     ids: Tensor
-    """The whole sequence, special tokens included."""
+    """The whole sequence, including special tokens."""
     traced: tuple[TracedToken, ...]
     """The text's own tokens, without spans."""
     done: bool
     attempt: int = 0
-    """How often the text was generated before, because it had a forbidden word."""
+    """The number of earlier attempts, discarded because of a forbidden word."""
 
     @cached_property
     def text(self) -> str:
-        """With `[MASK]` for each token that is masked."""
+        """The text, with `[MASK]` for each masked token."""
         sequence = self.sequence
         return sequence.text.render(self.ids, sequence.generated, capitalize=sequence.task.capitalize)
 
@@ -105,7 +105,7 @@ class TracedState:
 
     @property
     def is_final(self) -> bool:
-        """Whether this is the last state, and its text has no forbidden word: else the text is generated again."""
+        """Whether this is the last state and its text has no forbidden word; otherwise the text is generated again."""
         task = self.sequence.task
         return self.done and not any(has_word(self.text, word, given=len(task.prompt)) for word in task.forbid)
 
@@ -138,20 +138,20 @@ def traceable_canvas(
 
     Args:
         engine: A model that generates from `[MASK]`.
-        tokens: Of the text, without special tokens; None is masked and generated.
+        tokens: The tokens of the text, without special tokens; None is masked and generated.
         request: The sampler and its settings.
-        text: The text whose tokens these are, so that what is kept keeps its characters, too.
+        text: The text these tokens encode, so that kept tokens keep their characters, too.
         free: Which of the given tokens `strength` may mask.
-        strength: The fraction of free tokens that is masked as well, drawn with the seed.
+        strength: The fraction of free tokens to mask as well, chosen by the seed.
         seed: The same seed gives the same text.
-        number: Texts of one seed differ by their number.
+        number: Different numbers give different texts for the same seed.
         forbid: Words that must not be generated.
         capitalize: Whether generated text is capitalized.
     """
     vocabulary = engine.vocabulary
     engine.require_single_texts("edit")
     if not engine.config.objective.generates_on_masks:
-        raise ValueError(f"a canvas needs a model that generates from {MASK}, which this is not; use another model")
+        raise ValueError(f"this model does not generate from {MASK}, so it cannot fill a canvas; use another model")
     edited = _edited(engine, tokens, text)
     is_masked = [token is None for token in tokens]
     if strength:
@@ -174,7 +174,7 @@ def traceable_canvas(
 
 
 def _edited(engine: Engine, tokens: Sequence[int | None], text: str | None) -> EditedText:
-    """The text of a canvas; raises ValueError if its tokens are not those of the text."""
+    """The text of a canvas; raises ValueError if the tokens do not match the text."""
     vocabulary = engine.vocabulary
     if wrong := [token for token in tokens if token is not None and not _is_allowed(vocabulary, token)]:
         raise ValueError(f"token ids must be those of the tokenizer, without special ones, got {wrong[0]}")
@@ -209,7 +209,7 @@ def _masked_too(is_masked: Sequence[bool], free: Sequence[bool], strength: float
 
 
 def positions_in(text: EditedText, spans: Sequence[tuple[int, int]]) -> list[bool]:
-    """Which of a text's own tokens have characters in these spans; whole words, as far as the vocabulary knows them."""
+    """Which of a text's own tokens have characters in these spans; whole words, if the vocabulary knows them."""
     wanted = {
         position
         for word in text.words
@@ -257,7 +257,7 @@ def trace(sequence: Traceable, num_alternatives: int = 0) -> Iterator[TracedStat
 def trace_task(
     engine: Engine, task: Task, request: SamplingRequest, number: int = 0, num_alternatives: int = 0
 ) -> Iterator[TracedState]:
-    """Yields every state of the number-th text of a task; again from noise if it has a forbidden word after all."""
+    """Yields every state of the number-th text of a task, starting over from noise if it has a forbidden word."""
     for attempt in range(ATTEMPTS):
         for state in trace(traceable(engine, task, request, number, attempt), num_alternatives):
             yield replace(state, attempt=attempt)
@@ -268,7 +268,7 @@ def trace_task(
 
 
 class _Recorder:
-    """A network that remembers its last answer at each position of its one sequence."""
+    """A network that remembers its last output at each position of its one sequence."""
 
     def __init__(self, network: Any) -> None:
         self._network = network
@@ -280,13 +280,13 @@ class _Recorder:
         return answer
 
     def read(self, tokens: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """As `CausalNetwork.read`."""
+        """Like `CausalNetwork.read`."""
         answer, cache = self._network.read(tokens, cache)
         self._answers[cache.num_read] = answer[0]
         return answer, cache
 
     def at(self, position: int, token: int, number: int) -> tuple[float | None, list[tuple[int, float]]]:
-        """The probability of a token in the last answer at a position, and the most probable tokens."""
+        """The probability of a token in the last output at a position, and the most probable tokens."""
         answer = self._answers.get(position)
         if answer is None:
             return None, []
@@ -298,9 +298,9 @@ class _Recorder:
 
 
 def aligned(pieces: Sequence[str | None], text: str) -> list[tuple[int, int]]:
-    """The characters of tokens, in their order, in the text that they were decoded to; None is `[MASK]`.
+    """The span of each token in the decoded text, in order; None stands for `[MASK]`.
 
-    A token that cannot be found, such as a part of a character, has none: its span is empty.
+    A token that cannot be found, such as a part of a character, has an empty span.
     """
     plain, at, spans = "".join(map(_plain, text)), 0, []
     for piece in pieces:
@@ -323,6 +323,6 @@ def _columns(pairs: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]
 
 
 def _plain(character: str) -> str:
-    """A character as an uncased vocabulary may spell it: lower-case, without accents; always one character."""
+    """A character as an uncased vocabulary may spell it: lower-case and without accents; always one character."""
     lowered = unicodedata.normalize("NFD", character.lower())[:1]
     return lowered or character
