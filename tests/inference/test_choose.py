@@ -158,7 +158,7 @@ def test_what_cannot_be_chosen_is_refused(text, options, settings, message):
 @pytest.mark.slow
 def test_models_that_do_not_generate_from_masks_are_refused():
     for kind in ("decoder", "uniform", "vectors"):
-        with pytest.raises(ValueError, match=r"generates from \[MASK\]"):
+        with pytest.raises(ValueError, match=r"not generate from \[MASK\]"):
             model_of(kind).choose(TEXT, OPTIONS)
 
 

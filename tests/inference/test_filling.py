@@ -692,7 +692,7 @@ def test_word_boundaries_restrict_the_fillings_but_not_their_nats(alternatives):
 def test_inconsistent_gaps_are_rejected():
     context = torch.tensor([[0, 2]])
     assert fill_gaps(ByLength(), [], 3, 1, seed=0) == []
-    with pytest.raises(ValueError, match="must not contain empty ones; give one gap per candidate length"):
+    with pytest.raises(ValueError, match="a request must not be empty; give one gap per candidate length"):
         fill_gaps(ByLength(), [[gap(context, 1)], []], 3, 1, seed=0)
     with pytest.raises(ValueError, match="a gap must have one sequence; give each sentence as a request of its own"):
         fill_gaps(ByLength(), [[gap(context.expand(2, -1), 1)]], 3, 1, seed=0)

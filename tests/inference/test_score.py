@@ -89,7 +89,7 @@ def test_fewer_steps_have_a_looser_bound():
         ("linear", {"steps": 4, "order": "entropy"}, "at most one of `order` and `steps`"),
         ("linear", {"order": "random"}, "left-to-right, confidence, entropy"),
         ("decoder", {"order": "entropy"}, "from left to right"),
-        ("uniform", {"order": "entropy"}, "generates from"),
+        ("uniform", {"order": "entropy"}, "does not generate from"),
         ("linear", {"overlong": "cut"}, "window, skip, error"),
         ("linear", {"max_draws": 0}, "max_draws"),
     ],

@@ -135,7 +135,7 @@ def test_a_suffix_conditions_what_is_generated():
 
 
 def test_a_suffix_needs_a_model_on_masks():
-    for kind, message in (("decoder", "generates from"), ("vectors", "generates from")):
+    for kind, message in (("decoder", "does not generate from"), ("vectors", "does not generate from")):
         with pytest.raises(ValueError, match=message):
             next(generate(model_of(kind).engine, Task(prompt="a", suffix="b", max_new_tokens=2), requested()))
     with pytest.raises(ValueError, match="goes only with a prompt"):
