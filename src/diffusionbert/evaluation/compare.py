@@ -1,11 +1,11 @@
-"""Several evaluation results in one table, without comparing what is not comparable.
+"""Compares several evaluation results in one table, and only numbers that are comparable.
 
 A likelihood column holds one kind (exact, bound or pseudo), one quantity and one name (continuous, grid, …). Systems
 are compared on the sentences that all of them scored, by a paired bootstrap over sentences (Efron 1979; see
-`intervals`); samples are not paired, so BLEU is resampled for each system by itself. Where vocabularies differ,
+`intervals`); samples are not paired, so BLEU is resampled separately for each system. If vocabularies differ,
 likelihoods are given per word. A column whose numbers were obtained under different protocols is shown but not ranked,
-and a warning says why. Trainings that differ in their seed alone can be merged into one system, whose differences then
-include the spread over seeds. This module depends on evaluation results, not on models.
+and a warning says why. Training runs that differ only in their seed can be merged into one system, whose differences
+then include the spread over seeds. This module depends on evaluation results, not on models.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from diffusionbert.training.log import ModelDescription
 from diffusionbert.training.run_folder import RunFolder
 
 LEVEL = 0.05
-"""Below this p-value a difference is called significant."""
+"""A difference is called significant if its p-value is below this."""
 _RATES = {
     Unit.TOKEN: ("perplexity_per_token", 2),
     Unit.WORD: ("perplexity_per_word", 1),
     Unit.BYTE: ("bits_per_byte", 3),
 }
-"""The field of `LikelihoodRates` that is shown for each unit, and its digits."""
+"""The field of `LikelihoodRates` shown for each unit, and its number of digits."""
 _BEST = (
     f"the best, and what does not differ from it with p < {LEVEL:.2f}; no mark where nothing differs. Likelihoods by "
     "paired bootstrap over sentences, BLEU by bootstrap over the samples of each system; p-values are not corrected "
@@ -84,17 +84,17 @@ class _Quantity(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class _System:
-    """One result under a name that no other has."""
+    """One result, or several merged ones, under a unique name."""
 
     name: str
     result: EvaluationResult
     scores: dict[str, Scores]
-    """On the sentences that all systems scored, if they scored the same corpus; means over the trainings."""
+    """Scores on the sentences that all systems scored, if on the same corpus; means over merged training runs."""
     folders: tuple[Path, ...]
     trainings: tuple[dict[str, Scores], ...] = ()
-    """The scores of each training of a merged system."""
+    """The scores of each training run of a merged system."""
     provenance: tuple[dict[str, object], ...] = ()
-    """Hashes of code, data and weights of each training."""
+    """Hashes of the code, data and weights of each training run."""
 
     @property
     def num_seeds(self) -> int:
@@ -118,12 +118,12 @@ def compare(
     """Compares evaluation results in one table.
 
     Args:
-        results: Results, or folders that `evaluate` wrote (a run folder will do).
-        unit: The unit of likelihoods; by default tokens if all vocabularies agree, else words.
-        names: Names of the systems; by default those of folders, and of models for results.
-        reference: The name of the system from which differences are given; by default the best of each column.
-        quantity: Shows this likelihood alone, by its name (grid, continuous, exact, …).
-        merge_seeds: Merges trainings that differ in their seed alone into one system.
+        results: Results, or folders written by `evaluate` (a run directory works, too).
+        unit: The unit of likelihoods; by default tokens if all vocabularies agree, otherwise words.
+        names: Names of the systems; by default the names of the folders, or of the models for results.
+        reference: The name of the system to compare the others with; by default the best of each column.
+        quantity: The name of the only likelihood to show (grid, continuous, exact, …).
+        merge_seeds: Merge training runs that differ only in their seed into one system.
 
     Returns:
         The table, with the differences in each ranked column.
@@ -156,7 +156,7 @@ def _systems(results: Sequence[EvaluationResult | str | Path], names: Sequence[s
     folders = [None if isinstance(one, EvaluationResult) else _folder(Path(one)) for one in results]
     loaded = [one if isinstance(one, EvaluationResult) else EvaluationResult.load(one) for one in results]
     if names is None:
-        # An `evaluation` folder is called by what it is in.
+        # An `evaluation` folder takes the name of its parent.
         paths = [folder.parent if folder.name == "evaluation" else folder for folder in folders if folder is not None]
         by_path = iter(shortest_names(paths))
         names = [one.name if folder is None else next(by_path) for one, folder in zip(loaded, folders, strict=True)]
@@ -170,7 +170,7 @@ def _systems(results: Sequence[EvaluationResult | str | Path], names: Sequence[s
 
 
 def _provenance(result: EvaluationResult) -> dict[str, object]:
-    """Which code, text and weights a result is of, and the seeds."""
+    """The code, text, weights and seeds behind a result."""
     return {
         "code": asdict(result.code),
         "data_sha256": result.data.sha256,
@@ -191,7 +191,7 @@ def _folder(folder: Path) -> Path:
 
 
 def shortest_names(paths: Sequence[Path]) -> list[str]:
-    """Names of paths: as many of their last parts as tell them apart."""
+    """Names for paths: as many of their last parts as it takes to tell them apart."""
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ValueError(f"{str(twice)!r} was given twice; give each once")
@@ -203,7 +203,7 @@ def shortest_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _on_common_sentences(systems: list[_System]) -> list[_System]:
-    """The systems on the sentences that all of them scored."""
+    """The systems, restricted to the sentences that all of them scored."""
     every = [set(scores.example.tolist()) for scores in _first_scores(systems)]
     common = torch.tensor(sorted(set.intersection(*every)) if every else [], dtype=torch.long)
     if every and len(common) < 2:
@@ -220,11 +220,11 @@ def _on_common_sentences(systems: list[_System]) -> list[_System]:
 
 
 def _merged(systems: list[_System]) -> list[_System]:
-    """The systems, with trainings that differ in their seed alone as one."""
+    """The systems, with training runs that differ only in their seed merged into one."""
     groups: dict[object, list[_System]] = {}
     for number, system in enumerate(systems):
         model = system.result.model
-        # The step of the best validation, and so the tokens up to it, may differ between seeds.
+        # The step with the best validation loss, and thus the tokens up to it, may differ between seeds.
         same = replace(model, seed=None, tokens_seen=None, epochs=None)
         sampling = system.result.generation and system.result.generation.sampling
         key = number if model.seed is None else repr((same, sampling, system.result.seed, [*system.scores]))
@@ -233,7 +233,7 @@ def _merged(systems: list[_System]) -> list[_System]:
 
 
 def _as_one(group: list[_System]) -> _System:
-    """A system of several trainings: the mean nats of each sentence, the samples of all."""
+    """One system from several training runs: the mean nats of each sentence, and all samples."""
     seeds = [system.result.model.seed for system in group]
     if len({*seeds}) < len(seeds):
         twice = next(system.name for system in group if seeds.count(system.result.model.seed) > 1)
@@ -267,7 +267,7 @@ def _as_one(group: list[_System]) -> _System:
 
 
 def _mean_metrics(texts: list[TextMetrics]) -> TextMetrics:
-    """The mean of figures that are plain numbers."""
+    """The mean of all figures that are plain numbers."""
 
     def mean(values: list[Any]) -> Any:
         if isinstance(values[0], tuple):
@@ -287,10 +287,9 @@ def _first_scores(systems: Sequence[_System]) -> list[Scores]:
 
 
 Test = Callable[[_System, _System], tuple[Difference, str] | None]
-"""The difference between two systems, the second minus the first, and whether they share their noise; None if it is
-undefined."""
+"""The difference between two systems, second minus first, and whether they share their noise; None if undefined."""
 Figures = Sequence[PointEstimate | float | None]
-"""A figure of each system; None where it was not measured."""
+"""One figure per system; None if it was not measured."""
 
 
 @final
@@ -313,7 +312,7 @@ class _Columns:
     # ---- what was trained -------------------------------------------------------------------------------------------
 
     def add_descriptions(self) -> None:
-        """What each model is and how it was trained, as far as its result says so."""
+        """What each model is and how it was trained, if its result says so."""
         models = [system.result.model for system in self.systems]
         texts: dict[str, Callable[[ModelDescription], str | None]] = {
             "objective": lambda model: _objective_label(model.objective),
@@ -350,7 +349,7 @@ class _Columns:
     # ---- likelihoods ------------------------------------------------------------------------------------------------
 
     def add_likelihoods(self, chosen: str | None) -> None:
-        """One column for each kind, quantity and name."""
+        """Adds one column for each kind, quantity and name."""
         without = {
             system.name: (self._note("; ".join(system.result.notes) or "no likelihood"),)
             for system in self.systems
@@ -401,7 +400,7 @@ class _Columns:
 
     def _likelihood(self, system: _System, quantity: _Quantity) -> Cell:
         summary, common = system.likelihoods[quantity], system.scores[quantity.name]
-        # Others did not score all sentences that this one did, or the scores are means.
+        # The stored rates do not apply if only some of the sentences are compared, or if the scores are means.
         is_other = len(common) < summary.num_sentences or system.num_seeds > 1
         rates = LikelihoodRates.of(common.rates()) if is_other else summary.rates
         return _cell(getattr(rates, _RATES[self.unit][0]))
@@ -420,7 +419,7 @@ class _Columns:
     # ---- samples ----------------------------------------------------------------------------------------------------
 
     def add_texts(self) -> None:
-        """BLEU and diversity, and what judges say."""
+        """Adds BLEU, diversity and the judges' figures."""
         found, neither = self.generations, Direction.NEITHER
         own, real = [one and one.samples for one in found], [one and one.real for one in found]
         obstacles = [] if self.is_same_text else ["the texts differ"]
@@ -430,7 +429,7 @@ class _Columns:
         figures: dict[Column, Callable[[TextMetrics], PointEstimate | float | None]] = {
             Column("bleu4", "BLEU-4", Direction.HIGHER, 3, "BLEU-4"): lambda texts: texts.bleu4,
             Column("self_bleu4", "self-BLEU-4", Direction.LOWER, 3, "self-BLEU-4"): lambda texts: texts.self_bleu4,
-            # Neither high nor low is good in what follows: it is to be compared with real sentences.
+            # Of the following, neither high nor low is good: compare them with real sentences.
             Column("distinct_2", "distinct-2", neither, 3): lambda texts: texts.distinct[1],
             Column("token_entropy", "word entropy", neither, 2): lambda texts: texts.entropy_per_text,
         }
@@ -440,7 +439,7 @@ class _Columns:
         judgments = [one and one.judge for one in found]
         for name in sorted({one.name for one in judgments if one is not None}):
             judged = [one if one is not None and one.name == name else None for one in judgments]
-            # Dull text has a low perplexity, so it is shown with its entropy and not ranked.
+            # Dull text has a low perplexity, too, so it is shown with the entropy and not ranked.
             self._add_figures(
                 Column(f"judge.{name}", f"perplexity under {name}", neither, 1),
                 [one and PointEstimate(one.samples.perplexity, one.samples.ci95) for one in judged],
@@ -459,7 +458,7 @@ class _Columns:
             self._add_figures(column, [one and one.value for one in mauve], obstacles=[*obstacles, *more])
 
     def _add_answers(self, obstacles: list[str]) -> None:
-        """BLEU against own targets and exact matches, of models trained on pairs."""
+        """Adds BLEU against each answer's own target and exact matches, for models trained on pairs."""
         answers = [one and one.answers for one in self.generations]
         known = [one for one in answers if one is not None]
         if not known:
@@ -476,7 +475,7 @@ class _Columns:
         self._add_figures(matches, [one and one.exact_match for one in answers], obstacles=more)
 
     def add_costs(self) -> None:
-        """The cost of a sample."""
+        """Adds the cost per sample."""
         speeds = [one and one.speed for one in self.generations]
         is_one_machine = len({(one.device, one.batch) for one in speeds if one is not None}) <= 1
         self._add_figures(
@@ -492,13 +491,13 @@ class _Columns:
     def _add_figures(
         self, column: Column, own: Figures, real: Figures = (), obstacles: Sequence[str] = (), test: Test | None = None
     ) -> None:
-        """Adds a figure of generated text, and that of real sentences if all systems agree on it."""
+        """Adds a figure of generated text, and the figure of real sentences if all systems agree on it."""
         self._add(column, [_cell(one) for one in own], obstacles, test)
         agreed = {_cell(one).value for one in real} - {None}  # another vocabulary decodes real sentences differently
         self.real[-1] = Cell(agreed.pop()) if len(agreed) == 1 else Cell()
 
     def _add(self, column: Column, cells: list[Cell], obstacles: Sequence[str], test: Test | None) -> None:
-        """Tests the systems of a column against each other, unless an obstacle forbids it."""
+        """Adds a column and tests its systems against each other, unless an obstacle prevents it."""
         num_values = sum(cell.value is not None for cell in cells)
         if obstacles and num_values > 1 and column.better is not Direction.NEITHER:
             self.warnings.append(f"{column.title} is not ranked: {' and '.join(obstacles)}")
@@ -509,7 +508,7 @@ class _Columns:
         self.real.append(Cell())
 
     def _tested(self, column: Column, cells: list[Cell], test: Test) -> list[Cell]:
-        """Compares every system with the best, which is marked if it differs from any, and with the reference."""
+        """Compares every system with the best one and with the reference; marks the best if it differs from any."""
         index = best_of(cells, column)
         if index is None:
             return cells
@@ -555,7 +554,7 @@ class _Columns:
         )
 
     def _note(self, text: str) -> str:
-        """The mark of a footnote, a new one unless the text has one already."""
+        """The mark of a footnote; a new one unless the text already has one."""
         number = len(self.footnotes)
         new = string.ascii_lowercase[number % 26] * (1 + number // 26)
         mark = next((mark for mark, known in self.footnotes if known == text), new)
@@ -564,7 +563,7 @@ class _Columns:
         return mark
 
     def finished(self, requested: Unit | None) -> Table:
-        """The table, with what all systems have in common below it, and warnings of what they do not."""
+        """The table, with the settings that all systems share as footnotes and the differing ones as warnings."""
         if any(cell.best for column in self.cells for cell in column):
             self.footnotes.append((BEST, _BEST))
         if any(min(apart.seeds) < 2 for apart in self.differences):
@@ -614,7 +613,7 @@ def _title(quantity: _Quantity, summaries: list[LikelihoodSummary]) -> str:
 
 
 def _objective_label(objective: Component | None) -> str | None:
-    """Its name and the settings that no other column shows."""
+    """The objective's name, and its settings that no other column shows."""
     if objective is None:
         return None
     shown = {key: value for key, value in objective.settings.items() if key not in ("schedule", "num_steps")}
@@ -622,7 +621,7 @@ def _objective_label(objective: Component | None) -> str | None:
 
 
 def _schedule_label(schedule: Component | None) -> str | None:
-    """As tables show it; its record if its class is not installed."""
+    """The schedule as tables show it; the raw record if its class is not installed."""
     if schedule is None:
         return None
     try:
@@ -637,7 +636,7 @@ def _time_label(recorded: str | None) -> str | None:
 
 
 def _total_tokens(model: ModelDescription) -> float | None:
-    """Tokens of training and of all training before it."""
+    """The tokens seen in training and in all earlier training."""
     if model.tokens_seen is None or model.pretraining_tokens is None:
         return None
     return float(model.tokens_seen + model.pretraining_tokens)
@@ -646,7 +645,7 @@ def _total_tokens(model: ModelDescription) -> float | None:
 def shared_noise(first: LikelihoodSummary, second: LikelihoodSummary) -> str:
     """Whether two likelihoods of the same sentences were estimated from the same noise.
 
-    It is `shared`, `independent`, `none` if nothing was drawn, or `unknown`, as in results of earlier versions.
+    Returns `shared`, `independent`, `none` if nothing was drawn, or `unknown` for results of earlier versions.
     """
     if first.kind is second.kind is Likelihood.EXACT:
         return "none"
@@ -663,9 +662,9 @@ def _unpaired(name: str, best: _System, other: _System) -> tuple[Difference, str
 
 
 def independent_difference(first: PerSample, second: PerSample) -> Difference:
-    """The difference of two means over samples, second minus first, which are resampled independently.
+    """The difference of two means over samples, second minus first, resampled independently.
 
-    p is twice the smaller fraction of resampled differences on either side of 0, one added so that it is never 0.
+    p is twice the smaller fraction of resampled differences on either side of 0; one is added so that it is never 0.
     """
     means = [resampled_sums([one.values], seed)[0] / len(one.values) for seed, one in enumerate((first, second))]
     differences = means[1] - means[0]
@@ -675,9 +674,9 @@ def independent_difference(first: PerSample, second: PerSample) -> Difference:
 
 
 def _stale(systems: Sequence[_System]) -> list[str]:
-    """Warnings of runs that were trained further after their evaluation."""
+    """Warnings about runs that were trained further after their evaluation."""
     return [
-        f"{system.name} was evaluated with other weights than its run has now; evaluate it again (--overwrite)"
+        f"{system.name} was evaluated with other weights than its run directory has now; evaluate again (--overwrite)"
         for system in systems
         if len(system.folders) == 1
         and (run := RunFolder(system.folders[0].parent)).config.exists()
@@ -687,11 +686,11 @@ def _stale(systems: Sequence[_System]) -> list[str]:
 
 
 def _protocol(systems: Sequence[_System]) -> tuple[list[str], list[str]]:
-    """What all systems agree on, and warnings of what they do not; settings that a system lacks are not compared."""
+    """The settings that all systems share, and warnings about the others; settings that a system lacks do not count."""
     settings = {system.name: _settings(system.result) for system in systems}
     shared, different = [], []
     for name in dict.fromkeys(name for own in settings.values() for name in own):
-        having: dict[str, list[str]] = {}  # the systems of each value
+        having: dict[str, list[str]] = {}  # systems by value
         for system, own in settings.items():
             if name in own:
                 having.setdefault(own[name], []).append(system)
@@ -707,7 +706,7 @@ def _protocol(systems: Sequence[_System]) -> tuple[list[str], list[str]]:
 
 
 def _settings(result: EvaluationResult) -> dict[str, str]:
-    """What must agree for numbers to be taken at face value, as a footnote shows it."""
+    """The settings that must agree for numbers to be comparable, as a footnote shows them."""
     data, own, found = result.data, result.primary, result.generation
     shown = {"text": f"{data.corpus}, split {data.split.value}, sha256 {data.corpus_sha256[:12]}"}
     if own is not None:

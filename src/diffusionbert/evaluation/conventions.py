@@ -1,6 +1,6 @@
-"""One checkpoint in every convention of the LM1B literature, to compare with any paper's table.
+"""Reports one checkpoint in every convention of the LM1B literature, to compare it with any paper's table.
 
-Papers divide different nats by different counts, and call all of it perplexity. Sentence i has n_i tokens, w_i words,
+Papers divide different nats by different counts and call all of them perplexity. Sentence i has n_i tokens, w_i words,
 b_i bytes, and X_i nats given its length:
 
     per word                 exp(Σ X_i / Σ w_i)             DiffusionBERT (He et al. 2022), T-step bound
@@ -10,10 +10,10 @@ b_i bytes, and X_i nats given its length:
     per token, with length   exp(Σ (X_i - log p(n_i)) / Σ n_i)
     per byte (bits)          Σ X_i / Σ b_i / log 2          comparable across vocabularies
 
-MDLM's published code pads sequences to 128 tokens, masks pads like other tokens and shows them to the network, but
-multiplies its loss by the tokenizer's attention mask and divides by the sum of that: [CLS] and [SEP] are counted, pads
-are not, and an unmasked pad tells the length. Here the length is given, so [CLS] and [SEP] cost nothing and are counted
-all the same. This module only divides numbers; how nats are estimated is in `likelihood.estimate`.
+MDLM's published code pads sequences to 128 tokens and lets the network see pads, which are masked like other tokens. It
+multiplies the loss by the tokenizer's attention mask and divides by the sum of that mask: [CLS] and [SEP] are counted,
+pads are not, and an unmasked pad reveals the length. Here the length is given, so [CLS] and [SEP] cost nothing, but are
+still counted. This module only divides numbers; nats are estimated in `likelihood.estimate`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from diffusionbert.likelihood.scores import Estimate, PointEstimate, Rate, bits_
 from diffusionbert.objectives.base import Likelihood, LikelihoodDefinition
 
 PACKED_LENGTH = 128
-"""Tokens of a packed sequence in the LM1B literature, special tokens included."""
+"""The number of tokens of a packed sequence in the LM1B literature, including special tokens."""
 _SINGLE = "Σ nats of single sentences, length given"
 
 
 class ConventionScale(Enum):
-    """What nats per unit are converted to."""
+    """What nats per unit are converted into."""
 
     PERPLEXITY = "perplexity"
     BITS = "bits"
@@ -58,7 +58,7 @@ class Meaning:
     quotient: str
     """What is divided by what."""
     note: str
-    """What it compares with."""
+    """What it can be compared with."""
     scale: ConventionScale = ConventionScale.PERPLEXITY
     trained_for: bool = True
     """Whether the checkpoint was trained on text of this form."""
@@ -73,7 +73,7 @@ class Convention:
     kind: Likelihood
     definition: LikelihoodDefinition
     value: PointEstimate | None
-    """None where it is infinite or not available; the note says which."""
+    """None if it is infinite or not available; the note says which."""
 
 
 def conventions(
@@ -86,11 +86,11 @@ def conventions(
     vocabulary_size: int,
     seed: int = 0,
 ) -> tuple[Convention, ...]:
-    """All conventions, each with its interval; lengths are given in all estimates.
+    """All conventions, each with its interval; all estimates are given the length.
 
     Args:
-        own: The model's own likelihood; also `grid` and `continuous` where it has no bound of T steps or no limit.
-        packed: Of full sequences; None if the sentences do not fill two.
+        own: The model's own likelihood; also used as `grid` or `continuous` if it has no such bound.
+        packed: The likelihood of full sequences; None if the sentences do not fill two.
         length_nats: -log p(length) of each sentence; None if the model has no length histogram.
     """
     vocabulary = (
@@ -169,13 +169,14 @@ def _missing(meaning: Meaning, estimate: Estimate, reason: str) -> Convention:
 class PackedSequences:
     """Running text as full sequences: sentences are concatenated and cut wherever a sequence is full.
 
-    The rest is dropped. Nothing separates the sentences, because a model of single sentences cannot generate `[SEP]`.
+    An incomplete last sequence is dropped. Nothing separates the sentences, because a model of single sentences cannot
+    generate `[SEP]`.
     """
 
     vocabulary: Vocabulary
     texts: Sequence[str]
     positions: int
-    """Tokens of a sequence, special ones included."""
+    """The number of tokens per sequence, including special ones."""
 
     @cached_property
     def sequences(self) -> list[list[int]]:
@@ -190,10 +191,10 @@ class PackedSequences:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """All equal."""
+        """The number of tokens per sequence, the same for all."""
         return np.full(len(self.sequences), self.positions, np.int64)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """A batch in which everything but the special tokens is editable."""
+        """Makes a batch in which everything except the special tokens is editable."""
         picked = batch_of(self.vocabulary, [self.sequences[index] for index in indices])
         return replace(picked, editable=~self.vocabulary.special[picked.tokens], example=torch.tensor(indices))

@@ -1,8 +1,8 @@
-"""The evaluation set: the sentences of a corpus, which of them are scored, and numbers that identify them.
+"""The evaluation set: the sentences of a corpus, and which of them are scored.
 
-A sentence is identified by its number in the corpus as read, whatever other sentences were too long for a model, so
-that two models are compared on the same sentences. A subset is the same for every model and seed, and a smaller one is
-contained in a larger one.
+A sentence is identified by its number in the corpus as read, no matter which other sentences are too long for a model,
+so that models are compared on the same sentences. A subset is the same for every model and seed, and larger subsets
+contain smaller ones.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from diffusionbert.reporting import logger
 from diffusionbert.training.config import DataConfig
 from diffusionbert.training.model_folder import training_source
 
-_SEEN = "the model was trained on these sentences: these figures are not about new text"
-_UNKNOWN = "it is unknown whether the model was trained on these sentences: these figures may not be about new text"
+_SEEN = "the model was trained on these sentences: these figures are not for unseen text"
+_UNKNOWN = "it is unknown whether the model was trained on these sentences: these figures may not be for unseen text"
 
 
 @dataclass(frozen=True)
@@ -36,45 +36,45 @@ class Trained:
 
     data: DataConfig
     contents: frozenset[str] | None = None
-    """Hashes of its files (`Source.contents`), which identify copies, too; None if unknown."""
+    """Hashes of its files (`Source.contents`), which also identify copies; None if unknown."""
 
 
 @dataclass(frozen=True)
 class EvaluationSetRecord:
-    """What a result says of its evaluation set; the hashes are those of `sha256sum` on one sentence per line."""
+    """The description of the evaluation set in a result; hashes are those of `sha256sum` for one sentence per line."""
 
     corpus: str
     split: Split
     sha256: str
-    """Of the scored sentences."""
+    """The hash of the scored sentences."""
     num_sentences: int
-    """Scored sentences."""
+    """The number of scored sentences."""
     corpus_sha256: str
-    """Of all sentences."""
+    """The hash of all sentences."""
     num_in_corpus: int
     num_overlong: int
-    """Sentences too long for the model, which are not scored."""
+    """The number of sentences too long for the model, which are not scored."""
     report: str = ""
-    """What was kept and skipped while reading."""
+    """What was kept and what was skipped while reading."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
-    """An evaluation set as a model reads it."""
+    """An evaluation set, encoded for a model."""
 
     record: EvaluationSetRecord
     notes: tuple[str, ...]
-    """Warnings of text that the model may have been trained on."""
+    """Warnings about text that the model may have been trained on."""
     texts: tuple[str, ...]
     """All sentences, as read."""
     sequences: tuple[tuple[int, ...], ...]
-    """The tokens of all sentences, special tokens included."""
+    """The tokens of all sentences, including special tokens."""
     numbers: tuple[int, ...]
     """The numbers of the scored sentences, ascending."""
     vocabulary: Vocabulary
     sources: tuple[str, ...] | None = None
-    """For pairs, the source of each sentence, which is the target."""
+    """For pairs, the source of each sentence; the sentence is its target."""
 
     @property
     def scored(self) -> tuple[str, ...]:
@@ -86,12 +86,12 @@ class EvaluationSet:
 
     @cached_property
     def decoded(self) -> tuple[str, ...]:
-        """All sentences after a round trip through the tokenizer, as generated text is decoded from tokens, too."""
+        """All sentences after a round trip through the tokenizer, since generated text is decoded from tokens, too."""
         own = self.sequences if self.sources is None else self.vocabulary.encode(self.texts)
         return tuple(self.vocabulary.decode(sequence) for sequence in own)
 
     def some(self, number: int) -> list[int]:
-        """The numbers of a fixed random subset of sentences, or of all if there are fewer."""
+        """The numbers of a fixed random subset of sentences, or of all sentences if there are fewer."""
         return _random_subset(range(len(self.texts)), number)
 
 
@@ -106,17 +106,17 @@ def open_evaluation_set(
     detokenize: bool = False,
     sentences: int | None = None,
 ) -> EvaluationSet:
-    """Reads an evaluation set as a model reads text.
+    """Reads and encodes an evaluation set for a model.
 
     Args:
         engine: The model.
         data: A corpus, as for training.
-        split: A split of it; None is the test split, what training held out, or all of it.
+        split: The split to read; None is the test split, otherwise the text held out from training, otherwise all.
         field: The field of JSON lines that holds the text, or the source of a pair.
         target_field: The field of JSON lines that holds the target of a pair.
-        cased: Keeps upper case, also if the model was trained on lower case.
-        detokenize: Undoes tokenized text, also if training did not.
-        sentences: Scores so many sentences, always the same ones; None scores all.
+        cased: Keep upper case even if the model was trained on lower-cased text.
+        detokenize: Remove the spaces around punctuation even if training did not.
+        sentences: The number of sentences to score, always the same ones; None scores all.
     """
     trained = Trained(engine.config.data, engine.training_text)
     cleaning = Cleaning(trained.data.lower and not cased, trained.data.detokenize or detokenize)
@@ -132,7 +132,7 @@ def open_evaluation_set(
             else f"{data!r} holds pairs, but the model was trained on single sentences; give the targets as a text file"
         )
     found = read_evaluation_set(corpus, data, engine.vocabulary, engine.max_length, sentences, trained)
-    for note in found.notes:  # before hours of work
+    for note in found.notes:  # warn before hours of work
         logger.info("note: %s", note)
     return found
 
@@ -145,7 +145,7 @@ def read_evaluation_set(
     sentences: int | None = None,
     trained: Trained | None = None,
 ) -> EvaluationSet:
-    """Reads a corpus as an evaluation set; a note says if the model was trained on it, or if that is unknown."""
+    """Reads a corpus as an evaluation set, with a note if the model was, or may have been, trained on it."""
     if sentences is not None and sentences < 2:
         raise ValueError(f"`sentences` must be at least two for an interval, got {sentences}; 1000 is usual")
     report = Report()
@@ -158,7 +158,7 @@ def read_evaluation_set(
         return vocabulary.encode_pairs(pairs[piece]) if corpus.paired else vocabulary.encode(texts[piece])
 
     sequences = tuple(map(tuple, chain(*current().share(pieces, encoded))))
-    # Source and target share the positions of the model, with one more special token between them.
+    # Source and target share the model's positions, with one more special token between them.
     lengths = [len(sequence) - vocabulary.num_special(paired=False) for sequence in sequences]
     identified = [f"{pair.source}\t{pair.target}" for pair in pairs] if corpus.paired else list(texts)
     fitting = [number for number, length in enumerate(lengths) if 1 <= length <= max_length]
@@ -184,7 +184,7 @@ def read_evaluation_set(
 
 
 def default_split(name: str, trained: Trained, fields: Sequence[str] = ()) -> Split:
-    """The split of a corpus to evaluate on: test, else what training held out, else all."""
+    """The split to evaluate on: test, otherwise the text held out from training, otherwise all."""
     source = parse_source(name, fields)
     if not isinstance(source, Files | PythonDocumentation):
         return Split.TEST
@@ -192,7 +192,7 @@ def default_split(name: str, trained: Trained, fields: Sequence[str] = ()) -> Sp
 
 
 def _training_notes(corpus: Corpus, trained: Trained) -> tuple[str, ...]:
-    """Notes on text that the model may have seen; a run with its own validation corpus held nothing out."""
+    """Notes on text that the model may have seen; a run with a separate validation corpus held nothing out."""
     held_out = {Split.TEST} | ({Split.VALIDATION} if trained.data.validation is None else set())
     if corpus.split in held_out:
         return ()
@@ -213,11 +213,11 @@ def _is_training(source: Source, trained: Trained) -> bool | None:
 
 
 def sha256_of(texts: Sequence[str]) -> str:
-    """The hash of texts, one per line in UTF-8, as `sha256sum` gives it for such a file."""
+    """The hash of texts, as `sha256sum` gives it for a UTF-8 file with one text per line."""
     return hashlib.sha256("".join(f"{text}\n" for text in texts).encode()).hexdigest()
 
 
 def _random_subset(numbers: Sequence[int], size: int) -> list[int]:
-    """A fixed random subset, ascending; smaller ones are contained in larger ones."""
+    """A fixed random subset, ascending; larger subsets contain smaller ones."""
     chosen = sorted(numbers, key=lambda number: hashlib.blake2b(number.to_bytes(8, "big"), digest_size=8).digest())
     return sorted(chosen[:size])

@@ -1,8 +1,8 @@
-"""Diagnosis of generated text: what is wrong, the likely cause, and how to fix it, each finding with a stable code.
+"""Diagnoses generated text: what is wrong, the likely cause and the fix. Each finding has a stable code.
 
 Each threshold lies between values measured on healthy and on deliberately broken text of the bundled model; both are
-given next to it. Healthy: 64 samples of 1,800 tokens in total with top-k 30 or top-p 0.5, against the training corpus,
-and real sentences of other corpora. Broken: temperature 0.3 and 2, top-k 1, confidence order, 4 steps, random
+given next to it. Healthy: 64 samples with 1,800 tokens in total at top-k 30 or top-p 0.5, compared with the training
+corpus, and real sentences of other corpora. Broken: temperature 0.3 and 2, top-k 1, confidence order, 4 steps, random
 parameters, permuted ids.
 """
 
@@ -22,10 +22,10 @@ from diffusionbert.samplers.mask_predict import MaskPredict
 
 
 class Severity(Enum):
-    """The severity of a finding, the most severe first."""
+    """The severity of a finding, most severe first."""
 
     BROKEN = "broken"
-    """The output is not this model's text; fix it before anything else."""
+    """The output is not what the model would generate; fix this first."""
     POOR = "poor"
     """The text is worse than the model can generate."""
     NOTE = "note"
@@ -35,7 +35,7 @@ class Severity(Enum):
 @final
 @dataclass(frozen=True)
 class Finding:
-    """One problem, with its likely cause and its remedy."""
+    """A problem, its likely cause and its remedy."""
 
     code: str
     severity: Severity
@@ -48,16 +48,16 @@ class Finding:
 @final
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, the most severe first, and the measurements behind them."""
+    """All findings, most severe first, and the measurements behind them."""
 
     findings: tuple[Finding, ...]
     symptoms: Symptoms
     limits: tuple[str, ...] = ()
-    """What the model cannot do whatever the settings, from its card."""
+    """What the model cannot do at any setting, from its model card."""
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Measures samples and a model and reports what is wrong, the most severe first."""
+    """Measures samples and a model, and reports what is wrong, most severe first."""
     symptoms, severities = measure(case), list(Severity)
     checks = _network, _sampling, _diversity, _frequencies, _lengths, _unknown_and_few
     found = [finding for check in checks for finding in check(case, symptoms)]
@@ -75,8 +75,8 @@ def _poor(code: str, what: str, why: str, remedy: str, **evidence: float | int) 
 
 def _network(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
     evidence: dict[str, float] = {}
-    # Other kinds of corpora (news, LM1B, documentation): 0.13 to 0.27 from the bundled model's; another WordPiece 0.61,
-    # permuted ids 0.99.
+    # Distance from the bundled model's corpus: other kinds of text (news, LM1B, documentation) 0.13 to 0.27; another
+    # WordPiece 0.61, permuted ids 0.99.
     if symptoms.corpus_distance is not None and symptoms.corpus_distance > 0.45:
         evidence["corpus_distance"] = symptoms.corpus_distance
     # Correct vocabularies of 600 to 16,000 tokens: 0.68 to 0.82; permuted ones 0.96 to 1.1.
@@ -90,8 +90,8 @@ def _network(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
             "wrong-tokenizer",
             "the tokenizer does not match the network: its token frequencies differ from the model's token counts, "
             "frequent tokens are not short, or generated text is tokenized differently",
-            "the model folder has another tokenizer or other ids than in training, or --data is another kind of text",
-            "restore the tokenizer files that the model was trained with; give --data like the training text",
+            "the tokenizer or its ids differ from those used in training, or --data is another kind of text",
+            "restore the tokenizer files that the model was trained with; give --data similar to the training text",
             **evidence,
         )
     nats, unigram = symptoms.network_nats, symptoms.unigram_nats
@@ -130,7 +130,7 @@ def _sampling(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
                 "unmasks-at-the-end",
                 f"{histogram[-1]:.0%} of the positions are unmasked in the last tenth of the steps, where "
                 f"{case.expected_late:.0%} are expected: all at once, independently of each other",
-                "temperature, top-k or top-p act on the distribution that contains 'stay masked', and sharpen that",
+                "temperature, top-k or top-p act on the distribution that includes 'stay masked', and sharpen it",
                 "apply them to p(x0 | x_t), before the reverse step, as --sampler exact or ancestral do",
                 last_tenth=histogram[-1],
                 expected=case.expected_late,
@@ -147,7 +147,7 @@ def _sampling(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
     if steps is not None and 2 * steps < symptoms.mean_length:
         yield _poor(
             "too-few-steps",
-            f"{steps} steps generate {symptoms.mean_length:.0f} tokens: several per step, without regard to each other",
+            f"{steps} steps generate {symptoms.mean_length:.0f} tokens: several per step, regardless of each other",
             "the tokens of one step are drawn independently",
             f"--steps {4 * round(symptoms.mean_length)}, which costs at most one network call per token",
             steps=steps,
@@ -234,7 +234,7 @@ def _lengths(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
         yield _poor(
             "length-mismatch",
             f"the samples have {symptoms.mean_length:.0f} tokens on average, the corpus {length:.0f}",
-            "lengths that were set instead of drawn, or a training corpus with other lengths than this corpus",
+            "lengths were set instead of drawn, or texts of the training corpus and of this corpus differ in length",
             "--length corpus draws lengths from the training corpus; otherwise train on text of these lengths",
             length_distance=distance,
             mean_length=symptoms.mean_length,
@@ -262,14 +262,14 @@ def _unknown_and_few(case: Case, symptoms: Symptoms) -> Iterator[Finding]:
             "few-samples",
             Severity.NOTE,
             f"{symptoms.samples} samples with {symptoms.tokens} tokens are too few to judge frequencies and lengths",
-            "frequencies of few tokens have a high variance",
+            "token frequencies have a high variance in so little text",
             f"--num-return-sequences 64, or a file of {MIN_SAMPLES} lines and {MIN_TOKENS} tokens or more",
             {"samples": symptoms.samples, "tokens": symptoms.tokens},
         )
 
 
 def _sharpened(sampling: SamplingRequest | None) -> tuple[str, str]:
-    """The likely cause of low diversity and its remedy, from the sampling settings if they are known."""
+    """The likely cause of low diversity and its remedy, from the sampling settings if known."""
     if sampling is None:
         why = "the most likely tokens are drawn too often: a low temperature, top-k or top-p, or confidence order"
         return why, "--temperature 1 --top-p 0.5 --sampler exact"

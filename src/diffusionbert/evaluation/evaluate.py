@@ -1,8 +1,8 @@
 """Evaluates a model on an evaluation set: likelihoods, samples, judges, conventions.
 
-BLEU-4 and self-BLEU are those of He et al. 2022, §4.3: samples of 64 tokens, top-k 30, 128 steps, a thousand of them
-against all test sentences, and another thousand each against the rest. Figures of samples are reported with those of as
-many real sentences, because none means anything by itself. All randomness follows from one seed.
+BLEU-4 and self-BLEU follow He et al. 2022, §4.3: samples of 64 tokens, top-k 30, 128 steps; a thousand of them against
+all test sentences, and another thousand each against the rest of these. Figures of samples are reported next to those
+of as many real sentences, because they mean little on their own. All randomness follows from one seed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from diffusionbert.storage.schema import Component
 from diffusionbert.training.log import ModelDescription, describe
 
 PAPER_LENGTH = 64
-"""Tokens of a sample in the paper."""
+"""The number of tokens per sample in the paper."""
 ANSWERED_AT_ONCE = 64
-"""Sources whose answers are generated together."""
+"""The number of sources whose answers are generated together."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,27 @@ class Plan:
 
     sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
     samples: int = 1000
-    """In each of the two sets; 0 generates nothing."""
+    """The number of samples in each of the two sets; 0 generates none."""
     length: int | tuple[int, int] | None = PAPER_LENGTH
-    """Tokens of a sample, or a range; None draws lengths from the training corpus."""
+    """The number of tokens per sample, or a range; None draws lengths from the training corpus."""
     budget: EstimationBudget = EstimationBudget()
     modeled_length: bool = False
-    """Whether -log p(length) is added to the nats."""
+    """Whether to add -log p(length) to the nats."""
     conventions: bool = False
     seed: int = 0
     scored: bool = True
-    """Whether to compute likelihoods, or samples only."""
+    """Whether to compute likelihoods in addition to samples."""
     quantity: str | None = None
-    """The one likelihood to compute, by its name (grid, continuous, exact, …), or an order of unmasking; None computes
+    """The name of the only likelihood to compute (grid, continuous, exact, …), or an order of unmasking; None computes
     all that the model has."""
     shared_noise: bool = False
-    """Whether to draw what every time-conditioned or token-dependent model can draw, as often as the budget allows, so
-    that all models share their noise."""
+    """Whether to use an estimator that every model has (time-conditioned and token-dependent ones, too), with as many
+    draws as the budget allows, so that all models share their noise."""
     num_candidates: int = 1
-    """For pairs: of so many answers, that which agrees most with the others is taken (minimum Bayes risk)."""
+    """For pairs: the number of answers to generate per source; the one that agrees most with the others is used
+    (minimum Bayes risk)."""
     target_length: bool = False
-    """For pairs: whether answers are given the number of tokens of their target."""
+    """For pairs: whether an answer is given the number of tokens of its target."""
 
     def __post_init__(self) -> None:
         if self.samples != 0 and not 2 <= self.samples <= MAX_TEXTS // 2:
@@ -91,12 +92,12 @@ class Plan:
             raise ValueError(f"`num_candidates` must be >= 1, got {self.num_candidates}")
 
     def require(self, engine: Engine) -> None:
-        """Raises ValueError, before any work, if this model cannot do it."""
+        """Raises ValueError, before any work, if the plan is impossible for this model."""
         if engine.paired and self.conventions:
-            raise ValueError("the literature's conventions are about single sentences; leave out `conventions`")
+            raise ValueError("the literature's conventions are for single sentences; leave out `conventions`")
         if not engine.paired and (self.num_candidates > 1 or self.target_length):
             what = "`length` target" if self.target_length else "`num_candidates`"
-            raise ValueError(f"{what} is for models trained on pairs, which this is not; leave it out")
+            raise ValueError(f"{what} is for models trained on pairs, and this model was not; leave it out")
         self.quantities(engine)
         longest = self.length[1] if isinstance(self.length, tuple) else self.length
         if (
@@ -106,7 +107,7 @@ class Plan:
             and not 1 <= longest <= engine.max_length
         ):
             raise ValueError(
-                f"`length` must be 1 to {engine.max_length} for this model, got {longest}; give less, or corpus"
+                f"`length` must be 1 to {engine.max_length} for this model, got {longest}; give less, or 'corpus'"
             )
         if self.modeled_length and engine.length_histogram is None:
             raise ValueError("this model has no length histogram; leave out `modeled_length`")
@@ -114,9 +115,9 @@ class Plan:
             require_supported(engine, replace(self.task, source="a" if engine.paired else None), self.sampling)
 
     def quantities(self, engine: Engine) -> ScoringQuantities:
-        """The likelihoods to compute; raises ValueError if the model has none of the requested name."""
+        """The likelihoods to compute; raises ValueError if the model has none with the requested name."""
         objective, time = engine.config.objective, engine.config.time
-        # A time-agnostic network has an estimator of less variance, whose draws other networks cannot share.
+        # A time-agnostic network has an estimator with less variance, but other networks cannot share its draws.
         time = TimeEmbedding.LAYERS if self.shared_noise and objective.takes_time else time
         found = objective.scoring_quantities(time)
         if self.quantity is None:
@@ -132,7 +133,7 @@ class Plan:
 
     @property
     def task(self) -> Task:
-        """Both sets of samples."""
+        """The task of generating both sets of samples."""
         return Task(2 * self.samples, self.length, seed=self.seed)
 
 
@@ -228,7 +229,7 @@ def _likelihoods(
     protocol: Protocol,
     progress: Progress,
 ) -> dict[str, Estimate]:
-    """The model's own likelihood first."""
+    """The likelihoods by name, the model's own first."""
     found: dict[str, Estimate] = {}
     for quantity in quantities.available:
         budget = _at_most(replace(plan.budget, precision=None) if plan.shared_noise else plan.budget, found)
@@ -249,7 +250,7 @@ def _likelihoods(
 
 
 def _at_most(budget: EstimationBudget, found: dict[str, Estimate]) -> EstimationBudget:
-    """The precision applies to the model's own likelihood; the others get no more draws."""
+    """The budget of the next likelihood: the precision decides for the first, and the others get no more draws."""
     own = next(iter(found.values()), None)
     return budget if own is None else replace(budget, max_draws=max(own.protocol.num_draws, 2 * budget.strata))
 
@@ -300,7 +301,7 @@ def _length_given(engine: Engine, estimate: Estimate) -> Estimate:
 
 
 def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progress) -> tuple[list[str], Speed]:
-    """Generates both sets of samples, all different draws of one seed."""
+    """Generates both sets of samples with one seed; all are different draws."""
     advance, start = _counter(progress, "samples", plan.task.number), time.perf_counter()
     found = []
     for one in generate(engine, plan.task, plan.sampling):
@@ -320,7 +321,7 @@ def generate_samples(engine: Engine, plan: Plan, progress: Progress = no_progres
 def generate_answers(
     engine: Engine, evaluation_set: EvaluationSet, numbers: Sequence[int], plan: Plan, progress: Progress = no_progress
 ) -> tuple[list[str], Speed]:
-    """Generates an answer to the source of each of these pairs; the noise of pair i has the seed of the plan plus i."""
+    """Generates an answer to the source of each of these pairs; the seed for pair i is the plan's seed plus i."""
     assert evaluation_set.sources is not None
     advance, start = _counter(progress, "answers", len(numbers)), time.perf_counter()
     candidates: list[list[GeneratedText]] = []
@@ -365,7 +366,7 @@ def _answer_metrics(
 
 
 def _device_name(device: torch.device) -> str:
-    """The devices of all processes, by whose number the speed grows."""
+    """The devices of all processes, since the speed depends on their number."""
     is_gpu, number = device.type == "cuda", current().number
     name = torch.cuda.get_device_name(device) if is_gpu else f"{device}, {torch.get_num_threads()} threads"
     return name if number == 1 else f"{number} × {name}"
@@ -395,7 +396,7 @@ def _references(evaluation_set: EvaluationSet) -> tuple[list[str], Bleu, PerSamp
 
 
 def _one_line_each(texts: Sequence[str]) -> tuple[str, ...]:
-    """A tokenizer may decode line feeds; the words do not change by this."""
+    """Texts without line feeds, which a tokenizer may decode; the words stay the same."""
     return tuple(" ".join(text.split()) for text in texts)
 
 
@@ -433,22 +434,22 @@ def _overlong(evaluation_set: EvaluationSet) -> list[str]:
 
 
 def _cautions(plan: Plan, own: TextMetrics, real: TextMetrics, mauve: Mauve | None) -> list[str]:
-    """What a reader of the figures of samples must know."""
+    """Caveats for readers of the samples' figures."""
     found = []
     if real.number < own.number:
         found.append(f"only {real.number:,} real sentences are compared with {own.number:,} samples")
     if mauve is not None and min(mauve.num_samples, mauve.num_real) < 1000:
-        found.append("MAUVE is inaccurate for fewer than a thousand texts, and differs from that of more")
+        found.append("MAUVE is inaccurate for fewer than a thousand texts, and not comparable with that of more")
     if plan.length is not None and not 0.8 < own.words_per_text / max(real.words_per_text, 1e-9) < 1.25:
         found.append(
             f"samples have {own.words_per_text:.1f} words, real sentences {real.words_per_text:.1f}: BLEU, distinct-n "
-            "and entropies depend on length; --length corpus makes lengths alike"
+            "and entropies depend on length; --length corpus makes lengths similar"
         )
     return found
 
 
 def _description(engine: Engine) -> ModelDescription:
-    """What a result says of a model; the settings of training are unknown for a plain masked LM."""
+    """The description of a model in a result; training settings are unknown for a plain masked LM."""
     assert isinstance(engine.network, torch.nn.Module)
     found = describe(engine.metadata.trained or engine.config, engine.network)
     if engine.metadata.trained is None:
@@ -465,7 +466,7 @@ def _description(engine: Engine) -> ModelDescription:
 
 
 def _counter(progress: Progress, what: str, total: int) -> Callable[[int], None]:
-    """A callback that adds up what is done."""
+    """A callback that adds up the work done and reports it."""
     done = 0
 
     def advance(number: int) -> None:

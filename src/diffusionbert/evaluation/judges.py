@@ -1,11 +1,12 @@
-"""Text judged by another model: generative perplexity, never without entropy, and MAUVE (Pillutla et al. 2021, eq. 4).
+"""Judges text with another model: generative perplexity, always with entropy, and MAUVE (Pillutla et al. 2021, eq. 4).
 
-    perplexity = exp( Σ_i -log q(text_i) / Σ_i tokens_i )        each text by itself, in the judge's tokens
+    perplexity = exp( Σ_i -log q(text_i) / Σ_i tokens_i )        each text on its own, in the judge's tokens
 
-The judge is a causal language model q. Each text is preceded by the judge's start token (or, as in GPT-2, its end token
-in that role), which is not counted, so that every token of the text is; no end token is scored. A low perplexity alone
-says little: "the the the" has one. It is therefore reported with the mean entropy of each text's own tokens, and with
-the same figures of real sentences. This module does not depend on diffusion: texts are strings.
+The judge is a causal language model q. Each text is preceded by the judge's start token (for GPT-2, its end token in
+that role), so that every token of the text is scored; the start token itself is not counted, and no end token is
+scored. A low perplexity alone says little: "the the the" has one. It is therefore reported with the mean entropy of
+each text's own tokens, and with the same figures for real sentences. This module does not depend on diffusion: texts
+are strings.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from diffusionbert.training.batches import TokenBudget
 
 USUAL_FEATURES = "gpt2-large"
 """The model whose features MAUVE was published with."""
-_POSITIONS_PER_CALL = 2048  # positions whose logits are held at a time
+_POSITIONS_PER_CALL = 2048  # positions whose logits are in memory at a time
 
 Advance = Callable[[int], None]
-"""Progress callback: the number of texts just read."""
+"""Progress callback, called with the number of texts just read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +49,9 @@ class Reading:
 
     nats: Numbers
     tokens: Numbers
-    """Predicted tokens."""
+    """The number of predicted tokens."""
     entropy: Numbers
-    """Entropy of the token frequencies of each text, in nats."""
+    """The entropy of the text's token frequencies, in nats."""
     features: NDArray[np.float32]
     """The last layer's hidden state at the last token."""
     num_truncated: int
@@ -59,7 +60,7 @@ class Reading:
         """Summarizes all texts; empty ones are left out."""
         total = float(self.tokens.sum())
         if not total:
-            raise ValueError(f"all {len(self.tokens)} texts are empty to the judge; give other ones")
+            raise ValueError(f"all {len(self.tokens)} texts are empty to the judge; give other texts")
         rate, some = float(self.nats.sum()) / total, self.tokens > 0
         low = high = rate
         if some.sum() > 1:
@@ -79,15 +80,15 @@ class Judged:
     """A judge's figures for a set of texts."""
 
     perplexity: float
-    """Per token of the judge."""
+    """The perplexity per token of the judge."""
     ci95: tuple[float, float]
-    """Over texts, by bootstrap."""
+    """The 95 % interval over texts, by bootstrap."""
     entropy: float
-    """Nats: the mean over texts of the entropy of the text's own tokens."""
+    """The mean over texts of the entropy of the text's own tokens, in nats."""
     num_tokens: int
     num_empty: int
     num_truncated: int
-    """Texts longer than the judge's maximum length, which were cut off."""
+    """The number of texts that were truncated to the judge's maximum length."""
 
 
 @final
@@ -112,13 +113,13 @@ class Judge:
 
     @property
     def start(self) -> int | None:
-        """The token before each text; None if the tokenizer has none, so that the first token is given."""
+        """The token before each text; None if the tokenizer has none: then the first token is given."""
         tokens = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         return next((int(token) for token in tokens if token is not None), None)
 
     @property
     def is_gpt2(self) -> bool:
-        """Whether its features are of the family that MAUVE was published with."""
+        """Whether it belongs to the family whose features MAUVE was published with."""
         return bool(self.model.config.model_type == "gpt2")
 
     @property
@@ -173,7 +174,7 @@ class Judge:
 
 
 def load_judge(name: str, device: torch.device) -> Judge:
-    """Opens a causal language model: a folder, a GGUF file, or a name on the Hub. Safetensors or GGUF, no pickle."""
+    """Opens a causal language model from a folder, a GGUF file or the Hub; safetensors or GGUF only, never pickle."""
     folder, options = _located(name)
     try:
         folder = str(fetch(folder, MODEL))
@@ -190,7 +191,7 @@ def load_judge(name: str, device: torch.device) -> Judge:
 
 
 def _located(name: str) -> tuple[str, dict[str, Any]]:
-    """A folder or name, and the GGUF file in it, if there is one."""
+    """The folder or name, with the GGUF file in it as an option, if there is one."""
     path = Path(name).expanduser()
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
     if not files or (path / "config.json").exists():
@@ -201,7 +202,7 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _without_bars() -> AbstractContextManager[object]:
-    """Silences the progress bars of the GGUF conversion and of MAUVE outside a terminal."""
+    """Hides the progress bars of the GGUF conversion and of MAUVE outside a terminal."""
     return nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
 
 
@@ -211,7 +212,7 @@ def _without_bars() -> AbstractContextManager[object]:
 @final
 @dataclass(frozen=True)
 class Mauve:
-    """The similarity of two sets of texts: 1 for equal distributions, towards 0 for different ones."""
+    """The similarity of two sets of texts: 1 for equal distributions, near 0 for very different ones."""
 
     value: float
     smoothed: float
@@ -224,7 +225,7 @@ class Mauve:
 
 
 def featurizer(judge: Judge | None, device: torch.device) -> Judge:
-    """GPT-2 large, with which MAUVE was published, where available; else the judge."""
+    """GPT-2 large, which MAUVE was published with, if available; otherwise the judge."""
     if judge is not None and judge.is_gpt2:
         return judge
     try:
@@ -236,7 +237,7 @@ def featurizer(judge: Judge | None, device: torch.device) -> Judge:
 
 
 def compute_mauve(samples: NDArray[np.float32], real: NDArray[np.float32], features: str, seed: int = 0) -> Mauve:
-    """MAUVE by its authors' package, from the features of texts."""
+    """Computes MAUVE with its authors' package, from the features of texts."""
     package = require_mauve()
     with _without_bars():
         found = package.compute_mauve(p_features=real, q_features=samples, seed=seed, verbose=False)
@@ -244,7 +245,7 @@ def compute_mauve(samples: NDArray[np.float32], real: NDArray[np.float32], featu
 
 
 def require_mauve() -> Any:
-    """Imports the package, or raises one line that says how to install it."""
+    """Imports the package; raises ValueError with installation instructions if it is missing."""
     try:
         return importlib.import_module("mauve")
     except ImportError:

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 ORDER = 4
 """The maximum n of BLEU-4."""
 UNDERFLOW = 1e-12
-"""A BLEU-4 below this is 0: NLTK's stands for "no common 4-gram", and its size (1e-78, 1e-155) for nothing."""
+"""A BLEU-4 below this counts as 0. NLTK returns such values (1e-78, 1e-155) if there is no common 4-gram."""
 ABSENT = -1
 """The id of a word or n-gram that does not occur in the references."""
 
@@ -36,7 +36,7 @@ ABSENT = -1
 @final
 @dataclass(frozen=True, eq=False)
 class PerSample:
-    """One value per sample, in input order: tables report the mean, intervals need all."""
+    """One value per sample, in input order; tables report the mean, intervals need all values."""
 
     values: Floats
 
@@ -46,12 +46,12 @@ class PerSample:
 
 
 class Smoothing(Enum):
-    """What replaces a precision of 0 in the logarithm; without any common word, BLEU is 0 either way."""
+    """What replaces a precision of 0 in the logarithm; with no common word at all, BLEU is 0 either way."""
 
     NONE = "none"
-    """Nothing: BLEU is 0, where NLTK (method0, its default) gives less than 1e-76."""
+    """No smoothing: BLEU is 0, where NLTK (method0, its default) returns less than 1e-76."""
     EPSILON = "epsilon"
-    """0.1 matching n-grams (NLTK's method1; Chen and Cherry 2014)."""
+    """Count 0.1 matching n-grams (NLTK's method1; Chen and Cherry 2014)."""
 
 
 def bleu4(samples: Sequence[str], references: Sequence[str], smoothing: Smoothing = Smoothing.NONE) -> PerSample:
@@ -87,7 +87,7 @@ class Bleu:
 
 
 def self_bleu4(samples: Sequence[str], smoothing: Smoothing = Smoothing.NONE) -> PerSample:
-    """BLEU-4 of every sample against all others; identical samples are references of each other.
+    """BLEU-4 of every sample against all others; identical samples are references for each other.
 
     The samples share references, so intervals that treat their values as independent are approximate.
     """
@@ -95,7 +95,7 @@ def self_bleu4(samples: Sequence[str], smoothing: Smoothing = Smoothing.NONE) ->
     text = _Text.of(_checked(samples, "samples", least=2), _new_id(vocabulary))
     _, counts = _index(text, len(vocabulary))
     # For the sample with the largest count of an n-gram, the maximum over the others is the second largest count. For
-    # the rest it is the largest, but their own counts do not exceed the second largest, so one limit serves all.
+    # the rest it is the largest, but their own counts do not exceed the second largest, so one limit works for all.
     matches = [own.clipped(own.second_largest()) for own in counts]
     # In the sorted lengths, the closest other length is a neighbor.
     order = np.argsort(text.lengths)
@@ -109,14 +109,14 @@ def self_bleu4(samples: Sequence[str], smoothing: Smoothing = Smoothing.NONE) ->
 @final
 @dataclass(frozen=True, eq=False)
 class PairedBleu:
-    """The counts of BLEU-4 of texts, each against one reference of its own."""
+    """The counts for the BLEU-4 of texts, each against a reference of its own."""
 
     matches: Integers
-    """[N, 4], by n."""
+    """The matching n-grams of each text, by n, [N, 4]."""
     totals: Integers
-    """[N, 4]: the n-grams of each text."""
+    """The n-grams of each text, by n, [N, 4]."""
     lengths: Integers
-    """[N, 2]: the words of each text and of its reference."""
+    """The words of each text and of its reference, [N, 2]."""
 
     @classmethod
     def of(cls, texts: Sequence[str], references: Sequence[str]) -> PairedBleu:
@@ -136,7 +136,7 @@ class PairedBleu:
 
     @property
     def arrays(self) -> list[Floats]:
-        """The ten counts of each text, whose sums make `value`."""
+        """The ten counts of each text; `value` takes their sums over texts."""
         return list(np.concatenate([self.matches, self.totals, self.lengths], axis=1).T.astype(np.float64))
 
     @staticmethod
@@ -162,7 +162,7 @@ def most_agreed(candidates: Sequence[str]) -> int:
 
 
 def _bleu(matches: list[Integers], lengths: Integers, closest: Integers, smoothing: Smoothing) -> PerSample:
-    """BLEU-4 per sample from the matches by n, the lengths c and the closest reference lengths r."""
+    """BLEU-4 per sample, from the matches by n, the lengths c and the closest reference lengths r."""
     found = np.stack(matches, axis=1)
     totals = np.maximum(lengths[:, None] - np.arange(ORDER), 1)
     epsilon = 0.1 / totals if smoothing is Smoothing.EPSILON else sys.float_info.min
@@ -173,7 +173,7 @@ def _bleu(matches: list[Integers], lengths: Integers, closest: Integers, smoothi
 
 
 def without_underflow(scores: Floats) -> Floats:
-    """BLEU-4 with 0 for values below `UNDERFLOW`, also in results of earlier versions."""
+    """BLEU-4 with values below `UNDERFLOW` set to 0; also for results of earlier versions."""
     return np.where(scores < UNDERFLOW, 0.0, scores)
 
 
@@ -254,11 +254,11 @@ def _index(text: _Text, size: int) -> tuple[list[Integers], list[_Counts]]:
     for _ in range(1, ORDER):
         codes = _codes(ngrams, text, size)
         present = codes >= 0
-        # On millions of words, several times faster than looking up each code in the finished table.
+        # For millions of words, this is several times faster than looking up each code in the finished table.
         table, indices = np.unique(codes[present], return_inverse=True)
         ngrams = np.full_like(codes, ABSENT)
         ngrams[present] = indices
-        # The last entry equals no code, so that lookups stay within the table.
+        # The last entry equals no code; it keeps lookups within the table.
         tables.append(np.append(table, np.iinfo(np.int64).max))
         counts.append(_Counts.of(text, ngrams))
     return tables, counts
@@ -290,7 +290,7 @@ def _codes(shorter: Integers, text: _Text, size: int) -> Integers:
 
 
 def distinct_n(samples: Sequence[str], n: int) -> float:
-    """The number of distinct n-grams over the number of n-grams, of all samples together (Li et al. 2016).
+    """The number of distinct n-grams divided by the number of all n-grams, over all samples (Li et al. 2016).
 
     It decreases with the amount of text, so compare only equal numbers of samples of similar lengths.
     """
@@ -306,7 +306,7 @@ class Repetition:
     """Repetition within samples."""
 
     fraction: PerSample
-    """The fraction of n-grams that occur earlier in the same sample; 0 for samples of less than n words."""
+    """The fraction of n-grams that occur earlier in the same sample; 0 for samples of fewer than n words."""
     longest_run: PerSample
     """The longest run of one word: 1 if no word follows itself, 0 if the sample is empty."""
 
@@ -327,13 +327,14 @@ class TokenEntropy:
     """Entropies of word frequencies, in nats."""
 
     pooled: float
-    """Of all samples together: low if samples are alike or each uses few words."""
+    """The entropy over all samples together; low if samples are alike or use few words each."""
     within: PerSample
-    """Of each sample, at most the log of its length; its mean is usually reported with generative perplexity."""
+    """The entropy of each sample, at most the log of its length; its mean is usually reported with generative
+    perplexity."""
 
 
 def token_entropy(samples: Sequence[str]) -> TokenEntropy:
-    """Entropies of word frequencies; for token entropies, join the tokens of each sample by spaces."""
+    """Entropies of word frequencies; for token entropies, join the tokens of each sample with spaces."""
     split = _words(samples, "samples")
     within = PerSample(np.array([entropy([*Counter(words).values()]) for words in split]))
     return TokenEntropy(entropy([*Counter(chain.from_iterable(split)).values()]), within)

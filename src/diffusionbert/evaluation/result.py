@@ -1,12 +1,12 @@
-"""The result of an evaluation: one typed value from `evaluate` to JSON, to `compare` and to tables.
+"""The result of an evaluation: one type from `evaluate` to JSON, `compare` and tables.
 
-    evaluation.json        everything but arrays and texts (docs/formats.md); what `evaluate --json` prints
+    evaluation.json        everything but arrays and texts (docs/formats.md); also printed by `evaluate --json`
     scores.safetensors     per sentence: number, tokens, words, bytes, nats and their variance over draws;
                            per sample: BLEU-4 and self-BLEU-4
     samples.txt            the samples of BLEU-4, then as many of self-BLEU-4, one per line
 
-`EvaluationResult.save` writes this folder and `EvaluationResult.load` reads it back without loss; folders of format 1
-open, too. How the figures are computed is in `evaluate`.
+`EvaluationResult.save` writes this folder, and `EvaluationResult.load` reads it back without loss; it also opens
+folders of format 1. The figures are computed in `evaluate`.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from diffusionbert.storage.schema import Component, from_json, to_json
 from diffusionbert.training.log import ModelDescription
 
 FORMAT = 2
-"""Increased when the files or their meaning change."""
+"""Increment this when the files or their meaning change."""
 REPORT, SCORES, SAMPLES = "evaluation.json", "scores.safetensors", "samples.txt"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model by their hashes, as `sha256sum` gives them."""
+    """Hashes that identify a model's weights, as `sha256sum` gives them."""
 
     sha256: str | None = None
-    """Of the list of all files."""
+    """The hash of the list of all files."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each file."""
 
@@ -76,7 +76,7 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class SamplingRecord:
-    """The settings from which the same samples follow again."""
+    """The settings that reproduce the samples."""
 
     sampler: Component
     steps: int
@@ -85,9 +85,9 @@ class SamplingRecord:
     top_p: float | None
     block: int | None
     length: int | tuple[int, int] | None
-    """Tokens of a sample, or a range; None draws lengths from the training corpus."""
+    """The number of tokens per sample, or a range; None draws lengths from the training corpus."""
     number: int
-    """Samples of each of the two sets."""
+    """The number of samples in each of the two sets."""
     seed: int
 
 
@@ -98,19 +98,19 @@ class TextMetrics:
 
     number: int
     bleu4: PointEstimate
-    """Mean over texts, each against the whole corpus (a real sentence: against the rest of it)."""
+    """The mean over texts, each against the whole corpus (a real sentence against the rest of it)."""
     self_bleu4: PointEstimate
-    """Mean over another set of as many samples (of real sentences, the same set), each against the rest of the set."""
+    """The mean over a second set of as many samples (for real sentences, the same set), each against the rest of it."""
     distinct: tuple[float | None, ...]
-    """Distinct 1-, 2-, 3- and 4-grams, as fractions of all; None where no text is long enough."""
+    """Distinct 1-, 2-, 3- and 4-grams as fractions of all; None if no text is long enough."""
     repeated_4grams: float
-    """Fraction of 4-grams that occur earlier in the same text."""
+    """The fraction of 4-grams that occur earlier in the same text."""
     longest_run: float
-    """Mean length of the longest run of one word."""
+    """The mean length of the longest run of one word."""
     entropy_pooled: float
-    """Entropy of word frequencies over all texts, in nats."""
+    """The entropy of word frequencies over all texts, in nats."""
     entropy_per_text: float
-    """Mean entropy of the word frequencies of each text, in nats."""
+    """The mean entropy of each text's word frequencies, in nats."""
     words_per_text: float
 
     @classmethod
@@ -134,15 +134,15 @@ class TextMetrics:
 @final
 @dataclass(frozen=True)
 class Speed:
-    """The cost of sampling, warm-up of the first call included."""
+    """The cost of sampling, including the warm-up of the first call."""
 
     seconds_per_sample: float
     tokens_per_second: float
     calls_per_sample: float
-    """Network calls."""
+    """The number of network calls per sample."""
     device: str
     batch: int
-    """Samples generated at once."""
+    """The number of samples generated at once."""
 
 
 @final
@@ -152,15 +152,16 @@ class AnswerMetrics:
 
     number: int
     num_candidates: int
-    """Of so many, the one that agrees most with the others is the answer (minimum Bayes risk)."""
+    """The number of candidates per source; the answer is the one that agrees most with the others (minimum Bayes
+    risk)."""
     length_given: bool
     """Whether answers were given the number of tokens of their target."""
     bleu4: PointEstimate
-    """BLEU-4 of all answers together, n-grams pooled over them (Papineni et al. 2002)."""
+    """Corpus BLEU-4: n-grams are pooled over all answers (Papineni et al. 2002)."""
     exact_match: PointEstimate
-    """The fraction of answers that are their target, word for word."""
+    """The fraction of answers that equal their target, word for word."""
     copied_bleu4: float
-    """BLEU-4 of the sources, taken for answers."""
+    """BLEU-4 of copying the source as the answer."""
 
     @classmethod
     def of(
@@ -194,17 +195,17 @@ def _bleu_of(counts: Sequence[Floats]) -> float:
 @final
 @dataclass(frozen=True)
 class Generation:
-    """What was measured on generated text."""
+    """Everything measured on generated text."""
 
     sampling: SamplingRecord
     samples: TextMetrics
     real: TextMetrics
-    """The same figures of real sentences."""
+    """The same figures for real sentences."""
     speed: Speed
     judge: Judgment | None = None
     mauve: Mauve | None = None
     answers: AnswerMetrics | None = None
-    """For models trained on pairs, whose samples are answers to sources."""
+    """The figures of answers, for models trained on pairs, whose samples are answers to sources."""
 
 
 _NO_VALUES = PerSample(np.zeros(0))
@@ -213,20 +214,20 @@ _NO_VALUES = PerSample(np.zeros(0))
 @final
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """Everything that was measured of a model on an evaluation set."""
+    """Everything measured for a model on an evaluation set."""
 
     name: str
-    """What the model was loaded as."""
+    """The name under which the model was loaded."""
     model: ModelDescription
     weights: Weights
     code: CodeVersion
     data: EvaluationSetRecord
     seed: int
-    """Of the evaluation."""
+    """The seed of the evaluation."""
     likelihoods: dict[str, LikelihoodSummary]
-    """By name, the model's own first; empty if it has none."""
+    """The likelihoods by name, the model's own first; empty if it has none."""
     generation: Generation | None
-    """None if nothing was generated."""
+    """The figures of generated text; None if nothing was generated."""
     conventions: tuple[Convention, ...] | None = None
     """The likelihood in the conventions of the literature; None if they were not requested."""
     notes: tuple[str, ...] = ()
@@ -234,13 +235,13 @@ class EvaluationResult:
     scores: dict[str, Scores] = field(default_factory=dict, repr=False)
     """The nats of each sentence, by the names of `likelihoods`."""
     bleu4: PerSample = field(default=_NO_VALUES, repr=False)
-    """Of each sample."""
+    """The BLEU-4 of each sample."""
     self_bleu4: PerSample = field(default=_NO_VALUES, repr=False)
-    """Of each sample of the second set."""
+    """The self-BLEU-4 of each sample of the second set."""
     samples: tuple[str, ...] = field(default=(), repr=False)
-    """For BLEU-4 and everything but self-BLEU-4; each is one line."""
+    """The samples for BLEU-4 and everything else except self-BLEU-4, one line each."""
     more_samples: tuple[str, ...] = field(default=(), repr=False)
-    """As many again, for self-BLEU-4."""
+    """As many samples again, for self-BLEU-4."""
 
     @property
     def primary(self) -> LikelihoodSummary | None:
@@ -256,7 +257,7 @@ class EvaluationResult:
         return self.table()
 
     def table(self) -> str:
-        """The figures and how they were obtained, as text."""
+        """The figures, and how they were obtained, as text."""
         from diffusionbert.evaluation.tables import result_table
 
         return result_table(self)
@@ -266,7 +267,7 @@ class EvaluationResult:
         return {"format": FORMAT} | {name: to_json(getattr(self, name)) for name in _RECORDED}
 
     def save(self, folder: Path) -> None:
-        """Writes the folder of the result; each file appears complete, and `evaluation.json` last."""
+        """Writes the folder of the result; each file appears complete or not at all, `evaluation.json` last."""
         tensors = {"bleu4": torch.tensor(self.bleu4.values), "self_bleu4": torch.tensor(self.self_bleu4.values)}
         for name, scores in self.scores.items():
             counts = {"example": scores.example, "tokens": scores.tokens, "words": scores.words, "bytes": scores.bytes}
@@ -299,7 +300,7 @@ class EvaluationResult:
         per_sentence = dict.fromkeys(("example", "tokens", "words", "bytes"), (number, INTEGERS))
         per_sentence |= {name: (number, FLOATS) for name in stored if name.startswith(("nats.", "draw_variance."))}
         per_sample = dict.fromkeys(("bleu4", "self_bleu4"), (None, FLOATS))
-        # Values may be infinite: a bound is, for a sentence that the model excludes.
+        # Values may be infinite, such as the bound of a sentence that the model excludes.
         require_stored(
             folder / SCORES,
             {name: each for name, each in stored.items() if each.size or name in per_sentence},
@@ -341,13 +342,13 @@ def _scores(name: str, summary: LikelihoodSummary, tensors: Mapping[str, Tensor]
 
 
 def mean_with_interval(values: PerSample, seed: int = 0) -> PointEstimate:
-    """A mean with its 95 % interval, by bootstrap over samples, as if they were independent."""
+    """A mean with its 95 % interval, by bootstrap over samples as if they were independent."""
     [sums] = resampled_sums([values.values], seed)
     return PointEstimate(values.mean, percentile_interval(sums / len(values.values)))
 
 
 def locate(folder: Path) -> Path:
-    """The folder of an evaluation: this one, or that of a run folder."""
+    """The folder of an evaluation: this one, or the one in a run directory."""
     inner = folder / "evaluation"
     folder = inner if (inner / REPORT).exists() else folder
     if not (folder / REPORT).exists():
@@ -366,8 +367,8 @@ def require_free(folder: Path) -> None:
 
 # ---- format 1 -------------------------------------------------------------------------------------------------------
 #
-# Evaluations of format 1, in which a string said which number a likelihood is, as plain JSON values of format 2; what
-# was not recorded is null.
+# Converts evaluations of format 1, in which a string described the quantity, to plain JSON values of format 2; what was
+# not recorded is null.
 
 
 def from_format_1(old: Any) -> dict[str, object]:
@@ -417,7 +418,7 @@ def _likelihood(old: Any) -> dict[str, object]:
 
 
 def _definition(steps: str, kind: str) -> dict[str, object]:
-    """Which number a likelihood is, from a description such as "512 steps, Spindle(strength=0.3, …)"."""
+    """The definition of a likelihood, from a description such as "512 steps, Spindle(strength=0.3, …)"."""
     if steps == "one token after another":
         return {"quantity": "nll", "estimator": "left to right"}
     if steps == "each token given all others":
@@ -436,7 +437,7 @@ def _definition(steps: str, kind: str) -> dict[str, object]:
 
 
 def _measurement(value: float | None, interval: Any) -> dict[str, object] | None:
-    """Infinity was null; a unit that was not counted had no interval."""
+    """A value with its interval. In format 1, infinity was null, and a unit that was not counted had no interval."""
     if interval is None:
         return None
     return {"value": "inf" if value is None else value, "ci95": ["inf" if end is None else end for end in interval]}

@@ -1,8 +1,8 @@
 """Tables: one evaluation with its protocol as text, and systems by columns in four formats.
 
-A `Table` is printed as text or shown as Markdown, JSON or LaTeX (with booktabs): numbers with intervals, the best in
-bold where a test tells them from the others, differences with their p-values, footnotes. Its author decides which
-numbers may be ranked.
+A `Table` is formatted as text, Markdown, JSON or LaTeX (with booktabs): numbers with intervals, the best in bold if a
+test tells it from the others, differences with p-values, and footnotes. Whoever builds a table decides which numbers
+may be ranked.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from diffusionbert.evaluation.result import EvaluationResult, Generation
 
 BEST = "*"
-"""Marks the best in plain text, and the footnote that explains it."""
+"""Marks the best number in plain text, and the footnote that explains the mark."""
 DASH = "–"
 TEXT_WIDTH = 240
 """The most characters per line of a table as plain text; notes below it are not wrapped."""
 
 
 class Direction(Enum):
-    """Which numbers are better; if neither, they are not ranked."""
+    """Which numbers are better; NEITHER is not ranked."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -43,15 +43,15 @@ _ARROWS = {Direction.LOWER: " ↓", Direction.HIGHER: " ↑", Direction.NEITHER:
 @final
 @dataclass(frozen=True)
 class Column:
-    """A column."""
+    """A column of a table."""
 
     key: str
-    """A name for programs."""
+    """The machine-readable name."""
     title: str
     better: Direction
     digits: int
     difference_unit: str = ""
-    """What differences between systems are given in."""
+    """The unit of differences between systems."""
 
     @property
     def heading(self) -> str:
@@ -61,16 +61,16 @@ class Column:
 @final
 @dataclass(frozen=True)
 class Cell:
-    """A number, or None; or a text."""
+    """A number, a text, or neither."""
 
     value: float | None = None
     interval: tuple[float, float] | None = None
     best: bool = False
-    """Whether it is the best, or does not differ significantly from it, while others do."""
+    """Whether this is the best, or does not differ significantly from the best while others do."""
     text: str | None = None
-    """In place of a number."""
+    """A text instead of a number."""
     notes: tuple[str, ...] = ()
-    """Marks of footnotes."""
+    """The marks of its footnotes."""
 
     def to_json(self) -> dict[str, object]:
         if self.text is not None:
@@ -88,7 +88,7 @@ class Cell:
 @final
 @dataclass(frozen=True)
 class SystemDifference:
-    """How far a system is from another, by default the best of a column."""
+    """The difference between a system and another one, by default the best of a column."""
 
     column: Column
     system: str
@@ -97,19 +97,20 @@ class SystemDifference:
     """The system minus the reference."""
     ci95: tuple[float, float]
     p_value: float
-    """Two-sided, not corrected for the number of comparisons."""
+    """The two-sided p-value, not corrected for the number of comparisons."""
     seeds: tuple[int, int] = (1, 1)
-    """Trainings of the system and of the reference; the interval covers them if both have two or more."""
+    """Training runs of the system and of the reference; the interval includes their spread if both have two or more."""
     noise: str = "independent"
-    """Of the draws: `shared`, so that most of it cancels; `independent`; `none` if nothing is drawn; or `unknown`."""
+    """The noise of the draws: `shared`, so that most of it cancels, `independent`, `none` if nothing is drawn, or
+    `unknown`."""
 
     @property
     def relative(self) -> float | None:
-        """The change of a perplexity; None for other figures."""
+        """The relative change of a perplexity; None for other figures."""
         return math.expm1(self.value) if self.column.difference_unit.startswith("nats per") else None
 
     def parts(self) -> tuple[str, ...]:
-        """What a table shows: column, systems, difference, interval, change, p, seeds, noise."""
+        """The texts that a table shows: column, systems, difference, interval, change, p, seeds, noise."""
         unit = f" {self.column.difference_unit}" if self.column.difference_unit.startswith("nats") else ""
         seeds = str(self.seeds[0]) if len({*self.seeds}) == 1 else f"{self.seeds[0]} and {self.seeds[1]}"
         return (
@@ -139,7 +140,7 @@ class Table:
 
     columns: tuple[Column, ...]
     names: tuple[str, ...]
-    """Of the systems."""
+    """The names of the systems."""
     cells: tuple[tuple[Cell, ...], ...]
     """One tuple per system, one cell per column."""
     footnotes: tuple[tuple[str, str], ...] = ()
@@ -147,7 +148,7 @@ class Table:
     warnings: tuple[str, ...] = ()
     differences: tuple[SystemDifference, ...] = ()
     provenance: tuple[Mapping[str, object], ...] = ()
-    """Hashes of code, data and weights of each system."""
+    """Hashes of the code, data and weights of each system."""
 
     def __str__(self) -> str:
         """Plain text: one column per system, with differences, footnotes and warnings below."""
@@ -159,7 +160,7 @@ class Table:
         return "\n".join([*(line.rstrip() for line in captured.get().splitlines()), *below(self)])
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values; ∞ is null with `infinite` beside it."""
+        """Plain JSON values; ∞ is null, with `infinite` next to it."""
         keys = [column.key for column in self.columns]
         return {
             "columns": [{"key": one.key, "title": one.title, "better": one.better.value} for one in self.columns],
@@ -195,7 +196,7 @@ class Table:
 
 
 def best_of(cells: Sequence[Cell], column: Column) -> int | None:
-    """The index of the best finite number of a column; None if it has no direction, or fewer than two numbers."""
+    """The index of the best finite number of a column; None if it has no direction or fewer than two numbers."""
     values = {index: cell.value for index, cell in enumerate(cells) if cell.value is not None}
     finite = {index: value for index, value in values.items() if math.isfinite(value)}
     if column.better is Direction.NEITHER or len(values) < 2 or not finite:
@@ -215,7 +216,7 @@ class _Markup:
     escape: Callable[[str], str]
     bold: str
     raised: str
-    """A superscript."""
+    """The template of a superscript."""
     interval: str
 
     def parts(self, cell: Cell, column: Column) -> tuple[str, str, str]:
@@ -241,7 +242,7 @@ class _Markup:
         )
 
     def rows(self, table: Table) -> Iterator[list[str]]:
-        """The heading and the systems, as texts of cells."""
+        """The heading and the systems, as rows of cell texts."""
         yield [self.escape(text) for text in ("system", *(column.heading for column in table.columns))]
         for name, row in zip(table.names, table.cells, strict=True):
             parts = [self.parts(cell, column) for column, cell in zip(table.columns, row, strict=True)]
@@ -252,10 +253,10 @@ class _Markup:
 
 
 def to_markdown(table: Table) -> str:
-    """A table of GitHub's Markdown."""
+    """The table in GitHub's Markdown."""
     markup = _Markup(escaped_for_markdown, "**{}**", "<sup>{}</sup>", "[{}, {}]")
     heading, *rows = (f"| {' | '.join(row)} |" for row in markup.rows(table))
-    # Two blanks before the break, or Markdown joins a footnote to the next.
+    # Two spaces before the line break, or Markdown joins a footnote to the next.
     notes = [f"{markup.footnote(mark, text)}  " for mark, text in table.footnotes]
     warnings = [f"**Warning:** {markup.escape(text)}  " for text in table.warnings]
     line = f"|---|{'---:|' * len(table.columns)}"
@@ -268,7 +269,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A tabular with its footnotes; needs the package booktabs."""
+    """The table as a LaTeX tabular with footnotes; needs the package booktabs."""
     markup = _Markup(escaped_for_latex, r"\textbf{{{}}}", r"$^{{\mathrm{{{}}}}}$", r"{{\scriptsize [{}, {}]}}")
     heading, *rows = (" & ".join(row) + r" \\" for row in markup.rows(table))
     lines = [
@@ -296,7 +297,7 @@ def to_latex(table: Table) -> str:
 
 
 def to_terminal(table: Table, *, styled: bool) -> RichTable:
-    """A table for a console, one column per system, because figures are many and terminals narrow.
+    """The table for a terminal, with one column per system, because figures are many and terminals narrow.
 
     Without styles, * marks the best.
     """
@@ -337,7 +338,7 @@ def below(table: Table) -> list[str]:
 
 
 def as_json(table: Table) -> str:
-    """One JSON object."""
+    """The table as one JSON object."""
     return json.dumps(table.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -414,11 +415,11 @@ _RATES = {
     "perplexity_per_word": 1,
     "bits_per_byte": 3,
 }
-"""The fields of `LikelihoodRates` that are shown, and their digits."""
+"""The fields of `LikelihoodRates` to show, and their numbers of digits."""
 
 
 def _figure(name: str, digits: int, found: PointEstimate | float | None, *real: float | None) -> str:
-    """A line of a figure with its interval, and of real sentences' figure."""
+    """A line with a figure, its interval, and the same figure for real sentences."""
     value, ci95 = (found.value, found.ci95) if isinstance(found, PointEstimate) else (found, None)
     interval = "" if ci95 is None else f"[{_number(ci95[0], digits)}, {_number(ci95[1], digits)}]"
     shown = "".join(_number(one, digits) for one in real)
