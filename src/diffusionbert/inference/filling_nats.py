@@ -70,7 +70,7 @@ class SearchBudget:
 
     def __post_init__(self) -> None:
         if min(value for name, value in vars(self).items() if name not in ("draws", "exact_up_to")) < 1:
-            raise ValueError(f"a search budget must be >= 1, except `draws` and `exact_up_to`, got {self}")
+            raise ValueError(f"except for `draws` and `exact_up_to`, a search budget must be >= 1, got {self}")
         if min(self.draws, self.exact_up_to) < 0:
             raise ValueError(f"`draws` and `exact_up_to` must be >= 0, got {self}")
 
