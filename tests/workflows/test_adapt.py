@@ -295,7 +295,7 @@ def test_pairs_are_refused(start, tmp_path):
     ({"texts": None}, "there is no text to adapt to"),
     ({"texts": []}, "there is no text to adapt to"),
     ({"texts": None, "resume": True}, "`resume` needs the `output`"),
-    ({"texts": "x.txt", "model": "unrolled"}, "adaptation is steered by a likelihood"),
+    ({"texts": "x.txt", "model": "unrolled"}, "adaptation is guided by a likelihood"),
     ({"texts": "x.txt", "model": "pairs"}, "trained on pairs"),
 ])  # fmt: skip
 def test_wrong_use_is_refused_in_one_line(options, message, tmp_path, monkeypatch):

@@ -208,5 +208,5 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys):
 
 
 def test_repeated_sentences_are_refused():
-    with pytest.raises(ValueError, match="all different"):
+    with pytest.raises(ValueError, match="all distinct"):
         SentenceSet("same", ("x", "x"), (0.5, 0.5))

@@ -1,12 +1,12 @@
-"""Adaptation: a trained model becomes one for the user's own text, with no setting to choose.
+"""Adaptation: fine-tunes a trained model on the user's own text, with no settings to choose.
 
-A part of the text is held out. A few timed steps say how many fit into the time budget; the learning rate is low, and
-the checkpoint with the lowest held-out bound is kept. Then the weights are moved back towards the start,
+Part of the text is held out. A few timed steps tell how many fit into the time budget; the learning rate is low, and
+the checkpoint with the lowest held-out bound is kept. Then the weights are moved back toward the start,
 
     w = w_start + share · (w_adapted - w_start)
 
-(Wortsman et al. 2022, WiSE-FT), until the bound on generic text, which are samples of the start, has risen by no more
-than `FORGETTING`. Both bounds are estimated before and after with the same noise. Training is that of `training.run`.
+(Wortsman et al. 2022, WiSE-FT), until the bound on generic text (samples of the start) has risen by no more than
+`FORGETTING`. Both bounds are estimated before and after with the same noise. The training itself is in `training.run`.
 """
 
 from __future__ import annotations
@@ -66,17 +66,18 @@ MINUTES = 5.0
 LEARNING_RATE = 3e-4
 LORA_RATE, LORA_RANK = 2e-3, 16
 FORGETTING = 0.05
-"""The most nats per token that generic text may cost more than before."""
+"""The largest increase allowed in the bound on generic text, in nats per token."""
 TRIALS = 4
-"""How often the share is lowered at most."""
+"""How many times the share may be lowered."""
 MAX_EPOCHS = 8
 VALIDATIONS, PATIENCE = 6, 3
-"""How often the held-out bound is estimated, and after how many without a gain it ends: not before half of the steps,
-since the first ones often lead away from the start."""
+"""How many times the held-out bound is estimated, and after how many without a gain training stops; not before half of
+the steps, since the first ones often lead away from the start."""
 LINES_PER_MINUTE = 40_000
-"""Of which no CPU trains on a tenth: a larger text would take longer to encode than to learn from."""
+"""The most lines of text used per minute on a CPU, which trains on less than a tenth of them; encoding more would take
+longer than training."""
 HELD_OUT = 200
-"""The most held-out sentences that are scored."""
+"""The most held-out sentences to score."""
 BUDGET = EstimationBudget(precision=None, max_draws=4, strata=2)
 _REPORT = "adapt.json"
 
@@ -103,26 +104,26 @@ def adapt(
     seed: int = 0,
     cache: str | Path | None = None,
 ) -> Adapted:
-    """Fine-tunes a model on text of your own; batch, steps and learning rate are chosen for this machine.
+    """Fine-tunes a model on your own text; the batch size and number of steps are chosen for this machine.
 
     Args:
-        texts: A text file (also compressed), a folder or glob, as for `train`; or texts, one sentence each. Paragraphs
-            that are longer than the model reads are cut into sentences. Only `resume` needs none.
-        model: What to start from: a run directory, a model folder or a Hub name; None is the bundled model. With
-            `resume`, that of the adaptation.
-        output: The run directory; None is a new one, adapted-NAME in the current folder.
-        minutes: About how long it may take, measuring included.
-        lora: Trains a low-rank adapter (extra `lora`) in place of the weights; the model folder then holds the adapter
-            alone, and needs the model to start from.
-        merge: With `lora`, adds the adapter to the weights, so that the folder is an ordinary model.
-        learning_rate: The peak; None is `LEARNING_RATE`, and `LORA_RATE` with `lora`.
-        samples: How many texts are generated before and after.
-        resume: Continues the adaptation in `output`, which was stopped.
-        seed: Of batches, noise and samples.
-        cache: Where encoded corpora and generic text are kept; None is the user's cache folder.
+        texts: A text file (may be compressed), a folder or a glob, as for `train`; or texts, one sentence each.
+            Paragraphs longer than the model can read are split into sentences. Omit it only with `resume`.
+        model: The model to start from: a run directory, a model folder or a Hub name; None is the bundled model. With
+            `resume`, the one that the adaptation started from.
+        output: The run directory; None creates adapted-NAME in the current folder.
+        minutes: About how long it may take, including measurements.
+        lora: Train a low-rank adapter (extra `lora`) instead of the weights. The model folder then holds only the
+            adapter, and needs the model it started from.
+        merge: With `lora`, add the adapter to the weights, so that the folder is an ordinary model.
+        learning_rate: The peak learning rate; None is `LEARNING_RATE`, or `LORA_RATE` with `lora`.
+        samples: How many texts to generate before and after.
+        resume: Continue the stopped adaptation in `output`.
+        seed: The seed of batches, noise and samples.
+        cache: The folder for encoded corpora and generic text; None is the user's cache folder.
 
     Returns:
-        The adapted model and a report with bounds and samples before and after.
+        The adapted model, and a report with bounds and samples before and after.
 
     Examples:
         >>> import diffusionbert
@@ -134,7 +135,7 @@ def adapt(
     if not 0 <= samples <= MAX_TEXTS:
         raise ValueError(f"`samples` must be between 0 and {MAX_TEXTS}, got {samples}")
     rate = (LORA_RATE if lora else LEARNING_RATE) if learning_rate is None else learning_rate
-    TrainingConfig(learning_rate=rate, seed=seed)  # wrong ones are refused before any work
+    TrainingConfig(learning_rate=rate, seed=seed)  # raises before any work if they are invalid
     if merge and not (lora or resume):
         raise ValueError("`merge` is for `lora`: without it there is nothing to merge; leave it out")
     stores = default_cache() if cache is None else Path(cache)
@@ -161,7 +162,7 @@ def adapt(
     before, bound_seconds = clock.timed(lambda: _bounds(start, (held_out, *generic), low))
     texts_before = _samples(start, samples, seed)
     if not resume:
-        more = 3 * bound_seconds  # validations, and both bounds again
+        more = 3 * bound_seconds  # for validation, and for both bounds again
         config = _with_steps(config, prepared, speed, max(clock.left - more, clock.seconds / 2))
         logger.info(_announcement(config.training, speed, more))
     run = (
@@ -175,7 +176,7 @@ def adapt(
     adapted = load_engine(folder)
     domain, _, kept = before
     share = 0.0
-    if run.state.best_step:  # else the model is the start
+    if run.state.best_step:  # otherwise the model is still the start
         share = _restrained(start, adapted, generic[0], before[1], low)
         domain, kept = _bounds(adapted, (held_out, generic[1]), low)
         if config.training.lora is not None and not merge:
@@ -220,9 +221,9 @@ def _new_folder(texts: str | Path | Iterable[str] | None, output: str | Path | N
 
 
 def _stopped(output: str | Path | None, model: str | Path | None) -> tuple[Path, RunConfig, Engine]:
-    """The directory, configuration and start of an adaptation that was stopped."""
+    """The directory, configuration and start of a stopped adaptation."""
     if output is None:
-        raise ValueError("`resume` needs the `output` of the adaptation that was stopped")
+        raise ValueError("`resume` needs the `output` of the stopped adaptation")
     folder = Path(output)
     config = stored_config(folder)
     if (folder / _REPORT).exists():
@@ -250,11 +251,11 @@ class _First:
 
 
 def _generic(engine: Engine, cache: Path, seed: int) -> tuple[Sentences, Sentences]:
-    """Two sets of generic text: by the first the share is chosen, on the second the report is made."""
+    """Two sets of generic text: one to choose the share, one to report on."""
     texts = generic_texts(engine, cache, seed=seed)
     halves = texts[0::2], texts[1::2]
     if min(map(len, halves)) < 2:
-        raise ValueError("the model to start from generates no text that it can read again; give a trained model")
+        raise ValueError("the model to start from generates no text that it can read back; give a trained model")
     first, second = (Sentences(engine.vocabulary, tuple(half)) for half in halves)
     return first, second
 
@@ -270,13 +271,13 @@ def _require_adaptable(engine: Engine) -> None:
     engine.require_single_texts("adapt to")
     if not engine.config.objective.scoring_quantities(engine.config.time).available:
         raise ValueError(
-            f"adaptation is steered by a likelihood, which the objective {engine.config.objective} does not have; use "
+            f"adaptation is guided by a likelihood, which the objective {engine.config.objective} does not have; use "
             "train --start"
         )
 
 
 def _first_config(start: Engine, corpus: str, seed: int, rank: int | None, learning_rate: float) -> RunConfig:
-    """The start's own network, objective and reading of text; how long to train is measured later."""
+    """The start's own network, objective and text settings; the number of steps is determined later."""
     own = start.config.data
     data = DataConfig(
         corpus,
@@ -303,7 +304,7 @@ def _batch_tokens(training: TrainingConfig) -> int:
 
 
 def _measured(config: RunConfig, start: Engine, prepared: PreparedData, clock: _Clock) -> tuple[RunConfig, float]:
-    """The precision and the batch that suit this machine, and its tokens per second."""
+    """The configuration with the precision and batch size that suit this machine, and its tokens per second."""
     training = config.training
     is_gpu = make_accelerator(training, None).device.type == "cuda"
     module = start.module(config.objective.build(start.statistics))
@@ -333,7 +334,7 @@ _FEWEST_STEPS, _MANY_STEPS = 8, 500
 
 
 def _with_steps(config: RunConfig, prepared: PreparedData, speed: float, seconds: float) -> RunConfig:
-    """As many steps as fit into the time, but no more than `MAX_EPOCHS`."""
+    """The configuration with as many steps as fit into the time, but at most `MAX_EPOCHS`."""
     training = config.training
     batch = _batch_tokens(training)
     affordable = int(0.9 * speed * max(0.0, seconds) / batch)  # the optimizer and checkpoints take time, too
@@ -356,7 +357,7 @@ def _announcement(training: TrainingConfig, speed: float, more: float) -> str:
 
 
 class _Clock:
-    """What is left of the time budget."""
+    """The remaining time budget."""
 
     def __init__(self, minutes: float):
         if not 0 < minutes < math.inf:
@@ -372,7 +373,7 @@ class _Clock:
         return max(0.0, self.seconds - self.elapsed)
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """What the work returns, and its seconds."""
+        """The result of the work, and the seconds it took."""
         began = self.elapsed
         done = work()
         return done, self.elapsed - began
@@ -399,7 +400,7 @@ def _bounds(engine: Engine, texts: Iterable[SequenceDataset], low: torch.dtype |
 def _restrained(
     start: Engine, adapted: Engine, generic: SequenceDataset, before: Estimate, low: torch.dtype | None
 ) -> float:
-    """Moves the adapted weights back towards the start until generic text costs little more; returns the share."""
+    """Moves the adapted weights back toward the start until generic text costs little more; returns the share."""
     own = {name: weight.detach().clone() for name, weight in adapted.module().named_parameters()}
     first = {name: weight.detach() for name, weight in start.module().named_parameters()}
     share = 1.0
@@ -408,7 +409,7 @@ def _restrained(
         rise = found.nats_per_token - before.nats_per_token
         if rise <= FORGETTING:
             break
-        # About quadratic near the start, where the bound on its own samples is lowest; a little less, to be safe.
+        # The rise is about quadratic near the start, where the bound on its own samples is lowest. Aim a little lower.
         share = round(share * min(0.95, max(0.4, math.sqrt(0.9 * FORGETTING / rise))), 2)
         with torch.no_grad():
             for name, weight in adapted.module().named_parameters():
@@ -417,7 +418,7 @@ def _restrained(
 
 
 def _replace_model(engine: Engine, run: RunFolder) -> None:
-    """Writes the model's present weights in place of those that training exported."""
+    """Replaces the weights that training exported with the model's current ones."""
     unfinished = run.path / "model.adapted"
     shutil.rmtree(unfinished, ignore_errors=True)
     engine.save(unfinished, WeightFormat())
@@ -426,7 +427,7 @@ def _replace_model(engine: Engine, run: RunFolder) -> None:
 
 
 def _write_adapter(start: Engine, run: RunFolder, share: float) -> None:
-    """Leaves of the exported model the adapter alone."""
+    """Replaces the exported model with the adapter alone."""
     best = run.read_pointer("best")
     assert best is not None
     prefix = "network.backbone."
@@ -434,5 +435,5 @@ def _write_adapter(start: Engine, run: RunFolder, share: float) -> None:
     base = "bundled" if start.folder == BUNDLED else str(start.folder.absolute())
     write_adapter(run.model, weights, base, share)
     card = run.model / "README.md"
-    is_opened = "is a LoRA adapter, and opens with diffusionbert, or with PEFT on the model that it starts from"
+    is_opened = "is a LoRA adapter, and opens with diffusionbert, or with PEFT on the model it was trained from"
     card.write_text(re.sub(r"opens with `Auto\w+`", is_opened, card.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What an adaptation came to: bounds and samples before and after, and the settings that were chosen."""
+"""The report on an adaptation: bounds and samples before and after, and the chosen settings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Change:
     before: float
     after: float
     difference: float
-    """After minus before: below 0, the model has improved."""
+    """After minus before; negative if the model has improved."""
     low: float
-    """Of the 95 % interval of the difference."""
+    """The lower end of the 95 % interval of the difference."""
     high: float
     num_sentences: int
 
@@ -39,27 +39,27 @@ class Change:
 
 @dataclass(frozen=True)
 class AdaptReport:
-    """What was done, and what came of it."""
+    """What an adaptation did, and its results."""
 
     start: str
     model: str
     """The folder of the adapted model."""
     data: str
     num_sentences: int
-    """Trained on, the held-out ones not counted."""
+    """The number of training sentences, without the held-out ones."""
     domain: Change
-    """On the held-out sentences."""
+    """The change on held-out sentences."""
     generic: Change
-    """On samples of the start, other ones than those that chose the share."""
+    """The change on samples of the start, other than those used to choose the share."""
     share: float
-    """How far the weights are from those of the start (0) to those that were trained (1)."""
+    """The position of the weights between the start (0) and the trained weights (1)."""
     steps: int
     best_step: int
     batch_tokens: int
     learning_rate: float
     precision: str
     tokens_per_second: float | None
-    """Of training, as measured; None if the run was resumed."""
+    """The measured training speed; None if the run was resumed."""
     seconds: float
     samples_before: tuple[str, ...]
     samples_after: tuple[str, ...]
@@ -67,11 +67,11 @@ class AdaptReport:
 
     @property
     def is_better(self) -> bool:
-        """Whether the bound on held-out text has fallen, beyond chance."""
+        """Whether the bound on held-out text has fallen significantly."""
         return self.domain.high < 0
 
     def table(self) -> str:
-        """What a user reads: bounds and samples before and after, and the next command."""
+        """The report for the user: bounds and samples before and after, and the next command."""
         lines = [
             f"held-out text: {self.domain}",
             f"generic text:  {self.generic} (samples of the start)",
@@ -82,8 +82,8 @@ class AdaptReport:
             lines += [f"{title}:", *(f"  {text}" for text in texts)]
         if not self.is_better:
             lines.append(
-                "no gain beyond chance on held-out text: give more text, or more time (--minutes); the model is kept "
-                "all the same"
+                "no significant gain on held-out text: give more text, or more time (--minutes); the model is kept "
+                "anyway"
             )
         lines.append(f"next: diffusionbert generate --model {quote(self.model)}")
         return "\n".join(lines)

@@ -1,15 +1,16 @@
-"""Can the numbers of a scorer be likelihoods? Two inequalities on sentences that can be listed decide.
+"""Audits a scorer: can its numbers be likelihoods? Two inequalities over an explicit list of sentences decide.
 
-    Σ exp(-nats) ≤ 1        any different sentences together have at most probability 1
+    Σ exp(-nats) ≤ 1        distinct sentences have a total probability of at most 1
     Σ p·nats ≥ Σ -p·log p   no code beats the entropy of a distribution p over them (Gibbs)
 
-They hold for exact likelihoods and for valid bounds (nats ≥ -log p), whatever the model is and however it was trained.
-A scorer that breaks one gives numbers that belong to no distribution over sentences. One that keeps both is not proven
-right: the sentences may be ones that its model finds improbable, so that no number it gives them could break them.
+Both hold for exact likelihoods and for valid bounds (nats ≥ -log p), whatever the model and its training. A scorer that
+violates one of them belongs to no distribution over sentences. A scorer that satisfies both is not proven correct: its
+model may find all of these sentences so improbable that no error could show.
 
-Where a score is given the length, as ours are, the sum is over the sentences of one length in tokens, the largest of
-them counts, and the entropy is that of a sentence given its length. Scores that were drawn have a standard error, which
-widens the tolerance: 1.96 of them for each sentence at once, as if all erred in the same direction.
+If scores are conditional on the length, as ours are, the sum runs over the sentences of one length in tokens, the
+largest such sum is reported, and the entropy is that of a sentence given its length. Estimated scores have a standard
+error, which widens the tolerance by 1.96 standard errors of every sentence at once, as if all erred in the same
+direction.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from diffusionbert.storage.limits import read_text
 from diffusionbert.storage.schema import to_json
 
 Scorer = Callable[[list[str]], Sequence[Any]]
-"""Gives the nats of sentences, -log p each: numbers, or objects with `nats` and perhaps `standard_error`, as
+"""Returns the nats of sentences, -log p each: numbers, or objects with `nats` and optionally `standard_error`, as
 `Model.score` returns them."""
 Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-3
-"""In nats: rounding of float32 networks."""
+"""The tolerance in nats, for the rounding of float32 networks."""
 ERRORS = 1.96
-"""The standard errors by which a score may be off."""
+"""The number of standard errors by which a score may be off."""
 WEAK = 0.5
-"""Below this total, numbers that are no likelihoods may well pass."""
+"""If the total is below this, numbers that are not likelihoods may easily pass."""
 RECHECKED = 8
-"""So many sentences are scored again, in another order."""
+"""The number of sentences scored a second time, in another order."""
 
 
 # ---- languages ------------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ RECHECKED = 8
 @final
 @dataclass(frozen=True)
 class SentenceSet:
-    """Different sentences with a probability each, which add up to 1."""
+    """Distinct sentences with their probabilities, which add up to 1."""
 
     name: str
     texts: tuple[str, ...]
@@ -72,8 +73,8 @@ class SentenceSet:
 
     def __post_init__(self) -> None:
         if len(self.texts) < 2 or len(set(self.texts)) < len(self.texts):
-            known = f"{len(set(self.texts))} different ones of {len(self.texts)}"
-            raise ValueError(f"an audit needs two or more sentences, all different, got {known}; remove repetitions")
+            known = f"{len(set(self.texts))} distinct ones of {len(self.texts)}"
+            raise ValueError(f"an audit needs two or more sentences, all distinct, got {known}; remove duplicates")
         total = math.fsum(self.probabilities)
         if min(self.probabilities) < 0 or not math.isclose(total, 1, abs_tol=1e-6):
             raise ValueError(f"the probabilities of {self.name!r} must be >= 0 and add up to 1, not to {total:.6g}")
@@ -85,7 +86,7 @@ class SentenceSet:
 
     @classmethod
     def read(cls, path: Path) -> SentenceSet:
-        """A file: one sentence per line, with its probability after a tab; without any, all are equally probable."""
+        """Reads a file of one sentence per line, each with its probability after a tab; with none, all are equal."""
         lines = [line for line in read_text(path).splitlines() if line.strip()]
         columns = [line.rpartition("\t") for line in lines]
         if any(tab for _, tab, _ in columns):
@@ -94,7 +95,7 @@ class SentenceSet:
 
     @property
     def entropy(self) -> float:
-        """In nats."""
+        """The entropy in nats."""
         return math.fsum(-one * math.log(one) for one in self.probabilities if one)
 
     def sample(self, number: int, seed: int = 0) -> list[str]:
@@ -174,8 +175,9 @@ _PLACES = (
 def birthplaces() -> SentenceSet:
     """Sentences such as "He was born in Paris, France.", all equally probable.
 
-    The rest of such a sentence tells each of its tokens, but nothing tells which of them it is. A score that gives each
-    token all others breaks the limits here for any model of encyclopedic English, without training on it.
+    Each token of such a sentence is easy to guess from all the others, but nothing tells which sentence it is. A score
+    that conditions each token on all others therefore exceeds the limits here for any model of encyclopedic English,
+    without training on these sentences.
     """
     texts = tuple(f"{one} was born in {place}." for place in _PLACES for one in ("He", "She"))
     return SentenceSet("birthplaces", texts, (1 / len(texts),) * len(texts))
@@ -187,11 +189,12 @@ LANGUAGES: dict[str, Callable[[], SentenceSet]] = {
     "skewed": lambda: SentenceSet.of("skewed", SKEWED),
     "twins": lambda: SentenceSet.of("twins", TWINS),
 }
-"""By name; all but birthplaces are of the two words a and b, for models that were trained on them."""
+"""The built-in languages by name; all except birthplaces have the two words a and b, and are for models trained on
+them."""
 
 
 def find_language(name: str | Path | SentenceSet) -> SentenceSet:
-    """A language by its name or from a file; raises ValueError if there is neither."""
+    """A language by name or from a file; raises ValueError if neither exists."""
     if isinstance(name, SentenceSet):
         return name
     if str(name) in LANGUAGES:
@@ -206,7 +209,7 @@ def find_language(name: str | Path | SentenceSet) -> SentenceSet:
 
 
 class Verdict(Enum):
-    """What an audit found; `meaning` says it in a sentence."""
+    """The verdict of an audit; `meaning` explains it."""
 
     CONSISTENT = "can be a likelihood"
     UNDECIDED = "undecided"
@@ -215,11 +218,11 @@ class Verdict(Enum):
     @property
     def meaning(self) -> str:
         return {
-            Verdict.CONSISTENT: "nothing here contradicts an exact likelihood or a valid bound; that is no proof, "
+            Verdict.CONSISTENT: "nothing here contradicts an exact likelihood or a valid bound; this is not a proof, "
             "since other sentences might",
-            Verdict.UNDECIDED: "a limit is exceeded by no more than the scores err: score with more draws",
+            Verdict.UNDECIDED: "a limit is exceeded, but within the error of the scores: score with more draws",
             Verdict.REFUTED: "no distribution over sentences has these probabilities or higher ones, so they are "
-            "neither likelihoods nor bounds, and an exponential of their mean is no perplexity",
+            "neither likelihoods nor bounds, and the exponential of their mean is not a perplexity",
         }[self]
 
 
@@ -232,15 +235,15 @@ class AuditReport:
     language: str
     num_sentences: int
     total: float
-    """Σ exp(-nats); the largest of those by length, where scores are given the length."""
+    """Σ exp(-nats); the largest sum over one length if scores are conditional on the length."""
     total_margin: float
-    """By so many nats may log(total) exceed 0 for rounding and noise alone."""
+    """How far log(total) may exceed 0 because of rounding and noise alone, in nats."""
     expected_nats: float
     """Σ p·nats"""
     entropy: float
-    """The least that `expected_nats` can be, in nats."""
+    """The lower limit of `expected_nats`, in nats."""
     expected_margin: float
-    """By so many nats may `expected_nats` fall below it for rounding and noise alone."""
+    """How far `expected_nats` may fall below it because of rounding and noise alone, in nats."""
     given_length: bool
     verdict: Verdict
     notes: tuple[str, ...] = ()
@@ -277,15 +280,15 @@ def audit(
     """Tells whether the numbers of a scorer can be likelihoods, or bounds on them.
 
     Args:
-        scorer: A function from a list of sentences to their nats (−log p each), such as `model.score`; or the name of
-            one, "module:function"; or one of the examples: spindle, pseudo-likelihood, bound, exact.
-        language: The sentences: "birthplaces" needs no training; "paper", "skewed" and "twins" are for models that were
-            trained on them; or a file of sentences. An example has a language of its own.
-        log_probabilities: Whether the scorer gives log-probabilities, below 0, instead of nats.
-        tolerance: In nats, for rounding.
+        scorer: A function from a list of sentences to their nats (−log p each), such as `model.score`; the name of one,
+            "module:function"; or one of the examples: spindle, pseudo-likelihood, bound, exact.
+        language: The sentences: "birthplaces" needs no training; "paper", "skewed" and "twins" are for models trained
+            on them; or a file of sentences. An example has its own language.
+        log_probabilities: Whether the scorer returns log-probabilities, below 0, instead of nats.
+        tolerance: The tolerance for rounding, in nats.
 
     Returns:
-        The report; `print` shows it.
+        The report, which can be printed.
 
     Examples:
         >>> import diffusionbert
@@ -337,7 +340,7 @@ def _audited(scorer: Scorer, name: str, sentences: SentenceSet, sign: float, tol
 
 
 def _total(nats: Floats, errors: Floats) -> tuple[float, float]:
-    """Σ exp(-nats), and by how much its logarithm may be too large: noise raises a mean of exponentials, too."""
+    """Σ exp(-nats), and how much too large its logarithm may be; noise also biases a mean of exponentials upward."""
     with np.errstate(over="ignore"):
         terms = np.exp(-nats)
     total = float(terms.sum())
@@ -351,21 +354,21 @@ def _power_notes(verdict: Verdict, total: float) -> list[str]:
     if verdict is not Verdict.CONSISTENT or total >= WEAK:
         return []
     return [
-        f"the sentences have a probability of {total:.2g} together, so this says little: sentences that the scorer's "
-        "model finds probable, or training it on the language (`audit --corpus`), say more"
+        f"the sentences have a total probability of only {total:.2g}, so this says little: use sentences that the "
+        "scorer's model finds probable, or train it on the language (`audit --corpus`)"
     ]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """What a scorer said of sentences."""
+    """A scorer's numbers for sentences."""
 
     nats: Floats
     errors: Floats
-    """Standard errors."""
+    """The standard errors."""
     lengths: NDArray[np.int64]
-    """In tokens, where scores are given them; else 0."""
+    """The lengths in tokens if scores are conditional on them; otherwise 0."""
     given_length: bool
     notes: tuple[str, ...]
 
@@ -376,9 +379,9 @@ def _scores(scorer: Scorer, texts: list[str], sign: float) -> _Scores:
     errors = np.array([_number(getattr(one, "standard_error", 0.0)) for one in found])
     errors = np.where(np.isfinite(nats), errors, 0.0)
     if not ((errors >= 0) & (errors < np.inf)).all():
-        raise ValueError("the scorer gave standard errors that are negative or not finite; mend it first")
+        raise ValueError("the scorer returned standard errors that are negative or not finite; fix it first")
     if np.isnan(nats).any():
-        raise ValueError(f"the scorer gave NaN for {texts[int(np.isnan(nats).argmax())]!r:.40}; mend it first")
+        raise ValueError(f"the scorer returned NaN for {texts[int(np.isnan(nats).argmax())]!r:.40}; fix it first")
     if (nats < 0).all():
         raise ValueError(
             "all numbers of the scorer are below 0, but nats are -log p; give `log_probabilities` if that is what they "
@@ -395,14 +398,14 @@ def _scores(scorer: Scorer, texts: list[str], sign: float) -> _Scores:
         # Two scores differ by √2 standard deviations.
         errors = np.full(len(texts), float(np.sqrt((change**2).mean() / 2)))
         notes.append(
-            f"the same sentence got other nats when scored again, in other company (by up to {change.max():.2g}): "
-            f"taken for noise of standard error {errors[0]:.2g}"
+            f"a sentence's nats changed by up to {change.max():.2g} when scored again among other sentences: "
+            f"treated as noise with standard error {errors[0]:.2g}"
         )
     num_equal = len(nats) - len(np.unique(nats))
     if num_equal > len(nats) // 2:
         notes.append(
-            f"{num_equal} of {len(nats)} sentences share their nats with others: a scorer that reads different "
-            "sentences as one (unknown words, letter case) counts it several times"
+            f"{num_equal} of {len(nats)} sentences have the same nats as others: a scorer that cannot tell sentences "
+            "apart (unknown words, letter case) counts one several times"
         )
     given = [str(getattr(one, "conditional_on", "")).startswith("length") for one in found]
     lengths = np.array([int(getattr(one, "num_tokens", 0)) if all(given) else 0 for one in found], np.int64)
@@ -412,12 +415,12 @@ def _scores(scorer: Scorer, texts: list[str], sign: float) -> _Scores:
 def _called(scorer: Scorer, texts: list[str]) -> list[Any]:
     try:
         found = list(scorer(texts))
-    except (ValueError, OSError, RuntimeError, MemoryError):  # of ours: one line already
+    except (ValueError, OSError, RuntimeError, MemoryError):  # ours: already one line
         raise
     except Exception as error:
-        raise ValueError(f"the scorer failed ({fault_of(error)}); mend it first") from error
+        raise ValueError(f"the scorer failed ({fault_of(error)}); fix it first") from error
     if len(found) != len(texts):
-        raise ValueError(f"the scorer gave {len(found)} numbers for {len(texts)} sentences; it must give one for each")
+        raise ValueError(f"the scorer must return one number per sentence, got {len(found)} for {len(texts)} sentences")
     return found
 
 
@@ -429,7 +432,7 @@ def _number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"a number is expected, got {value!r:.40}; give nats, one for each sentence") from None
+        raise ValueError(f"a number is expected, got {value!r:.40}; return nats, one per sentence") from None
 
 
 # ---- scorers --------------------------------------------------------------------------------------------------------
@@ -448,12 +451,12 @@ def named_scorer(name: str) -> Scorer:
     except (Exception, SystemExit) as error:
         raise ValueError(f"the scorer {name!r:.60} cannot be imported ({fault_of(error)})") from error
     if not callable(found) or inspect.isclass(found):
-        raise ValueError(f"{name!r:.60} is not a function; give one from a list of sentences to their nats")
+        raise ValueError(f"{name!r:.60} is not a function; give one that maps a list of sentences to their nats")
     return found  # type: ignore[no-any-return]
 
 
 _LONGEST_NUMBER = 100
-"""In bytes."""
+"""The most bytes of a printed number."""
 
 
 def command_scorer(command: str) -> Scorer:
@@ -491,16 +494,14 @@ def command_scorer(command: str) -> Scorer:
 @final
 @dataclass(frozen=True)
 class Example:
-    """A scorer made for a language: by the best network that there is for it, so that nothing but its quantity is
-    judged.
-    """
+    """A scorer for one language with the optimal network for it, so that only its quantity is judged."""
 
     meaning: str
     name: str
-    """Of its language."""
+    """The name of its language."""
     language: Language
     nats: Callable[[Tensor], Tensor]
-    """Of each sentence, from its tokens."""
+    """Computes the nats of each sentence from its tokens."""
 
     @cached_property
     def sentences(self) -> SentenceSet:
@@ -520,7 +521,7 @@ def _of_process(language: Language, schedule: Spindle | Linear, quantity: Quanti
 
 
 def _perfect(language: Language) -> nn.Module:
-    """The network that knows each token's distribution given any others."""
+    """The network that knows the distribution of each token given any set of others."""
     return Bayes(language, Absorbing(Linear(), language.mask_id))
 
 

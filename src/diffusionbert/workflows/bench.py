@@ -1,8 +1,8 @@
-"""How fast this machine trains, generates and scores: our programs beside references, interleaved in one run.
+"""Measures how fast this machine trains, generates and scores, against references that run in turns with our code.
 
-Each row times two programs that do the same work: warm-up, then rounds in which both take their turn, so that a clock
-or a neighbor that changes during the run changes both. A row reports the ratio of their speeds, the median and the
-spread over the rounds, the peak memory, and how much of the chip's own matrix rate (measured first) is used.
+Each row times two programs that do the same work. After a warm-up they alternate in rounds, so that changes of clock
+speed or of load from other processes affect both. A row reports the ratio of their speeds, the median and the spread
+over the rounds, the peak memory, and the fraction of the chip's own matrix rate (measured first) that is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Row:
     reference: Work
 
     def on(self, device: str) -> Row | None:
-        """The same at the size of this kind of device; None if the row is about another kind."""
+        """The same at a size for this kind of device; None if the row is for another kind."""
         ours, reference = self.ours.on(device), self.reference.on(device)
         return None if ours is None or reference is None else replace(self, ours=ours, reference=reference)
 
@@ -133,9 +133,9 @@ def bench(
     Args:
         only: The rows to measure, by name; all if empty.
         device: The device; None is a GPU if there is one.
-        rounds: How often each program takes its turn.
-        compile: Whether to compile; None does on a GPU.
-        progress: Called with the row that is being measured.
+        rounds: The number of turns of each program.
+        compile: Whether to compile; None compiles on a GPU.
+        progress: Called with the row being measured.
         on_row: Called after each row with the result so far.
 
     Returns:
@@ -158,12 +158,12 @@ def bench(
         where = torch.device("cuda", torch.cuda.current_device())
     is_gpu = where.type == "cuda"
     if is_gpu:
-        torch.cuda.set_device(where)  # that of Accelerate, too
+        torch.cuda.set_device(where)  # Accelerate uses it, too
     rows = {row.name: row.on(where.type) for row in ROWS if not only or row.name in only}
     other, this = ("CPUs", "a GPU") if is_gpu else ("GPUs", "a CPU")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     device_name = torch.cuda.get_device_name(where) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
-    skipped = {name: f"it is about {other}, and this is {this}" for name, row in rows.items() if row is None}
+    skipped = {name: f"it is for {other}, and this is {this}" for name, row in rows.items() if row is None}
     rate = matrix_rate(where)
     result = BenchResult(device_name, versions, rate / 1e12, (), skipped)
     for number, (name, row) in enumerate(rows.items()):
@@ -172,7 +172,7 @@ def bench(
             continue
         try:
             found = _measured(row, where, rounds, rate, is_gpu if compile is None else compile)
-        except (RuntimeError, IndexError) as error:  # of torch and its compiler
+        except (RuntimeError, IndexError) as error:  # from torch and its compiler
             result = replace(result, skipped=result.skipped | {name: f"it failed: {reason_of(error)}"})
         else:
             result = replace(result, rows=(*result.rows, found))
@@ -191,7 +191,7 @@ def _measured(row: Row, device: torch.device, rounds: int, rate: float, compile:
             reference.take_turn()
         measured = ours.speed(rate), reference.speed(rate)
     del ours, reference
-    torch.compiler.reset()  # of one function torch compiles a few programs, and then no more
+    torch.compiler.reset()  # torch compiles a function only a few times, and then gives up
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,7 +1,8 @@
-"""Generic text: what a model generates before it is adapted, by which forgetting is measured.
+"""Generic text: samples of a model before it is adapted, used to measure forgetting.
 
-No corpus ships with a model, but its samples are what it knows. They are drawn once by seed and kept beside encoded
-corpora. The bound on samples of the start is lowest for the start itself, so any change of the model shows as a rise.
+No corpus ships with a model, but its samples show what it knows. They are drawn once per seed and cached next to
+encoded corpora. The bound on samples of the start is lowest for the start itself, so any change of the model shows up
+as an increase.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from diffusionbert.storage.limits import read_text
 
 NUM_TEXTS = 96
 STEPS = 16
-"""Of the time grid: tokens of one step are drawn independently, which is cheap and good enough for this purpose."""
+"""The steps of the time grid. Several tokens are drawn independently per step, which is cheap and good enough here."""
 _FILE = "generic.txt"
 
 
@@ -30,9 +31,9 @@ def generic_texts(engine: Engine, cache: Path, *, number: int = NUM_TEXTS, seed:
 
     Args:
         engine: The model.
-        cache: The folder in which they are kept.
-        number: How many are drawn; a few may be empty or too long when read again, and are left out.
-        seed: Of the samples.
+        cache: The folder that holds them.
+        number: The number to draw; a few may be empty or too long when encoded again, and are left out.
+        seed: The seed of the samples.
     """
     key = hashlib.sha256(f"generic 1 {fingerprint(engine.folder)} {number} {seed}".encode()).hexdigest()
 
@@ -59,7 +60,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _drawn(engine: Engine, number: int, seed: int) -> list[str]:
-    # Integers are two to three times as fast on a CPU, and the error is far below that of a small sample.
+    # Int8 is two to three times as fast on a CPU, and its error is far below that of a small sample.
     is_cpu = engine.device.type == "cpu"
     sampled = load_engine(engine.folder, engine.device, torch.int8) if is_cpu else engine
     request = SamplingRequest(config=SamplerConfig(steps=STEPS))

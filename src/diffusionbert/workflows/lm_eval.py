@@ -1,13 +1,13 @@
-"""Models of this package in the evaluation harness of EleutherAI (`pip install 'diffusionbert[lm_eval]'`).
+"""Evaluates models with EleutherAI's evaluation harness (`pip install 'diffusionbert[lm_eval]'`).
 
     diffusionbert-lm-eval run --model diffusionbert --model_args pretrained=runs/db,order=left-to-right --tasks …
 
-The harness (0.4.13) reads no entry points, so that `diffusionbert-lm-eval` registers the model and goes on as `lm_eval`
-does; in Python, `lm_eval.simple_evaluate(model=DiffusionBERT("runs/db"), tasks=[…])` needs nothing else.
+The harness (0.4.13) reads no entry points, so `diffusionbert-lm-eval` registers the model and then behaves like
+`lm_eval`. In Python, `lm_eval.simple_evaluate(model=DiffusionBERT("runs/db"), tasks=[…])` is enough.
 
-A log-likelihood is that of the continuation given the context and its own number of tokens: exact in an order of
-generation (by default left to right), or minus a bound. The `config` of the results says which: `likelihood_kind`,
-`likelihood_quantity` and `likelihood_given`.
+A log-likelihood is that of the continuation, given the context and the continuation's number of tokens. It is exact in
+an order of generation (by default left to right), or minus a bound. The `config` of the results says which:
+`likelihood_kind`, `likelihood_quantity` and `likelihood_given`.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ from diffusionbert.model import Model, load
 from diffusionbert.reporting import progress_line
 
 NAME = "diffusionbert"
-"""Of `--model`."""
+"""The value of `--model`."""
 BOUND = "bound"
-"""Of `order`: the model's bound, instead of an order."""
+"""The value of `order` for the model's bound, instead of an order."""
 MOST_GENERATED = 64
-"""Tokens, unless a task asks for another number."""
+"""The number of tokens to generate, unless a task sets another."""
 AT_ONCE = 64
-"""Requests that are scored together."""
+"""The number of requests scored together."""
 
 
 @final
 class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
-    """A masked language model as the harness asks it.
+    """A masked language model with the interface of the harness.
 
     Args:
-        pretrained: What `diffusionbert.load` opens, or a model; None is the bundled model.
+        pretrained: Anything that `diffusionbert.load` opens, or a model; None is the bundled model.
         order: "left-to-right", "confidence" or "entropy" for exact likelihoods; "bound" for the model's bound.
-        precision: Of bounds, as in `Model.score`.
-        device: Where it runs; the command of the harness says cuda:0 unless told otherwise, so that a GPU that is not
-            there is the CPU.
-        seed: Of draws and samples.
-        batch_size: Not used: results do not depend on it.
-        max_batch_size: Not used.
+        precision: The precision of bounds, as in `Model.score`.
+        device: The device to run on. The harness passes cuda:0 by default, so a missing GPU falls back to the CPU.
+        seed: The seed of draws and samples.
+        batch_size: Ignored; results do not depend on it.
+        max_batch_size: Ignored.
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
 
     @property
     def tokenizer_name(self) -> str:
-        """Of the cache of the harness."""
+        """The name of the tokenizer in the harness's cache."""
         return self.model.name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness stores as `config` of the results, the kind of the likelihoods among it."""
+        """What the harness stores as the `config` of the results, including the kind of likelihood."""
         [known] = score(self.model.engine, ["."], self.settings) if self._scored is None else [self._scored]
         assert known is not None
         return {
@@ -113,7 +112,7 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each text, in windows if it is longer than the model reads; 0 for an empty one."""
+        """The log-likelihood of each text, in windows if it is longer than the model can read; 0 for an empty one."""
         texts = [one.args[0] for one in requests]
         full = [text for text in texts if text.strip()]
         scores = iter(score(self.model.engine, full, self.settings) if full else [])
@@ -126,7 +125,7 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What follows each context: as many tokens as the task allows, cut before its first stop text."""
+        """A continuation of each context, as long as the task allows, cut before its first stop string."""
         found = []
         with progress_line(len(requests), visible=not disable_tqdm) as show:
             for number, request in enumerate(requests):
@@ -157,7 +156,7 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
         return text[: min(ends)] if ends else text
 
     def _last_tokens(self, context: str, number: int) -> str:
-        """The end of a context that has at most so many tokens."""
+        """The end of a context, with at most `number` tokens."""
         _, spans = self.model.engine.vocabulary.encode_spans(context)
         own = [span for span in spans if span is not None]
         return context if len(own) <= number else context[own[-number][0] :]
@@ -176,13 +175,13 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
 
 
 def register() -> None:
-    """Makes the harness know the name "diffusionbert"."""
+    """Registers the name "diffusionbert" with the harness."""
     if NAME not in model_registry:
         model_registry.register(NAME, target=DiffusionBERT)
 
 
 def main() -> None:
-    """The command of the harness, with this model."""
+    """Runs the harness's command with this model registered."""
     from lm_eval.__main__ import cli_evaluate
 
     register()

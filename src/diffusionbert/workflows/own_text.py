@@ -1,7 +1,8 @@
-"""A user's own text as a corpus that `train` takes: files as they are, all else as lines in the run directory.
+"""Turns a user's own text into a corpus for `train`: files are used as they are, all else becomes lines in the run
+directory.
 
-The model reads one sentence, or a short passage, per line. Text in paragraphs is cut into sentences, because training
-skips what is longer than the model reads.
+The model reads one sentence, or a short passage, per line. Paragraphs are split into sentences, because training skips
+lines longer than the model can read.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.reporting import logger, require_type
 
 FEWEST = 10
-"""Lines without which there is nothing to hold out, and nothing to learn."""
+"""The minimum number of lines; with fewer, there is nothing to hold out and little to learn."""
 PEEKED = 2000
-"""Lines that are looked at, to see whether they are paragraphs."""
+"""The number of lines inspected to see whether they are paragraphs."""
 _FILE = "text.txt"
 _END = re.compile(r"""([.!?…]["'”’)\]]*) (?![a-z])""")
 _EXPECTED = "there is no text to adapt to; give a text file, a folder, or - for standard input"
@@ -36,15 +37,15 @@ def own_corpus(
     most: int | None = None,
     seed: int = 0,
 ) -> str:
-    """A corpus of single texts, as `train` takes it.
+    """A corpus of single texts that `train` accepts.
 
     Args:
         texts: A file, folder or glob; or texts.
-        folder: The run directory, for the lines of what is not a file of such lines already.
+        folder: The run directory, where lines are written unless the text is already a suitable file.
         vocabulary: The model's tokenizer.
-        max_length: The most tokens that the model reads, special tokens included.
-        most: Of large files, about so many lines are drawn at random; None takes all.
-        seed: Of these lines.
+        max_length: The most tokens that the model can read, including special tokens.
+        most: The approximate number of lines to draw at random from large files; None takes all.
+        seed: The seed for drawing lines.
     """
     if isinstance(texts, str | Path):
         source = parse_source(str(texts))
@@ -57,14 +58,14 @@ def own_corpus(
         size = sum(shard.size for shard in source.shards)
         is_large = most is not None and size > most * max(1, sum(map(len, lines)) // max(1, len(lines)))
         if not (is_large or are_paragraphs):
-            if lines:  # else training says what is wrong with them
+            if lines:  # otherwise training will report the problem
                 _require_enough(len(lines), str(source))
             return str(texts)
         if are_paragraphs:
-            logger.info(f"{source} has lines of more than {max_length} tokens, which are cut into sentences")
+            logger.info(f"{source} has lines of more than {max_length} tokens: splitting them into sentences")
         texts = _lines(source)
         if is_large and most is not None:
-            logger.info(f"{source} has more text than there is time for: {most:,} lines are drawn at random")
+            logger.info(f"{source} has more text than there is time for: drawing {most:,} lines at random")
             texts = drawn_lines(texts, most, seed)
     if texts is None:
         raise ValueError(_EXPECTED)
@@ -78,7 +79,7 @@ def own_corpus(
                 stream.write(f"{line}\n")
     if number < FEWEST:
         file.unlink()
-        with suppress(OSError):  # the user's own folder has other files
+        with suppress(OSError):  # not empty if the user's own folder has other files
             folder.rmdir()
     _require_enough(number, "the text")
     return str(file)
@@ -88,7 +89,7 @@ def _require_enough(number: int, what: str) -> None:
     if number == 0:
         raise ValueError(_EXPECTED)
     if number < FEWEST:
-        raise ValueError(f"{what} has too few sentences to adapt to, {number}; give {FEWEST} or more, better hundreds")
+        raise ValueError(f"{what} has too few sentences to adapt to: {number}; give at least {FEWEST}, better hundreds")
 
 
 def folder_for(texts: str | Path | Iterable[str] | None) -> Path:
@@ -105,7 +106,7 @@ def folder_for(texts: str | Path | Iterable[str] | None) -> Path:
 
 
 def sentences_that_fit(text: str, vocabulary: Vocabulary, max_length: int) -> Iterator[str]:
-    """A text as one line; a longer one than the model reads as its sentences, and these, if need be, in halves."""
+    """A text as one line; if it is longer than the model can read, its sentences, halved if necessary."""
     line = " ".join(text.encode(errors="replace").decode().split())
     if _fits(line, vocabulary, max_length):
         yield from filter(None, [line])
@@ -124,7 +125,7 @@ def _halves(words: list[str], vocabulary: Vocabulary, max_length: int) -> Iterat
 
 
 def _fits(line: str, vocabulary: Vocabulary, max_length: int) -> bool:
-    # No tokenizer makes more tokens than bytes, so short lines need not be encoded.
+    # No tokenizer produces more tokens than bytes, so short lines need not be encoded.
     is_short = len(line.encode()) + vocabulary.num_special(paired=False) <= max_length
     return is_short or len(vocabulary.encode([line])[0]) <= max_length
 
@@ -145,6 +146,6 @@ def _lines(source: Files) -> Iterator[str]:
 
 
 def _are_paragraphs(texts: list[str], vocabulary: Vocabulary, max_length: int) -> bool:
-    """Whether more than a tenth of the text is in lines that are too long; a few such lines are better skipped."""
+    """Whether more than a tenth of the text is in overlong lines; if there are only a few, they are better skipped."""
     sizes = [len(tokens) for tokens in vocabulary.encode(texts)]
     return 10 * sum(size for size in sizes if size > max_length) > sum(sizes)

@@ -1,10 +1,10 @@
-"""Generation and scoring to time: ours, beside decoders with a key-value cache and bare forward passes.
+"""Generation and scoring workloads for `bench`: ours, decoders with a key-value cache, and bare forward passes.
 
-Networks for GPUs are new ones of BERT-base's size; on a CPU it is the bundled model. A decoder is a new GPT-2 of the
-same size, sampled by transformers. Speed does not depend on what parameters say, except for scores, which are drawn
-until they are precise: those are of the bundled model on texts that it generated itself.
+On a GPU, networks are newly initialized at BERT-base's size; on a CPU, the bundled model is used. A decoder is a new
+GPT-2 of the same size, sampled by transformers. Speed does not depend on the values of the parameters, except for
+scores, which are estimated until they are precise: these use the bundled model on texts it generated itself.
 
-FLOPs are 2 per parameter and position that is read; the vocabulary's matrix counts once per token.
+FLOPs are 2 per parameter and position read; the vocabulary's matrix counts once per token.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ MAX_POSITIONS = 128
 
 @dataclass(frozen=True)
 class Texts:
-    """How many texts of how many tokens, of which kind of model."""
+    """The number of texts, their length in tokens, and the model."""
 
     sequences: int
     length: int = 64
     size: NewBert | None = NewBert(12, 768, 12, 0.0)
-    """A new network; None is the bundled model, on a CPU."""
+    """The size of a new network; None is the bundled model, on a CPU."""
     vocabulary: int = 30_522
     dtype: torch.dtype | None = None
-    """The type in which our model computes; None is the default, which on a CPU generates in int8 where that pays."""
+    """The dtype of our model; None is the default, which on a CPU generates in int8 where that pays off."""
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +52,7 @@ class Texts:
 
     @property
     def device(self) -> str:
-        """The kind of device that they are generated on."""
+        """The kind of device to generate them on."""
         return "cpu" if self.size is None else "cuda"
 
     def describe(self) -> str:
@@ -60,7 +60,7 @@ class Texts:
         return f"{self.sequences} × {self.length}{dtype}"
 
     def engine(self, machine: Machine, schedule: NoiseSchedule | None = None, *, compile: bool = False) -> Engine:
-        """The model; compiled only on a GPU."""
+        """The model, compiled only on a GPU."""
         if self.size is None:
             return load_engine(device=machine.device, dtype=self.dtype)
         words = [*SPECIAL, *(f"w{number}" for number in range(self.vocabulary - len(SPECIAL)))]
@@ -87,7 +87,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class TextWork(Work):
-    """Work on texts, on the kind of device that they are for."""
+    """Work on texts, on the kind of device they are for."""
 
     texts: Texts
 
@@ -97,7 +97,7 @@ class TextWork(Work):
 
 @dataclass(frozen=True)
 class OurSampling(TextWork):
-    """Texts by `generate`, from the request to the strings."""
+    """Generates texts with `generate`, from request to strings."""
 
     sampler: str = "exact"
     schedule: NoiseSchedule = field(default_factory=Linear)
@@ -131,7 +131,7 @@ class OurSampling(TextWork):
 
 @dataclass(frozen=True)
 class Forwards(TextWork):
-    """Bare forward passes of the same network, as many as an exact sample needs at most, with all logits, compiled."""
+    """Bare forward passes of the same network, compiled, with all logits; as many as an exact sample needs at most."""
 
     number: int
 
@@ -157,7 +157,7 @@ class Forwards(TextWork):
 
 @dataclass(frozen=True)
 class DecoderSampling(TextWork):
-    """The same number of tokens by a decoder with a key-value cache, sampled by transformers' `generate`."""
+    """Generates as many tokens with a decoder and a key-value cache, using transformers' `generate`."""
 
     def describe(self) -> str:
         return f"{self.texts.describe()}, GPT-2 with a cache"
@@ -178,7 +178,7 @@ class DecoderSampling(TextWork):
 
 @dataclass(frozen=True)
 class OurScoring(TextWork):
-    """Scores of texts of the bundled model, each until it is precise."""
+    """Scores texts of the bundled model, each until it is precise."""
 
     def describe(self) -> str:
         return f"{self.texts.describe()} or so, the bound of each to ±25 %"
@@ -200,7 +200,7 @@ class OurScoring(TextWork):
 
 @dataclass(frozen=True)
 class DecoderScoring(TextWork):
-    """The exact NLL of as many tokens by one forward pass of a decoder over each text."""
+    """Computes the exact NLL of as many tokens with one forward pass of a decoder over each text."""
 
     def describe(self) -> str:
         return f"{self.texts.sequences} texts, NLL of a GPT-2"

@@ -1,7 +1,7 @@
-"""Programs that are timed in turns, and how fast they were.
+"""Times programs in turns.
 
-A program does one piece of work again and again: a training step, a batch of texts, scores. It says how much it
-computed, so that its speed can be compared with the chip's own rate of matrix products.
+A program repeats one piece of work: a training step, a batch of texts, scores. It reports its FLOPs, so that its speed
+can be compared with the chip's own rate of matrix products.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SECONDS_PER_TURN = 1.0
 
 @dataclass(frozen=True)
 class Machine:
-    """Where programs run."""
+    """The machine that programs run on."""
 
     device: torch.device
     compile: bool
     folder: Path
-    """For files that a program writes; removed afterwards."""
+    """The folder for files that a program writes; removed afterwards."""
 
     @property
     def is_gpu(self) -> bool:
@@ -37,32 +37,32 @@ class Machine:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Something that can be done again and again."""
+    """A piece of work that can be repeated."""
 
     step: Callable[[], float]
-    """Does it once and returns the FLOPs of that."""
+    """Does the work once and returns its FLOPs."""
     num_tokens: int
-    """The tokens that it trains on, generates or scores."""
+    """The number of tokens trained on, generated or scored per step."""
     kept_bytes: int = 0
-    """The memory that it holds between steps."""
+    """The memory held between steps."""
     warm_ups: int = 1
-    """How often it is done until it is at its speed."""
+    """The number of steps until it runs at full speed."""
 
 
 class Work(ABC):
-    """What a program does; a member is a frozen dataclass."""
+    """What a program does; subclasses are frozen dataclasses."""
 
     @abstractmethod
     def describe(self) -> str:
-        """In a few words."""
+        """A short description."""
 
     @abstractmethod
     def on(self, device: str) -> Work | None:
-        """The same at the size of this kind of device (`cpu` or `cuda`); None if it is about another kind."""
+        """The same at a size for this kind of device (`cpu` or `cuda`); None if it is for another kind."""
 
     @abstractmethod
     def program(self, machine: Machine) -> Program:
-        """Makes everything that it needs."""
+        """Sets up everything it needs."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Speed:
     tokens_per_second: float
     """The median over the rounds."""
     spread: float
-    """The distance between the quartiles over the rounds, relative to the median."""
+    """The interquartile range over the rounds, relative to the median."""
     milliseconds_per_step: float
     flops_fraction: float
     """The fraction of the chip's matrix rate."""
     memory_gib: float | None
-    """The peak of the allocated memory; None on a CPU."""
+    """The peak allocated memory; None on a CPU."""
     start_seconds: float
-    """Until the first steps were done: compilation and warm-up."""
+    """The time until the first steps were done: compilation and warm-up."""
 
 
 class Stopwatch:
@@ -96,13 +96,13 @@ class Stopwatch:
         self.memory = None
         if machine.is_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
-            before = torch.cuda.memory_allocated(self.device)  # the other program's, too
+            before = torch.cuda.memory_allocated(self.device)  # includes the other program's memory
             self._seconds(1)
             peak = torch.cuda.max_memory_allocated(self.device) - before
             self.memory = (self.program.kept_bytes + peak) / 2**30
 
     def take_turn(self) -> None:
-        if self.steps > 1:  # what the other program left in caches matters to short steps alone
+        if self.steps > 1:  # only short steps notice what the other program left in caches
             self.program.step()
         self.times.append(self._seconds(self.steps))
 
@@ -113,7 +113,7 @@ class Stopwatch:
         return seconds(step, count, self.device)
 
     def speed(self, rate: float) -> Speed:
-        """The speed over all turns; `rate` is that of the chip."""
+        """The speed over all turns; `rate` is the chip's matrix rate."""
         median = statistics.median(self.times)
         low, _, high = statistics.quantiles(self.times, n=4) if len(self.times) > 1 else (median,) * 3
         return Speed(
@@ -147,6 +147,6 @@ def matrix_rate(device: torch.device) -> float:
 
 
 def num_multiplied(backbone: PreTrainedModel) -> int:
-    """The parameters by which every token is multiplied: all but the embeddings, and so the vocabulary's matrix."""
+    """The number of parameters that every token is multiplied with: all but the embeddings (and vocabulary matrix)."""
     parameters = backbone.named_parameters()
     return sum(one.numel() for name, one in parameters if not {"embeddings", "wte", "wpe"} & set(name.split(".")))

@@ -1,4 +1,4 @@
-"""Training steps to time: our trainer's, and a hand-written one that does the same.
+"""Training workloads for `bench`: a step of our trainer, and a hand-written step that does the same.
 
 Tokens are counted without padding. FLOPs are 6 per parameter and token; the vocabulary's matrix counts at masked
 positions only.
@@ -31,7 +31,7 @@ from diffusionbert.workflows.timing import Machine, Program, Work, num_multiplie
 PAD, CLS, SEP, MASK = range(4)
 NUM_SPECIAL = 5
 WARM_UPS = 5
-"""Compilation, allocation, capture."""
+"""Steps until compilation, allocation and graph capture are done."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrainingSize:
     ema: float | None = None
     hybrid: float = 0.0
     is_modern: bool = False
-    """ModernBERT instead of BERT."""
+    """Whether the network is a ModernBERT instead of a BERT."""
 
     @property
     def num_tokens(self) -> int:
@@ -66,13 +66,13 @@ class TrainingSize:
         return f"{name} {self.layers}×{self.width}, {self.sequences} × {self.length}, {self.schedule}"
 
     def on(self, device: str) -> TrainingSize | None:
-        """A size that two cores can do; None if it is about GPUs."""
+        """A size for this kind of device, small enough for two cores on a CPU; None if it is for GPUs only."""
         if device == "cuda":
             return self
         return None if self.width > BUNDLED.width else replace(self, sequences=16, length=64)
 
     def program(self, step: Callable[[], object], backbone: PreTrainedModel) -> Program:
-        """A program of this size, by its step and the network that it trains."""
+        """A program of this size, from its step and the network it trains."""
         # Half of the positions are masked on average.
         flops = 6 * self.num_tokens * (num_multiplied(backbone) + self.vocabulary * self.width / 2)
         num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
@@ -94,7 +94,7 @@ def _settings(machine: Machine) -> TrainingConfig:
 
 @dataclass(frozen=True)
 class TrainingWork(Work):
-    """A training step of a size."""
+    """A training step of a given size."""
 
     size: TrainingSize
 
@@ -128,7 +128,7 @@ class OurTraining(TrainingWork):
 
 @dataclass(frozen=True)
 class HandWrittenTraining(TrainingWork):
-    """Encoder and cross-entropy at masked positions, compiled as one; AdamW, clipping, EMA."""
+    """A hand-written step: encoder and cross-entropy at masked positions, compiled together; AdamW, clipping, EMA."""
 
     def program(self, machine: Machine) -> Program:
         size, settings, device = self.size, _settings(machine), machine.device
@@ -169,7 +169,7 @@ class HandWrittenTraining(TrainingWork):
 
 
 class RandomSequences:
-    """Sequences of one length with random tokens, `[CLS]` and `[SEP]`, as a dataset."""
+    """A dataset of sequences of one length, with random tokens between `[CLS]` and `[SEP]`."""
 
     def __init__(self, size: TrainingSize, count: int = 4096):
         generator = np.random.default_rng(0)
@@ -183,5 +183,5 @@ class RandomSequences:
 
 
 def zipf_counts(num_tokens: int) -> Tensor:
-    """How often tokens would occur by Zipf's law."""
+    """The number of occurrences of each token under Zipf's law."""
     return (1e9 / torch.arange(1, num_tokens + 1)).long()
