@@ -1,4 +1,4 @@
-"""The paper's tables and figures from a folder of runs; a `Request` says which, and on which text."""
+"""Reproduces the paper's tables and figures from a folder of runs; a `Request` says at what scale and on which text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_h
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to reproduce; the settings of an output folder, and flags of the command `reproduce`."""
+    """What to reproduce: the settings of an output folder, and the options of the command `reproduce`."""
 
     scale: Literal["smoke", "19m", "34m"] = "smoke"
-    """smoke: minutes on two cores, with figures that mean nothing. 19m: 18.8M parameters; two
+    """The size of the experiment. smoke: minutes on two cores, with meaningless figures. 19m: 18.8M parameters, two
     minutes per system on one GPU. 34m: 33.8M parameters."""
     backbone: Literal["bert", "modern"] = "bert"
     """The family of new networks: BERT (causal: GPT-2), or ModernBERT's layers for both."""
@@ -25,11 +25,11 @@ class Request:
     validation: OptionalText = None
     """A validation corpus. Default: a fraction of the data is held out."""
     test: OptionalText = None
-    """The corpus to evaluate on. Default: that of --validation, or what training held out."""
+    """The corpus to evaluate on. Default: the --validation corpus, or the text held out from training."""
     other_test: OptionalText = None
-    """A corpus of another domain, on which likelihoods are computed as well."""
+    """A corpus of another domain on which to compute likelihoods, too."""
     pretraining_data: OptionalText = None
-    """The corpus on which the networks to start from are pretrained. Default: the same as data."""
+    """The corpus for pretraining the networks that systems start from. Default: the same as --data."""
     masked: OptionalText = None
     """A masked language model to start from. Default: one is pretrained."""
     decoder: OptionalText = None
@@ -37,8 +37,9 @@ class Request:
     vocabulary: OptionalText = None
     """A model folder or Hub name whose vocabulary all systems use. Default: that of the masked language model."""
     steps: OptionalInt = None
-    """Training steps of every system. Default: those of the scale."""
+    """Training steps per system. Default: set by the scale."""
     seed: int = 0
-    """The seed of training."""
+    """The training seed."""
     evaluation_seed: int = 0
-    """The seed of draws and samples; the same for every seed of training, so that these share their noise."""
+    """The seed of draws and samples, independent of --seed, so that runs with different training seeds share their
+    noise."""

@@ -1,9 +1,9 @@
 """Table 1 of He et al. 2022, "DiffusionBERT": one sentence being denoised by several systems.
 
-Each system is shown at evenly spaced times, so that systems with different noise, steps and network calls can stand
-side by side. Tokens that are new since the row above are marked; masked positions show as [MASK].
+Each system is shown at evenly spaced times, so that systems with different noise, steps and network calls can be
+compared side by side. Tokens that are new since the row above are marked; masked positions are shown as [MASK].
 
-Functions of `StreamState`s; the only assumption about tokenizers is that `##` continues a word.
+All functions work on `StreamState`s; the only assumption about tokenizers is that `##` continues a word.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Word(TypedDict):
     """A word of a state: one position, or several whose tokens spell one word."""
 
     text: str
-    """`MASKED` at a masked position."""
+    """The word; `MASKED` at a masked position."""
     is_new: bool
     """Whether any of its tokens is new since the row above."""
 
 
 class Row(TypedDict):
-    """A system's state at a time, from 1, where everything is masked, to 0."""
+    """A system's state at one time; time runs from 1, where everything is masked, to 0."""
 
     system: str
     time: float
@@ -38,7 +38,7 @@ class Row(TypedDict):
 
 
 def denoising_table(systems: Mapping[str, Sequence[StreamState]], number: int = 5) -> list[Row]:
-    """The rows of the table: `number` states per system, systems in the order given."""
+    """The rows of the table: `number` states per system, in the given order of systems."""
     rows = []
     for system, states in systems.items():
         chosen = choose_states(states, number)
@@ -48,7 +48,7 @@ def denoising_table(systems: Mapping[str, Sequence[StreamState]], number: int = 
 
 
 def choose_states(states: Sequence[StreamState], number: int) -> list[tuple[float, StreamState]]:
-    """States at evenly spaced times, the first and the last included; a state that lasts long is repeated.
+    """States at evenly spaced times, including the first and the last; a state that lasts long is repeated.
 
     A sampler yields a state when something changes: the state at time t is the last one not later than t. Where times
     do not decrease (as with Gibbs sampling), states are evenly spaced by their index instead.
@@ -58,7 +58,7 @@ def choose_states(states: Sequence[StreamState], number: int) -> list[tuple[floa
         indices = sorted({round((len(states) - 1) * at / (number - 1)) for at in range(number)})
         return [(times[index], states[index]) for index in indices]
     wanted = [times[0] + (times[-1] - times[0]) * at / (number - 1) for at in range(1, number)]
-    # Times carry rounding errors: a state that is later by less than 1e-9 is not later.
+    # Times have rounding errors: a state that is later by less than 1e-9 counts as simultaneous.
     found = [states[bisect_right(times, 1e-9 - time, key=lambda other: -other) - 1] for time in wanted]
     return [(times[0], states[0]), *zip(wanted, found, strict=True)]
 
@@ -107,7 +107,7 @@ def _sentence(row: Row, escape: Callable[[str], str], mark: str) -> str:
     """The words of a row; adjacent new words share one mark."""
     parts = []
     for is_new, words in groupby(row["words"], key=lambda word: word["is_new"]):
-        # Tokens of white space alone cannot be marked.
+        # Tokens that are only white space cannot be marked.
         text = " ".join(filter(None, (escape(word["text"]).strip() for word in words)))
         parts.append(mark.format(text) if is_new and text else text)
     return " ".join(filter(None, parts))

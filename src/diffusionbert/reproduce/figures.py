@@ -1,9 +1,10 @@
 """Figures 2, 3 and 4 of He et al. 2022, "DiffusionBERT", and those of docs/results.md, drawn with matplotlib.
 
-Plain numbers and strings in, one PNG, SVG or PDF out; the path's suffix decides. The same data give the same bytes, a
-file is replaced only when the new one is complete, and neither pyplot nor the user's matplotlib settings are touched.
-Kinds of likelihood (exact, bound, pseudo) never share a panel: a pseudo-likelihood below a bound is not better than it.
-Errors are standard errors, drawn as ± 1.96 of them. matplotlib is imported only when something is drawn.
+Each function takes plain numbers and strings and writes a PNG, SVG or PDF, depending on the path's suffix. The same
+data give the same bytes, a file is replaced only when the new one is complete, and neither pyplot nor the user's
+matplotlib settings are touched. Kinds of likelihood (exact, bound, pseudo) never share a panel: a pseudo-likelihood
+below a bound is not better than it. Errors are standard errors, drawn as ± 1.96 of them. matplotlib is imported only
+when something is drawn.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Curve:
     errors: Numbers = ()
     """Standard errors of the ys."""
     num_steps: int | None = None
-    """T, where the quantity is defined over T steps; None, as the next two, where the log does not say."""
+    """T, if the quantity is defined over T steps. None, as in the next two fields, if the log does not say."""
     schedule: str | None = None
     quantity: str | None = None
-    """What is computed, such as strict or paper."""
+    """The quantity computed, such as strict or paper."""
 
     @property
     def label(self) -> str:
@@ -80,11 +81,11 @@ class Tradeoff:
 @final
 @dataclass(frozen=True)
 class TokenCurve:
-    """Held-out nats per token of one system over total tokens, one training per point."""
+    """Held-out nats per token of one system over total tokens, one training run per point."""
 
     name: str
     tokens: Numbers
-    """Pretraining included."""
+    """The numbers of tokens, including pretraining."""
     nats: Numbers
     kind: str
     """One of `KINDS`."""
@@ -94,7 +95,7 @@ class TokenCurve:
 @final
 @dataclass(frozen=True)
 class Effect:
-    """A change in percent: the paper's, and ours with its interval."""
+    """A change in percent, in the paper and in our results, ours with its interval."""
 
     name: str
     ours: float
@@ -105,17 +106,17 @@ class Effect:
 @final
 @dataclass(frozen=True)
 class Frontier:
-    """Judge's perplexity and entropy of one system's samples over sampler settings."""
+    """The judge's perplexity and the entropy of one system's samples over sampler settings."""
 
     name: str
     entropy: Numbers
     perplexity: Numbers
     intervals: Sequence[tuple[float, float]] = ()
-    """Of the perplexities."""
+    """The intervals of the perplexities."""
     settings: Sequence[str] = ()
-    """The setting of each point, of which the first and the last are named."""
+    """The setting of each point; the first and the last are labeled."""
     varied: str = ""
-    """What differs between the points, such as steps."""
+    """The setting that differs between the points, such as steps."""
 
 
 @final
@@ -152,9 +153,9 @@ def convergence(curves: Sequence[Curve], path: Path) -> None:
 
 
 def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) -> None:
-    """Draws figure 3: BLEU-4 against self-BLEU-4 over sampler settings, of which the first and the last are named.
+    """Draws figure 3: BLEU-4 against self-BLEU-4 over sampler settings; the first and the last are labeled.
 
-    `real` is the same for real sentences.
+    `real` holds the same figures for real sentences.
     """
     with _figure(path, height=4.6) as figure:
         axes = figure.subplots()
@@ -167,7 +168,7 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
 
 
 def token_curves(curves: Sequence[TokenCurve], path: Path) -> None:
-    """Draws held-out nats per token against total tokens, one panel per kind of likelihood, bounds first and larger."""
+    """Draws held-out nats per token against total tokens: one panel per kind of likelihood, bounds first and larger."""
     kinds = [kind for kind in ("bound", "exact", "pseudo") if any(curve.kind == kind for curve in curves)]
     heights = [3.6, *(2.0 for _ in kinds[1:])]
     with _figure(path, height=0.9 + sum(heights)) as figure:
@@ -186,7 +187,7 @@ def token_curves(curves: Sequence[TokenCurve], path: Path) -> None:
 
 
 def _logarithmic(axis: Any) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5 times each power of ten: 20, 500, 10M."""
+    """Makes an axis logarithmic, with plain numbers at 1, 2 and 5 times each power of ten: 20, 500, 10M."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -196,7 +197,7 @@ def _logarithmic(axis: Any) -> None:
 
 
 def forest(effects: Sequence[Effect], path: Path) -> None:
-    """Draws each effect with its interval, and the paper's as a cross, from top to bottom; colors are for systems."""
+    """Draws each effect with its interval, and the paper's as a cross, from top to bottom; colors denote systems."""
     with _figure(path, height=0.9 + 0.36 * len(effects)) as figure:
         axes = figure.subplots()
         rows = range(len(effects), 0, -1)
@@ -215,9 +216,9 @@ def forest(effects: Sequence[Effect], path: Path) -> None:
 
 
 def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
-    """Draws the judge's perplexity against the entropy of samples, one panel per setting that is varied.
+    """Draws the judge's perplexity against the entropy of samples, one panel per varied setting.
 
-    `real` is the same for real sentences.
+    `real` holds the same figures for real sentences.
     """
     varied = [*dict.fromkeys(one.varied for one in series)]
     names = [*dict.fromkeys(one.name for one in series)]
@@ -230,7 +231,7 @@ def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
                 errors = _errors(one.perplexity, one.intervals)
                 look = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 5, "elinewidth": 0.7}
                 axes.errorbar(one.entropy, one.perplexity, errors, label=_shown(one.name), **look)
-                is_named = one.settings and dashes == DASHES[0]  # names of variants would overlap
+                is_named = one.settings and dashes == DASHES[0]  # labels of variants would overlap
                 for at in sorted({0, len(one.settings) - 1}) if is_named else ():
                     point = one.entropy[at], one.perplexity[at]
                     place = {"textcoords": "offset points", "fontsize": 7.5, "color": color}
@@ -250,7 +251,7 @@ def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
 
 
 def _errors(values: Numbers, intervals: Sequence[tuple[float, float]]) -> Any:
-    """The distances of interval ends from the values, as matplotlib takes them."""
+    """The distances of interval ends from the values, in matplotlib's format."""
     if not intervals:
         return None
     pairs = list(zip(values, intervals, strict=True))
@@ -268,8 +269,8 @@ def _draw_tradeoff(axes: Axes, one: Tradeoff, **look: Any) -> None:
 def survival_curves(curves: Sequence[Survival], path: Path) -> None:
     """Draws figure 2: how long each word of a sentence stays unmasked, from the most common to the rarest.
 
-    The dashed line is the linear schedule, 1 - t/T. The legend has the order of the curves, from top to bottom; a word
-    that occurs twice is drawn once.
+    The dashed line is the linear schedule, 1 - t/T. The legend lists the curves from top to bottom; a word that occurs
+    twice is drawn once.
     """
     linear = Survival("linear schedule", (0, 1), (1, 0))
     distinct = [*{curve.word: curve for curve in curves}.values(), linear]
@@ -287,7 +288,7 @@ def survival_curves(curves: Sequence[Survival], path: Path) -> None:
 
 
 def _shown(label: str) -> str:
-    """A label on one line; matplotlib would leave out one that begins with an underscore."""
+    """A label on one line; matplotlib would omit one that begins with an underscore."""
     return f"{' ' if label.startswith('_') else ''}{' '.join(label.split())}"
 
 

@@ -1,14 +1,14 @@
-"""Runs the paper's experiment: trains every system and evaluates it, unless that has been done before.
+"""Runs the paper's experiment: trains and evaluates every system, unless that has been done before.
 
     output/
-      settings.json                what is reproduced: scale, data, seed; another call must have the same settings
+      settings.json                what is reproduced: scale, data, seed; later calls must have the same settings
       pretrained/masked, decoder   the networks that systems start from, unless given
       runs/NAME                    the run directory of each system
       evaluations/NAME             evaluation.json, scores and samples of each evaluation of a system
 
-A stopped run is resumed, and finished work is not repeated: a run whose log reached its last step is finished, even if
-its weights were deleted. Tables and figures are made from these folders alone (`targets`). This module refers to
-systems by name and depends on no concrete objective.
+A stopped run is resumed, and finished work is not repeated: a run is finished if its log has reached the last step,
+even if its weights were deleted. Tables and figures are made only from these folders (`targets`). This module refers to
+systems by name and does not depend on any concrete objective.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class Scale:
     preset: Callable[[str], RunConfig]
     """The configuration of every system, given the training corpus."""
     pretrained: Callable[..., RunConfig]
-    """The pretraining of the networks that systems start from, given the corpus and whether it is a `decoder`."""
+    """The pretraining configuration of the networks to start from, given the corpus and whether it is a `decoder`."""
     sentences: int = 2000
-    """Held-out sentences to score."""
+    """The number of held-out sentences to score."""
     samples: int = 1000
-    """For BLEU; as many again for self-BLEU."""
+    """The number of samples for BLEU; as many again are generated for self-BLEU."""
     length: int = 64
-    """Tokens of a sample."""
+    """The number of tokens per sample."""
     max_draws: int = 32
     vector_steps: int = 250
-    """Sampling steps of Diffusion-LM, which is trained with 2000."""
+    """The sampling steps of Diffusion-LM, which is trained with 2000."""
     step_counts: tuple[int, ...] = (2, 8, 16, 64, 128, 512)
-    """Numbers of sampling steps in table 3."""
+    """The numbers of sampling steps in table 3."""
     timed_samples: int = 250
-    """Samples of table 3, generated in one batch."""
+    """The number of samples for table 3, generated in one batch."""
     decoder_rate_factor: float = 2.0
-    """Multiplies the learning rate of a new GPT-2, which tolerates a higher one than a BERT."""
+    """A factor on the learning rate of a new GPT-2, which tolerates a higher one than a BERT."""
 
 
 def _smoke(data: str) -> RunConfig:
@@ -87,7 +87,7 @@ def _smoke_pretraining(data: str, *, decoder: bool) -> RunConfig:
 def _short_training(preset: str, data: str) -> RunConfig:
     """2,000 steps of 16k tokens; docs/results.md says how long they take and why fewer are not enough.
 
-    From random parameters, a BERT stays at the unigram entropy for hundreds of steps, however large the batches are.
+    A randomly initialized BERT stays at the unigram entropy for hundreds of steps, however large the batches are.
     """
     config = PRESETS[preset](data)
     training = replace(
@@ -110,7 +110,7 @@ SCALES: dict[str, Scale] = {
 
 @final
 class Reproduction:
-    """An output folder of runs and evaluations; `cache` is where encoded corpora are kept."""
+    """An output folder of runs and evaluations; `cache` holds encoded corpora."""
 
     def __init__(self, output: Path, request: Request, cache: Path, device: str | None = None):
         if request.vocabulary and (request.masked or request.decoder):
@@ -120,7 +120,7 @@ class Reproduction:
             )
         self.output, self.request, self.cache, self.device = output, request, cache, device
         self.scale = SCALES[request.scale]
-        # Of the training corpus itself, what was held out is evaluated.
+        # If this is the training corpus itself, its held-out part is evaluated.
         self.test = request.test or request.validation or request.data
         self._base = self._configured()
         self._engines: dict[str, Engine] = {}
@@ -128,7 +128,7 @@ class Reproduction:
         current().on_main(self._store_settings)
 
     def _configured(self) -> RunConfig:
-        """What all systems share; warm-up and intervals scale with the number of steps."""
+        """The configuration that all systems share; warm-up and intervals scale with the number of steps."""
         config = self._with_backbone(self.scale.preset(self.request.data))
         training = replace(config.training, seed=self.request.seed)
         if self.request.steps is not None:
@@ -145,11 +145,11 @@ class Reproduction:
     def _store_settings(self) -> None:
         require_writable(self.output)
         settings, requested = self.output / "settings.json", asdict(self.request)
-        # Settings without anything else are left by a call that failed before training; they may be replaced.
+        # A folder with nothing but settings is left by a call that failed before training; they may be replaced.
         has_work = settings.exists() and any(path != settings for path in self.output.iterdir())
-        # Settings that an earlier version did not store have their defaults.
+        # Settings that an earlier version did not store get their defaults.
         stored = read_json(settings) if has_work else requested
-        stored = asdict(Request()) | {"evaluation_seed": stored.get("seed", 0)} | stored  # once the seed was for both
+        stored = asdict(Request()) | {"evaluation_seed": stored.get("seed", 0)} | stored  # one seed used to be for both
         for name, value in requested.items():
             if stored.get(name) != value:
                 raise ValueError(
@@ -162,7 +162,7 @@ class Reproduction:
     # ---- runs -------------------------------------------------------------------------------------------------------
 
     def run(self, name: str) -> Path:
-        """The run directory of a system, which is trained first unless it is finished."""
+        """The run directory of a system; trains it first unless it is finished."""
         return self._trained(self.output / "runs" / name, lambda: self.planned(name))
 
     def config(self, name: str) -> RunConfig:
@@ -170,7 +170,7 @@ class Reproduction:
         return stored_config(self.output / "runs" / name)
 
     def start(self, kind: Start) -> str:
-        """The folder or name of the network that systems start from, which is pretrained first unless that is done."""
+        """The folder or name of the network that systems start from; pretrains it first unless that is done."""
         given = self.request.masked if kind is Start.MASKED else self.request.decoder
         if given is not None:
             return given
@@ -186,12 +186,12 @@ class Reproduction:
         return self._with_vocabulary(config)
 
     def _with_vocabulary(self, config: RunConfig) -> RunConfig:
-        """The configuration with the common vocabulary: the requested one, or that of the masked network."""
+        """The configuration with the common vocabulary: the requested one, or the masked network's."""
         owner = self.request.vocabulary or self.start(Start.MASKED)
         return replace(started_from(config, owner), backbone=config.backbone)
 
     def planned(self, name: str) -> RunConfig:
-        """The configuration of a system's run; the network it starts from is pretrained first unless that is done."""
+        """The configuration of a system's run; pretrains the network it starts from first, unless that is done."""
         system, base = SYSTEMS[name], self._base
         if system.start is not Start.SCRATCH:
             return system.configure(started_from(base, self.start(system.start)))
@@ -202,7 +202,7 @@ class Reproduction:
         return config
 
     def _trained(self, output: Path, make: Callable[[], RunConfig]) -> Path:
-        """The run directory, trained or resumed unless it is finished."""
+        """The run directory; trains or resumes the run unless it is finished."""
         if _agreed(lambda: is_finished(output)):
             return output
         if _agreed(RunFolder(output).config.exists):
@@ -210,7 +210,7 @@ class Reproduction:
             train(None, output, cache=self.cache, resume=True)
         else:
             config = make()
-            logger.info("%s: trains for %s steps", output, f"{config.training.steps:,}")
+            logger.info("%s: training for %s steps", output, f"{config.training.steps:,}")
             train(config, output, cache=self.cache)
         if not _agreed(lambda: is_finished(output)):  # stopped by a signal
             logger.info("%s: stopped; run the same command to resume", output)
@@ -218,7 +218,7 @@ class Reproduction:
         return output
 
     def _exported(self, output: Path) -> Path:
-        """The run directory with its model, which is missing if the run was stopped before the export."""
+        """The run directory with its model; exports the model if the run was stopped before that."""
         run = RunFolder(output)
         if _agreed(lambda: not run.model.exists() and run.read_pointer("last") is not None):
             train(None, output, cache=self.cache, resume=True)
@@ -243,7 +243,7 @@ class Reproduction:
         samples: int | None = None,
         data: str | None = None,
     ) -> EvaluationResult:
-        """Evaluates a system, unless the folder `key` has the result; by default as in the main table.
+        """Evaluates a system, by default as in the main table, unless the folder `key` already has the result.
 
         `steps` is T of the bound; without `scored`, only samples are evaluated. All systems share the noise of draws.
         """
@@ -261,13 +261,13 @@ class Reproduction:
         return current().on_main(lambda: EvaluationResult.load(folder))
 
     def other_evaluation(self, name: str) -> EvaluationResult:
-        """Evaluates a system on the corpus of another domain, by likelihoods alone if it has one."""
+        """Evaluates a system on the corpus of another domain, by likelihoods only if it has one."""
         has_likelihood = bool(SYSTEMS[name].objective.scoring_quantities(SYSTEMS[name].time).available)
         samples = 0 if has_likelihood else 2
         return self.evaluation(f"{name}-other-text", name, samples=samples, data=self.request.other_test)
 
     def sampling(self, name: str) -> SamplingRequest:
-        """How a system samples for the main table."""
+        """The sampling settings of a system for the main table."""
         system = SYSTEMS[name]
         if not system.objective.has_word_vectors:
             return system.sampling
@@ -281,12 +281,12 @@ class Reproduction:
 
 
 def _agreed(is_so: Callable[[], bool]) -> bool:
-    """What the main process finds on its disk, so that all processes of a launch do the same next."""
+    """What the main process finds on its disk, so that all processes of a launch act alike."""
     return current().on_main(is_so)
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a directory contains a run that was trained and validated to its last step."""
+    """Whether a directory contains a run that was trained and validated up to its last step."""
     folder = RunFolder(run)
     if not folder.config.exists():
         return False

@@ -1,4 +1,4 @@
-"""The tables and figures of He et al. 2022, each from the folders of a `Reproduction`.
+"""The tables and figures of He et al. 2022, made from the folders of a `Reproduction`.
 
     table1    the denoising of one sentence by three systems
     table2    main results: every system, its likelihood by kind, BLEU-4 and self-BLEU
@@ -7,7 +7,7 @@
     figure3   quality against diversity, over temperature or top-k
     figure4   validation during training
 
-A target requests the runs and evaluations it needs and turns them into files: tables as Markdown, LaTeX and JSON,
+Each target requests the runs and evaluations it needs and turns them into files: tables as Markdown, LaTeX and JSON,
 figures as PNG with their numbers as JSON.
 """
 
@@ -45,7 +45,7 @@ SENTENCE = "bella is sitting over there ."
 
 @dataclass(frozen=True)
 class Row:
-    """A system and how it is sampled."""
+    """A system and its sampling settings."""
 
     system: str
     sampling: SamplingRequest | None = None
@@ -75,7 +75,7 @@ CONVERGING = ("d3pm", "d3pm-tad", "d3pm-spindle", "diffusionbert-lte", "diffusio
 
 
 def _columns(reproduction: Reproduction, system: str) -> tuple[str, str, str, str]:
-    """Method, start, schedule and time conditioning, as the columns of the paper's table."""
+    """Method, start, schedule and time conditioning, the columns of the paper's table."""
     chosen, config = SYSTEMS[system], reproduction.config(system)
     start = "from scratch" if chosen.start is Start.SCRATCH else "pretrained"
     return chosen.title, start, config.objective.schedule_label, config.objective.time_label(config.time)
@@ -235,7 +235,7 @@ def curve(run: Path, name: str) -> figures.Curve:
     """The validations of a run, with the schedule, the quantity and T of its objective."""
     folder = RunFolder(run)
     if not folder.log.is_file():
-        raise ValueError(f"{str(run)!r} is not a run: it has no {folder.log.name}; give a run folder")
+        raise ValueError(f"{str(run)!r} is not a run: it has no {folder.log.name}; give a run directory")
     found = [event for event in events_of(folder.log, ValidationEvent) if event.nats_per_token is not None]
     if not found:
         raise ValueError(f"the run {str(run)!r} has no validated likelihood to plot; give another run")
@@ -251,7 +251,7 @@ def curve(run: Path, name: str) -> figures.Curve:
 
 
 def _schedule_label(recorded: str | None) -> str | None:
-    """A schedule as tables show it, from its record in a log; the record itself if its class is not installed."""
+    """A schedule as tables show it, from its record in a log; the raw record if its class is not installed."""
     try:
         return recorded and str(from_text(recorded, NoiseSchedule, "schedule"))  # type: ignore[type-abstract]
     except ValueError:
