@@ -168,7 +168,7 @@ def test_hostile_progress_of_an_output_is_refused(lines, tmp_path):
 
 def test_progress_beyond_the_texts_ends():
     progress = _Progress(Path("out.progress"), {}, SavedState(), num_lines=10**30, digest="x")
-    with pytest.raises(ValueError, match="not the same any more"):
+    with pytest.raises(ValueError, match="already answered in --output have changed"):
         progress.skip_done(iter([Line(1, "the king .")]))
 
 

@@ -283,7 +283,7 @@ def test_a_line_that_is_less_precise_than_asked_or_unknown_is_said(capsys, tiny,
     main(["score", "--file", str(tmp_path / "lines.txt"), "--precision", "1e-9", "--max-draws", "60", *tiny])
     printed = capsys.readouterr()
     assert all(re.match(r"\d+\.\d\d nats \[\S+, \S+\]\*, perplexity", line) for line in printed.out.splitlines())
-    assert printed.err.endswith("; 2 less precise than asked (*); 1 unknown tokens\n")
+    assert printed.err.endswith("; 2 less precise than requested (*); 1 unknown tokens\n")
 
 
 def test_compared_texts_show_their_difference_to_the_first(capsys, tiny):
@@ -307,7 +307,7 @@ def test_choices_show_small_probabilities_and_unknown_options(run, capsys, tiny,
 
 def test_a_prompt_that_include_swallows_is_said(capsys, tiny):
     main(["generate", "--length", "9", "--include", "river", "the old king", *tiny])
-    assert "'the old king' is taken for a word of --include or --forbid; put a prompt before" in capsys.readouterr().err
+    assert "'the old king' is taken as a word of --include or --forbid; put a prompt before" in capsys.readouterr().err
 
 
 def test_a_file_continued_with_a_random_seed_equals_an_undisturbed_one(tiny, tmp_path, monkeypatch, capsys):
@@ -622,7 +622,7 @@ REFUSALS = {
     "fill 'the [BLANK] .' --max-blank-tokens 50": "--max-blank-tokens must be <= 22, the most tokens",
     "fill 'the [MASK] .' --num-alternatives 0": "--num-alternatives must be >= 1, got 0",
     "fill 'the [MASK] .' --max-blank-tokens 0": "--max-blank-tokens must be >= 1, got 0",
-    "fill 'the [MASK] .' --json 'a [MASK] .'": "'a [MASK] .' stands apart from the other arguments",
+    "fill 'the [MASK] .' --json 'a [MASK] .'": "'a [MASK] .' is separated from the other arguments",
     "fill 'the [MASK] .' --forbid ''": "words to include or forbid must not be empty, got ''",
     "fill 'caf\udce9 [MASK] .'": "UTF-8",
     "fill 'the [MASK] .' --device cuda:99": "cuda:99",

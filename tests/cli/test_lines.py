@@ -130,7 +130,7 @@ def test_an_output_is_continued_only_with_the_same_options_and_texts(tmp_path: P
     with pytest.raises(ValueError, match="begun with other options"):
         run(TextOptions(file=tmp_path / "in", output=tmp_path / "out", format="csv"), Shouting())
     (tmp_path / "in").write_text("b\nb\nc\nd\n")
-    with pytest.raises(ValueError, match="not the same any more"):
+    with pytest.raises(ValueError, match="already answered in --output have changed"):
         run(options, Shouting())
     (tmp_path / "in").write_text("a\nb\nc\nd\n")
     run(options, Shouting())

@@ -275,8 +275,8 @@ def test_of_a_large_text_lines_are_drawn(start, tmp_path):
 def test_a_few_sentences_are_refused(start, tmp_path):
     vocabulary, file = load_engine(start).vocabulary, tmp_path / "few.txt"
     file.write_text("a\nb\n\n", encoding="utf-8")
-    for texts, what in ((file, "few.txt' has .*, 2"), (["a", " ", "b"], "the text has .*, 2"), (["a. B."], ", 1")):
-        with pytest.raises(ValueError, match=f"{what}; give 10 or more"):
+    for texts, what in ((file, "few.txt' has .*: 2"), (["a", " ", "b"], "the text has .*: 2"), (["a. B."], ": 1")):
+        with pytest.raises(ValueError, match=f"{what}; give at least 10"):
             own_corpus(texts, tmp_path / "run", vocabulary, 64)
     assert not (tmp_path / "run").exists()
 

@@ -62,7 +62,8 @@ def test_the_truth_passes_and_either_limit_alone_refutes():
     only_total = audit(nats_of(0.01, 0.05, 0.99), THREE)  # on the rare sentence: the expectation is high
     assert only_total.expected_nats > only_total.entropy
     assert only_total.verdict is Verdict.REFUTED
-    assert audit(nats_of(1e-9, 1e-8, 2e-9), THREE).notes[0].startswith("the sentences have a probability of 1.3e-08")
+    [note, *_] = audit(nats_of(1e-9, 1e-8, 2e-9), THREE).notes
+    assert note.startswith("the sentences have a total probability of only 1.3e-08")
 
 
 def test_rounding_is_tolerated():
@@ -167,7 +168,7 @@ def test_a_function_of_a_module_in_this_folder_is_a_scorer(tmp_path, capsys, mon
     main(["audit", "my_scorer_module:log_p", "--log-probabilities", "--language", "twins"])
     printed = capsys.readouterr().out
     assert "verdict: cannot be a likelihood" in printed
-    assert "share their nats" in printed
+    assert "have the same nats" in printed
 
 
 def test_a_corpus_of_a_language_has_its_frequencies(tmp_path, capsys):
@@ -193,7 +194,7 @@ def test_a_file_may_have_probabilities(tmp_path):
         (["math:sqrt", "--language", "none"], "--language must be one of birthplaces, paper, skewed, twins, or a file"),
         (["--command", "false"], "failed with exit code 1"),
         (["--command", "no-such-command"], "cannot be run"),
-        (["--command", "echo 1"], "gave 1 numbers for 128 sentences"),
+        (["--command", "echo 1"], "got 1 for 128 sentences"),
         (["--command", "sed s/.*/-1/"], "give --log-probabilities"),
         (["--command", "cat"], "a number is expected"),
     ],

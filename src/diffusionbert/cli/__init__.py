@@ -1,1 +1,1 @@
-"""The command line, one file per command; modules import what they need when they run, so that `--help` is fast."""
+"""The command line, one file per command; modules import heavy dependencies only when they run, so `--help` is fast."""

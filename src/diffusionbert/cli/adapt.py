@@ -1,4 +1,4 @@
-"""`adapt`: fine-tunes a model on the user's own text, with no setting to choose."""
+"""`adapt`: fine-tunes a model on the user's own text, with no settings to choose."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from diffusionbert.parallel import launch
 
 @dataclass(frozen=True)
 class Adapt:
-    """Fine-tune a model on your own text in a few minutes: batch, steps and learning rate are chosen for this machine.
+    """Fine-tune a model on your own text in a few minutes; batch size and steps are chosen for this machine.
 
-    A part of the text is held out; the bound on it and on generic text (samples of the model to start from) is shown
-    before and after, with samples.
+    Part of the text is held out. The bounds on it and on generic text (samples of the starting model) are shown before
+    and after, with samples.
 
     Example: diffusionbert adapt my.txt
     """
 
     text: Annotated[str | None, tyro.conf.Positional, option("TEXT")] = None
-    """A text file (also .gz, .xz, .zst), a folder or glob, one sentence or paragraph per line; - is standard input."""
+    """A text file (or .gz, .xz, .zst), a folder or a glob, with one sentence or paragraph per line; - reads stdin."""
     model: OptionalText = None
-    """What to start from: a run directory, a model folder or a Hub name. Default: the bundled model."""
+    """The model to start from: a run directory, a model folder or a Hub name. Default: the bundled model."""
     output: OptionalPath = None
-    """The run directory, a new one. Default: adapted-NAME in the current folder."""
+    """A new run directory. Default: adapted-NAME in the current folder."""
     minutes: float = 5.0
-    """About how long it may take."""
+    """About how long it may take, in minutes."""
     lora: Flag = False
-    """Train a low-rank adapter in place of the weights (pip install 'diffusionbert[lora]'). The folder then holds the
-    adapter alone, and needs the model to start from."""
+    """Train a low-rank adapter instead of the weights (pip install 'diffusionbert[lora]').
+    The folder then holds only the adapter, and needs the model it started from."""
     merge: Flag = False
-    """With --lora, add the adapter to the weights: the folder is an ordinary model."""
+    """With --lora, add the adapter to the weights, so that the folder is an ordinary model."""
     learning_rate: OptionalFloat = None
-    """The peak learning rate. Default: what suits this kind of adaptation."""
+    """The peak learning rate. Default: a rate that suits the kind of adaptation."""
     samples: int = 3
     """The number of texts to generate before and after."""
     resume: Flag = False
-    """Continue the adaptation in --output, which was stopped; neither text nor --model is needed then."""
+    """Continue the stopped adaptation in --output; the text and --model are then not needed."""
     seed: int = 0
     """The seed of batches, noise and samples."""
     cache: OptionalPath = None

@@ -1,4 +1,4 @@
-"""`audit`: whether the numbers of a scorer can be likelihoods."""
+"""`audit`: tells whether the numbers of a scorer can be likelihoods."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
     from diffusionbert.workflows.audit import Scorer
 
 CORPUS_SENTENCES = 10_000
-"""Of `--corpus`."""
+"""The number of sentences written by `--corpus`."""
 
 
 @dataclass(frozen=True)
 class Audit(WithModel):
-    """Tell whether the numbers of a scorer can be likelihoods, on sentences that can be listed.
+    """Tell whether the numbers of a scorer can be likelihoods, by scoring all sentences of a small language.
 
     Example: diffusionbert audit my_module:nats --language birthplaces
     """
 
     scorer: Annotated[tyro.conf.Positional[str | None], option("[SCORER]")] = None
-    """A function that takes a list of sentences and returns their nats, -log p each, as module:function; or an example:
-    spindle and pseudo-likelihood, which fail, bound and exact, which pass. Default: --command, or else the scores of
-    --model."""
+    """A function, given as module:function, from a list of sentences to their nats (-log p each); or an example.
+    Of the examples, spindle and pseudo-likelihood fail, bound and exact pass.
+    Default: --command, otherwise the scores of --model."""
     command: OptionalText = None
     """A command, in quotes, that reads sentences, one per line, and prints the nats of each, one per line."""
     order: OptionalOrder = None
-    """Audit the exact likelihood of --model in this order, in place of its bound."""
+    """Audit the exact likelihood of --model in this order instead of its bound."""
     language: str = "birthplaces"
-    """The sentences: birthplaces needs no training; paper, skewed and twins, of two words, are for models that were
-    trained on them; or a file with one sentence per line, and a tab and its probability if they differ. An example has
-    its own."""
+    """The sentences: birthplaces needs no training; paper, skewed and twins are for models trained on them.
+    Or a file with one sentence per line, followed by a tab and its probability unless all are equal.
+    Examples have their own language."""
     log_probabilities: Flag = False
-    """The scorer gives log-probabilities, which are below 0, instead of nats."""
+    """The scorer returns log-probabilities, which are below 0, instead of nats."""
     tolerance: float = 1e-3
-    """In nats, for rounding; noise that a scorer states or shows is added to it."""
+    """The tolerance for rounding, in nats; the noise that a scorer reports or shows is added to it."""
     corpus: OptionalPath = None
     """Write 10,000 sentences of the language to this file, for training, and audit nothing."""
     seed: int = 0
-    """The seed of --corpus, and of the draws of --model."""
+    """The seed of --corpus and of the draws of --model."""
 
     def run(self) -> None:
         """Prints the report; the verdict does not change the exit code."""

@@ -13,13 +13,13 @@ from diffusionbert.reporting import progress_line
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure the speed of training, generation and scoring on this machine beside references.
+    """Measure the speed of training, generation and scoring on this machine, against references.
 
-    Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert (on a CPU, the last two at a
-    small size); on a GPU sample-32, sample-32-eager, sample-256, sample-1, sample-forwards, sample-ancestral,
-    sample-spindle; on a CPU sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded (fewer calls with a
-    stated error), sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU training and most sampling compile: about
-    a minute per row.
+    Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert (on a CPU, only the last two, at
+    a small size); on a GPU, sample-32, sample-32-eager, sample-256, sample-1, sample-forwards, sample-ancestral,
+    sample-spindle; on a CPU, sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded (fewer calls at a
+    bounded error), sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU, training and most sampling are compiled,
+    which takes about a minute per row.
 
     Example: diffusionbert bench --only train-bundled train-modernbert
     """
@@ -29,11 +29,11 @@ class Bench:
     device: OptionalText = None
     """The device: cpu, cuda, cuda:1, … Default: a GPU if there is one."""
     rounds: int = 5
-    """How often a program and its reference take turns; the median is reported."""
+    """The number of turns of each program and its reference; the median is reported."""
     eager: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False
-    """Do not compile; on a CPU nothing is compiled anyway."""
+    """Do not compile; on a CPU, nothing is compiled anyway."""
     output: OptionalPath = None
-    """A JSON file to which the result is written after every row."""
+    """A JSON file for the results, updated after every row."""
     json: Flag = False
     """Print one JSON object, and nothing else, on standard output."""
 

@@ -1,4 +1,4 @@
-"""`choose`: which of several options fits a blank, or continues a text."""
+"""`choose`: tells which of several options best fills a blank or continues a text."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from diffusionbert.cli.lines import Answer, Row, TextOptions, run_lines
 
 @dataclass(frozen=True)
 class Choose:
-    """Choose among options for a [BLANK], or for how a text goes on: exact probabilities, normalized over the options.
+    """Choose among options for a [BLANK] or for the continuation of a text, by exact, normalized probabilities.
 
     Example: diffusionbert choose "the capital of france is [BLANK] ." paris "new york" berlin
     """
 
     text_and_options: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT OPTION OPTION ...]")] = ()
-    """A text with one [BLANK], or without one, to be continued, and two or more options. With --file, each line has
-    them separated by tabs; as text, the best option of each line is printed."""
+    """A text with one [BLANK] (without one, the text is continued) and two or more options.
+    With --file, each line has them separated by tabs, and the best option of each line is printed."""
     order: Annotated[
         Literal["left-to-right", "confidence", "entropy"], option("{left-to-right,confidence,entropy}")
     ] = "left-to-right"
     """The order in which an option's tokens are generated. Default: left-to-right."""
     prior: Annotated[Literal["uniform", "context"], option("{uniform,context}")] = "uniform"
-    """The prior over the options' lengths in tokens: uniform, or p(length) times the probability of the text around an
-    option of this length. Default: uniform."""
+    """The prior over the options' lengths in tokens: uniform, or context, p(length) · p(surrounding text | length).
+    Default: uniform."""
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
     model: tyro.conf.OmitArgPrefixes[ModelOptions] = field(default_factory=ModelOptions)
 
     def run(self) -> None:
-        """Prints the options of a text, the most probable first."""
+        """Prints the options of a text, most probable first."""
         run_lines(
             self.input_output,
             ["\t".join(self.text_and_options)] if self.text_and_options else [],
@@ -75,7 +75,7 @@ def _parts(line: str) -> list[str]:
 
 
 def _shown(row: Row) -> str:
-    """An option with its probability; one that would be rounded to 0 is shown as less than what is shown at all."""
+    """An option with its probability; instead of 0, an upper limit is shown."""
     probability = f"{row['probability']:.4f}" if row["probability"] >= 5e-5 else "<.0001"
     unknown = f"  ({row['num_unknown']} unknown tokens)" if row["num_unknown"] else ""
     return f"{probability}  {row['option']}{unknown}"

@@ -1,4 +1,4 @@
-"""What several commands share: options for a model, lines of text and of JSON, texts on a terminal."""
+"""Shared by several commands: options for models and samplers, JSON output, and texts on a terminal."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from diffusionbert.samplers.config import SamplingRequest
 
 RED_NATS = 10.0
-"""The nats from which a token is fully red."""
+"""Tokens with at least this many nats are fully red."""
 
 
 def option(metavar: str, *aliases: str) -> Any:
-    """How `--help` shows an option whose text states the default."""
+    """How `--help` shows an option whose text already states the default."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="", aliases=aliases or None)
 
 
@@ -38,22 +38,22 @@ OptionalFloat = Annotated[float | None, option("FLOAT")]
 OptionalPath = Annotated[Path | None, option("PATH")]
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 Capitalize = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
-"""On unless --no-capitalize is given."""
+"""A switch that is on unless --no-capitalize is given."""
 Words = Annotated[tuple[str, ...], option("[WORD ...]")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and where it runs."""
+    """The model, and the device it runs on."""
 
     model: OptionalText = None
-    """A run directory, a model folder, or any masked or causal language model by its Hub name. Default: the bundled
-    model."""
+    """A run directory, a model folder, or the Hub name of any masked or causal language model.
+    Default: the bundled model."""
     device: OptionalText = None
     """The device: cpu, cuda, cuda:1, … Default: a GPU if there is one."""
     dtype: Annotated[Literal["float32", "bfloat16", "int8"] | None, option("{float32,bfloat16,int8}")] = None
-    """The type of the network's parameters; int8 is for CPUs, two to three times as fast, and costs some thousandths of
-    a nat per token. Default: float32; text is generated in bfloat16 on a GPU, in int8 on a CPU that is made for it."""
+    """The dtype of the network; int8 (CPUs only) is 2 to 3 times as fast and costs some thousandths of a nat per token.
+    Default: float32, but text is generated in bfloat16 on a GPU, and in int8 on a CPU where that is faster."""
 
     def loaded(self, *, compile: bool = False) -> Model:
         import torch
@@ -67,10 +67,10 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class GeneratingModel(ModelOptions):
-    """Which model, where it runs, and whether it is compiled."""
+    """The model, the device it runs on, and whether it is compiled."""
 
     compile: Flag = False
-    """Generate with a compiled network on a GPU: some seconds more at first, less for all texts after that."""
+    """Compile the network for generation on a GPU: it starts some seconds later, and then runs faster."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,22 @@ class WithModel(ModelOptions):
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """How tokens are drawn."""
+    """How tokens are sampled."""
 
     steps: int = 128
-    """Steps of the time grid. With most samplers the cost does not grow beyond one network call per token."""
+    """The number of steps of the time grid; most samplers make at most one network call per token."""
     sampler: OptionalText = None
-    """A sampler by name, with its settings if they differ from the defaults, such as remasking:eta=0.1. exact (the
-    model's distribution with the fewest network calls), ancestral, entropy-bounded, confidence, margin, entropy,
-    mask-predict, remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right, … Default: the model's own."""
+    """A sampler by name, optionally with settings, such as remasking:eta=0.1.
+    exact samples the model's distribution with the fewest network calls.
+    Others are ancestral, entropy-bounded, confidence, margin, entropy and mask-predict.
+    Also remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right, …
+    Default: the model's own."""
     temperature: float = 1.0
-    """Divides the log-probabilities of tokens; below 1, probable tokens become more probable."""
+    """The sampling temperature; below 1, probable tokens become more probable."""
     top_k: int = 30
-    """Sample among the k most probable tokens, 30 as in the paper; 0 keeps all."""
+    """Sample from the k most probable tokens, 30 as in the paper; 0 keeps all."""
     top_p: OptionalFloat = None
-    """Sample among the most probable tokens that together reach this probability. Default: keep all."""
+    """Sample from the most probable tokens that together reach this probability. Default: keep all."""
 
     def request(self, block: int | None = None) -> SamplingRequest:
         from diffusionbert.model import sampling_request
@@ -106,12 +108,12 @@ class SamplerOptions:
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplerOptions):
-    """How tokens are drawn."""
+    """How tokens are sampled."""
 
     top_k: int = 0
-    """Sample among the k most probable tokens; 0 keeps all."""
+    """Sample from the k most probable tokens; 0 keeps all."""
     top_p: OptionalFloat = 0.5
-    """Sample among the most probable tokens that together reach this probability; 1 keeps all."""
+    """Sample from the most probable tokens that together reach this probability; 1 keeps all."""
 
 
 def require_device(name: str | None) -> None:
@@ -133,7 +135,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Replaces infinities and NaN, which JSON does not have, by null."""
+    """Replaces infinities and NaN, which JSON does not have, with null."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -145,7 +147,7 @@ def finite(value: Any) -> Any:
 
 
 def show_generation(states: Iterable[StreamState], console: Console, num_lines: int | None = None) -> None:
-    """Shows a text being generated: in place on a terminal, else one line per state, at most `num_lines`."""
+    """Shows a text being generated: in place on a terminal, otherwise one line per state, at most `num_lines`."""
     if console.is_terminal:
         from rich.live import Live
 
@@ -170,7 +172,7 @@ def line_of(state: StreamState) -> Text:
 
 
 def colored(tokens: Sequence[tuple[str, float]]) -> Text:
-    """Tokens on a scale from green (few nats) to red (many), each with its nats."""
+    """Tokens with their nats, on a color scale from green (few) to red (many)."""
     from rich.text import Text
 
     line = Text()

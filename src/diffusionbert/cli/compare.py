@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare evaluations in one table, with differences, intervals and p-values, the best marked where it differs.
+    """Compare evaluations in one table, with differences, intervals and p-values; significantly best ones are marked.
 
     Example: diffusionbert compare runs/one runs/two --reference one --format latex
     """
@@ -26,13 +26,13 @@ class Compare:
     format: Literal["table", "markdown", "json", "latex"] = "table"
     """The format of the table."""
     unit: Annotated[Literal["token", "word", "byte"] | None, option("{token,word,byte}")] = None
-    """The unit of likelihoods. Default: tokens if all vocabularies agree, else words."""
+    """The unit of likelihoods. Default: tokens if all vocabularies agree, otherwise words."""
     quantity: OptionalText = None
-    """Show this likelihood alone: grid, continuous, exact, pseudo, …"""
+    """Show only this likelihood: grid, continuous, exact, pseudo, …"""
     reference: OptionalText = None
-    """The system from which differences are given, by its name in the table. Default: the best of each column."""
+    """The system to compare the others with, by its name in the table. Default: the best of each column."""
     merge_seeds: Flag = False
-    """Merge runs that differ in their training seed alone; differences then include the spread over seeds."""
+    """Merge runs that differ only in their training seed; differences then include the spread over seeds."""
     output: OptionalPath = None
     """A file to write to. Default: standard output."""
     json: Flag = False

@@ -1,4 +1,4 @@
-"""The `doctor` command: what is wrong with generated text, the likely cause, and which option fixes it."""
+"""`doctor`: finds out what is wrong with generated text, the likely cause, and which option fixes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from diffusionbert.inference.engine import Engine
 
 CORPUS_SENTENCES = 1000
-"""The number of corpus sentences that are read, enough to estimate frequencies and lengths."""
+"""The number of corpus sentences to read, enough to estimate frequencies and lengths."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Doctor(GenerationOptions, WithModel):
     samples: OptionalPath = None
     """A file of samples, one per line; - is standard input. Default: the model generates them."""
     data: OptionalText = None
-    """A corpus that samples should resemble, as for train. Default: the statistics stored with the model."""
+    """A corpus that the samples should resemble, as for train. Default: the statistics stored with the model."""
     field: OptionalText = None
     """The field of JSON lines that holds the text."""
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 64

@@ -1,4 +1,4 @@
-"""`evaluate`: likelihood, BLEU, diversity, judges and speed of a model on held-out text."""
+"""`evaluate`: measures likelihood, BLEU, diversity, judges' perplexity and speed of a model on held-out text."""
 
 from __future__ import annotations
 
@@ -36,44 +36,45 @@ class Evaluate(SamplerOptions, WithModel):
     data: OptionalText = None
     """The corpus, as for train. Required."""
     compile: Flag = False
-    """Generate with a compiled network on a GPU: some seconds more at first, less for all texts after that."""
+    """Compile the network for generation on a GPU: it starts some seconds later, and then runs faster."""
     split: Annotated[Literal["validation", "test", "all"] | None, option("{validation,test,all}")] = None
-    """The split of the corpus. Default: test if it has one; what was held out if it is the model's training corpus;
-    else all of it."""
+    """The split of the corpus.
+    Default: test if there is one; the held-out part if this is the training corpus; otherwise all."""
     field: OptionalText = None
     """The field of JSON lines that holds the text, or the source of a pair."""
     target_field: OptionalText = None
     """The field of JSON lines that holds the target of a pair."""
     cased: Flag = False
-    """Keep upper case, even if the model was trained on lower case."""
+    """Keep upper case even if the model was trained on lower-cased text."""
     detokenize: Flag = False
-    """Undo the tokenization of text such as LM1B's, even if the model's training did not."""
+    """Undo the tokenization of text such as LM1B's even if the model's training did not."""
     sentences: OptionalInt = None
-    """The number of sentences to score, always the same ones. BLEU uses all in any case. Default: all."""
+    """The number of sentences to score, always the same ones; BLEU uses all sentences in any case. Default: all."""
     samples: int = 1000
-    """The number of samples for BLEU and all other metrics; as many again are generated for self-BLEU. 0 computes the
-    likelihood alone."""
+    """The number of samples for BLEU and all other metrics; as many again are generated for self-BLEU.
+    With 0, only likelihoods are computed."""
     length: OptionalText = None
-    """The number of tokens of a sample: a number, a range such as 10-30, or corpus, which draws it from the lengths of
-    the training corpus. Default: 64, as in the paper, or the model's maximum if that is less. For pairs: corpus, which
-    draws the lengths that such sources have, or target, those of the targets."""
+    """The number of tokens per sample: a number, a range such as 10-30, or corpus (lengths of the training corpus).
+    For pairs: corpus (lengths seen with similar sources) or target (those of the targets).
+    Default: 64, as in the paper, or the model's maximum if that is less; corpus for pairs."""
     block: OptionalInt = None
-    """Generate blocks of this many tokens from left to right, for samples longer than the model reads."""
+    """Generate blocks of this many tokens from left to right, for samples longer than the model can read."""
     num_candidates: int = 1
-    """For pairs: generate so many answers to each source, and take that which agrees most with the others."""
+    """For pairs: generate this many answers to each source, and use the one that agrees most with the others."""
     precision: str = "0.5%"
-    """Draw until the half-width of the 95 % interval of the perplexity is this fraction of it: 0.5% or 0.005."""
+    """Draw until the half-width of the perplexity's 95 % interval is this fraction of the perplexity: 0.5% or 0.005."""
     max_draws: int = 256
     """The maximum number of draws per sentence."""
     quantity: OptionalText = None
-    """The one likelihood to compute: grid, continuous, exact, pseudo, …, or an order of unmasking (left-to-right,
-    confidence, entropy), in which it is exact. Default: all that the model has."""
+    """The only likelihood to compute: grid, continuous, exact, pseudo, …
+    An order of unmasking (left-to-right, confidence, entropy) gives the exact likelihood in that order.
+    Default: all that the model has."""
     shared_noise: Flag = False
-    """Draw the same for every model, --max-draws times per sentence, so that compare pairs models also by noise."""
+    """Use the same noise for every model, with --max-draws draws per sentence, for narrower intervals in compare."""
     judge: OptionalText = None
     """A causal language model (folder, .gguf file or Hub name) for generative perplexity."""
     mauve: Flag = False
-    """Compare samples with real sentences by MAUVE, on features of GPT-2 or, if that is not available, the judge."""
+    """Compare samples with real sentences by MAUVE, using features of GPT-2 or, if that is not available, the judge."""
     conventions: Flag = False
     """Report the likelihood in every convention of the LM1B literature."""
     modeled_length: Flag = False
@@ -81,8 +82,8 @@ class Evaluate(SamplerOptions, WithModel):
     seed: int = 0
     """The seed of draws and samples."""
     output: OptionalPath = None
-    """The directory for evaluation.json, scores.safetensors and samples.txt. Default: evaluation/ in the run
-    directory, if the model is one."""
+    """The directory for evaluation.json, scores.safetensors and samples.txt.
+    Default: evaluation/ in the run directory if --model is one."""
     overwrite: Flag = False
     """Replace an existing evaluation."""
 
@@ -167,7 +168,7 @@ def _progress_bars() -> Iterator[ProgressCallback]:
 
         def update(what: str, done: int, total: int) -> None:
             if what not in bars:
-                stack.close()  # the bar of earlier work, which may have stopped early
+                stack.close()  # closes the bar of earlier work, which may have stopped early
                 bars.clear()
                 bars[what] = stack.enter_context(progress_line(total))
             bars[what](done, what)

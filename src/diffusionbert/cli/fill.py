@@ -21,21 +21,21 @@ class Fill:
     texts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT ...]")] = ()
     """Texts in quotes."""
     num_alternatives: int = 1
-    """The number of fillings per text, best first; more than one are printed with their nats, given the context
-    and, without a [BLANK], the lengths."""
+    """The number of fillings per text, best first.
+    Several are printed with their nats, given the context and, without a [BLANK], the lengths."""
     max_blank_tokens: int = 4
-    """The maximum number of tokens of a [BLANK]."""
+    """The maximum number of tokens per [BLANK]."""
     forbid: Words = ()
     """Words that must not be generated; the text around the blanks may contain them."""
     temperature: float = 1.0
     """The temperature of the random part of the search."""
     top_k: OptionalInt = None
-    """Search among the k most probable tokens of a position. Default: all."""
+    """Search only the k most probable tokens of each position. Default: all."""
     top_p: OptionalFloat = None
-    """Search among the most probable tokens that together reach this probability. Default: all."""
+    """Search only the most probable tokens that together reach this probability. Default: all."""
     capitalize: Capitalize = True
-    """Leave generated text in lower case. Default: an uncased model's text gets capitals at the start of a sentence, in
-    "I" and, if its training text had them, in names."""
+    """Leave generated text in lower case.
+    By default, an uncased model's text gets capitals at sentence starts, in "I" and, as far as learned, in names."""
     seed: int = 0
     """The seed of the random part of the search."""
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)

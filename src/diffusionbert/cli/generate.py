@@ -36,33 +36,33 @@ class Generate:
     """
 
     prompts: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[PROMPT ...]")] = ()
-    """Prompts in quotes, each of which gets -n texts; sources, if the model was trained on pairs. Default: none."""
+    """Prompts in quotes, with -n texts for each; for a model trained on pairs, sources. Default: none."""
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """The number of texts per prompt."""
     length: str = "corpus"
-    """The number of tokens of a text, prompt included: a number, a range such as 10-30, or corpus, which draws it from
-    the lengths of the training corpus."""
+    """The number of tokens per text, including the prompt: a number, a range such as 10-30, or corpus.
+    With corpus, lengths are drawn from the training corpus."""
     max_new_tokens: OptionalInt = None
-    """The number of tokens after the prompt, in place of --length."""
+    """The number of tokens after the prompt, instead of --length."""
     block: OptionalInt = None
-    """Generate blocks of this many tokens from left to right, for texts longer than the model reads. Default: all
-    tokens at once."""
+    """Generate blocks of this many tokens from left to right, for texts longer than the model can read.
+    Default: all tokens at once."""
     include: Words = ()
-    """Words that must occur: all up to the next option, so put the prompt first."""
+    """Words that must occur; everything up to the next option is a word, so put the prompt first."""
     forbid: Words = ()
     """Words that must not be generated; a prompt may contain them."""
     source: OptionalText = None
-    """The source text, for models trained on pairs; prompts are then how the answer begins."""
+    """The source text, for models trained on pairs; prompts are then the beginning of the answer."""
     num_candidates: int = 1
-    """With a source: generate this many candidates per text and print the one that agrees most with the others
-    (minimum Bayes risk)."""
+    """With a source: generate this many candidates per text.
+    The one that agrees most with the others is printed (minimum Bayes risk)."""
     capitalize: Capitalize = True
-    """Leave generated text in lower case. Default: an uncased model's text gets capitals at the start of a sentence, in
-    "I" and, if its training text had them, in names."""
+    """Leave generated text in lower case.
+    By default, an uncased model's text gets capitals at sentence starts, in "I" and, as far as learned, in names."""
     watch: Flag = False
-    """Show every state of one text while it is generated; on a terminal in place."""
+    """Show every state of one text as it is generated; on a terminal, in place."""
     seed: OptionalInt = None
-    """The same seed gives the same texts. Default: a random one."""
+    """The random seed; the same seed gives the same texts. Default: a random one."""
     sampling: tyro.conf.OmitArgPrefixes[GenerationOptions] = field(default_factory=GenerationOptions)
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
     model: tyro.conf.OmitArgPrefixes[GeneratingModel] = field(default_factory=GeneratingModel)
@@ -71,7 +71,7 @@ class Generate:
         """Prints one text per line."""
         texts = self.prompts or (("",) if self.input_output.file is None else ())
         if phrase := next((one for one in self.include + self.forbid if " " in one and not self.prompts), None):
-            logger.warning(f"{phrase[:40]!r} is taken for a word of --include or --forbid; put a prompt before them")
+            logger.warning(f"{phrase[:40]!r} is taken as a word of --include or --forbid; put a prompt before them")
         if self.watch:
             self._watch(texts)
             return
@@ -119,7 +119,7 @@ class Generate:
         show_generation(stream(engine, self._given(engine, task, texts[0]), request), Console(highlight=False))
 
     def task(self) -> Task:
-        """What is asked for, without prompt and seed."""
+        """The task without prompt and seed."""
         from diffusionbert.inference.tasks import Task
 
         return Task(

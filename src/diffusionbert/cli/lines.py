@@ -1,9 +1,9 @@
-"""Texts in, results out: what the commands that give one result per text share.
+"""Texts in, results out: shared by the commands that print results per text.
 
-Texts are arguments, or the lines of a file or of standard input. Lines are read while earlier ones are worked on, and
-results are printed as they come: one for each line, an empty one for an empty line, so that output lines up with
+Texts are arguments, or lines of a file or of standard input. Lines are read while earlier ones are being processed, and
+results are printed as they become available, with an empty result for an empty line, so that output lines up with
 input. A line that cannot be processed is reported with its number and does not stop the others. With `--output`, a
-command that was stopped goes on where it was. This module does not depend on torch or on what the results are.
+stopped command resumes where it was. This module does not depend on torch or on the kind of results.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LONGEST_LINE = 100_000
-"""In characters."""
+"""The maximum length of a line, in characters."""
 MOST_AT_ONCE = 32
-"""The most texts that share forward passes; the first texts are answered alone, so that something is seen at once."""
+"""The most texts that share forward passes; the first ones are answered alone, so that something appears soon."""
 
 Row = dict[str, Any]
 """A result as plain data."""
 Answer = Callable[[list[str]], Sequence[Iterable[Any]]]
-"""Gives the results of each of some texts; None stands for one that is left out."""
+"""Returns the results of each text; None stands for one that is left out."""
 Show = Callable[[Row], "str | Text"]
-"""A result as text; colored text keeps its colors on a terminal."""
+"""Formats a result as text; colored text keeps its colors on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,16 @@ class TextOptions:
     """Where texts come from and where results go."""
 
     file: OptionalPath = None
-    """Texts from a file, one per line, in place of arguments; - is standard input. Empty lines give empty results."""
+    """Read texts from a file, one per line, instead of arguments; - is standard input.
+    Empty lines give empty results."""
     format: Annotated[Literal["text", "jsonl", "csv"], option("{text,jsonl,csv}")] = "text"
-    """text prints one line per result; jsonl and csv have all fields, with input, line and rank. Default: text."""
+    """The output format: one line per result, or JSON lines or CSV with all fields, including input, line and rank.
+    Default: text."""
     json: Flag = False
     """The same as --format jsonl."""
     output: OptionalPath = None
-    """Write results to this file. If the command is stopped, giving it again continues the file. Default: standard
-    output."""
+    """Write results to this file; if the command is stopped, the same command continues it.
+    Default: standard output."""
 
     @property
     def chosen_format(self) -> str:
@@ -68,7 +70,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Line:
-    """A text with its line number, which starts at 1."""
+    """A text with its line number, starting at 1."""
 
     number: int
     text: str
@@ -78,7 +80,7 @@ class Line:
 
 @dataclass
 class SavedState:
-    """What `--output` keeps while a command is stopped, as plain data: sums over all results, and a random seed."""
+    """The state that `--output` saves for a stopped command, as plain data: sums over all results and a random seed."""
 
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -90,7 +92,7 @@ class SavedState:
             self.values[name] = self[name] + number
 
     def share(self) -> None:
-        """Gives all processes of a launch what the main one has read, and a seed while they can still agree on it."""
+        """Sends the main process's state to all processes of a launch, with a seed, while they are still in step."""
 
         def completed() -> dict[str, Any]:
             self.seed(None)
@@ -100,7 +102,7 @@ class SavedState:
             self.values.update(current().on_main(completed))
 
     def seed(self, given: int | None) -> int:
-        """The given seed, or a random one, which stays the same when the command is continued."""
+        """The given seed, or a random one that stays the same when the command is resumed."""
         if given is not None:
             return given
         from diffusionbert.model import fresh_seed
@@ -126,21 +128,21 @@ def run_lines(
 ) -> None:
     """Answers texts and writes one line per result.
 
-    The processes of a launch share the chunks of a file, which the main process reads, in the order of its lines.
+    The main process reads the file, and the processes of a launch share its chunks; results keep the order of lines.
 
     Args:
         options: Where texts come from and where results go.
         texts: The texts given as arguments.
-        load: Called once, when it is clear that there are texts; returns what answers them, and raises ValueError or
-            TypeError for a text that it cannot process.
+        load: Called once, as soon as there are texts. Returns the function that answers them, which raises ValueError
+            or TypeError for a text it cannot process.
         what: What the texts are, for messages: "texts with [MASK] or [BLANK]".
-        columns: The fields of a result, in the order of CSV's columns.
-        show: A result as text.
-        settings: What the results depend on beside the texts; a file is only continued with the same settings.
-        state: What `count` adds up and `answer` draws once.
-        plain: A result as plain data.
+        columns: The fields of a result, in the order of the CSV columns.
+        show: Formats a result as text.
+        settings: What the results depend on besides the texts; a file is continued only with the same settings.
+        state: The sums that `count` adds up, and the seed that is drawn once.
+        plain: Converts a result to plain data.
         count: Called with each result, in order.
-        summary: At the end, a line for standard error and a row for JSON.
+        summary: Called at the end; returns a line for standard error and a row for JSON.
     """
     state, form, is_strict = state or SavedState(), options.chosen_format, options.file is None
     lines = _given(texts, options.file, what)
@@ -165,7 +167,8 @@ def run_lines(
     ):
         state.share()
         for chunks in _shared(_chunks(output.remaining(lines), at_once=is_strict)):
-            # One chunk is answered by all processes together, results as they come; of several each gets its own.
+            # A single chunk is answered by all processes together, with results as they come; otherwise each process
+            # gets a chunk of its own.
             alone = (_answered(chunk, answer, is_strict=is_strict) for chunk in chunks)
             for chunk, answers in zip(
                 chunks, alone if len(chunks) == 1 else current().share(chunks, answered), strict=True
@@ -189,12 +192,12 @@ def run_lines(
 
 
 def _is_bar_wanted(options: TextOptions) -> bool:
-    """Whether lines are read, and the results do not go to the terminal themselves."""
+    """Whether lines are read from a file and the results do not go to the terminal."""
     return options.file is not None and (options.output is not None or not sys.stdout.isatty())
 
 
 def _count_lines(file: Path | None) -> int | None:
-    """The lines of a file, if it can be read twice."""
+    """The number of lines of a file, if it can be read twice."""
     if file is None or not file.is_file():
         return None
     with file.open("rb") as stream:
@@ -202,7 +205,7 @@ def _count_lines(file: Path | None) -> int | None:
 
 
 def read_lines(file: Path, what: str) -> list[str]:
-    """The lines of a file that are not empty; raises ValueError if one cannot be read, or there are none."""
+    """The non-empty lines of a file; raises ValueError if one cannot be read or there are none."""
     lines = [line for line in _read(file, what) if line.error or line.text.strip()]
     if bad := next((line for line in lines if line.error), None):
         raise ValueError(f"line {bad.number} of {str(file)!r}: {bad.error}")
@@ -216,14 +219,14 @@ def read_lines(file: Path, what: str) -> list[str]:
 
 def _given(texts: Sequence[str], file: Path | None, what: str) -> Iterator[Line]:
     if texts and file is not None:
-        raise ValueError(f"{what} are given both as arguments and by --file; give one of the two")
+        raise ValueError(f"{what} are given both as arguments and by --file; give only one of them")
     if file is None and not texts:
         raise ValueError(f"no text given; give {what} in quotes, or --file NAME (- is standard input)")
     return _read(file, what) if file is not None else (Line(number, text) for number, text in enumerate(texts, start=1))
 
 
 def _read(file: Path, what: str) -> Iterator[Line]:
-    """The lines of a file as they come."""
+    """Yields the lines of a file as they arrive."""
     try:
         if str(file) != "-":
             is_stream = str(file) == "/dev/stdin" or str(file).startswith("/dev/fd/")  # a shell's <(command)
@@ -257,7 +260,7 @@ def _standard_input() -> io.BufferedIOBase:
 
 
 def _chunks(lines: Iterator[Line], at_once: bool) -> Iterator[list[Line]]:
-    """The lines that have come by now, at most 1, 2, 4, … 32 of them; all of them if they are arguments."""
+    """Yields the lines that have arrived so far, at most 1, 2, 4, … 32 at a time; arguments all at once."""
     if at_once:
         yield list(lines)
         return
@@ -291,7 +294,7 @@ def _chunks(lines: Iterator[Line], at_once: bool) -> Iterator[list[Line]]:
 
 
 def _shared(chunks: Iterator[list[Line]]) -> Iterator[list[list[Line]]]:
-    """As many chunks as there are processes, as the main process reads them."""
+    """Yields as many chunks at a time as there are processes, as the main process reads them."""
     processes = current()
     while several := processes.on_main(lambda: list(islice(chunks, processes.number))):
         yield several
@@ -300,7 +303,7 @@ def _shared(chunks: Iterator[list[Line]]) -> Iterator[list[list[Line]]]:
 def _answered(
     chunk: list[Line], answer: Answer, *, is_strict: bool
 ) -> Iterator[tuple[Line, Iterable[Any], str | None]]:
-    """The results of each line, or why there are none; what fails together is tried one by one."""
+    """The results of each line, or why there are none; if a chunk fails, its lines are tried one by one."""
     if is_strict:
         for line, rows in zip(chunk, answer([line.text for line in chunk]), strict=True):
             yield line, rows, None
@@ -350,7 +353,7 @@ def _open_output(
 
 
 class _Output:
-    """Writes results as text, JSON lines or CSV; to a file, it remembers how far it got."""
+    """Writes results as text, JSON lines or CSV; for a file, it records how far it got."""
 
     def __init__(
         self,
@@ -368,11 +371,11 @@ class _Output:
             self.table.writeheader()
 
     def remaining(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """The lines that were not answered before."""
+        """The lines that have not been answered yet."""
         return lines if self.progress is None else self.progress.skip_done(lines)
 
     def write(self, line: Line, rows: Iterable[Row], error: str | None) -> None:
-        """Writes the results of a line as they come, or an empty one if there are none."""
+        """Writes the results of a line as they arrive, or an empty one if there are none."""
         head, rank = {"line": line.number, "input": line.text}, 0
         for rank, row in enumerate(rows, start=1):
             self._write_row({**head, "rank": rank, **row}, self.show(row) if self.format == "text" else "")
@@ -412,7 +415,7 @@ def _is_nested(value: Any) -> bool:
 
 @dataclass
 class _Progress:
-    """How far an output file got; stored beside it until it is complete."""
+    """How far an output file got; stored next to it until it is complete."""
 
     file: Path
     settings: Row
@@ -420,7 +423,7 @@ class _Progress:
     num_lines: int = 0
     num_bytes: int = 0
     digest: str = ""
-    """Of the lines that were answered."""
+    """The hash of the lines answered so far."""
 
     @classmethod
     def open(cls, output: Path, settings: Row, state: SavedState) -> _Progress:
@@ -437,11 +440,11 @@ class _Progress:
                 raise ValueError("a negative number")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"{str(progress.file)!r} is damaged ({reason_of(error)}); delete it and --output to begin again"
+                f"{str(progress.file)!r} is damaged ({reason_of(error)}); delete it and --output to start over"
             ) from None
         if found[0] != progress.settings:
             raise ValueError(
-                f"--output {str(output)!r} was begun with other options; give the same, or delete it to begin again"
+                f"--output {str(output)!r} was begun with other options; give the same, or delete it to start over"
             )
         _, progress.num_lines, progress.num_bytes, progress.digest = found
         state.values.update(values)
@@ -456,7 +459,7 @@ class _Progress:
                 break
             digest = _extended(digest, line)
         if digest != self.digest:
-            raise ValueError("the texts of the lines that --output has are not the same any more; begin a new --output")
+            raise ValueError("the input lines already answered in --output have changed; start a new --output")
         return lines
 
     def save(self, chunk: Iterable[Line], num_bytes: int) -> None:

@@ -1,8 +1,9 @@
 """The command line: parses a command, runs it, and reports errors in one line.
 
-Exit code 0 on success, 2 on wrong use or unreadable input, 1 on failure, 130 when stopped. `--plugin MODULE` imports a
-module that registers schedules, samplers or objectives, `--verbosity LEVEL` chooses the messages on standard error;
-both may stand anywhere. Under torchrun or `accelerate launch`, the processes share the work, and the main one prints.
+The exit code is 0 on success, 2 on wrong usage or unreadable input, 1 on failure, 130 when interrupted. `--plugin
+MODULE` imports a module that registers schedules, samplers or objectives; `--verbosity LEVEL` sets the level of
+messages on standard error. Both may appear anywhere. Under torchrun or `accelerate launch`, the processes share the
+work, and the main one prints.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ COMMANDS = (
     "serve",
     "bench",
 )
-"""Each is a class of that name in a module of that name."""
+"""The commands; each is a class of that name in a module of that name."""
 UNSHARED = ("compare", "plot", "doctor", "audit", "info", "serve")
-"""Under a launcher, the main process runs these alone."""
+"""Under a launcher, only the main process runs these."""
 SECONDS_TO_REPORT = 10.0
-"""For so long the other processes of a launch leave it to the main one to report an error that all of them have."""
+"""How long the other processes of a launch wait for the main one to report an error that all of them have."""
 LONGEST_MESSAGE = 2000
-"""In characters: names that are given may be longer."""
+"""The maximum length of a message in characters, because names given by users may be longer."""
 _ERRORS_OF_NAMES = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
-"""Of files that are not what their names are given for: wrong use, no failure of the disk."""
+"""Errors for file names that do not fit their purpose: wrong usage, not a disk failure."""
 ABOUT = """usage: diffusionbert COMMAND ...
 
 Masked diffusion language models: train, generate, fill, score and compare.
 
 {commands}
 
-  diffusionbert COMMAND --help   its options, with an example
-  --plugin MODULE                imports a module that registers schedules, samplers or objectives
+  diffusionbert COMMAND --help   show the options of a command, with an example
+  --plugin MODULE                import a module that registers schedules, samplers or objectives
   --verbosity LEVEL              messages on standard error: debug, info (default), warning or error
-  --version                      prints the version
+  --version                      print the version
 """
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command; without arguments, that of the process."""
+    """Runs a command; by default with the arguments of the process."""
     launch = parallel.launch()
     if launch.number > 1 and arguments is None:
         try:
@@ -113,7 +114,7 @@ def _run(words: list[str]) -> None:
         elif launch.is_main:
             command.run()
     except BrokenPipeError:  # the reader of the output has closed the pipe
-        sys.stderr.close()  # else the interpreter reports it again at exit
+        sys.stderr.close()  # otherwise the interpreter reports it again at exit
         sys.exit(0)
     except KeyboardInterrupt:
         parallel.leave()
@@ -131,7 +132,7 @@ def _run(words: list[str]) -> None:
 
 
 def in_flags(message: str, options: Collection[str]) -> str:
-    """A message of the library in the form of the command line: `top_k` is --top-k, `block=32` is --block 32."""
+    """A message of the library in terms of the command line: `top_k` becomes --top-k, `block=32` --block 32."""
 
     def flag(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
@@ -143,7 +144,7 @@ def in_flags(message: str, options: Collection[str]) -> str:
 
 
 def _option_names(command: Any) -> set[str]:
-    """The options of a command, those of its groups included."""
+    """The options of a command, including those of its groups."""
     names = set()
     for field in fields(command) if is_dataclass(command) else ():
         value = getattr(command, field.name)
@@ -152,7 +153,7 @@ def _option_names(command: Any) -> set[str]:
 
 
 def _take(words: list[str], flag: str) -> list[str]:
-    """Removes a flag from the words, wherever it stands, and returns its values."""
+    """Removes a flag from the words, wherever it appears, and returns its values."""
     remaining, others, values = iter(words), [], []
     for word in remaining:
         name, equals, value = word.partition("=")
@@ -178,7 +179,7 @@ def _import_plugin(module: str) -> None:
 
 
 def parse_arguments(arguments: list[str]) -> Any:
-    """The command with its options; tyro's error in a box becomes one line."""
+    """The command with its options; tyro's boxed errors become one line."""
     if "--output=" in arguments or ("--output", "") in pairwise(arguments):
         raise ValueError("--output is empty and would fill the current folder; give a name")
     if not arguments:
@@ -215,14 +216,14 @@ def _message(printed: str, options: list[str]) -> str:
     if title == "Unrecognized options":
         listed = plain.partition("Perhaps you meant")[0]
         flags = [word for word in options if word.startswith("-")]
-        # Whole words only: --validation may be right beside a wrong --validation-sentences.
+        # Whole words only: a correct --validation may appear next to a wrong --validation-sentences.
         unknown = next((flag for flag in flags if re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w=-])", listed)), None)
         known = re.findall(r"^[│|]?\s+(--[\w-]+)", plain.partition("Perhaps you meant")[2], flags=re.MULTILINE)
         if unknown is not None:
             return f"unknown option {unknown[:40]}{_suggestion(unknown, known)}"
         stray = next((word for word in options if word in plain), "")
-        return f"{stray[:40]!r} stands apart from the other arguments; put all of them before the options"
-    # The message stands between the title and the help of the option; without box characters, dashes part them.
+        return f"{stray[:40]!r} is separated from the other arguments; put all of them before the options"
+    # The message is between the title and the help of the option; without box characters, dashes separate them.
     body = lines[1:] if lines and is_rule(lines[0]) else lines
     message = " ".join(" ".join(takewhile(lambda line: not is_rule(line), body)).split())
     for pattern, plainer in _PLAINER:
@@ -239,7 +240,7 @@ _PLAINER = [
     (r"^invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\).$", r"\2 must be one of \3, got \1"),
     (r"(?<=, )'None', |'None', |, 'None'(?=,|$)", ""),
 ]
-"""What tyro says, and how we say it."""
+"""Messages of tyro, and our wording of them."""
 
 
 def _suggestion(word: str, known: Iterable[str]) -> str:

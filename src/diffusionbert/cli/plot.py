@@ -1,4 +1,4 @@
-"""`plot`: validation curves of runs."""
+"""`plot`: draws the validation curves of runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Plot:
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], option("RUN [RUN ...]")]
     """Run directories."""
     output: Path = Path("curves.png")
-    """The picture: a .png, .svg or .pdf file."""
+    """The image file: .png, .svg or .pdf."""
 
     def run(self) -> None:
         from diffusionbert.evaluation.compare import shortest_names

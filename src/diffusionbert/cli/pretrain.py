@@ -23,7 +23,7 @@ class Pretrain(Run):
     """Pretrain a causal language model of the same size instead."""
 
     def base(self, data: str) -> RunConfig:
-        """The pretraining of the preset."""
+        """The pretraining configuration of the preset."""
         from diffusionbert.recipes import pretraining
 
         return pretraining(self.preset or "tiny", data, decoder=self.decoder)

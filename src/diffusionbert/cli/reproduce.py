@@ -1,4 +1,4 @@
-"""`reproduce`: the paper's tables and figures."""
+"""`reproduce`: makes the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffusionbert.reproduce import Request
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(Request):
-    """Reproduce a table or figure of the paper: train what is missing, evaluate it, write tables and figures.
+    """Reproduce a table or figure of the paper: train and evaluate whatever is missing, then write it.
 
     Example: diffusionbert reproduce table2 --scale smoke --output reproduction
     """
@@ -24,8 +24,8 @@ class Reproduce(Request):
     """table1: a sentence denoised by three systems. table2: main results. table3: steps, seconds, perplexity.
     figure2: spindle curves. figure3: quality and diversity. figure4: validation curves."""
     output: Path = Path("reproduction")
-    """The directory for runs, evaluations, tables and figures. A second call continues there and skips what is
-    finished."""
+    """The directory for runs, evaluations, tables and figures.
+    A second call continues there and skips finished work."""
     device: OptionalText = None
     """The device of evaluations: cpu, cuda, … Default: a GPU if there is one."""
     cache: OptionalPath = None
@@ -44,7 +44,7 @@ class Reproduce(Request):
         reproduction = Reproduction(self.output, request, self.cache or default_cache(), self.device)
         chosen = list(TARGETS) if self.target == "all" else [self.target]
         if any(name.startswith("figure") for name in chosen):
-            require_matplotlib()  # now, and not after the training
+            require_matplotlib()  # fail now rather than after training
         written = {name: TARGETS[name](reproduction) for name in chosen}
         if not current().is_main:
             return

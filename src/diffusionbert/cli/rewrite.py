@@ -13,7 +13,7 @@ from diffusionbert.cli.lines import Answer, Row, SavedState, TextOptions, run_li
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Rewrite texts: mask a fraction of the tokens, drawn at random, and generate them again; the rest stays as it is.
+    """Rewrite texts: mask a random fraction of the tokens and generate them again; the rest stays as it is.
 
     Example: diffusionbert rewrite "the king was born in london ." --strength 0.4 -n 3
     """
@@ -25,12 +25,12 @@ class Rewrite:
     num_return_sequences: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """The number of rewritten texts per text."""
     forbid: Words = ()
-    """Words to replace wherever they occur; they are not generated."""
+    """Words to replace wherever they occur; they are not generated, either."""
     capitalize: Capitalize = True
-    """Leave generated text in lower case. Default: an uncased model's text gets capitals at the start of a sentence, in
-    "I" and, if its training text had them, in names."""
+    """Leave generated text in lower case.
+    By default, an uncased model's text gets capitals at sentence starts, in "I" and, as far as learned, in names."""
     seed: OptionalInt = None
-    """The same seed gives the same texts. Default: a random one."""
+    """The random seed; the same seed gives the same texts. Default: a random one."""
     sampling: tyro.conf.OmitArgPrefixes[GenerationOptions] = field(default_factory=GenerationOptions)
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
     model: tyro.conf.OmitArgPrefixes[GeneratingModel] = field(default_factory=GeneratingModel)

@@ -1,4 +1,4 @@
-"""`score`: the likelihood of texts under a model."""
+"""`score`: computes the likelihood of texts under a model."""
 
 from __future__ import annotations
 
@@ -39,22 +39,23 @@ class Score:
     tokens: Flag = False
     """Show the nats of each token, which add up to the score."""
     precision: float = 0.25
-    """Draw for each text until the 95 % interval of its perplexity per token is this narrow, relative to it."""
+    """Draw for each text until the 95 % interval of its perplexity per token is this narrow, as a fraction of it."""
     max_draws: int = 4096
-    """The most sequences that the network computes for one text, or a window of a long one; a text that needs more is
-    marked with *."""
+    """The most sequences to evaluate for a text, or for a window of a long one.
+    A text that needs more is marked with an asterisk."""
     steps: OptionalText = None
-    """Which bound: a number T for the T-step bound, or continuous. Default: continuous, for all models that have it."""
+    """The bound: a number T for the T-step bound, or continuous. Default: continuous if the model has it."""
     order: OptionalOrder = None
-    """The exact likelihood of generating the text in this order, without draws, in place of a bound."""
+    """Compute the exact likelihood of generating the text in this order, without draws, instead of a bound."""
     paired: Flag = False
-    """Compare the texts given as arguments: they share their noise, and each is shown with its difference to the first,
-    which has an interval of its own."""
+    """Compare the texts given as arguments, using the same noise for all.
+    Each is shown with its difference to the first, which has an interval of its own."""
     overlong: Annotated[Literal["window", "skip", "error"], option("{window,skip,error}")] = "window"
-    """Texts that are longer than the model reads: score them in overlapping windows, skip and count them, or refuse
-    them. Default: window."""
+    """What to do with texts longer than the model can read: score them in windows, skip and count them, or refuse them.
+    Default: window."""
     source: OptionalText = None
-    """The source of all texts, for models trained on pairs. Default: a text is source and target with a tab between."""
+    """The source of all texts, for models trained on pairs.
+    Default: each text is source and target, separated by a tab."""
     seed: int = 0
     """The seed of the draws."""
     input_output: tyro.conf.OmitArgPrefixes[TextOptions] = field(default_factory=TextOptions)
@@ -65,7 +66,7 @@ class Score:
         from diffusionbert.inference.score import ScoreSums
 
         if self.paired and self.input_output.file is not None:
-            raise ValueError("--paired compares texts that are given together; give them as arguments, without --file")
+            raise ValueError("--paired compares texts given as arguments; leave out --file")
         state = SavedState()
         sums = ScoreSums(state.values)
         options: dict[str, Any] = {
@@ -120,7 +121,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _total(sums: ScoreSums) -> tuple[str, Row]:
-    """The sum of all scores, as a line and as a row."""
+    """The total of all scores, as a line and as a row."""
     if not sums.numbers.get("num_texts"):
         return "no text was scored", {"total": None}
     total = sums.total()
@@ -132,27 +133,27 @@ def _total(sums: ScoreSums) -> tuple[str, Row]:
     )
     counts = {
         "too long and skipped": total.num_skipped,
-        "less precise than asked (*)": total.num_imprecise,
+        "less precise than requested (*)": total.num_imprecise,
         "unknown tokens": total.num_unknown,
     }
     return line + "".join(f"; {count} {what}" for what, count in counts.items() if count), {"total": row}
 
 
 def _nats(row: Row, digits: int) -> str:
-    """The nats of a text or a total with their interval, if anything was drawn."""
+    """The nats of a text or total, with an interval if anything was drawn."""
     low, high = row["ci95"]
     interval = "" if row["kind"] == "exact" else f" [{low:.{digits}f}, {high:.{digits}f}]"
     return f"{row['nats']:.{digits}f} nats{interval}"
 
 
 def _named(row: Row) -> str:
-    """Which number it is: the quantity, its kind where the name does not say it, and what is given."""
+    """A description of the number: the quantity, its kind if the name does not say it, and what is given."""
     kind = "" if row["kind"] in row["quantity"] else f"{row['kind']}, "
     return f"{kind}{row['quantity']}, given {row['conditional_on']}"
 
 
 def _shown(row: Row, first: str | None) -> str | Text:
-    """A score on one line for a file, else with all that belongs to it; `first` is the first of the texts."""
+    """A score, on one line for a file and otherwise with all details; `first` is the first of the texts."""
     from rich.text import Text
 
     row = {name: math.inf if value is None and "perplexity" in name else value for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""`serve`: an HTTP API that clients already speak, and a page."""
+"""`serve`: serves a model through an OpenAI-compatible HTTP API and a web page."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ KEY = "DIFFUSIONBERT_API_KEY"
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What requests may ask for."""
+    """Limits on requests."""
 
     body_bytes: int = 1_000_000
-    """The most bytes of a request."""
+    """The maximum size of a request body, in bytes."""
     characters: int = 20_000
-    """The most characters of all texts of a request."""
+    """The maximum number of characters per request, over all its texts."""
     texts: int = 32
-    """The most texts per request: prompts times n, or texts to fill, score or embed."""
+    """The maximum number of texts per request: prompts times n, or texts to fill, score or embed."""
     max_steps: int = 1024
-    """The most steps of a sampler."""
+    """The maximum number of sampling steps."""
     running: int = 64
-    """Sequences that are worked on at once."""
+    """The number of sequences processed at once."""
     waiting: int = 128
-    """Sequences that may wait; more are answered with 429."""
+    """The number of sequences that may wait; further requests are answered with 429."""
     seconds: float = 300.0
-    """The most seconds of work on one sequence."""
+    """The maximum number of seconds of work on one sequence."""
 
 
 @dataclass(frozen=True)
 class Serve:
-    """Serve a model: an API that OpenAI's clients speak, and a page to watch it generate (needs the extra `serve`).
+    """Serve a model: an API for OpenAI's clients, and a page to watch it generate (needs the extra `serve`).
 
     Example: diffusionbert serve --port 8000
     """
 
     host: Annotated[str, option("ADDRESS")] = "127.0.0.1"
-    """The address to listen at. Another than this machine's own needs an API key or --insecure. Default: 127.0.0.1."""
+    """The address to listen on. Any but a loopback address needs an API key or --insecure. Default: 127.0.0.1."""
     port: int = 8000
-    """The port; 0 takes a free one."""
+    """The port to listen on; 0 picks a free one."""
     api_key_file: OptionalPath = None
     """A file with the API key that clients must send. Default: the environment variable DIFFUSIONBERT_API_KEY."""
     insecure: Flag = False
-    """Let everyone in who can reach the address."""
+    """Accept requests without an API key from everyone who can reach the address."""
     cors_origin: Annotated[tuple[str, ...], option("[ORIGIN ...]")] = ()
-    """Other pages that may use the server from a browser, such as https://example.org. Default: none."""
+    """Other origins whose pages may use the server from a browser, such as https://example.org. Default: none."""
     drain_delay: float = 0.0
-    """For so many seconds after SIGTERM, go on accepting requests while /ready says 503."""
+    """The number of seconds after SIGTERM in which requests are still accepted while /ready returns 503."""
     limits: tyro.conf.OmitArgPrefixes[LimitOptions] = field(default_factory=LimitOptions)
     model: tyro.conf.OmitArgPrefixes[GeneratingModel] = field(default_factory=GeneratingModel)
 

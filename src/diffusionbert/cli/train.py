@@ -1,4 +1,4 @@
-"""`train`, and what it shares with `pretrain`: their options become a configuration, which is trained."""
+"""`train`, and what it shares with `pretrain`: turns options into a run configuration, and trains it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How the corpus is read; what is left out is the preset's."""
+    """How the corpus is read; the preset sets the defaults."""
 
     validation: OptionalText = None
     """A validation corpus. Default: a fraction of the data is held out."""
     held_out: OptionalFloat = None
-    """The fraction of a corpus of files that is held out. Default: 0.01; of less than 20,000 lines 200 lines, but no
-    more than a tenth."""
+    """The fraction of the lines held out from files for validation.
+    Default: 0.01; with fewer than 20,000 lines, 200 lines, but no more than a tenth."""
     field: OptionalText = None
     """The field of JSON lines that holds the text, or the source of a pair."""
     target_field: OptionalText = None
@@ -33,7 +33,7 @@ class DataOptions:
     vocabulary: Annotated[int | str | None, option("INT|STR")] = None
     """The size of a WordPiece vocabulary to train on the data, or the folder or Hub name of a tokenizer."""
     max_length: OptionalInt = None
-    """The maximum number of tokens of a sequence; longer ones are skipped and counted."""
+    """The maximum number of tokens per sequence; longer ones are skipped and counted."""
     cased: Flag = False
     """Keep upper case instead of lower-casing the text."""
     detokenize: Flag = False
@@ -42,11 +42,11 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """The family and size of a new network; what is left out is the preset's."""
+    """The family and size of a new network; the preset sets the defaults."""
 
     backbone: Annotated[Literal["bert", "modern"] | None, option("{bert,modern}")] = None
-    """The family of a new network: BERT (a decoder: GPT-2), or ModernBERT's layers for both: norms first, rotary
-    positions, gated MLPs."""
+    """The family of a new network: bert (GPT-2 for decoders), or modern (ModernBERT's layers for both).
+    ModernBERT's layers have pre-norm, rotary positions and gated MLPs."""
     layers: OptionalInt = None
     """The number of layers of a new network."""
     width: OptionalInt = None
@@ -59,47 +59,47 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How the network is trained; what is left out is the preset's."""
+    """How the network is trained; the preset sets the defaults."""
 
     steps: OptionalInt = None
     """The number of training steps."""
     batch_tokens: OptionalInt = None
-    """The number of tokens per global batch, padding included."""
+    """The number of tokens per global batch, including padding."""
     batch_sequences: OptionalInt = None
-    """The number of sequences per global batch, in place of --batch-tokens."""
+    """The number of sequences per global batch, instead of --batch-tokens."""
     micro_tokens: OptionalInt = None
-    """The maximum number of tokens on one device at once; larger batches are accumulated."""
+    """The maximum number of tokens on one device at once; gradients of larger batches are accumulated."""
     optimizer: Annotated[Literal["adamw", "muon"] | None, option("{adamw,muon}")] = None
-    """AdamW, or Muon for the matrices of layers with AdamW for all else."""
+    """The optimizer: AdamW, or Muon for the layers' matrices and AdamW for everything else."""
     learning_rate: OptionalFloat = None
-    """The peak learning rate. Default: the preset's; with --start at most 1e-4 if the start is a diffusion model or the
-    preset is tiny."""
+    """The peak learning rate.
+    Default: the preset's; with --start, at most 1e-4 if the start is a diffusion model or the preset is tiny."""
     warmup: OptionalInt = None
     """The number of warm-up steps."""
     decay: Annotated[
         Literal["linear", "cosine", "inverse_sqrt", "constant_with_warmup", "wsd"] | None,
         option("{linear,cosine,inverse_sqrt,constant_with_warmup,wsd}"),
     ] = None
-    """The schedule of the learning rate after the warm-up; wsd stays at the peak and decays at the end."""
+    """The learning rate schedule after the warm-up; wsd stays at the peak and decays at the end."""
     decay_fraction: OptionalFloat = None
-    """With --decay wsd: the fraction of the steps in which the learning rate decays. Default: 0.2."""
+    """With --decay wsd, the fraction of steps in which the learning rate decays. Default: 0.2."""
     weight_decay: OptionalFloat = None
     """The weight decay of matrices."""
     weight_decay_end: OptionalFloat = None
-    """The weight decay of the last step, reached linearly. Default: that of the first."""
+    """The weight decay at the last step, reached linearly. Default: the same as at the first."""
     ema: OptionalFloat = None
     """Validate and export an exponential moving average of the parameters with this decay, such as 0.9999."""
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, option("{no,bf16,fp16}")] = None
-    """The type of matrix products."""
+    """The precision of matrix products."""
     compile: Flag = False
     """Compile the network with torch.compile, as the wiki presets and the paper preset do."""
     no_compile: Flag = False
     """Do not compile the network, even if the preset does."""
     no_cuda_graphs: Flag = False
-    """Launch every kernel of a step by itself, also for small batches on one GPU."""
+    """Do not capture training steps as CUDA graphs, even for small batches on one GPU."""
     packing: Flag = False
-    """Leave out padding on a GPU, by attention of variable length: for short sentences in large batches, trained in
-    half precision without dropout."""
+    """Remove padding on a GPU with variable-length attention.
+    Helps with short sentences in large batches; needs half precision and no dropout."""
     sharded: Flag = False
     """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: OptionalInt = None
@@ -110,55 +110,59 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What is recorded, and how often; what is left out is the preset's."""
+    """What is recorded, and how often; the preset sets the defaults."""
 
     validate_every: OptionalInt = None
     """The number of steps between validations."""
     save_every: OptionalInt = None
     """The number of steps between checkpoints."""
     log_every: OptionalInt = None
-    """The number of steps between entries of the log."""
+    """The number of steps between log entries."""
     trackers: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio"], ...], option("[{tensorboard,wandb,trackio} ...]")
     ] = ()
-    """Experiment trackers to log to, beside log.jsonl."""
+    """Experiment trackers to log to, besides log.jsonl."""
     export_precision: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, option("{fp32,fp16,bf16,int8}")] = None
-    """The precision of the weights in the model's folder; int8 is opened by diffusionbert alone. Default: fp32."""
+    """The precision of the weights in the model folder; only diffusionbert opens int8. Default: fp32."""
     shard_size: OptionalText = None
-    """The size of a file of weights in the model's folder, such as 15MB. Default: all weights in one file."""
+    """The maximum size of a weight file in the model folder, such as 15MB. Default: all weights in one file."""
     push: OptionalText = None
     """Push the trained model to the Hub under this name; a new repository is private."""
     cache: OptionalPath = None
     """The directory for encoded corpora. Default: the user's cache directory."""
     compile_cache: OptionalPath = None
-    """With --compile, a file that keeps compiled kernels for the next run or another machine of the same kind. It
-    contains code: give a file that you made."""
+    """With --compile, a file that keeps compiled kernels for the next run or another machine of the same kind.
+    It contains code: use only a file that you made yourself."""
 
 
 @dataclass(frozen=True)
 class Run(ABC):
-    """Options that `train` and `pretrain` share. What is left out is the preset's."""
+    """The options of both `train` and `pretrain`. The preset sets the defaults."""
 
     output: Path
-    """The run directory: configuration, log, checkpoints and, in the end, the model."""
+    """The run directory, for configuration, log, checkpoints and finally the model."""
     data: OptionalText = None
-    """The training corpus: a text file (also .gz, .xz, .zst), a folder or glob, .jsonl with --field, .tsv pairs, pydoc
-    (the documentation of Python), lm1b:FOLDER or hf:NAME. Required unless --config or --resume names it."""
+    """The training corpus: a text file (or .gz, .xz, .zst), a folder or glob, .jsonl with --field, .tsv pairs, …
+    Or pydoc (Python's documentation), lm1b:FOLDER or hf:NAME.
+    Required unless given by --config or --resume."""
     preset: Annotated[
         Literal["tiny", "small", "paper", "wiki-small", "wiki-medium", "bundled"] | None,
         option("{tiny,small,paper,wiki-small,wiki-medium,bundled}"),
     ] = None
-    """Size and length of the run; options below override it. tiny: two cores, about a minute. small,
-    wiki-small, wiki-medium: one GPU, minutes. bundled: a stage of the bundled model. paper: BERT-base, 1.9M steps.
+    """The size and length of the run; other options override it.
+    tiny: two cores, about a minute.
+    small, wiki-small, wiki-medium: one GPU, minutes.
+    bundled: a stage of the bundled model.
+    paper: BERT-base, 1.9M steps.
     Default: tiny."""
     config: OptionalPath = None
-    """The configuration of a run (run.json) in place of a preset; other options override it. With --start it is the
-    next stage of that run."""
+    """The configuration of a run (run.json) instead of a preset; other options override it.
+    With --start, it is the next stage of that run."""
     auto: Flag = False
-    """Measure this machine first: choose the micro-batch that fits and estimate the duration of the run."""
+    """Measure this machine first: choose the micro-batch size that fits and estimate the duration of the run."""
     resume: Flag = False
-    """Continue the run in the output directory from its last checkpoint. Settings of training may change; data, network
-    and objective may not, and can be left out."""
+    """Continue the run in the output directory from its last checkpoint.
+    Training settings may change; data, network and objective may not, and can be omitted."""
     text: OmitArgPrefixes[DataOptions] = DataOptions()
     network: OmitArgPrefixes[NetworkOptions] = NetworkOptions()
     training: OmitArgPrefixes[TrainingOptions] = TrainingOptions()
@@ -166,10 +170,10 @@ class Run(ABC):
 
     @abstractmethod
     def base(self, data: str) -> RunConfig:
-        """The configuration on a corpus before other options change it."""
+        """The configuration for a corpus, before other options change it."""
 
     def run(self) -> None:
-        """Trains, reports where the model is, and pushes it if the run is complete."""
+        """Trains, prints where the model is, and pushes it if the run is complete."""
         from diffusionbert.recipes import require_pairs
         from diffusionbert.training.model_folder import push_model
         from diffusionbert.training.run import train
@@ -192,7 +196,7 @@ class Run(ABC):
                 best = f"best validation {figure}; model in {model}"
             print(f"{self.output}: step {state.step}, {best}")
             if getattr(self, "start", None) and state.step and state.is_validated and state.best_step == 0:
-                print("`diffusionbert adapt` chooses steps and learning rate by held-out text")
+                print("no gain on held-out text; try `diffusionbert adapt`, which chooses the settings for you")
             if self.records.push and not run.is_stopped:
                 print(f"pushed to {push_model(model, self.records.push)}")
         if run.is_stopped:  # a script must not continue after an unfinished run
@@ -201,30 +205,30 @@ class Run(ABC):
 
 @dataclass(frozen=True)
 class DiffusionOptions:
-    """The objective and its noise; what is left out is the system's."""
+    """The objective and its noise; the system sets the defaults."""
 
     objective: OptionalText = None
-    """An objective by name, with its settings if they differ from the defaults: discrete-time, continuous-time,
-    order-agnostic, gaussian:floor=0.01, …"""
+    """An objective, optionally with settings: discrete-time, continuous-time, order-agnostic, gaussian:floor=0.01, …"""
     schedule: OptionalText = None
     """A noise schedule by name: linear, cosine, sqrt, spindle, spindle:strength=0.3,mean=sentence,floor=0.05, …"""
     time_sampling: OptionalText = None
-    """The distribution of training times: uniform, early, bell, bell:depth=0.8,weighted=false. Without importance
-    weights the loss is not a bound, but the model gets better."""
+    """The distribution of training times: uniform, early, bell, bell:depth=0.8,weighted=false, …
+    With weighted=false the loss is not a bound, but the model gets better."""
     diffusion_steps: OptionalInt = None
     """T, the number of steps of the time grid."""
     quantity: Annotated[Literal["strict", "paper"] | None, option("{strict,paper}")] = None
-    """strict is a bound on the likelihood; paper, on which the published spindle figures rest, is not."""
+    """The quantity to optimize: strict is a bound on the likelihood.
+    paper, which the published spindle figures are based on, is not."""
     hybrid: OptionalFloat = None
     """The weight of D3PM's auxiliary cross-entropy."""
     noise: Annotated[Literal["absorbing", "uniform"] | None, option("{absorbing,uniform}")] = None
-    """The forward process: tokens become [MASK] or random tokens."""
+    """The forward process: tokens become [MASK] (absorbing) or random tokens (uniform)."""
     time: Annotated[
         Literal["none", "prefix", "layers", "layers-random", "layers-learned"] | None,
         option("{none,prefix,layers,layers-random,layers-learned}"),
     ] = None
-    """The time conditioning of the network: none (TAD), prefix (PTE), layers (LTE; what is added starts at zero),
-    layers-random (it starts at random, as in the paper) or layers-learned (a vector for each timestep)."""
+    """The time conditioning of the network: none (TAD), prefix (PTE) or layers (LTE, initialized at zero).
+    Variants: layers-random (initialized at random, as in the paper), layers-learned (a vector per timestep)."""
 
 
 @dataclass(frozen=True)
@@ -235,12 +239,14 @@ class Train(Run):
     """
 
     start: OptionalText = None
-    """The network to start from: the folder or Hub name of a masked language model (of a causal one for a decoder), a
-    run directory, an original .th file, or bundled. Default: random parameters."""
+    """The network to start from: the folder or Hub name of a masked language model (for a decoder, of a causal one).
+    Or a run directory, a .th file of the original release, or bundled.
+    Default: random parameters."""
     system: OptionalText = None
-    """A system of the paper or one of its peers by name, which sets objective, start and time embedding:
-    diffusionbert, d3pm, mdlm, genmd4, oa-ardm, multinomial, diffusion-lm, diffuseq, bert-mouth, cmlm, sundae, decoder,
-    …; all are in docs/methods.md. Default: the preset's objective."""
+    """A system of the paper, or one of its peers, which sets the objective, start and time embedding.
+    diffusionbert, d3pm, mdlm, genmd4, oa-ardm, multinomial, diffusion-lm, diffuseq, bert-mouth, cmlm, sundae, …
+    All are listed in docs/methods.md.
+    Default: the preset's objective."""
     diffusion: OmitArgPrefixes[DiffusionOptions] = DiffusionOptions()
 
     def base(self, data: str) -> RunConfig:
@@ -261,7 +267,7 @@ def configure(options: Run) -> RunConfig:
 
     if options.config is None:
         if options.data is None:
-            raise ValueError("--data is missing; give a text file, or pydoc for the documentation of Python")
+            raise ValueError("--data is missing; give a text file, or pydoc for Python's documentation")
         return _changed(options, options.base(options.data))
     for name in ("preset", "system"):
         if getattr(options, name, None) is not None:
@@ -271,7 +277,7 @@ def configure(options: Run) -> RunConfig:
 
 
 def _changed(options: Run, config: RunConfig) -> RunConfig:
-    """The configuration with what the options set."""
+    """The configuration with the given options applied."""
     from diffusionbert.networks.loading import of_family
 
     data = _replaced(options.text, config.data)
@@ -291,7 +297,7 @@ def _changed(options: Run, config: RunConfig) -> RunConfig:
 
 
 def _replaced(options: Any, settings: Any) -> Any:
-    """The settings with the fields replaced that the options set."""
+    """The settings, with the fields given as options replaced."""
     values = {field.name: getattr(options, field.name, None) for field in fields(settings)}
     return replace(
         settings,
@@ -354,7 +360,7 @@ def _with_objective(options: Train, config: RunConfig) -> RunConfig:
 
 
 def _chosen_objective(text: str, current: ObjectiveConfig) -> ObjectiveConfig:
-    """The objective that a text names; if it is the current one, settings that the text leaves out are kept."""
+    """The objective named by a text; if it is the current one, settings that the text omits are kept."""
     from diffusionbert.objectives.base import ObjectiveConfig
     from diffusionbert.storage.schema import from_json, from_text, to_json
 
@@ -368,16 +374,16 @@ def _chosen_objective(text: str, current: ObjectiveConfig) -> ObjectiveConfig:
 
 
 def _resumed(options: Run) -> RunConfig:
-    """The configuration of the run to resume, with the training settings replaced that the options set.
+    """The configuration of the run to resume, with the training settings given as options replaced.
 
-    The command may repeat what started the run; data, network and objective that differ from the run's are refused.
+    The command may repeat the options that started the run; different data, network or objective are refused.
     """
     from diffusionbert.training.run import stored_config
 
     stored = stored_config(options.output)
     options = replace(options, text=replace(options.text, held_out=options.text.held_out or stored.data.held_out))
     start, pretrained = getattr(options, "start", None), stored.backbone.pretrained
-    if start and pretrained == str(Path(start) / "model"):  # which may be gone, and then is no run directory
+    if start and pretrained == str(Path(start) / "model"):  # it may be gone, and is then not a run directory
         options = replace(options, start=pretrained)  # type: ignore[call-arg]
     if options.config is not None:
         requested = configure(options)

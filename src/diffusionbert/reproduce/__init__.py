@@ -16,8 +16,10 @@ class Request:
     """What to reproduce: the settings of an output folder, and the options of the command `reproduce`."""
 
     scale: Literal["smoke", "19m", "34m"] = "smoke"
-    """The size of the experiment. smoke: minutes on two cores, with meaningless figures. 19m: 18.8M parameters, two
-    minutes per system on one GPU. 34m: 33.8M parameters."""
+    """The size of the experiment.
+    smoke: minutes on two cores, with meaningless figures.
+    19m: 18.8M parameters, two minutes per system on one GPU.
+    34m: 33.8M parameters."""
     backbone: Literal["bert", "modern"] = "bert"
     """The family of new networks: BERT (causal: GPT-2), or ModernBERT's layers for both."""
     data: str = "pydoc"
@@ -41,5 +43,4 @@ class Request:
     seed: int = 0
     """The training seed."""
     evaluation_seed: int = 0
-    """The seed of draws and samples, independent of --seed, so that runs with different training seeds share their
-    noise."""
+    """The seed of draws and samples; the same for all training seeds, so that their runs share noise."""
