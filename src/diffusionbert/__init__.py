@@ -1,4 +1,4 @@
-"""DiffusionBERT: masked language models as generators, by absorbing discrete diffusion (He et al. 2022).
+"""DiffusionBERT: turns masked language models into generators with absorbing discrete diffusion (He et al. 2022).
 
     import diffusionbert as db
 
@@ -56,12 +56,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used."""
+    """Imports a public name on first use."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """The public names, for completion."""
+    """The public names, for tab completion."""
     return sorted(__all__)

@@ -1,4 +1,4 @@
-"""`python -m diffusionbert` is the command line."""
+"""`python -m diffusionbert` runs the command line."""
 
 from diffusionbert.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`Model`: what `load` returns, a thin facade over `inference`."""
+"""`Model`, the object that `load` returns: a thin facade over `inference`."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from diffusionbert.storage.weights import WeightFormat
 from diffusionbert.training.model_folder import push_model
 
 Length = int | tuple[int, int]
-"""The tokens of a text, or a range from which they are drawn."""
+"""The number of tokens of a text, or a range to draw it from."""
 TOP_P = 0.5
-"""The default of generating and rewriting, chosen by a judge's perplexity and entropy (docs/bundled_model.md); filling
-searches for the best and has none, and evaluation has the paper's top-k of 30."""
+"""The default for generating and rewriting, chosen by a judge's perplexity and entropy (docs/bundled_model.md). Filling
+searches for the best text and uses none; evaluation uses the paper's top-k of 30."""
 
 
 class FillOptions(TypedDict, total=False):
-    """Further arguments of `Model.fill`."""
+    """The optional arguments of `Model.fill`."""
 
     max_blank_tokens: int
     forbid: Sequence[str]
@@ -67,7 +67,7 @@ class FillOptions(TypedDict, total=False):
 
 
 class ScoreOptions(TypedDict, total=False):
-    """Further arguments of `Model.score`."""
+    """The optional arguments of `Model.score`."""
 
     precision: float
     steps: int | str | None
@@ -83,7 +83,7 @@ class ScoreOptions(TypedDict, total=False):
 class Model:
     """A language model that generates, fills blanks, rewrites and scores text.
 
-    Load one with `diffusionbert.load`. One model may be used by several threads at once.
+    Load one with `diffusionbert.load`. Several threads may use one model at the same time.
 
     Examples:
         >>> import diffusionbert
@@ -110,16 +110,17 @@ class Model:
         """Opens a model.
 
         Args:
-            name_or_folder: A run directory, a model folder, or any masked or causal language model by folder or Hub
-                name; None is the bundled model.
-            device: Where it runs; None is a GPU if there is one.
-            dtype: The type of its parameters. None is float32, and generates in bfloat16 on a GPU, in int8 on a CPU
-                that is made for it. torch.int8 also scores and fills in int8, for some thousandths of a nat per token.
-            compile: Generate with a compiled network on a GPU. The first call then takes some seconds longer, all
-                others are faster; it pays where hundreds of texts are generated.
+            name_or_folder: A run directory, a model folder, or the folder or Hub name of any masked or causal language
+                model; None is the bundled model.
+            device: The device to run on; None is a GPU if there is one.
+            dtype: The dtype of its parameters. None is float32, but text is generated in bfloat16 on a GPU, and in int8
+                on a CPU where that is faster. torch.int8 also scores and fills in int8, which costs a few thousandths
+                of a nat per token.
+            compile: Whether to compile the network for generation on a GPU. The first call takes some seconds longer,
+                all others are faster; this pays off for hundreds of texts.
             revision: A branch, tag or commit of a Hub repository.
-            token: A Hub token; None uses the one that is logged in.
-            local_files_only: Never connect to the Hub.
+            token: A Hub token; None uses the stored login.
+            local_files_only: Whether to stay offline and use only local files.
         """
         options = HubOptions(revision=revision, token=token, local_files_only=local_files_only)
         return cls(load_engine(name_or_folder, device, dtype, compile=compile, **options))
@@ -128,7 +129,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The folder or name that it was loaded from; "bundled" for the bundled model."""
+        """The folder or name it was loaded from; "bundled" for the bundled model."""
         return self.engine.name
 
     @property
@@ -143,7 +144,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device it runs on."""
         return self.engine.network_device
 
     @property
@@ -153,11 +154,11 @@ class Model:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a text."""
+        """The maximum number of tokens of a text."""
         return self.engine.max_length
 
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
-        """Moves the model to a device, to a type of parameters, or both, and returns it."""
+        """Moves the model to a device, casts it to a dtype, or both, and returns it."""
         self.engine.to(device, dtype)
         return self
 
@@ -191,25 +192,26 @@ class Model:
         """Generates texts.
 
         Args:
-            prompt: How a text begins; a list gives `num_return_sequences` texts for each prompt, in one flat list.
+            prompt: The beginning of the text; for a list of prompts, the result is one flat list with
+                `num_return_sequences` texts per prompt.
             num_return_sequences: The number of texts per prompt.
-            length: Tokens of the whole text, prompt included, or a range such as (10, 30); None draws lengths as the
-                training corpus has them. Give at most one of `length` and `max_new_tokens`.
-            max_new_tokens: Tokens after the prompt.
-            steps: Steps of the time grid; more cost more only where the network must be called more often.
+            length: The number of tokens of the whole text, including the prompt, or a range such as (10, 30); None
+                draws lengths from the training corpus. Give at most one of `length` and `max_new_tokens`.
+            max_new_tokens: The number of tokens after the prompt.
+            steps: The number of steps of the time grid; more steps cost more only if they need more network calls.
             sampler: A sampler, or its name with settings such as "remasking:eta=0.1"; None is the model's default.
-            temperature: Divides the log-probabilities of tokens.
-            top_k: Samples among the k most probable tokens; 0 or None keeps all.
-            top_p: Samples among the most probable tokens that together reach this probability; 1 or None keeps all.
-            block: Generates blocks of so many tokens from left to right, for texts longer than the model reads.
+            temperature: The sampling temperature, by which the log-probabilities of tokens are divided.
+            top_k: Sample from the k most probable tokens; 0 or None keeps all.
+            top_p: Sample from the most probable tokens that together reach this probability; 1 or None keeps all.
+            block: Generate blocks of this many tokens from left to right, for texts longer than the model can read.
             include: Words that must occur.
             forbid: Words that must not be generated.
-            source: The text to answer, for models trained on pairs.
-            num_candidates: With a source, generates so many answers for each that is returned and returns the one that
-                agrees most with the others (minimum Bayes risk).
-            capitalize: Gives generated text of an uncased model capitals at the start of a sentence, in "I" and, if its
-                training text had them, in names; given text stays as it is.
-            seed: The same seed gives the same texts; None draws a fresh one.
+            source: The source text, for models trained on pairs.
+            num_candidates: With a source, the number of candidates to generate per returned text; the one that agrees
+                most with the others is returned (minimum Bayes risk).
+            capitalize: Whether generated text of an uncased model gets capitals at the start of sentences, in "I" and,
+                if its training text had them, in names; given text stays as it is.
+            seed: The random seed; the same seed gives the same texts, None draws a new one.
 
         Returns:
             The texts.
@@ -266,9 +268,9 @@ class Model:
         capitalize: bool = True,
         seed: int | None = None,
     ) -> Iterator[StreamState]:
-        """Yields every state of one text, from noise to text; arguments as in `generate`.
+        """Yields every state of one text, from noise to text; the arguments are those of `generate`.
 
-        The text of a state has `[MASK]` where tokens are still to come, so that `fill` can complete it.
+        The text of a state has `[MASK]` for each token that is still masked, so `fill` can complete it.
 
         Examples:
             >>> import diffusionbert
@@ -305,27 +307,27 @@ class Model:
         capitalize: bool = True,
         seed: int | None = None,
     ) -> str | list[str]:
-        """Masks a fraction of a text's tokens, whole words drawn at random, and generates them again.
+        """Masks a fraction of a text's tokens, in randomly chosen whole words, and generates them again.
 
-        All other characters stay as they are, white space included. Characters that the vocabulary does not know, such
-        as emoji, are never masked. A text longer than the model reads is rewritten in windows, from left to right:
-        stretches of half a window, each with as much text before as after it.
+        All other characters stay as they are, including white space. Characters that the vocabulary does not know, such
+        as emoji, are never masked. A text longer than the model can read is rewritten in windows, from left to right,
+        half a window at a time, with equal context on both sides.
 
         Args:
             text: A text or a list of texts.
-            strength: The fraction of tokens that is masked at most, in (0, 1]; at least one word is.
-            num_return_sequences: The number of rewritings per text; None is one.
-            steps: As in `generate`, like all further arguments.
+            strength: The largest fraction of tokens to mask, in (0, 1]; at least one word is masked.
+            num_return_sequences: The number of rewritten texts per text; None means one.
+            steps: As in `generate`.
             sampler: As in `generate`.
             temperature: As in `generate`.
             top_k: As in `generate`.
             top_p: As in `generate`.
-            forbid: Words that are replaced wherever they occur, and not generated.
+            forbid: Words to replace wherever they occur; they are not generated, either.
             capitalize: As in `generate`.
             seed: As in `generate`.
 
         Returns:
-            A text for a text, a list for a list or if `num_return_sequences` is given.
+            A string for a single text; a list for a list of texts, or if `num_return_sequences` is given.
         """
         require_type("num_return_sequences", num_return_sequences, (Integral, type(None)), "a whole number or None")
         request = sampling_request(sampler, steps, temperature, top_k, top_p, None)
@@ -376,19 +378,19 @@ class Model:
     ) -> str | list[str] | list[Filling] | list[list[Filling]]:
         """Fills all blanks of a text jointly: `[MASK]` is one token, `[BLANK]` any number of them.
 
-        A blank after white space begins a word, one that touches a letter continues it: `un[MASK]able`. Texts longer
-        than the model reads are filled in windows around the blanks, from left to right.
+        A blank after white space begins a word; a blank right after a letter continues the word: `un[MASK]able`. Texts
+        longer than the model can read are filled in windows around the blanks, from left to right.
 
         Args:
             text: A text or a list of texts.
-            num_alternatives: Returns so many ranked fillings per text instead of the best text.
-            max_blank_tokens: The most tokens of a `[BLANK]`.
+            num_alternatives: The number of ranked fillings to return per text, instead of the best text.
+            max_blank_tokens: The maximum number of tokens per `[BLANK]`.
             forbid: Words that must not be generated.
-            temperature: Of the random part of the search.
-            top_k: Searches among the k most probable tokens of a position; 0 or None keeps all.
-            top_p: Searches among the most probable tokens that together reach this probability.
+            temperature: The temperature of the random part of the search.
+            top_k: Search only the k most probable tokens of each position; 0 or None keeps all.
+            top_p: Search only the most probable tokens that together reach this probability.
             capitalize: As in `generate`.
-            seed: Of the random part of the search.
+            seed: The seed of the random part of the search.
 
         Returns:
             The best text (a list for a list); with `num_alternatives`, a list of `Filling` (a list of them per text).
@@ -412,7 +414,7 @@ class Model:
         return found[0] if isinstance(text, str) else found
 
     def probabilities(self, text: str, top_k: int = 5) -> list[list[TokenProbability]]:
-        """The most probable tokens of each blank, each given the text with all blanks masked."""
+        """The most probable tokens for each blank, given the text with all blanks masked."""
         return infill.token_probabilities(self.engine, text, top_k)
 
     # ---- score ------------------------------------------------------------------------------------------------------
@@ -457,23 +459,24 @@ class Model:
 
         Args:
             texts: A text or a list of texts.
-            precision: Draws for each text until the 95 % interval of *its* perplexity per token is this narrow,
-                relative to it, or `max_draws` is reached; `precision_reached` of a score says which.
-            steps: T for the T-step bound, "continuous" for the continuous-time bound; None is the latter for all models
-                that have it.
-            order: "left-to-right", "confidence" or "entropy": the exact likelihood of generating the text in this
-                order, without draws, instead of a bound.
-            paired: Compares texts: they share their noise, and each has a `difference` to the first with an interval of
-                its own, which is as narrow as `precision` asks.
-            overlong: Texts that are longer than the model reads: "window" scores them in overlapping windows, "skip"
-                returns None for them, "error" raises ValueError.
-            tokens: Returns the nats of each token, too, which add up to the score.
-            source: What the texts answer, for models trained on pairs: one source for all of them, or one for each.
-            max_draws: The most sequences that the network computes for a text, or a window of a long one.
-            seed: Of the draws.
+            precision: The width of the 95 % interval of each text's *own* perplexity per token, relative to the
+                perplexity, at which to stop drawing, unless `max_draws` is reached first; `precision_reached` of a
+                score tells which.
+            steps: T for the T-step bound, "continuous" for the continuous-time bound; None is the latter if the model
+                has it.
+            order: "left-to-right", "confidence" or "entropy" computes the exact likelihood of generating the text in
+                this order, without draws, instead of a bound.
+            paired: Whether to compare the texts: they share their noise, and each gets a `difference` to the first
+                text, with an interval as narrow as `precision` requires.
+            overlong: What to do with texts longer than the model can read: "window" scores them in overlapping windows,
+                "skip" returns None for them, "error" raises ValueError.
+            tokens: Whether to return the nats of each token, too; they add up to the score.
+            source: The source, for models trained on pairs: one for all texts, or one for each.
+            max_draws: The most sequences to evaluate for a text, or for a window of a long one.
+            seed: The seed of the draws.
 
         Returns:
-            A score for a text, a list for a list.
+            A score for a single text, a list for a list.
 
         Examples:
             >>> import diffusionbert
@@ -512,16 +515,17 @@ class Model:
         order: str = "left-to-right",
         prior: str = "uniform",
     ) -> Choice | list[Choice]:
-        """Weighs options for a blank, or for how a text goes on: their probabilities, normalized over the options.
+        """Computes the probabilities of options for a blank or a continuation, normalized over the options.
 
         Args:
-            text: A text with one `[BLANK]`, or without one, to be continued; or a list of texts.
-            options: Two or more options, of any lengths; for a list of texts, a list of them for each.
+            text: A text with one `[BLANK]`, or a list of texts; a text without a blank is continued.
+            options: Two or more options of any length; for a list of texts, one list of options per text.
             order: The order in which an option's tokens are generated: "left-to-right", "confidence" or "entropy".
-            prior: Over the options' lengths in tokens: "uniform", or "context", p(length) · p(context | length).
+            prior: The prior over the options' lengths in tokens: "uniform", or "context", p(length) · p(context |
+                length).
 
         Returns:
-            A choice for a text, a list for a list.
+            A choice for a single text, a list for a list.
 
         Examples:
             >>> import diffusionbert
@@ -542,10 +546,10 @@ class Model:
         return found[0] if is_one else found
 
     def embed(self, texts: str | Iterable[str]) -> Tensor:
-        """Sentence embeddings [N, D]: the mean of the last layer over each text's own tokens, for texts of any length.
+        """Sentence embeddings, [N, D]: the mean of the last layer over each text's own tokens, for texts of any length.
 
         Args:
-            texts: A text or several: a list, an array or a column of a table.
+            texts: A text, or several as a list, an array or a column of a table.
         """
         return score.embed(self.engine, _texts("texts", texts))
 
@@ -556,13 +560,13 @@ class Model:
 
         Args:
             path: The directory.
-            precision: How weights are stored: fp32, fp16, bf16, or int8 for matrices; None keeps them as they are.
-            shard_size: The size of a file of weights, such as "15MB"; None stores them in one file.
+            precision: The precision of the stored weights: fp32, fp16, bf16, or int8 for matrices; None keeps it.
+            shard_size: The maximum size of a weight file, such as "15MB"; None stores all weights in one file.
         """
         return self.engine.save(Path(path), WeightFormat(precision, shard_size))
 
     def push_to_hub(self, name: str) -> str:
-        """Uploads the model folder to the Hub, into a private repository if it is a new one; returns its address."""
+        """Uploads the model folder to the Hub and returns its address; a new repository is private."""
         with tempfile.TemporaryDirectory() as folder:
             return push_model(self.save_pretrained(Path(folder) / "model"), name)
 
@@ -580,15 +584,16 @@ def load(
     """Opens a model: the bundled one, a run directory, a model folder, or any masked or causal LM by folder or Hub id.
 
     Args:
-        name_or_folder: What to open; None is the bundled model.
-        device: Where it runs; None is a GPU if there is one.
-        dtype: The type of its parameters. None is float32, and generates in bfloat16 on a GPU, in int8 on a CPU that
-            is made for it. torch.int8 also scores and fills in int8, for some thousandths of a nat per token.
-        compile: Generate with a compiled network on a GPU. The first call then takes some seconds longer, all others
-            are faster; it pays where hundreds of texts are generated.
+        name_or_folder: The model to open; None is the bundled model.
+        device: The device to run on; None is a GPU if there is one.
+        dtype: The dtype of its parameters. None is float32, but text is generated in bfloat16 on a GPU, and in int8 on
+            a CPU where that is faster. torch.int8 also scores and fills in int8, which costs a few thousandths of a nat
+            per token.
+        compile: Whether to compile the network for generation on a GPU. The first call takes some seconds longer, all
+            others are faster; this pays off for hundreds of texts.
         revision: A branch, tag or commit of a Hub repository.
-        token: A Hub token; None uses the one that is logged in.
-        local_files_only: Never connect to the Hub.
+        token: A Hub token; None uses the stored login.
+        local_files_only: Whether to stay offline and use only local files.
 
     Returns:
         The model.
@@ -645,40 +650,42 @@ def evaluate(
     """Evaluates a model on a corpus: likelihoods, BLEU, diversity, judges and speed, each with protocol and interval.
 
     Args:
-        model: A model, or what `load` opens.
+        model: A model, or anything that `load` opens.
         data: A corpus, as for training: a text file, `lm1b:FOLDER`, `hf:NAME` or `pydoc`.
-        split: A split of it: validation, test or all; None is the test split, what training held out, or all of it.
+        split: The split: validation, test or all; None is the test split, otherwise the text held out from training,
+            otherwise all.
         field: The field of JSON lines that holds the text, or the source of a pair.
         target_field: The field of JSON lines that holds the target of a pair.
-        cased: Keeps upper case, also if the model was trained on lower case.
-        detokenize: Undoes tokenized text such as LM1B's, also if training did not.
-        sentences: Scores so many sentences, always the same ones; None scores all.
-        samples: Samples for BLEU and everything else; as many again are generated for self-BLEU. 0 computes the
-            likelihood alone.
-        length: Tokens of a sample, a range, or "corpus"; None is 64, as in the paper, or the model's maximum. For
-            pairs, None draws lengths that such sources have, and "target" takes those of the targets.
-        steps: As in `Model.generate`, like `sampler`, `temperature`, `top_k`, `top_p` and `block`.
+        cased: Whether to keep upper case even if the model was trained on lower-cased text.
+        detokenize: Whether to undo the tokenization of text such as LM1B's even if training did not.
+        sentences: The number of sentences to score, always the same ones; None scores all.
+        samples: The number of samples for BLEU and everything else; as many again are generated for self-BLEU. 0
+            computes only likelihoods.
+        length: The number of tokens per sample, a range, or "corpus"; None is 64, as in the paper, or the model's
+            maximum. For pairs, None draws lengths seen with similar sources, and "target" uses those of the targets.
+        steps: As in `Model.generate`.
         sampler: As in `Model.generate`.
         temperature: As in `Model.generate`.
-        top_k: As in `Model.generate`; by default that of the paper.
+        top_k: As in `Model.generate`; the default is the paper's.
         top_p: As in `Model.generate`.
         block: As in `Model.generate`.
         num_candidates: For pairs, as in `Model.generate`.
-        precision: Draws until the half width of the 95 % interval of the perplexity is this fraction of it.
-        max_draws: The most draws per sentence.
-        quantity: The one likelihood to compute: grid, continuous, exact, pseudo, …, or an order of unmasking
+        precision: The half-width of the perplexity's 95 % interval, as a fraction of the perplexity, at which to stop
+            drawing.
+        max_draws: The maximum number of draws per sentence.
+        quantity: The only likelihood to compute: grid, continuous, exact, pseudo, …, or an order of unmasking
             (left-to-right, confidence, entropy), in which it is exact; None computes all that the model has.
-        shared_noise: Draws the same for every model, `max_draws` times, so that paired differences between models are
-            free of most of the noise.
+        shared_noise: Whether to use the same noise for every model, with `max_draws` draws per sentence, so that most
+            of it cancels in paired differences between models.
         judge: A causal language model for generative perplexity.
-        mauve: Compares samples with real sentences by MAUVE.
-        conventions: Reports the likelihood in every convention of the LM1B literature.
-        modeled_length: Adds -log p(length) to the nats of each sentence.
-        seed: Of draws and samples.
-        output: Writes the result to this directory.
-        overwrite: Replaces a result that is there already.
-        device: Where a model that is opened here runs.
-        progress: Called with the kind of work, how much is done, and how much there is.
+        mauve: Whether to compare samples with real sentences by MAUVE.
+        conventions: Whether to report the likelihood in every convention of the LM1B literature.
+        modeled_length: Whether to add -log p(length) to the nats of each sentence.
+        seed: The seed of draws and samples.
+        output: The directory to write the result to.
+        overwrite: Whether to replace an existing result.
+        device: The device for a model that is opened here.
+        progress: Called with a description of the work, the amount done, and the total.
 
     Returns:
         The result; `result.table()` shows it, `result.to_json()` is plain data.
@@ -739,7 +746,7 @@ def evaluate(
 
 
 def fresh_seed() -> int:
-    """A random seed, below the seeds that samplers derive from it; the same in all processes of a launch."""
+    """A random seed, the same in all processes of a launch; it is below the seeds that samplers derive from it."""
     return current().on_main(lambda: secrets.randbits(32))
 
 
@@ -765,7 +772,7 @@ def sampling_request(
 def generate_agreed(
     engine: Engine, task: Task, request: SamplingRequest, num_candidates: int
 ) -> Iterator[GeneratedText]:
-    """Yields, for each text of a task, that of `num_candidates` which agrees most with the others."""
+    """Yields, for each text of a task, the one of `num_candidates` candidates that agrees most with the others."""
     require_type("num_candidates", num_candidates, Integral, "a whole number")
     if num_candidates < 1 or (num_candidates > 1 and task.source is None):
         raise ValueError(f"`num_candidates` must be >= 1, and 1 without a `source`, got {num_candidates}")
@@ -779,7 +786,7 @@ def generate_agreed(
 
 
 def _texts(name: str, value: str | Iterable[str]) -> list[str]:
-    """A text or several, as a list."""
+    """One or more texts as a list."""
     if isinstance(value, str):
         return [value]
     require_type(name, value, Iterable, "a text or a list of texts")

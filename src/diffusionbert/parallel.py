@@ -1,10 +1,10 @@
-"""The processes of a launch, by torchrun or `accelerate launch`: they share work and gather its results in order.
+"""The processes of a launch by torchrun or `accelerate launch`: they share work and gather its results in order.
 
 After `join`, which the command line calls, every process must make the same calls with the same arguments, as in
-training: `share` splits their items, and all processes get all results. Before it, a process works alone, even under a
-launcher, so that a script may use a model in one process of several. Results travel as objects over gloo, on GPUs too,
-and may take days. A process that was killed closes its connections, which ends the others; one that was stopped, or
-whose machine hangs, does not, so that processes watch each other. torch is imported under a launcher only.
+training: `share` splits the items, and all processes get all results. Before it, a process works alone, even under a
+launcher, so a script may use a model in just one of several processes. Results are sent as objects over gloo, on GPUs,
+too, and may take days. A process that is killed closes its connections, which ends the others; one that is suspended,
+or whose machine hangs, does not, so processes watch each other. torch is imported only under a launcher.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PATIENCE = timedelta(days=30)
-"""How long a process waits for another. It does not wait for one that has died: its connections are closed."""
+"""How long a process waits for another one; not for one that has died, since its connections are closed."""
 SECONDS_PER_BEAT = 5.0
 MOST_MISSED = 60
-"""After so many beats without a sign of life, five minutes, a process counts as stopped."""
+"""A process that misses this many beats, five minutes' worth, counts as stopped."""
 
 
 @final
 @dataclass(frozen=True)
 class Launch:
-    """This process among those that a launcher started; index 0 of 1 without a launcher."""
+    """This process's place among those started by a launcher; index 0 of 1 without a launcher."""
 
     index: int = 0
     number: int = 1
     local_index: int = 0
-    """Among the processes of its machine."""
+    """The index among the processes of its machine."""
 
     @property
     def is_main(self) -> bool:
@@ -50,7 +50,7 @@ class Launch:
 
 
 def launch() -> Launch:
-    """What the launcher's environment variables say."""
+    """The launch, from the launcher's environment variables."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     if not {*names, "MASTER_ADDR"} <= os.environ.keys():
         return Launch()
@@ -62,8 +62,8 @@ class Processes:
     """Processes that make the same calls.
 
     Args:
-        launch: This process among them.
-        group: Their group in torch.distributed, for objects; None for a process that works alone.
+        launch: This process's place among them.
+        group: Their torch.distributed group, for sending objects; None for a process that works alone.
     """
 
     def __init__(self, launch: Launch, group: Any = None) -> None:
@@ -72,9 +72,9 @@ class Processes:
         self._is_alone = group is None
 
     def share(self, items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator[Result]:
-        """Yields the results of some work on each item, in order; each item is worked on by one process.
+        """Yields the results of the work on each item, in order; each item is processed by one process.
 
-        Results must be on the CPU. What fails in one process fails in all. Work that shares again does so alone.
+        Results must be on the CPU. An error in one process is raised in all. Work that calls `share` again runs alone.
         """
         if self._is_alone:
             yield from map(work, items)
@@ -87,7 +87,7 @@ class Processes:
                 yield from found
 
     def on_main(self, work: Callable[[], Result]) -> Result:
-        """The result of some work that the main process does while the others wait."""
+        """The result of work done by the main process while the others wait."""
         if self._is_alone:
             return work()
         from torch import distributed
@@ -114,7 +114,7 @@ class Processes:
         outcomes: list[Any] = [None] * self.number
         with _connected():
             distributed.all_gather_object(outcomes, outcome, group=self._group)
-        outcomes[self.index] = outcome  # its own error has a traceback
+        outcomes[self.index] = outcome  # keeps the traceback of its own error
         return [one.result() for one in outcomes]
 
 
@@ -124,14 +124,14 @@ _watch: _Watch | None = None
 
 
 def current() -> Processes:
-    """The processes that share their work with this one; itself alone unless it has joined."""
+    """The processes that share work with this one; only this one unless it has joined."""
     return _current
 
 
 def join() -> Processes:
-    """Joins the processes of this launch, each with a GPU of its own where there are any; nothing without a launcher.
+    """Joins the processes of this launch, each with its own GPU if there are any; does nothing without a launcher.
 
-    From here on, all of them must call `generate`, `score`, `evaluate` and so on alike, each call in all processes.
+    From here on, all of them must make the same calls of `generate`, `score`, `evaluate` and so on.
     """
     global _current, _watch
     own = launch()
@@ -152,9 +152,9 @@ def join() -> Processes:
 
 
 def leave() -> None:
-    """Ends what `join` began.
+    """Leaves the group that `join` entered.
 
-    Threads of a group that still exists when Python exits may abort it, so that nothing may refer to the group.
+    Nothing may refer to the group afterwards: if it still exists when Python exits, its threads may abort the process.
     """
     global _current, _watch
     if _watch is not None:
@@ -164,30 +164,30 @@ def leave() -> None:
         from torch import distributed
 
         _current._group, _current._is_alone, _current = None, True, ALONE
-        gc.collect()  # networks that were trained together
+        gc.collect()  # frees networks that were trained together
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """Ends this process with all that it has printed, but without the interpreter's shutdown.
+    """Ends this process after flushing its output, but without the interpreter's shutdown.
 
-    There, threads of gloo have aborted a process now and then, after its work was done ("terminate called without an
-    active exception"), as long as a sharded network refers to its group.
+    During shutdown, gloo's threads have occasionally aborted a process whose work was done ("terminate called without
+    an active exception"), if a sharded network still refers to its group.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # nobody reads it anymore
             stream.flush()
     os._exit(code)
 
 
 @final
 class _Watch(threading.Thread):
-    """Ends this process with a message when another one of its launch gives no sign of life.
+    """Ends this process with a message when another one of its launch shows no sign of life.
 
-    Each process increases a number of its own in the launch's store, and looks at those of the others. Time is counted
-    in own beats, so that nothing happens when all processes sleep.
+    Each process increments its own counter in the launch's store, and checks those of the others. Time is counted in a
+    process's own beats, so nothing happens if all processes are suspended.
     """
 
     def __init__(self, own: Launch) -> None:
@@ -200,18 +200,18 @@ class _Watch(threading.Thread):
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def end(self) -> None:
-        """Tells the others that this process ends as it should."""
+        """Tells the others that this process is ending normally."""
         self._over.set()
         self._beating.join(SECONDS_PER_BEAT)
 
     def run(self) -> None:
-        """Watches until `end` is called, or until the store is gone with the process that kept it."""
+        """Watches until `end` is called, or until the store is gone together with the process that kept it."""
         self._beating.start()
         beats = missed = 0
         while not self._over.wait(SECONDS_PER_BEAT) and self._beating.is_alive():
             missed = missed + 1 if beats == self._beats else 0
             beats = self._beats
-            # Without a launcher of its own, the first process keeps the store; its answers are waited for without end.
+            # Without a separate launcher, the first process keeps the store, and requests to it would wait forever.
             self._report(self._stopped if missed < MOST_MISSED else [0])
 
     def _beat(self) -> None:
@@ -231,10 +231,10 @@ class _Watch(threading.Thread):
                     seen[index] = number
                 self._stopped = [index for index, number in enumerate(missed) if number >= MOST_MISSED]
                 self._beats += 1
-            store.add(names[self._own.index], -(10**12))  # below 0: it has left
+            store.add(names[self._own.index], -(10**12))  # a negative count means that it has left
 
     def _report(self, stopped: list[int]) -> None:
-        """Ends this process if there are such; the first of the others says so."""
+        """Ends this process if any have stopped; the first of the others prints the message."""
         if not stopped:
             return
         if self._own.index == min({*range(self._own.number)} - {*stopped}):
@@ -245,13 +245,13 @@ class _Watch(threading.Thread):
                 file=sys.stderr,
             )
         else:
-            threading.Event().wait(2 * SECONDS_PER_BEAT)  # a launcher ends all when one ends
+            threading.Event().wait(2 * SECONDS_PER_BEAT)  # a launcher ends all processes when one ends
         exit_at_once(1)
 
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Says what it means that a connection has broken."""
+    """Explains errors caused by a broken connection."""
     try:
         yield
     except RuntimeError as error:
@@ -262,7 +262,7 @@ _ENDED = "another process of this launch has ended ({}); see its message"
 
 
 def in_plain_words(error: BaseException) -> BaseException:
-    """An error of gloo, in training, as what it means; any other as it is."""
+    """Replaces a gloo error during training with one that explains it; returns any other error as it is."""
     if isinstance(error, RuntimeError) and re.match(r"\[[^]]*gloo[^]]*\] ", str(error)):
         reason = str(error).partition("] ")[2].partition(".")[0]
         return RuntimeError(_ENDED.format(reason.partition(" [")[0][:80]))
@@ -272,7 +272,7 @@ def in_plain_words(error: BaseException) -> BaseException:
 @final
 @dataclass(frozen=True)
 class _Outcome(Generic[Result]):
-    """A result, or the error in its place."""
+    """A result, or the error raised instead."""
 
     value: Result | None = None
     error: Exception | None = None
@@ -287,7 +287,7 @@ class _Outcome(Generic[Result]):
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error, or one with its message if other processes could not read it."""
+    """The error, or one with the same message if it cannot be sent to other processes."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,9 +1,9 @@
-"""Ready-made configurations: presets by what they cost, and the paper's systems by name.
+"""Ready-made configurations: presets by cost, and the paper's systems by name.
 
-A preset says how large a run is and how long it trains. A system says what is trained: an objective, a start and a time
-embedding; so all systems of a table have the same size, the same text and the same number of steps. Three of them are
-settings of other systems: multinomial diffusion (uniform noise), OA-ARDM (the order-agnostic objective) and DiffuSeq
-(Gaussian noise on pairs, the source not editable).
+A preset sets the size of a run and how long it trains. A system sets what is trained: an objective, a start and a time
+embedding. All systems of a table thus have the same size, text and number of steps. Three of them are settings of other
+systems: multinomial diffusion (uniform noise), OA-ARDM (the order-agnostic objective) and DiffuSeq (Gaussian noise on
+pairs, with the source not editable).
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def small(data: str) -> RunConfig:
 def paper(data: str) -> RunConfig:
     """He et al. 2022: BERT-base, T = 2048, AdamW, 3e-6, 10k warm-up steps, batch 32, length 128, 1.9M steps.
 
-    61 million sentences, about 1.9 billion tokens of LM1B. A batch of 32 keeps no modern GPU busy: docs/scaling.md
-    has the arithmetic.
+    It sees 61 million sentences, about 1.9 billion tokens of LM1B. A batch of 32 is too small to keep a modern GPU
+    busy; docs/scaling.md has the arithmetic.
     """
     training = TrainingConfig(
         steps=1_900_000, batching=FixedSequences(32), learning_rate=3e-6, warmup=10_000, decay="inverse_sqrt",
@@ -84,8 +84,8 @@ def paper(data: str) -> RunConfig:
 def wiki_small(data: str) -> RunConfig:
     """The first bundled model: 18.8M parameters (7 layers, width 384), 10,060 steps of 64k tokens.
 
-    It starts from its own pretraining (`--start`), on English Wikipedia sentences. Of the recipes that were tried this
-    one had the lowest bound: times from a bell without importance weights, and a rather low learning rate.
+    It starts from its own pretraining (`--start`) on English Wikipedia sentences. Of the recipes tried, this one had
+    the lowest bound: bell-shaped times without importance weights, and a rather low learning rate.
     """
     training = TrainingConfig(
         steps=10_060, batching=TokenBudget(65_536), learning_rate=5e-4, warmup=500, ema=0.998, precision="bf16",
@@ -97,15 +97,16 @@ def wiki_small(data: str) -> RunConfig:
 
 
 def wiki_medium(data: str) -> RunConfig:
-    """The same with a network of 33.8M parameters (8 layers, width 512)."""
+    """`wiki_small` with a network of 33.8M parameters (8 layers, width 512)."""
     return replace(wiki_small(data), backbone=NewBert(layers=8, width=512, heads=8, dropout=0.0))
 
 
 def bundled(data: str) -> RunConfig:
     """The bundled model: a ModernBERT of 39.6M parameters (10 layers, width 512), stages of 14,000 steps.
 
-    Muon, a learning rate that stays at its peak, weights exported in half precision: further stages start from them,
-    and the last one decays (`--decay wsd --decay-fraction 0.7`): docs/training.md, "Training in stages".
+    It uses Muon and a learning rate that stays at its peak, and exports weights in half precision. Further stages start
+    from these, and the last one decays (`--decay wsd --decay-fraction 0.7`); see "Training in stages" in
+    docs/training.md.
     """
     training = TrainingConfig(
         steps=14_000, batching=TokenBudget(98_304), optimizer="muon", learning_rate=2e-3, weight_decay=0.1, warmup=300,
@@ -132,13 +133,13 @@ def _named(table: dict[str, T], name: str, what: str) -> T:
 # ---- pretraining and starts -----------------------------------------------------------------------------------------
 
 _PRETRAINING_STEPS = {"wiki-small": (6953, 5000), "wiki-medium": (2600, 2600)}
-"""Of the masked language model and the decoder: four to seven minutes on one H200 each."""
+"""The steps of the masked language model and of the decoder; each takes four to seven minutes on one H200."""
 FINE_TUNING_RATE = 1e-4
-"""The highest learning rate of a run that continues from a trained network, unless one is given."""
+"""The highest default learning rate of a run that starts from a trained network."""
 
 
 def pretraining(name: str, data: str, *, decoder: bool = False) -> RunConfig:
-    """The masked language modeling from which a preset's diffusion starts, or the training of a decoder."""
+    """The configuration of the masked language modeling that a preset's diffusion starts from, or of a decoder."""
     config = pretraining_of(_named(PRESETS, name, "preset")(data), decoder=decoder)
     if name not in _PRETRAINING_STEPS:
         return config
@@ -151,7 +152,7 @@ def pretraining(name: str, data: str, *, decoder: bool = False) -> RunConfig:
 def pretraining_of(config: RunConfig, *, decoder: bool = False) -> RunConfig:
     """The same network and data, trained by masked language modeling, or a decoder of the same size."""
     training, vocabulary = config.training, config.data.vocabulary
-    if training.learning_rate < 1e-4:  # the paper's is for a network that is trained already
+    if training.learning_rate < 1e-4:  # the paper's rate is for a pretrained network
         training = replace(training, learning_rate=1e-4, steps=1_000_000, decay="linear", batching=TokenBudget(131_072))
     data = replace(config.data, vocabulary=vocabulary if isinstance(vocabulary, int) else 30_000)
     backbone, objective = _as_new(config.backbone), AutoregressiveConfig() if decoder else MaskedLMConfig()
@@ -160,12 +161,12 @@ def pretraining_of(config: RunConfig, *, decoder: bool = False) -> RunConfig:
 
 
 def _as_new(backbone: BackboneConfig) -> BackboneConfig:
-    """A backbone with random parameters; in place of a pretrained one, a BERT-base."""
+    """A backbone with random parameters; a BERT-base in place of a pretrained one."""
     return backbone if backbone.pretrained is None else NewBert(12, 768, 12)
 
 
 def started_from(config: RunConfig, start: str) -> RunConfig:
-    """The configuration with the network and the vocabulary of a start, as `recipe` takes it."""
+    """The configuration with the network and vocabulary of a start, given as in `recipe`."""
     path = str(BUNDLED if start == "bundled" else RunFolder(Path(start)).find_model() or start)
     vocabulary = "bert-base-uncased" if path.endswith(".th") else path
     return replace(config, backbone=Pretrained(path), data=replace(config.data, vocabulary=vocabulary))
@@ -175,7 +176,7 @@ def started_from(config: RunConfig, start: str) -> RunConfig:
 
 
 class Start(Enum):
-    """The network from which a system starts."""
+    """The network that a system starts from."""
 
     SCRATCH = "scratch"
     MASKED = "masked"
@@ -192,11 +193,11 @@ class System:
     start: Start = Start.SCRATCH
     time: TimeEmbedding = TimeEmbedding.NONE
     sampling: SamplingRequest = SamplingRequest(config=SamplerConfig(top_k=30))
-    """How the paper that compares it samples."""
+    """The sampling settings of the paper that compares it."""
     needs_pairs: bool = False
 
     def configure(self, base: RunConfig) -> RunConfig:
-        """This system with the size, the data, the training and the start of another configuration."""
+        """This system with the size, data, training settings and start of another configuration."""
         backbone = _as_new(base.backbone) if self.start is Start.SCRATCH else base.backbone
         if self.start is not Start.SCRATCH and backbone.pretrained is None:
             kind = "masked" if self.start is Start.MASKED else "causal"
@@ -210,11 +211,11 @@ class System:
 
 
 _HYBRID = 0.01
-"""The weight of D3PM's auxiliary cross-entropy, which DiffusionBERT's release uses, too."""
+"""The weight of D3PM's auxiliary cross-entropy, which DiffusionBERT's release also uses."""
 _SPINDLE = Spindle(0.3, Mean.CORPUS)
 _SENTENCE = Spindle(0.3, Mean.SENTENCE, floor=0.05)
 _PAPER = DiscreteTimeConfig(Spindle(0.3, Mean.SENTENCE), quantity=Quantity.PAPER)
-"""The quantity of the paper's figures with the spindle, which is not a bound."""
+"""The quantity behind the paper's spindle figures, which is not a bound."""
 _MOUTH = SamplingRequest(Gibbs(), SamplerConfig(steps=64, top_k=30))
 _VECTORS = SamplingRequest(config=SamplerConfig(steps=2000))
 _SUNDAE = SamplingRequest(config=SamplerConfig(steps=64, temperature=0.8))
@@ -258,15 +259,15 @@ SYSTEMS: dict[str, System] = {
 def recipe(
     data: str, preset_name: str = "tiny", *, system_name: str | None = None, start: str | None = None
 ) -> RunConfig:
-    """A preset on a text, as a system if one is named, from a start if one is given.
+    """The configuration of a preset on a corpus, optionally as a named system and from a given start.
 
     Args:
         data: A text file, folder or glob; `pydoc`; `lm1b:FOLDER`; `hf:NAME`.
-        preset_name: A name in `PRESETS`: how large and how long.
-        system_name: A name in `SYSTEMS`: objective, start and time embedding.
-        start: A network to start from, which brings its vocabulary: "bundled", a run directory, a model folder, a
-            language model by name, or an original `.th` file. The learning rate is then at most `FINE_TUNING_RATE`,
-            unless the preset's is meant for such a start.
+        preset_name: A name in `PRESETS`, which sets the size and length of the run.
+        system_name: A name in `SYSTEMS`, which sets the objective, start and time embedding.
+        start: A network to start from, whose vocabulary is used: "bundled", a run directory, a model folder, a Hub
+            name, or a `.th` file of the original release. The learning rate is then at most `FINE_TUNING_RATE`, unless
+            the preset's is meant for such a start.
 
     Returns:
         The configuration of the run.
@@ -284,7 +285,7 @@ def recipe(
                 "--vocabulary"
             )
         config = started_from(config, start)
-        # All presets but tiny have a learning rate for a start from a masked language model.
+        # The learning rates of all presets except tiny are for a start from a masked language model.
         if preset_name == "tiny" or is_diffusion_model(Path(str(config.backbone.pretrained))):
             training = config.training
             rate, warmup = min(training.learning_rate, FINE_TUNING_RATE), max(training.warmup, training.steps // 10)
@@ -315,21 +316,21 @@ def train(
     """Trains a model.
 
     Args:
-        data: A text file (also compressed), a folder or glob, JSON lines, TSV pairs, `lm1b:FOLDER`, `hf:NAME`, `pydoc`.
-        output: The run directory: configuration, log, checkpoints and, in the end, the model.
-        start: The network to start from: "bundled", a run directory, a model folder, a Hub name or an original `.th`
-            file; None starts from random parameters.
+        data: A text file (may be compressed), folder, glob, JSON lines, TSV pairs, `lm1b:FOLDER`, `hf:NAME` or `pydoc`.
+        output: The run directory, for configuration, log, checkpoints and finally the model.
+        start: The network to start from: "bundled", a run directory, a model folder, a Hub name, or a `.th` file of the
+            original release; None starts from random parameters.
         preset: The size and length of the run: tiny, small, paper, wiki-small, wiki-medium or bundled.
         system: A system of the paper or one of its peers, such as "d3pm"; None trains the preset's objective.
-        objective: An objective in place of the system's, or its name with settings.
-        schedule: A noise schedule in place of the objective's, or its name with settings such as
-            "spindle:strength=0.5".
-        time: How the time reaches the network: none, prefix, layers, layers-random or layers-learned.
+        objective: An objective, or its name with settings, instead of the system's.
+        schedule: A noise schedule, or its name with settings such as "spindle:strength=0.5", instead of the
+            objective's.
+        time: The time conditioning of the network: none, prefix, layers, layers-random or layers-learned.
         backbone: A masked language model to train, given as an object.
-        config: A whole configuration, in place of preset and system.
-        resume: Continues the run in `output`.
-        auto: Measures the machine first and chooses the micro-batch that fits.
-        cache: Where encoded corpora are kept; None is the user's cache folder.
+        config: A complete configuration, instead of preset and system.
+        resume: Whether to continue the run in `output`.
+        auto: Whether to measure the machine first and choose the micro-batch size that fits.
+        cache: The folder for encoded corpora; None is the user's cache folder.
         **settings: Fields of `TrainingConfig` and `DataConfig`, such as `steps`, `learning_rate`, `max_length`.
 
     Returns:

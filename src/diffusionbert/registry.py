@@ -1,4 +1,4 @@
-"""Names of schedules, samplers, objectives and backbones, and the classes behind them.
+"""The registry of schedules, samplers, objectives and backbones by name.
 
 A family is an abstract class with a `registry`. A member is a frozen dataclass of that family:
 
@@ -6,9 +6,9 @@ A family is an abstract class with a `registry`. A member is a frozen dataclass 
     @dataclass(frozen=True)
     class MySchedule(NoiseSchedule): ...
 
-The name is used on the command line, in JSON and in tables. Members from other packages are found by entry points of
-the family's group (for example `diffusionbert.schedules`), or by importing the module that registers them. Entry points
-are loaded when a name is looked up that is not known yet. This module imports nothing else of the package.
+The name is used on the command line, in JSON and in tables. Members from other packages are found through entry points
+in the family's group (for example `diffusionbert.schedules`), or by importing the module that registers them. Entry
+points are loaded when an unknown name is looked up. This module imports nothing else from the package.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Registry(Generic[FamilyT]):
 
     Args:
         kind: What a member is called in messages, for example "schedule".
-        group: The entry-point group in which other packages announce members.
-        home: The module or package of the built-in members; it is imported when a name is first looked up.
+        group: The entry-point group in which other packages declare members.
+        home: The module or package of the built-in members, imported when a name is first looked up.
     """
 
     def __init__(self, kind: str, group: str, home: str) -> None:
@@ -41,7 +41,7 @@ class Registry(Generic[FamilyT]):
         self._aliases: dict[str, str] = {}
 
     def add(self, name: str, member: type[FamilyT], aliases: tuple[str, ...] = ()) -> None:
-        """Registers a class under a name and, optionally, older names that are still understood."""
+        """Registers a class under a name and, optionally, older names that are still accepted."""
         for each in (name, *aliases):
             taken = self._members.get(self._aliases.get(each, each))
             if taken is not None and _origin(taken) != _origin(member):
@@ -68,7 +68,7 @@ class Registry(Generic[FamilyT]):
         return found
 
     def names(self) -> list[str]:
-        """All names, those of entry points included, sorted."""
+        """All names in alphabetical order, including those of entry points."""
         self._import_home()
         return sorted({*self._members, *(point.name for point in entry_points(group=self.group))})
 
@@ -103,7 +103,7 @@ def register(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[ClassT], 
 
     Args:
         name: The name on the command line, in JSON and in tables.
-        aliases: Older names that are still understood.
+        aliases: Older names that are still accepted.
 
     Returns:
         A class decorator.

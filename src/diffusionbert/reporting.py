@@ -1,7 +1,7 @@
-"""What the package tells its users: log messages with one verbosity switch, progress callbacks, one-line errors.
+"""How the package reports to its users: log messages with one verbosity switch, progress callbacks, one-line errors.
 
-Messages go through the logger `diffusionbert` and are silent below warnings, unless `set_verbosity("info")` was called;
-the command line does that. Long work takes a progress callback; what it draws is up to the caller.
+Messages go through the logger `diffusionbert`. Those below warnings are hidden until `set_verbosity("info")` is called,
+as the command line does. Long work takes a progress callback; how it is displayed is up to the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the number of items done, and their total (0 if unknown)."""
 
 ShowProgress = Callable[..., None]
-"""Called with the number of items done, a text and, if it changes, their total."""
+"""Called with the number of items done, a text and, if it changes, the total."""
 
 logger = logging.getLogger("diffusionbert")
 
@@ -33,15 +33,16 @@ def no_progress(description: str, done: object, total: int) -> None:
 
 _shown: ContextVar[Callable[[str, int | Callable[[], int], int], None]] = ContextVar("shown", default=no_progress)
 SECONDS_TO_SHOW, SECONDS_TO_ESTIMATE = 2.0, 10.0
-"""Work that takes longer gets a bar on a terminal; elsewhere, if it takes still longer, one line with an estimate."""
+"""Work that takes longer than the first gets a bar on a terminal; elsewhere, beyond the second, a line with an
+estimate."""
 SECONDS_BETWEEN = 0.1
-"""The least time between two counts that are shown, where counting takes time itself."""
+"""The minimum time between two displayed counts if counting itself takes time."""
 
 
 def report(description: str, done: int | Callable[[], int], total: int) -> None:
-    """Says how far work inside a call has come, up to its end; shown inside `shown_progress` alone.
+    """Reports the progress of work inside a call; it is displayed only within `shown_progress`.
 
-    A function is called only when its count is shown: on a GPU, counting would wait for the work.
+    If `done` is a function, it is called only when its count is displayed: on a GPU, counting would wait for the work.
     """
     show = _shown.get()
     if show is not no_progress:
@@ -50,7 +51,7 @@ def report(description: str, done: int | Callable[[], int], total: int) -> None:
 
 @contextmanager
 def shown_progress(*, visible: bool = True) -> Iterator[None]:
-    """Shows what is reported: on a terminal a bar with the time that is left, else one line, if it takes long."""
+    """Displays reported progress: on a terminal a bar with the remaining time, elsewhere one line if it takes long."""
     from rich.console import Console
 
     is_terminal = Console(stderr=True).is_terminal
@@ -65,7 +66,7 @@ def shown_progress(*, visible: bool = True) -> Iterator[None]:
                 if seconds <= SECONDS_TO_SHOW or now - counted < SECONDS_BETWEEN:
                     return
                 done, counted = done(), now
-            if done >= total:  # what follows may be printed where the bar was
+            if done >= total:  # later output may be printed where the bar was
                 bar.close()
                 bars.clear()
                 began = time.monotonic()
@@ -91,12 +92,11 @@ def progress_line(total: int | None, *, visible: bool = True, done: int = 0) -> 
 
     Args:
         total: The number of items; None if unknown.
-        visible: Whether to show it at all, unless messages are not shown, either; False on all processes but the main
-            one.
-        done: The number of items that are already done.
+        visible: Whether to show it, provided that messages are shown; False on all processes except the main one.
+        done: The number of items already done.
 
     Yields:
-        A function that sets the number of items done, the text beside the bar and, if given, their total.
+        A function that sets the number of items done, the text next to the bar and, if given, the total.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -131,7 +131,7 @@ def set_verbosity(level: str | int) -> None:
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes plain lines to what `sys.stderr` is at that moment."""
+    """Writes plain lines to the current `sys.stderr`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _Formatter(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """A text as one line without control characters, line ends and changes of direction, for a terminal."""
+    """A text as one line for a terminal, without control characters, line breaks and changes of text direction."""
     steering = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     kinds = {"Cc", "Zl", "Zp", "Cs"}
     return "".join(" " if unicodedata.category(one) in kinds or one in steering else one for one in text)
@@ -161,16 +161,16 @@ def reason_of(error: BaseException) -> str:
 
 
 def fault_of(error: BaseException) -> str:
-    """What went wrong in code of the user, and where, in one line."""
+    """What went wrong in the user's code, and where, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f", {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    if isinstance(error, SyntaxError | ImportError):  # these say where themselves
+    if isinstance(error, SyntaxError | ImportError):  # their messages already say where
         where = ""
     return f"{type(error).__name__}: {reason_of(error)}{where}"
 
 
 def require_type(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
-    """Raises TypeError unless a value of the user has one of the types."""
+    """Raises TypeError unless a user's value has one of the types."""
     if not isinstance(value, types):
         shown = " ".join(repr(value).split())
         raise TypeError(f"{name} must be {expected}, got {shown[:40]} ({type(value).__name__})")
