@@ -1,1 +1,1 @@
-"""A server: an HTTP API that clients already speak, and a page (extra `serve`)."""
+"""The server: an HTTP API for existing clients, and a web page (extra `serve`)."""

@@ -1,7 +1,7 @@
-"""What the endpoints answer: typed requests become work on a model, and its results typed responses.
+"""How requests are answered: turns typed requests into work on a model, and its results into typed responses.
 
-This module knows the model and not HTTP. Functions named `…_works` return the work of a request, one function per text
-that may run beside the others; they call `emit` with every state that is asked for.
+This module knows the model but not HTTP. Functions named `…_work` return a piece of work, usually one text, as a
+function that may run alongside others; it calls `emit` with every state if states were requested.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def sampling_of(request: schema.Sampling) -> SamplingRequest:
 
 
 def state_of(state: TracedState) -> schema.State:
-    """A state as JSON has it."""
+    """A state in its JSON form."""
     tokens = [
         schema.StepToken(
             id=one.id,
@@ -63,12 +63,12 @@ def state_of(state: TracedState) -> schema.State:
 
 
 def alternative_of(one: TokenProbability) -> schema.Alternative:
-    """A token and its probability as JSON has them."""
+    """A token and its probability in their JSON form."""
     return schema.Alternative(id=one.id, text=one.token, probability=one.probability)
 
 
 def _last(states: Iterator[TracedState], emit: Emit | None, until: Callable[[TracedState], bool]) -> TracedState:
-    """The last state, or the first of which `until` is true."""
+    """The last state, or the first for which `until` is true."""
     state = next(states)
     while True:
         if emit is not None:
@@ -87,7 +87,7 @@ def _last(states: Iterator[TracedState], emit: Emit | None, until: Callable[[Tra
 
 @dataclass(frozen=True)
 class Prompt:
-    """One text of a completion: its task, which of the task's texts it is, and what ends it."""
+    """One text of a completion: its task, its number among the task's texts, and its stop strings."""
 
     task: Task
     number: int
@@ -124,7 +124,7 @@ def prompts_of(request: schema.CompletionRequest, seed: int) -> list[Prompt]:
 def completion_work(
     engine: Engine, prompt: Prompt, request: SamplingRequest, alternatives: int, emit: Emit | None
 ) -> Callable[[], TracedState]:
-    """Generates one text; stops early where a stop is certain."""
+    """Generates one text; ends early once a stop string is certain."""
 
     def work() -> TracedState:
         deltas = Deltas(engine.vocabulary, prompt)
@@ -137,10 +137,10 @@ def completion_work(
 
 
 class Deltas:
-    """What of a text is final while it forms: new characters with every state, which concatenate to the whole.
+    """The final part of a text as it forms: every state may add characters, which concatenate to the whole text.
 
-    A token is final if it and all before it are unmasked, and the sampler never masks again. Its characters are final
-    if the next tokens cannot change them: white space around punctuation, capitals and quotation marks wait.
+    A token is final if it and all tokens before it are unmasked, and the sampler never masks again. Its characters are
+    final if the next tokens cannot change them: white space around punctuation, capitals and quotation marks must wait.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Prompt) -> None:
@@ -149,12 +149,12 @@ class Deltas:
         self._num_final = -1
         self._hold = max(map(len, prompt.stop), default=1) - 1
         self.text = ""
-        """What is final so far."""
+        """The final characters so far."""
         self.is_stopped = False
-        """Whether a stop was found."""
+        """Whether a stop string was found."""
 
     def update(self, state: TracedState) -> Deltas:
-        """Takes notice of a state."""
+        """Processes a new state."""
         if self.is_stopped:
             return self
         if state.is_final:
@@ -173,7 +173,7 @@ class Deltas:
             self.text = text[: max(len(self.text), len(text) - hold)]
 
     def _stable(self, state: TracedState) -> str | None:
-        """The characters that the final tokens have whatever follows; None if no token is new."""
+        """The characters of the final tokens that no later token can change; None if no token is new."""
         if self._before is None:
             self._before = EditedText.of(self._vocabulary, self._prompt.task.prompt)
         own = [one.id for one in state.traced[len(self._before.own) :]]
@@ -197,18 +197,18 @@ class Deltas:
 
 
 def _common(texts: Sequence[str]) -> str:
-    """The longest beginning that all have."""
+    """The longest common prefix."""
     columns = takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False))
     return "".join(column[0] for column in columns)
 
 
 def completed(prompt: Prompt, text: str) -> str:
-    """What was generated of a text, without prompt and suffix."""
+    """The generated part of a text, without prompt and suffix."""
     return text[len(prompt.task.prompt) : len(text) - len(prompt.task.suffix)]
 
 
 def choice_of(engine: Engine, index: int, prompt: Prompt, state: TracedState) -> schema.Choice:
-    """The end of one text."""
+    """The final choice for one text."""
     deltas = Deltas(engine.vocabulary, prompt).update(state)
     text = (prompt.task.prompt if prompt.echo else "") + deltas.text
     return schema.Choice(
@@ -220,7 +220,7 @@ def choice_of(engine: Engine, index: int, prompt: Prompt, state: TracedState) ->
 
 
 def logprobs_of(prompt: Prompt, state: TracedState, generated: str) -> schema.Logprobs:
-    """log f of each token when it was unmasked; the tokens of the text concatenate to it."""
+    """log f of each token at the step that unmasked it; the token texts concatenate to the whole text."""
     start = len(prompt.task.prompt)
     end = start + len(generated)
     shown = [
@@ -231,7 +231,7 @@ def logprobs_of(prompt: Prompt, state: TracedState, generated: str) -> schema.Lo
     first = 0 if prompt.echo else start
     edges = [first, *(one.span[0] for one in shown[1:]), end]
     edges = [max(first, min(edge, end)) for edge in edges]
-    # A token has the white space before it, as in vocabularies whose tokens contain it.
+    # A token includes the white space before it, as in vocabularies whose tokens contain it.
     for number in range(1, len(edges) - 1):
         while edges[number] > edges[number - 1] and state.text[edges[number] - 1].isspace():
             edges[number] -= 1
@@ -245,7 +245,7 @@ def logprobs_of(prompt: Prompt, state: TracedState, generated: str) -> schema.Lo
 
 
 def _top_logprobs(text: str, token: trace.TracedToken, number: int) -> dict[str, float] | None:
-    """Of the most probable tokens, each spelled as it would be in place of the token, whose text is given."""
+    """log f of the most probable tokens, each spelled as it would be in place of the token, whose text is given."""
     found = {}
     for one in token.alternatives[:number]:
         begins_word = not one.token.startswith("##") and one.token[:1].isalnum() and token.span[0] > 0
@@ -259,7 +259,7 @@ def _log(probability: float) -> float:
 
 
 def usage_of(engine: Engine, prompts: Sequence[Prompt]) -> schema.Usage:
-    """The tokens of a request; each prompt counts once."""
+    """The token counts of a request; each prompt counts once."""
     given = {(prompt.task.prompt, prompt.task.suffix) for prompt in prompts}
     before = sum(len(tokens) for pair in given for tokens in engine.vocabulary.own(list(filter(None, pair))))
     new = sum(prompt.task.max_new_tokens or 0 for prompt in prompts)
@@ -296,7 +296,7 @@ def canvas_work(
 def rewrite_work(
     engine: Engine, request: schema.RewriteRequest, seed: int, number: int, emit: Emit | None
 ) -> Callable[[], tuple[str, list[str], TracedState | None]]:
-    """Rewrites a text once: the text, what of it the vocabulary does not know, and the last state."""
+    """Rewrites a text once; returns the text, the parts that the vocabulary does not know, and the last state."""
     task = Task(
         request.n,
         rewrite=request.text,
@@ -329,7 +329,7 @@ def rewrite_work(
             )
         elif len(edited.tokens) <= engine.max_positions:
             states = trace.trace_task(engine, task, sampling, number, request.alternatives)
-        else:  # in windows, which have no step map of the whole text
+        else:  # rewritten in windows, which have no step map of the whole text
             if request.diffusing:
                 engine.require_positions(len(edited.tokens), "with `diffusing`, the text has", "shorten it")
             return [one.text for one in generate.generate(engine, task, sampling)][number], list(edited.unknown), None
@@ -343,7 +343,7 @@ def rewrite_work(
 
 
 def tokenized(engine: Engine, text: str) -> list[schema.Token]:
-    """The tokens of a text, in which `[MASK]` is a masked one."""
+    """The tokens of a text, where `[MASK]` is a masked token."""
     if BLANK in text:
         raise ValueError(f"{BLANK} has no fixed number of tokens; use {MASK} for each of them")
     vocabulary, at, found = engine.vocabulary, 0, list[schema.Token]()
@@ -357,7 +357,7 @@ def tokenized(engine: Engine, text: str) -> list[schema.Token]:
 
 
 def _part(vocabulary: Vocabulary, text: str, start: int, end: int) -> list[schema.Token]:
-    """The tokens of a part of a text; right after a mask, it may continue a word."""
+    """The tokens of a part of a text; right after a mask, the part may continue a word."""
     part = text[start:end]
     if start and not part[:1].isspace():
         ids = vocabulary.encode_after(part) if part else []
@@ -406,7 +406,7 @@ def fill_work(engine: Engine, request: schema.FillRequest, index: int, text: str
 
 
 def score_work(engine: Engine, request: schema.ScoreRequest, texts: list[str]) -> Callable[[], list[schema.TextScore]]:
-    """Scores some texts, which share their noise if they are compared."""
+    """Scores texts, which share their noise if they are compared."""
 
     def work() -> list[schema.TextScore]:
         settings = score.ScoreSettings(
@@ -444,7 +444,7 @@ def _finite(value: Any) -> Any:
 
 
 def choose_work(engine: Engine, request: schema.ChooseRequest, model: str) -> Callable[[], schema.ChooseResponse]:
-    """Weighs options."""
+    """Computes the probabilities of options."""
 
     def work() -> schema.ChooseResponse:
         [choice] = choose(

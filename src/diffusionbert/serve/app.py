@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and errors as OpenAI's object."""
+"""The HTTP application: its routes, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def create_app(server: Server) -> FastAPI:
     add_texts(app, server)
     add_completions(app, server)
     app.add_middleware(Gate, settings=server.settings, metrics=server.metrics)
-    if server.settings.cors_origins:  # before the gate: browsers first ask without the key, and must see refusals
+    if server.settings.cors_origins:  # outside the gate: preflight requests have no key, and browsers must see refusals
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(server.settings.cors_origins),
@@ -65,10 +65,10 @@ def create_app(server: Server) -> FastAPI:
 
 
 class _Page(StaticFiles):
-    """The files of the page; a browser asks whether they have changed, so that those of two versions never mix."""
+    """The files of the page; browsers check whether they have changed, so that two versions never mix."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        """A file, or that it has not changed."""
+        """A file, or the response that it has not changed."""
         response = super().file_response(*args, **kwargs)
         response.headers.update(FRESH)
         return response
@@ -97,13 +97,13 @@ def _add_errors(app: FastAPI) -> None:
         return refused(of_exception(error))
 
     for kind in (RequestError, QueueFullError, OvertimeError, ValueError, TypeError, MemoryError):
-        app.add_exception_handler(kind, failed)  # of others, `Gate` says that the server failed
+        app.add_exception_handler(kind, failed)  # for other exceptions, `Gate` reports that the server failed
 
 
 def _add_operation(app: FastAPI, server: Server) -> None:
     @app.get("/health", tags=["operation"])
     async def health() -> schema.Status:
-        """Whether the process lives."""
+        """Whether the process is alive."""
         return schema.Status(status="ok")
 
     @app.get("/ready", tags=["operation"], responses={503: {"model": schema.Status}})
@@ -114,7 +114,7 @@ def _add_operation(app: FastAPI, server: Server) -> None:
 
     @app.get("/metrics", tags=["operation"], responses={401: ERRORS[401]}, response_class=Response)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """The metrics for Prometheus."""
         return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
@@ -138,5 +138,5 @@ def _add_operation(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/info", tags=["model"], responses={401: ERRORS[401]})
     async def info() -> schema.Info:
-        """What the server and its model can do."""
+        """The capabilities of the server and its model."""
         return info_of(server)

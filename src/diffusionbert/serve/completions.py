@@ -42,7 +42,7 @@ def add_completions(app: FastAPI, server: Server) -> None:
 async def _complete(
     server: Server, body: schema.CompletionRequest, request: Request, seed: int, *, as_fim: bool = False
 ) -> Any:
-    """A completion, whole or in events."""
+    """A completion, as a whole or as events."""
     completion = _Completion(server, body, seed, as_fim)
     if body.stream:
         return await stream(request, completion.events())
@@ -63,7 +63,7 @@ async def _complete(
 
 @dataclass(eq=False)
 class _Completion:
-    """A completion that is being generated."""
+    """A completion being generated."""
 
     server: Server
     body: schema.CompletionRequest
@@ -82,7 +82,7 @@ class _Completion:
     def response(
         self, choices: list[schema.Choice], usage: schema.Usage | None = None, *, is_whole: bool = False
     ) -> schema.Completion | schema.FimCompletion:
-        """The whole answer, or one chunk of a stream."""
+        """The whole response, or one chunk of a stream."""
         both: dict[str, Any] = {"id": self.id, "created": self.created, "model": self.server.name, "usage": usage}
         if not self.as_fim:
             return schema.Completion(choices=choices, seed=self.seed, **both)
@@ -100,7 +100,7 @@ class _Completion:
         )
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """Chunks: what is newly final of a text, and its states if they are wanted."""
+        """Yields chunks with the newly final characters of a text, and its states if requested."""
         deltas = [Deltas(self.server.engine.vocabulary, prompt) for prompt in self.prompts]
         num_sent = [0] * len(deltas)
         echoes = [prompt.task.prompt if prompt.echo else "" for prompt in self.prompts]
@@ -108,7 +108,7 @@ class _Completion:
             if state is None:
                 choice = answers.choice_of(self.server.engine, index, self.prompts[index], result)
                 text = choice.text.removeprefix(self.prompts[index].task.prompt if self.prompts[index].echo else "")
-            else:  # the end of a text comes with its reason
+            else:  # the end of a text comes with its finish reason
                 choice = schema.Choice(index=index, text="")
                 text = deltas[index].text if state.done else deltas[index].update(state).text
                 if self.body.diffusing:

@@ -1,4 +1,4 @@
-"""The page at `/docs`: the OpenAPI description as plain HTML, which works without a network."""
+"""The page at `/docs`: the OpenAPI description as plain HTML, which works offline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def description_page(openapi: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">',
         '<link rel="icon" href="page/icon.svg" type="image/svg+xml"></head><body>',
         f"<h1>{escape(openapi['info']['title'])} {escape(openapi['info']['version'])}</h1>",
-        '<p>Machines read <a href="/openapi.json">/openapi.json</a>.</p>',
+        '<p>The machine-readable form is <a href="/openapi.json">/openapi.json</a>.</p>',
     ]
     for path, methods in openapi["paths"].items():
         for method, about in methods.items():
@@ -41,7 +41,7 @@ def description_page(openapi: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """What a value may be, with links to objects."""
+    """The type of a value as HTML, with links to objects."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rsplit("/", 1)[-1])
         return f'<a href="#{name}">{name}</a>'

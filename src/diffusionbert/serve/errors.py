@@ -1,4 +1,4 @@
-"""Errors of requests, as OpenAI's error object."""
+"""Request errors, as OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EVENTS: dict[int | str, dict[str, Any]] = {
         "description": "With `stream`: events, the last [DONE].",
     }
 }
-"""For the description: what any endpoint may answer, and what those that stream do."""
+"""For the OpenAPI description: the errors of all endpoints, and the responses of those that stream."""
 UNSUPPORTED = {"extra_forbidden", "none_required"}
-"""Kinds of pydantic's errors about parameters that are not known, or have no supported value."""
+"""The pydantic errors for parameters that are unknown or have no supported value."""
 
 
 class RequestError(Exception):
-    """A request that is refused."""
+    """A request was refused."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: int | None = None
@@ -35,7 +35,7 @@ class RequestError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the client gets."""
+        """The response body."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = ErrorObject(message=str(self), type=kind, param=self.param, code=self.code)
@@ -43,12 +43,12 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Beside the body."""
+        """The response headers."""
         return {} if self.retry is None else {"retry-after": str(self.retry)}
 
 
 def of_exception(error: BaseException) -> RequestError:
-    """What the failure of some work is for the client."""
+    """The error that the client gets when its work fails."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, QueueFullError):
@@ -64,7 +64,7 @@ def of_exception(error: BaseException) -> RequestError:
 
 
 def of_validation(errors: list[dict[str, Any]]) -> RequestError:
-    """What pydantic found: a parameter that is not supported, else the first wrong value."""
+    """The error for pydantic's findings: an unsupported parameter, otherwise the first wrong value."""
     unsupported = [one for one in errors if _is_unsupported(one)]
     first = (unsupported or errors)[0]
     names = (str(part) for part in first["loc"][1:] if unsupported or _is_name(part))
@@ -82,7 +82,7 @@ def of_validation(errors: list[dict[str, Any]]) -> RequestError:
 
 
 def _is_name(part: int | str) -> bool:
-    """Whether a part of a place is one of our names or an index, and not which type of a union was tried."""
+    """Whether a part of a location is one of our names or an index, not the member of a union that was tried."""
     return isinstance(part, int) or part.isidentifier()
 
 

@@ -18,12 +18,12 @@ from diffusionbert.serve.server import ClientGoneError, disconnected
 
 
 def event(value: BaseModel, *, exclude: set[str] | None = None) -> str:
-    """One event."""
+    """Formats one event."""
     return f"data: {value.model_dump_json(exclude=exclude)}\n\n"
 
 
 async def stream(request: Request, events: AsyncGenerator[str, None]) -> StreamingResponse:
-    """A response that begins when the first event is there: an error before it has a status of its own."""
+    """A response that begins with the first event, so that an earlier error still has its own status."""
     first = await _first(request, events)
 
     async def body() -> AsyncIterator[str]:
@@ -47,7 +47,7 @@ async def stream(request: Request, events: AsyncGenerator[str, None]) -> Streami
 
 
 async def _first(request: Request, events: AsyncGenerator[str, None]) -> str:
-    """The first event; raises ClientGoneError if nobody waits for it any more."""
+    """The first event; raises ClientGoneError if nobody is waiting for it anymore."""
     first, gone = asyncio.ensure_future(anext(events)), asyncio.ensure_future(disconnected(request))
     try:
         either: set[asyncio.Future[Any]] = {first, gone}

@@ -1,4 +1,4 @@
-"""What every request passes first: who may ask, and for how much; what is logged and counted of it is never text."""
+"""The gate that every request passes first: checks who may ask for how much, and logs and counts, but never text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 access = logging.getLogger("diffusionbert.access")
-"""Is told a dictionary per request."""
+"""Gets one dictionary per request."""
 SECURITY = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -31,12 +31,12 @@ SECURITY = [
 
 
 class Gate:
-    """An ASGI middleware.
+    """An ASGI middleware that checks, logs and counts requests.
 
     Args:
-        app: What answers requests that pass.
-        settings: Who may ask for how much.
-        metrics: What is counted.
+        app: The application for requests that pass.
+        settings: Who may use the server, and the limits.
+        metrics: The metrics to update.
     """
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics) -> None:
@@ -44,7 +44,7 @@ class Gate:
         self._num_open = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answers a request, or refuses it."""
+        """Passes a request on, or refuses it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -74,7 +74,7 @@ class Gate:
             refusal = of_exception(error)
             if refusal.status == 500:
                 logger.error("a request failed", exc_info=error)
-            if status == 499:  # else the response has begun, and ends here
+            if status == 499:  # otherwise the response has begun, and ends here
                 await _refuse(refusal, counted)
         finally:
             self._num_open -= 1
@@ -103,7 +103,7 @@ class Gate:
                 return RequestError(401, message, code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-            if kind != b"application/json":  # no form of another page can send this
+            if kind != b"application/json":  # a form on another page cannot send this
                 return RequestError(
                     415, "the body must be JSON; send `Content-Type: application/json`", code="not_json"
                 )
@@ -118,7 +118,7 @@ class Gate:
 
 
 class _Body:
-    """Receives the messages of a request; its body ends where it becomes too large."""
+    """Receives the messages of a request; cuts the body off where it becomes too large."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive, self._left = receive, most

@@ -1,4 +1,4 @@
-"""What a server says about its model."""
+"""The server's description of its model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _quantity(engine: Engine) -> str | None:
 
 
 def _samplers(engine: Engine) -> list[schema.SamplerCard]:
-    """The samplers that suit the model, with those settings that are numbers, names or switches."""
+    """The samplers that suit the model, with their settings that are numbers, names or switches."""
     cards = []
     for name in sorted({*Sampler.registry.names(), *PRESETS}):
         try:

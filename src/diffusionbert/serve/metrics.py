@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""The metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Metrics:
         name = "diffusionbert_"
         self.requests = Counter(f"{name}requests", "Requests.", ["endpoint", "status"], registry=self.registry)
         self.seconds = Histogram(
-            f"{name}request_seconds", "Until the last byte.", ["endpoint"], buckets=SECONDS, registry=self.registry
+            f"{name}request_seconds", "Time to the last byte.", ["endpoint"], buckets=SECONDS, registry=self.registry
         )
         self.generated = Counter(f"{name}generated_tokens", "Generated tokens.", registry=self.registry)
-        self.running = Gauge(f"{name}running_sequences", "Sequences that are worked on.", registry=self.registry)
-        self.waiting = Gauge(f"{name}waiting_sequences", "Sequences that wait for a turn.", registry=self.registry)
-        self.cancelled = Counter(f"{name}cancelled_sequences", "Nobody waited for them.", registry=self.registry)
+        self.running = Gauge(f"{name}running_sequences", "Sequences being processed.", registry=self.registry)
+        self.waiting = Gauge(f"{name}waiting_sequences", "Sequences waiting for a turn.", registry=self.registry)
+        self.cancelled = Counter(f"{name}cancelled_sequences", "Sequences nobody waits for.", registry=self.registry)
         self.passes = Counter(f"{name}forward_passes", "Forward passes.", registry=self.registry)
         self.sequences = Counter(f"{name}forward_sequences", "Sequences in forward passes.", registry=self.registry)
         self.padding = Counter(f"{name}forward_padding", "Empty sequences in forward passes.", registry=self.registry)
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)

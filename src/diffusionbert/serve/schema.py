@@ -1,7 +1,7 @@
-"""Requests and responses of the API, as JSON has them.
+"""The JSON requests and responses of the API.
 
-A field that is not listed is refused by name. Fields that other servers know and this one does not support are listed
-with the one value that changes nothing, so that clients which always send them work.
+Unknown fields are refused by name. Fields that other servers support and this one does not are listed with the one
+value that changes nothing, so that clients that always send them still work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from diffusionbert.samplers.base import SamplerConfig
 
 
 def _several(value: Any) -> Any:
-    """A text by itself is a list of one."""
+    """Turns a single text into a list of one."""
     return [value] if isinstance(value, str) else value
 
 
@@ -39,54 +39,53 @@ class Strict(BaseModel):
 
 
 class Named(Strict):
-    """Any request may name the model; there is one."""
+    """A request that may name the model; there is only one."""
 
-    model: str | None = Field(default=None, description="The id that /v1/models lists; may be left out.")
+    model: str | None = Field(default=None, description="The id listed by /v1/models; optional.")
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        """A parameter that is null has its default, as in OpenAI's API; one that is not known stays, to be refused."""
+        """A null parameter gets its default, as in OpenAI's API; an unknown one stays, to be refused."""
         if not isinstance(given, dict):
             return given
         return {name: one for name, one in given.items() if one is not None or name not in cls.model_fields}
 
 
 class Sampling(Named):
-    """How tokens are drawn."""
+    """How tokens are sampled."""
 
     sampler: str | None = Field(
         default=None,
         description="A sampler by name, with settings such as `remasking:eta=0.1`; the model's own by default.",
     )
-    steps: Count = Field(default=SamplerConfig.steps, description="Steps of the time grid.")
+    steps: Count = Field(default=SamplerConfig.steps, description="The number of steps of the time grid.")
     temperature: float = Field(
         default=SamplerConfig.temperature,
         ge=0,
         le=100,
         description="0 takes the most probable token of each position.",
     )
-    top_k: int | None = Field(default=None, ge=0, description="Among the k most probable tokens; 0 is all.")
+    top_k: int | None = Field(default=None, ge=0, description="Sample from the k most probable tokens; 0 keeps all.")
     top_p: Probability | None = Field(
-        default=None, description="Among the most probable tokens that together reach it; 1 is all, null the default."
+        default=None,
+        description="Sample from the most probable tokens that together reach this; 1 keeps all, null is the default.",
     )
-    seed: Seed | None = Field(default=None, description="The same seed gives the same text; null draws one.")
+    seed: Seed | None = Field(default=None, description="The same seed gives the same text; null draws a seed.")
     forbid: Words = Field(description="Words that must not be generated.")
-    capitalize: bool = Field(
-        default=True, description="Capitalize where English does it for certain, if the model is uncased."
-    )
+    capitalize: bool = Field(default=True, description="Whether to restore capitals if the model is uncased.")
 
 
 class Streaming(Strict):
-    """How the answer comes."""
+    """How the response is delivered."""
 
-    stream: bool = Field(default=False, description="Answer by server-sent events.")
+    stream: bool = Field(default=False, description="Respond with server-sent events.")
     diffusing: bool = Field(default=False, description="Return every denoising state, with its step map.")
-    alternatives: int = Field(default=0, ge=0, le=20, description="Of each generated token, in step maps.")
+    alternatives: int = Field(default=0, ge=0, le=20, description="Alternatives per generated token in step maps.")
 
 
 class StreamOptions(Strict):
-    """As OpenAI has them."""
+    """Stream options, as in OpenAI's API."""
 
     include_usage: bool = False
 
@@ -98,14 +97,17 @@ class CompletionRequest(Sampling, Streaming):
     """Continues a prompt or, with a suffix, generates the text between the two."""
 
     prompt: Prompts = Field(default_factory=lambda: [""])
-    suffix: str | None = Field(default=None, description="The text after what is generated: infilling.")
+    suffix: str | None = Field(default=None, description="The text after the generated part, for infilling.")
     max_tokens: Count = Field(
-        default=16, description="The canvas: exactly so many new tokens, unless a `stop` ends the text."
+        default=16, description="The size of the canvas: exactly this many new tokens, unless a `stop` ends the text."
     )
     n: Count = 1
     stop: Stops = Field(default_factory=list)
     logprobs: int | None = Field(
-        default=None, ge=0, le=20, description="log f of each token when it was unmasked, and so many alternatives."
+        default=None,
+        ge=0,
+        le=20,
+        description="Return log f of each token at the step that unmasked it, with this many alternatives.",
     )
     echo: bool = Field(default=False, description="Return the prompt, too.")
     include: Words = Field(description="Words that must occur.")
@@ -118,7 +120,7 @@ class CompletionRequest(Sampling, Streaming):
 
 
 class FimRequest(Named):
-    """Fill-in-the-middle, as Mistral has it."""
+    """Fill-in-the-middle, as in Mistral's API."""
 
     prompt: str
     suffix: str = ""
@@ -132,7 +134,7 @@ class FimRequest(Named):
 
 
 class Usage(BaseModel):
-    """Tokens of a request."""
+    """The token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -140,7 +142,7 @@ class Usage(BaseModel):
 
 
 class Logprobs(BaseModel):
-    """Of each token; null where it was given."""
+    """The log-probabilities of tokens; null for given tokens."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -149,7 +151,7 @@ class Logprobs(BaseModel):
 
 
 class Choice(BaseModel):
-    """One text, or in a stream what is new of it."""
+    """One text, or its new part in a stream."""
 
     index: int
     text: str
@@ -160,7 +162,7 @@ class Choice(BaseModel):
 
 
 class Completion(BaseModel):
-    """A whole answer, or one chunk of a stream."""
+    """A whole response, or one chunk of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -168,7 +170,7 @@ class Completion(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
-    seed: int | None = Field(default=None, description="Which gives the same text again.")
+    seed: int | None = Field(default=None, description="The seed that reproduces the text.")
 
 
 class FimMessage(BaseModel):
@@ -179,7 +181,7 @@ class FimMessage(BaseModel):
 
 
 class FimChoice(BaseModel):
-    """One text: whole (`message`), or what is new of it in a stream (`delta`)."""
+    """One text: as a whole (`message`), or its new part in a stream (`delta`)."""
 
     index: int = 0
     message: FimMessage | None = None
@@ -188,7 +190,7 @@ class FimChoice(BaseModel):
 
 
 class FimCompletion(BaseModel):
-    """A whole answer, or one chunk of a stream."""
+    """A whole response, or one chunk of a stream."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
@@ -202,7 +204,7 @@ class FimCompletion(BaseModel):
 
 
 class Alternative(BaseModel):
-    """A token that could have been drawn."""
+    """A token that could have been sampled."""
 
     id: int
     text: str
@@ -210,25 +212,25 @@ class Alternative(BaseModel):
 
 
 class StepToken(BaseModel):
-    """A position of a state: its token, and how it came about."""
+    """A position of a state: its token, and how the token was generated."""
 
-    id: int | None = Field(description="null while the position is masked.")
-    text: str | None = Field(description="The token, with ## where it continues a word.")
-    start: int = Field(description="Its characters in the text of the state.")
+    id: int | None = Field(description="The token id; null while the position is masked.")
+    text: str | None = Field(description="The token, with ## if it continues a word.")
+    start: int = Field(description="The start of its characters in the text of the state.")
     end: int
-    given: bool = Field(description="Whether it was given, not generated.")
+    given: bool = Field(description="Whether it was given rather than generated.")
     step: int | None = Field(default=None, description="The step that unmasked it.")
-    probability: float | None = Field(default=None, description="f(token | state before that step).")
-    alternatives: list[Alternative] = Field(default_factory=list, description="The most probable tokens then.")
+    probability: float | None = Field(default=None, description="f(token | the state before that step).")
+    alternatives: list[Alternative] = Field(default_factory=list, description="The most probable tokens at that step.")
 
 
 class State(BaseModel):
     """A denoising state; `tokens` is its step map."""
 
-    step: int = Field(description="0 before the first.")
-    time: float = Field(description="From 1, all masked, to 0.")
-    calls: int = Field(description="Of the network so far.")
-    text: str = Field(description="With [MASK] where tokens are masked.")
+    step: int = Field(description="The number of steps so far; 0 before the first.")
+    time: float = Field(description="The time, from 1 (all masked) to 0.")
+    calls: int = Field(description="The number of network calls so far.")
+    text: str = Field(description="The text, with [MASK] for masked tokens.")
     tokens: list[StepToken]
 
 
@@ -238,21 +240,21 @@ class State(BaseModel):
 class CanvasToken(Strict):
     """A position of a canvas."""
 
-    id: int | None = Field(default=None, ge=0, description="null for a masked position.")
+    id: int | None = Field(default=None, ge=0, description="The token id; null for a masked position.")
     state: Literal["locked", "free", "masked"] = Field(
         default="free", description="masked: generated; free: kept, unless `strength` masks it; locked: always kept."
     )
 
 
 class CanvasRequest(Sampling, Streaming):
-    """Generates the masked positions of a canvas, given all others: continue, re-mask, lock."""
+    """Generates the masked positions of a canvas, given all others: to continue, remask or lock tokens."""
 
     tokens: Annotated[list[CanvasToken], Field(min_length=1)]
     text: str | None = Field(
-        default=None, description="The text whose tokens these are: what is kept then keeps its characters, too."
+        default=None, description="The text that these tokens encode, so that kept tokens keep their characters, too."
     )
     strength: float = Field(
-        default=0.0, ge=0, le=1, description="The fraction of free tokens to mask, drawn with the seed."
+        default=0.0, ge=0, le=1, description="The fraction of free tokens to mask, chosen by the seed."
     )
 
 
@@ -268,7 +270,7 @@ class CanvasResponse(BaseModel):
 
 
 class TokenizeRequest(Named):
-    """A text, in which [MASK] is one masked token."""
+    """A text, where [MASK] is one masked token."""
 
     text: str
 
@@ -276,7 +278,7 @@ class TokenizeRequest(Named):
 class Token(BaseModel):
     """A token of a text."""
 
-    id: int | None = Field(description="null for [MASK].")
+    id: int | None = Field(description="The token id; null for [MASK].")
     text: str | None
     start: int
     end: int
@@ -288,7 +290,7 @@ class TokenizeResponse(BaseModel):
     object: Literal["tokens"] = "tokens"
     model: str
     tokens: list[Token]
-    max_length: int = Field(description="The most tokens of a text.")
+    max_length: int = Field(description="The maximum number of tokens of a text.")
 
 
 # ---- fill, rewrite, score, choose, embed ----------------------------------------------------------------------------
@@ -298,22 +300,24 @@ class FillRequest(Named):
     """Fills all blanks of a text jointly: [MASK] is one token, [BLANK] any number of them."""
 
     text: Texts
-    num_alternatives: Count = Field(default=1, description="Ranked fillings per text.")
-    max_blank_tokens: Count = Field(default=4, description="The most tokens of a [BLANK].")
+    num_alternatives: Count = Field(default=1, description="The number of ranked fillings per text.")
+    max_blank_tokens: Count = Field(default=4, description="The maximum number of tokens per [BLANK].")
     forbid: Words
-    temperature: float = Field(default=1.0, gt=0, le=100, description="Of the random part of the search.")
+    temperature: float = Field(
+        default=1.0, gt=0, le=100, description="The temperature of the random part of the search."
+    )
     top_k: int | None = Field(default=None, ge=0)
     top_p: Probability | None = None
     seed: Seed = 0
     capitalize: bool = True
-    probabilities: int = Field(default=0, ge=0, le=100, description="The most probable tokens of each blank by itself.")
+    probabilities: int = Field(default=0, ge=0, le=100, description="Return this many probable tokens for each blank.")
 
 
 class Filling(BaseModel):
     """A text with its blanks filled."""
 
     text: str
-    fillings: list[str] = Field(description="Of each blank, from left to right.")
+    fillings: list[str] = Field(description="The text of each blank, from left to right.")
     nats: float
     conditional_on: str
 
@@ -335,13 +339,13 @@ class FillResponse(BaseModel):
 
 
 class RewriteRequest(Sampling, Streaming):
-    """Masks a fraction of a text's words, drawn at random, and generates them again."""
+    """Masks a random fraction of a text's words and generates them again."""
 
     text: Text
-    strength: float = Field(default=0.4, gt=0, le=1, description="The fraction of tokens that is masked.")
+    strength: float = Field(default=0.4, gt=0, le=1, description="The fraction of tokens to mask.")
     n: Count = 1
     spans: list[tuple[Index, Index]] | None = Field(
-        default=None, description="Rewrite these characters, all of them, instead of a fraction of the text."
+        default=None, description="Rewrite all of these characters instead of a fraction of the text."
     )
 
 
@@ -350,14 +354,14 @@ class Rewriting(BaseModel):
 
     index: int
     text: str
-    kept: list[str] = Field(default_factory=list, description="What the vocabulary does not know, left as it is.")
+    kept: list[str] = Field(default_factory=list, description="Parts unknown to the vocabulary, left unchanged.")
     state: State | None = Field(default=None, description="In a stream with `diffusing`.")
     states: list[State] | None = Field(default=None, description="Without a stream, with `diffusing`.")
     done: bool = True
 
 
 class RewriteResponse(BaseModel):
-    """One result per rewriting; in a stream, every event has one."""
+    """One result per rewritten text; in a stream, every event has one."""
 
     object: Literal["list"] = "list"
     model: str
@@ -370,12 +374,14 @@ class ScoreRequest(Named):
 
     text: Texts
     order: Literal["left-to-right", "confidence", "entropy"] | None = Field(
-        default=None, description="The exact likelihood in this order of generation, instead of a bound."
+        default=None, description="Compute the exact likelihood in this order of generation instead of a bound."
     )
     steps: Count | Literal["continuous"] | None = Field(default=None, description="T for the T-step bound.")
-    precision: float = Field(default=0.25, gt=0, le=10, description="Of the perplexity per token, relative to it.")
-    max_draws: Count = Field(default=4096, description="The most sequences that the network computes for a text.")
-    paired: bool = Field(default=False, description="Compare each text with the first, by shared noise.")
+    precision: float = Field(
+        default=0.25, gt=0, le=10, description="The precision of the perplexity per token, relative to it."
+    )
+    max_draws: Count = Field(default=4096, description="The most sequences to evaluate for a text.")
+    paired: bool = Field(default=False, description="Compare each text with the first, using shared noise.")
     tokens: bool = Field(default=False, description="Return the nats of each token.")
     seed: Seed = 0
 
@@ -390,7 +396,7 @@ class TokenNats(BaseModel):
 
 
 class Difference(BaseModel):
-    """To the first text."""
+    """The difference to the first text."""
 
     nats: float | None
     ci95: tuple[float | None, float | None]
@@ -428,7 +434,7 @@ class ScoreResponse(BaseModel):
 
 
 class ChooseRequest(Named):
-    """Weighs options for a [BLANK], or for how a text goes on."""
+    """Computes the probabilities of options for a [BLANK] or a continuation."""
 
     text: Text
     options: Annotated[list[Text], Field(min_length=2)]
@@ -437,7 +443,7 @@ class ChooseRequest(Named):
 
 
 class Option(BaseModel):
-    """One option; `probability` is normalized over all."""
+    """One option; `probability` is normalized over all options."""
 
     option: str
     probability: float
@@ -461,7 +467,7 @@ class ChooseResponse(BaseModel):
 
 
 class EmbeddingRequest(Named):
-    """As OpenAI has it."""
+    """Texts to embed, as in OpenAI's API."""
 
     input: Texts
     encoding_format: Literal["float", "base64"] = "float"
@@ -470,7 +476,7 @@ class EmbeddingRequest(Named):
 
 
 class Embedding(BaseModel):
-    """Of one text: numbers, or the bytes of float32 numbers in base64."""
+    """The embedding of one text: numbers, or the bytes of float32 numbers in base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -478,7 +484,7 @@ class Embedding(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens of a request."""
+    """The token counts of a request."""
 
     prompt_tokens: int
     total_tokens: int
@@ -497,7 +503,7 @@ class EmbeddingResponse(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """As OpenAI has it."""
+    """The model, as in OpenAI's API."""
 
     id: str
     object: Literal["model"] = "model"
@@ -513,7 +519,7 @@ class ModelList(BaseModel):
 
 
 class SamplerSetting(BaseModel):
-    """A setting of a sampler, as `name:setting=value` takes it."""
+    """A setting of a sampler, for use as `name:setting=value`."""
 
     name: str
     default: Any
@@ -528,19 +534,19 @@ class SamplerCard(BaseModel):
 
 
 class LimitCard(BaseModel):
-    """What a request may ask for."""
+    """The limits on a request."""
 
     body_bytes: int
-    characters: int = Field(description="Of all texts of a request together.")
-    tokens: int = Field(description="Of a generated text, prompt and suffix included.")
+    characters: int = Field(description="Characters per request, over all its texts.")
+    tokens: int = Field(description="Tokens of a generated text, including prompt and suffix.")
     texts: int = Field(description="Texts per request: prompts times n, or texts to fill, score or embed.")
     steps: int
-    alternatives: int = Field(description="Ranked fillings of a text.")
-    draws: int = Field(description="Of the score of a text.")
+    alternatives: int = Field(description="Ranked fillings per text.")
+    draws: int = Field(description="Draws for the score of a text.")
 
 
 class SamplingDefaults(BaseModel):
-    """How tokens are drawn unless a request says otherwise."""
+    """How tokens are sampled unless a request says otherwise."""
 
     sampler: str
     steps: int
@@ -557,11 +563,11 @@ class Info(BaseModel):
     objective: str
     num_parameters: int
     uncased: bool
-    mask: str = Field(description="Marks one masked token in a text.")
-    blank: str = Field(description="Marks a blank of unknown length.")
+    mask: str = Field(description="The mark for one masked token in a text.")
+    blank: str = Field(description="The mark for a blank of unknown length.")
     tasks: list[Literal["generate", "infill", "fill", "rewrite", "canvas", "score", "choose", "embed"]]
-    orders: list[str] = Field(description="In which text can be scored exactly.")
-    quantity: str | None = Field(description="By which text is scored without an order.")
+    orders: list[str] = Field(description="The orders in which text can be scored exactly.")
+    quantity: str | None = Field(description="The quantity by which text is scored without an order.")
     samplers: list[SamplerCard]
     defaults: SamplingDefaults
     limits: LimitCard
@@ -569,13 +575,13 @@ class Info(BaseModel):
 
 
 class Status(BaseModel):
-    """Of /health and /ready."""
+    """The status reported by /health and /ready."""
 
     status: Literal["ok", "starting", "ready", "draining"]
 
 
 class ErrorObject(BaseModel):
-    """As OpenAI has it."""
+    """An error, as in OpenAI's API."""
 
     message: str
     type: str

@@ -1,4 +1,4 @@
-"""A model that is served: what requests may ask of it, their work, and the states that it emits."""
+"""A served model: checks requests against its limits, runs their work, and streams the states it emits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ClientGoneError(Exception):
 
 @dataclass(eq=False)
 class Server:
-    """A model that is served."""
+    """A served model."""
 
     model: Model
     settings: ServerSettings = ServerSettings()
@@ -39,16 +39,16 @@ class Server:
         self.scheduler = Scheduler(self.model.engine, self.settings.limits, self.metrics)
         name = self.model.name
         self.name = name if name == "bundled" else Path(name).name or name
-        """The id of the model; of a folder, its last part."""
+        """The id of the model; for a folder, the last part of its path."""
 
     @property
     def engine(self) -> Engine:
-        """What work uses."""
+        """The engine that work uses."""
         return self.scheduler.engine
 
     @property
     def limits(self) -> Limits:
-        """What requests may ask for."""
+        """The limits on requests."""
         return self.settings.limits
 
     @property
@@ -59,7 +59,7 @@ class Server:
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     def require(self, request: schema.Named, texts: Sequence[str], number: int | None = None, **asked: int) -> None:
-        """Raises RequestError for another model, or for more than a request may ask for."""
+        """Raises RequestError if a request names another model or exceeds a limit."""
         if request.model is not None and request.model != self.name:
             message = f"the model {request.model[:40]!r} does not exist; this server has {self.name!r}"
             raise RequestError(404, message, param="model", code="model_not_found")
@@ -73,7 +73,7 @@ class Server:
                 raise RequestError(422, f"at most {most} {name} per request, got {value}", param=name, code="limit")
 
     async def results(self, request: Request, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of some work; stops it if the client goes away."""
+        """The results of some work; cancels it if the client disconnects."""
         works = self.scheduler.submit(functions)
         gathered = asyncio.gather(*(asyncio.wrap_future(work.future) for work in works))
         gone = asyncio.create_task(disconnected(request))
@@ -90,9 +90,9 @@ class Server:
     async def states(
         self, make: Callable[[int, Callable[[TracedState], None]], Callable[[], Any]], number: int
     ) -> AsyncIterator[tuple[int, TracedState | None, Any]]:
-        """Runs work that emits states: yields the index and the state, and at the end of each work None and its result.
+        """Runs work that emits states: yields index and state, and when a piece of work is done, None and its result.
 
-        The first item comes before anything is yielded to the client, so that an error then is still a status.
+        The first item comes before anything is sent to the client, so an error until then still has its own status.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, TracedState | None, Any]]()
 
@@ -124,7 +124,7 @@ async def disconnected(request: Request) -> None:
 
 
 def _release(works: Sequence[Work], gathered: asyncio.Future[Any] | None = None) -> None:
-    """Stops work that is not done; what it raises then is nobody's."""
+    """Cancels unfinished work; errors it raises after that are ignored."""
     for work in works:
         work.cancel()
     if gathered is not None:

@@ -1,4 +1,4 @@
-"""What a server is told when it starts: where it listens, who may use it, and what a request may ask for."""
+"""Settings of the server: where it listens, who may use it, and the limits on requests."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from diffusionbert.samplers.base import SamplerConfig
 
 DAY = 86_400
-"""In seconds."""
+"""A day, in seconds."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may ask for, and how many there may be."""
+    """Limits on each request, and on the number of requests."""
 
     body_bytes: int = 1_000_000
     texts: int = 32
-    """Per request: prompts times `n`, texts to fill, score or embed, options to choose from."""
+    """Texts per request: prompts times `n`, texts to fill, score or embed, options to choose from."""
     characters: int = 20_000
-    """Of all texts of a request together."""
+    """Characters per request, over all its texts."""
     steps: int = 1024
     alternatives: int = 100
-    """Ranked fillings of a text."""
+    """Ranked fillings per text."""
     draws: int = 4096
-    """Sequences that the network computes for the score of a text."""
+    """Sequences evaluated for the score of a text."""
     running: int = 64
-    """Sequences that are worked on at once."""
+    """Sequences processed at once."""
     waiting: int = 128
-    """Sequences that wait for their turn; more are answered with 429."""
+    """Sequences waiting for their turn; further requests are answered with 429."""
     seconds: float = 300.0
-    """The time that the work on a sequence may take once it has begun."""
+    """The time that work on a sequence may take once it has begun."""
     requests: int = 512
-    """That are open at once, whatever they ask for; more are answered with 429."""
+    """Requests open at once, of any kind; further ones are answered with 429."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -57,16 +57,16 @@ class ServerSettings:
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
     insecure: bool = False
-    """Whether another host than this one may use it without a key."""
+    """Whether other machines may use it without a key."""
     cors_origins: tuple[str, ...] = ()
-    """Pages of these origins may use it; its own page always may."""
+    """The origins whose pages may use it; its own page always may."""
     drain_delay: float = 0.0
-    """For so many seconds after SIGTERM, `/ready` says 503 while requests are still accepted."""
+    """The seconds after SIGTERM in which `/ready` returns 503 while requests are still accepted."""
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
         if self.api_key is not None and len(self.api_key.strip()) < 16:
-            raise ValueError("the API key must have 16 characters or more; draw one with `openssl rand -hex 32`")
+            raise ValueError("the API key must have 16 characters or more; create one with `openssl rand -hex 32`")
         if not self.is_local and self.api_key is None and not self.insecure:
             raise ValueError(
                 f"`host` {self.host} can be reached from other machines; set an API key (DIFFUSIONBERT_API_KEY or "
@@ -87,5 +87,5 @@ class ServerSettings:
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """The names by which a browser may call the server, so that no other page can (DNS rebinding); None is any."""
+        """The host names that a browser may use, to prevent DNS rebinding by other pages; None allows any."""
         return ("localhost", "127.0.0.1", "[::1]", self.host) if self.is_local and self.api_key is None else None

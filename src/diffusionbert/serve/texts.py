@@ -1,4 +1,4 @@
-"""The endpoints of the package's own tasks: fill, rewrite, canvas, tokens, score, choose; and embeddings."""
+"""The endpoints for the package's own tasks: fill, rewrite, canvas, tokens, score, choose; and embeddings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diffusionbert.serve.server import Server
 
 
 def add_texts(app: FastAPI, server: Server) -> None:
-    """Fill, rewrite, canvas, tokens, score, choose, embeddings."""
+    """Adds the endpoints: fill, rewrite, canvas, tokens, score, choose, embeddings."""
     engine = server.engine
 
     @app.post("/v1/fill", tags=["texts"], responses=ERRORS)
@@ -29,7 +29,7 @@ def add_texts(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/rewrite", tags=["texts"], responses=ERRORS | EVENTS, response_model=schema.RewriteResponse)
     async def rewrite(body: schema.RewriteRequest, request: Request) -> Any:
-        """Masks a fraction of a text, or given characters of it, and generates them again."""
+        """Masks a fraction of a text, or the given characters, and generates them again."""
         server.require(body, [body.text, *body.forbid], body.n)
         seed = fresh_seed() if body.seed is None else body.seed
 
@@ -104,7 +104,7 @@ def add_texts(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/choose", tags=["texts"], responses=ERRORS)
     async def choose(body: schema.ChooseRequest, request: Request) -> schema.ChooseResponse:
-        """Weighs options for a blank, or for how a text goes on."""
+        """Computes the probabilities of options for a blank or a continuation."""
         server.require(body, [body.text, *body.options], len(body.options))
         [found] = await server.results(request, [answers.choose_work(engine, body, server.name)])
         chosen: schema.ChooseResponse = found
@@ -112,7 +112,7 @@ def add_texts(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/embeddings", tags=["OpenAI"], responses=ERRORS)
     async def embeddings(body: schema.EmbeddingRequest, request: Request) -> schema.EmbeddingResponse:
-        """The mean of the last layer over each text's own tokens."""
+        """Embeds texts: the mean of the last layer over each text's own tokens."""
         server.require(body, body.input)
         found = await server.results(request, [answers.embedding_work(engine, body, text) for text in body.input])
         number = sum(map(len, engine.vocabulary.own(body.input)))
@@ -124,7 +124,7 @@ def add_texts(app: FastAPI, server: Server) -> None:
 
 
 def kept_states(states: list[schema.State], wanted: bool) -> Callable[[TracedState], None] | None:
-    """Keeps all states of a text, if they are wanted."""
+    """A callback that keeps all states of a text, if they are wanted."""
     return (lambda state: states.append(answers.state_of(state))) if wanted else None
 
 
