@@ -1,8 +1,8 @@
-"""Adapts a model to the first lines of a text and keeps bounds and samples before and after, for `docs/adapting.md`.
+"""Adapts a model to the first lines of a text and stores bounds and samples before and after, for `docs/adapting.md`.
 
     python benchmarks/adapting.py news.txt docs/adapting/news.json --lines 200 2000 --real wiki.valid.txt
 
-`--real` names files of real generic text, for a comparison with samples of the start, which `adapt` measures.
+`--real` gives files of real generic text, to compare with the samples of the start that `adapt` uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from diffusionbert.workflows.adapt_report import Change
 
 
 def real_sentences(engine: Engine, spec: str, number: int) -> Sentences:
-    """The first sentences of a file, without those that are longer than the model reads."""
+    """The first sentences of a file, without those longer than the model can read."""
     cleaning = Cleaning(lower=engine.config.data.lower, detokenize=engine.config.data.detokenize)
     texts = list(islice(parse_corpus(spec, Split.ALL, cleaning=cleaning), number))
     lengths = map(len, engine.vocabulary.encode(texts))
@@ -53,12 +53,12 @@ def main() -> None:
     parser.add_argument("text")
     parser.add_argument("output", type=Path)
     parser.add_argument("--model", default=None)
-    parser.add_argument("--name", default="bundled", help="what the model is called in the file")
+    parser.add_argument("--name", default="bundled", help="the name of the model in the file")
     parser.add_argument("--lines", type=int, nargs="+", default=[200, 2000, 20_000])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--real", nargs="*", default=[])
-    parser.add_argument("--sentences", type=int, default=150, help="of each file of real text")
+    parser.add_argument("--sentences", type=int, default=150, help="sentences per file of real text")
     options = parser.parse_args()
     set_verbosity("info")
     rows = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []

@@ -3,7 +3,7 @@
     python benchmarks/bleu.py            # NLTK on 20 samples, its time extrapolated
     python benchmarks/bleu.py --full     # NLTK on all samples: takes minutes
 
-Sentences are synthetic. Ours is timed from strings to scores, NLTK's on sentences that are already split into words.
+Sentences are synthetic. Ours is timed from strings to scores, NLTK's on sentences already split into words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from diffusionbert.evaluation.metrics import bleu4, self_bleu4
 
 
 def zipf(number: int, seed: int, words: int = 30_000) -> list[str]:
-    """Sentences of words with frequencies 1 / rank, of normal lengths around 25."""
+    """Sentences of words with frequencies 1 / rank and normally distributed lengths around 25."""
     generator = np.random.default_rng(seed)
     weights = 1 / np.arange(1, words + 1)
     lengths = generator.normal(25, 8, number).round().clip(1).astype(int)
@@ -35,7 +35,7 @@ def compare(name: str, samples: list[str], references: list[str] | None, subset:
     split = [sentence.split() for sentence in (samples if references is None else references)]
     started = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NLTK warns of every zero
+        warnings.simplefilter("ignore")  # NLTK warns about every zero
         expected = [
             sentence_bleu(split if references else split[:at] + split[at + 1 :], sample.split())
             for at, sample in enumerate(samples[:subset])
@@ -48,7 +48,7 @@ def compare(name: str, samples: list[str], references: list[str] | None, subset:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="NLTK scores all samples")
+    parser.add_argument("--full", action="store_true", help="score all samples with NLTK")
     subset = 1000 if parser.parse_args().full else 20
     compare("BLEU-4", zipf(1000, seed=0), zipf(10_000, seed=1), subset)
     compare("self-BLEU-4", zipf(1000, seed=0), None, subset)

@@ -1,10 +1,10 @@
-"""Makes the training text of the bundled model: drops what would teach it typical flaws.
+"""Makes the training text of the bundled model: drops lines that would teach it typical flaws.
 
     python benchmarks/bundled_corpus.py wiki.train-*.txt.xz plain.train.txt.xz --output text/
 
 A line is dropped if it ends with an abbreviation (a sentence that was cut there), has unbalanced quotation marks or
-brackets, or an empty pair of them (where markup was removed), contains a slur, or fits one
-of the blanks in everyday.txt, on which the model is tested. One file is written per source, under its name.
+brackets or an empty pair of them (where markup was removed), contains a slur, or matches one of the blanks in
+everyday.txt, on which the model is tested. One file is written per source, under the same name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SLUR = re.compile(rf"\b(?:{_SLURS})s?\b", re.IGNORECASE)
 
 
 def blanks() -> list[tuple[str, re.Pattern[str]]]:
-    """The test's sentences as patterns, each after its longest part in lower case, which is searched first."""
+    """The test sentences as patterns, each preceded by its longest lower-case part, which is searched for first."""
     found = []
     for line in EVERYDAY.read_text(encoding="utf-8").splitlines():
         if "[MASK]" in line and not line.startswith("#"):
@@ -66,7 +66,7 @@ RULES: dict[str, Callable[[str], object]] = {
 
 
 def clean(source: Path, target: Path) -> Counter[str]:
-    """Writes the lines of a source that no rule drops; counts the others by rule."""
+    """Writes the lines of a source that no rule drops, and counts the others by rule."""
     dropped: Counter[str] = Counter()
     with lzma.open(source, "rt", encoding="utf-8") as lines, lzma.open(target, "wt", encoding="utf-8") as kept:
         for line in lines:

@@ -1,4 +1,4 @@
-"""Measures the bundled model: the figures of docs/bundled_model.md.
+"""Measures the bundled model, for the figures in docs/bundled_model.md.
 
     python benchmarks/bundled_model.py --corpus wiki.valid.txt.xz plain.valid.txt.xz --others FIRST_EDITION
 
@@ -51,7 +51,7 @@ def measure(corpora: list[str], others: list[str], num_sentences: int, output: P
 
 
 def draw_curves(logs: list[Path], path: Path) -> None:
-    """Validation against the tokens seen in all stages so far."""
+    """Draws validation against the tokens seen in all stages so far."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")

@@ -1,12 +1,13 @@
-"""How well `choose` finds a true word or ending among distractors, and whether its probabilities mean what they say.
+"""Measures how well `choose` finds a true word or ending among distractors, and how calibrated its probabilities are.
 
 python benchmarks/choose.py wiki.valid.txt --cases 100        # minutes on a CPU
 
-Cases are made from held-out sentences, one per line: "word" blanks one word of letters inside a sentence, among four
-words from the same place of other sentences; "ending" blanks the last five words, among the endings of four others.
-Reported per order of generation and prior over lengths: log-loss in nats (chance: log 5 = 1.61), accuracy, and the
-expected calibration error over ten bins of the best option's probability, with 95 % bootstrap intervals over cases;
-beside them, each mask on its own. The cases are paired, so that differences of log-loss have narrower intervals.
+Cases are made from held-out sentences, one per line. "word" blanks one word of letters inside a sentence, with four
+words from the same position of other sentences as distractors; "ending" blanks the last five words, with the endings of
+four others. For each order of generation and prior over lengths, and for each mask on its own, the script reports
+log-loss in nats (chance: log 5 = 1.61), accuracy, and the expected calibration error over ten bins of the best option's
+probability, with 95 % bootstrap intervals over cases. The cases are paired, so differences of log-loss have narrower
+intervals.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def cases(sentences: list[str], kind: str, number: int, seed: int) -> list[Case]
 
 
 def _span(words: list[str], kind: str, rng: np.random.Generator) -> slice:
-    """The words that are blanked; an empty span if there is none."""
+    """The words to blank; an empty span if there are none."""
     if kind == "ending":
         return slice(len(words) - 5, len(words))
     plain = [index for index in range(1, len(words) - 1) if words[index].isalpha()]
@@ -69,7 +70,7 @@ def _span(words: list[str], kind: str, rng: np.random.Generator) -> slice:
 
 @torch.no_grad()
 def on_their_own(engine: Engine, case: Case) -> list[float]:
-    """The probabilities from each mask on its own: Σ -log f(token | all of the option masked)."""
+    """The probabilities if each mask is scored on its own: Σ -log f(token | all of the option masked)."""
     rows = choosing._fitted(engine, case.text, case.options)
     batch, _ = choosing._batch(engine, rows)
     masked = batch.tokens.masked_fill(batch.editable, engine.vocabulary.mask_id)
@@ -83,7 +84,7 @@ def on_their_own(engine: Engine, case: Case) -> list[float]:
 
 
 def figures(probabilities: np.ndarray, rng: np.random.Generator) -> list[str]:
-    """Log-loss, accuracy and calibration error of [cases, options], the first being true, with intervals."""
+    """Log-loss, accuracy and calibration error of [cases, options], whose first option is true, with intervals."""
     resamples = rng.integers(len(probabilities), size=(RESAMPLES, len(probabilities)))
     loss, correct = -np.log(probabilities[:, 0].clip(1e-30)), probabilities.argmax(axis=1) == 0
     confidence = probabilities.max(axis=1)

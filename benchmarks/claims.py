@@ -1,7 +1,8 @@
-"""The paper's claims, and what the rows that were kept say of them.
+"""The paper's claims, and the verdicts of the kept rows on them.
 
-One rule for all verdicts. The effect is the change of perplexity (or of BLEU-4), the first system against the second,
-on the same sentences, with its 95 % interval, which includes the spread over seeds where both systems have several:
+One rule holds for all verdicts. The effect is the change of perplexity (or of BLEU-4), the first system against the
+second, on the same sentences, with its 95 % interval, which includes the spread over seeds if both systems have
+several:
 
     a difference  holds if the interval lies on the claimed side of 0, does not hold if it lies on the other side, or
                   if it excludes half of the size that the claim names
@@ -47,7 +48,7 @@ SEEDS = "seed0", "seed1", "seed2"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper (or ours) on the perplexities of two rows."""
+    """A claim of the paper (or ours) about the perplexities of two rows."""
 
     text: str
     where: str
@@ -60,7 +61,7 @@ class Claim:
     sized: bool = False
     """Whether the claim names this size."""
     groups: tuple[str, ...] = SEEDS
-    """The folders of both rows, for each training."""
+    """The folders of both rows, one per training run."""
 
 
 CLAIMS = (
@@ -100,12 +101,12 @@ CLAIMS = (
     Claim("Behind a decoder from scratch (not in the paper)", "–", "diffusionbert", "decoder", 1),
     Claim("Bell-shaped times gain something (not in the paper)", "–", "diffusionbert-bell", "diffusionbert"),
 )  # fmt: skip
-"""Those whose rows are missing are left out."""
+"""The claims; those whose rows are missing are left out."""
 
 
 @dataclass(frozen=True)
 class QualityClaim:
-    """A claim on the BLEU-4 of two rows: in the main table, or at equal self-BLEU over sampler settings."""
+    """A claim about the BLEU-4 of two rows: in the main table, or at equal self-BLEU over sampler settings."""
 
     text: str
     where: str
@@ -126,11 +127,11 @@ QUALITY_CLAIMS = (
     ),
 )
 MIN_SAMPLES = 100
-"""With fewer, BLEU was not meant to be compared."""
+"""With fewer samples, BLEU was not meant to be compared."""
 
 
 def verdict(low: float, high: float, sign: int, size: float | None = None) -> str:
-    """What an interval of a relative change says of a claim; `size` is the change that the claim names, if any."""
+    """The verdict on a claim from the interval of a relative change; `size` is the change that the claim names."""
     if sign == 0:
         if low >= -MARGIN and high <= MARGIN:
             return "holds"
@@ -146,11 +147,11 @@ def verdict(low: float, high: float, sign: int, size: float | None = None) -> st
 
 
 ELSEWHERE = {"diffusionbert-30-percent": ("steps600", "diffusionbert"), "diffusion-lm": ("diffusion-lm", "longer")}
-"""Where rows with seed 0 lie if they are not among the others."""
+"""The location of rows with seed 0 that are not with the others."""
 
 
 class Kept:
-    """The evaluations that were kept, restored when they are needed."""
+    """The kept evaluations, restored when needed."""
 
     def __init__(self, source: Path, scratch: Path):
         self.source, self.scratch = source, scratch
@@ -178,10 +179,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Found:
-    """A difference between two rows, over the trainings that both have."""
+    """A difference between two rows, over the training runs that both have."""
 
     change: float
-    """Of the perplexity per token."""
+    """The relative change of the perplexity per token."""
     interval: tuple[float, float]
     p_value: float
     perplexities: tuple[float, float]
@@ -192,7 +193,7 @@ class Found:
 
 
 def difference(kept: Kept, claim: Claim) -> Found | None:
-    """The effect of a claim; None if a row is missing, or if nothing that they have can be compared."""
+    """The effect of a claim; None if a row is missing, or if the rows have nothing comparable."""
     groups = [group for group in claim.groups if kept.has(group, claim.first) and kept.has(group, claim.second)]
     if not groups:
         return None
@@ -222,7 +223,7 @@ def difference(kept: Kept, claim: Claim) -> Found | None:
 
 
 def _quantities(first: EvaluationResult, second: EvaluationResult) -> tuple[str, str] | None:
-    """The likelihoods to compare: the T-step bound that both have, else any other; else their own, of any kind."""
+    """The likelihoods to compare: the T-step bound or another one that both have, otherwise their own, of any kind."""
     common = [name for name in ("grid", "continuous", *first.scores) if name in first.scores and name in second.scores]
     if common:
         return common[0], common[0]
@@ -314,13 +315,13 @@ def _quality_row(claim: QualityClaim, found: Difference, shown: str, said: str, 
 
 
 def word_entropy(kept: Kept) -> float | None:
-    """The nats per token that word frequencies alone need, as the experiment stored it; None if it did not."""
+    """The nats per token of word frequencies alone, if the experiment stored them; otherwise None."""
     file = kept.source / "words" / "settings.json"
     return float(read_json(file)["nats_per_token"]) if file.exists() else None
 
 
 def claim_rows(kept: Kept) -> Iterator[dict[str, Any]]:
-    """One line for each claim whose rows are there."""
+    """One line for each claim whose rows exist."""
     unigram = word_entropy(kept)
     for claim in CLAIMS:
         found = difference(kept, claim)
@@ -349,7 +350,7 @@ def claim_rows(kept: Kept) -> Iterator[dict[str, Any]]:
 
 
 def percent(value: float | None) -> str:
-    """A change, as the page writes it."""
+    """A change, formatted for the page."""
     if value is None:
         return "–"
     return "±0.0 %" if abs(value) < 5e-4 else f"{100 * value:+.1f} %".replace("-", "−")

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/mathematics.md: bounds and the paper's quantity on languages that can be enumerated.
+"""Prints the tables of docs/mathematics.md: bounds and the paper's quantity on enumerable languages.
 
 python benchmarks/enumerated.py          # about a minute
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/everyday.py docs/bundled_model/everyday.txt [--model MODEL]
 
-Writes one answer per line after the mark "?". A reader replaces every mark by "+" (sensible) or "-". Run again, it
-keeps the marks of answers that are the same and says how many are sensible.
+Writes one answer per line, preceded by the mark "?". A reader replaces every mark with "+" (sensible) or "-". When run
+again, it keeps the marks of unchanged answers and prints how many are sensible.
 """
 
 from __future__ import annotations

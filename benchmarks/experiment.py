@@ -1,8 +1,8 @@
-"""What is committed of an experiment: settings, logs, scores and a few samples of every row, without weights.
+"""Keeps the part of an experiment to commit: settings, logs, scores and a few samples of every row, without weights.
 
     python benchmarks/experiment.py experiment docs/results/second
 
-`keep` may be called again and again while rows are added. `restore` is its inverse: `report.py` reads evaluations so.
+`keep` may be called repeatedly while rows are added. `restore` is its inverse; `report.py` reads evaluations with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Folder = tyro.conf.Positional[Path]
 def keep(source: Folder, target: Folder) -> None:
     """Copy settings, logs, scores in single precision and 20 samples per evaluation; `runs` becomes `trained`.
 
-    What all systems share of an evaluation set goes to sentences/HASH.safetensors, once.
+    The part of an evaluation set that all systems share is stored once, in sentences/HASH.safetensors.
     """
     (target / "sentences").mkdir(parents=True, exist_ok=True)
     for name in (
@@ -53,7 +53,7 @@ def keep(source: Folder, target: Folder) -> None:
 
 
 def restore(kept: Path, sentences: Path, folder: Path) -> Path:
-    """Writes a kept evaluation as `evaluate` does; variances over draws, which were not kept, are NaN."""
+    """Writes a kept evaluation in the format of `evaluate`; variances over draws, which were not kept, are NaN."""
     shutil.copytree(kept, folder)
     (folder / "samples.txt").touch()
     report = read_json(folder / "evaluation.json")

@@ -1,5 +1,4 @@
-"""Prints what a search for fillings costs and finds: the default budget beside one that
-ranks many candidates.
+"""Compares the cost and results of two search budgets for fillings: the default, and one that ranks many candidates.
 
 python benchmarks/filling.py sentences.txt 200          # about ten minutes on two threads
 
@@ -41,7 +40,7 @@ def gap(tokens: list[int]) -> Gap:
 
 
 def request(tokens: list[int], number: int) -> list[Gap]:
-    """Three of five have masks, two a blank of up to four tokens."""
+    """The gaps of a sentence; three of five requests have masks, two a blank of up to four tokens."""
     rng = random.Random(number)
     if number % 5 < 3:
         masked = set(rng.sample(range(1, len(tokens) - 1), 1 + number % 6))
@@ -51,7 +50,7 @@ def request(tokens: list[int], number: int) -> list[Gap]:
 
 
 def found(gaps: list[Gap], budget: SearchBudget) -> tuple[TokenFilling, tuple[int, int, float]]:
-    """The best filling; the calls, sequences and seconds it took."""
+    """The best filling, and the calls, sequences and seconds it took."""
     CALLS.clear()
     start, warper = time.perf_counter(), LogitsWarper(forbidden=ENGINE.statistics.never_sampled)
     [[best]] = fill_gaps(ENGINE.network, [gaps], MASK, 1, 0, warper, special=SPECIAL, budget=budget)
@@ -59,7 +58,7 @@ def found(gaps: list[Gap], budget: SearchBudget) -> tuple[TokenFilling, tuple[in
 
 
 def nats(gaps: list[Gap], best: TokenFilling) -> float:
-    """By an estimate that no search has seen."""
+    """The nats of a filling by an estimate that neither search has used."""
     filled = replace(gaps[best.gap].canvas, tokens=best.tokens[None])
     blank = [replace(one.canvas, editable=one.context) for one in gaps]
     scored = [

@@ -1,4 +1,4 @@
-"""Which folder of the package imports which, computed from the source, and the picture of it in the documentation.
+"""Computes which folder of the package imports which from the source, and draws the graph for the documentation.
 
 Run `python benchmarks/folder_graph.py docs/architecture.png` to draw it.
 """
@@ -27,7 +27,7 @@ def folder_graph(package: Path = PACKAGE) -> Graph:
 
 
 def find_cycle(graph: Graph) -> list[str] | None:
-    """Some folders that import each other in a circle, or None."""
+    """Some folders that import each other in a cycle, or None."""
     done: set[str] = set()
 
     def visit(node: str, path: list[str]) -> list[str] | None:
@@ -57,7 +57,7 @@ def reduced(graph: Graph) -> Graph:
 
 
 def draw(path: Path) -> None:
-    """Draws the folders in layers, each above what it imports, without the edges that follow from others."""
+    """Draws the folders in layers, each above those it imports, without edges that follow from others."""
     from matplotlib import pyplot as plt
 
     complete = folder_graph()
@@ -86,7 +86,7 @@ def draw(path: Path) -> None:
         style = {"boxstyle": "round,pad=0.35", "fc": "white" if is_file else "#dbe9f6", "ec": "#2b5c8a"}
         name = f"{node}.py" if is_file else f"{node}/"
         boxes[node] = axes.text(x, y, name, ha="center", va="center", fontsize=11, bbox=style)
-    figure.canvas.draw()  # gives the boxes their sizes, at which arrows end
+    figure.canvas.draw()  # gives the boxes their sizes, which the arrows need
     for node, others in reduced(graph).items():
         for other in others:
             # An arrow that skips layers bends around the boxes between them.
@@ -106,7 +106,7 @@ def _node(parts: tuple[str, ...]) -> str:
 
 
 def _imported(file: Path, package: Path) -> set[str]:
-    """The nodes that a file imports; what only type checkers import does not count."""
+    """The nodes that a file imports, without imports for type checkers only."""
     found = set()
     for node in _run_time_nodes(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package.name:

@@ -1,10 +1,11 @@
-"""How the time and memory of a training step grow with length, batch, vocabulary and parameters.
+"""Measures how the time and memory of a training step grow with length, batch, vocabulary and parameters.
 
     python benchmarks/growth.py docs/growth.json docs/growth.png             # on a GPU: BERT, width 384, and around it
     python benchmarks/growth.py growth.json growth.png --device cpu --small  # on a CPU, in a minute
 
-Each quantity is doubled while the others stay. A slope is that of a straight line through the points in logarithms, by
-least squares: 1 is proportional, 2 quadratic. Uncompiled unless `--compile`, which compiles once per network.
+Each quantity is doubled while the others stay fixed. A slope is that of a least-squares line through the points on
+log-log axes: 1 is proportional, 2 quadratic. Nothing is compiled unless `--compile` is given, which compiles once per
+network.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SMALL = replace(START, layers=2, width=64, heads=2, vocabulary=1000, sequences=4
 
 
 def sizes(start: TrainingSize) -> Iterator[tuple[str, int, TrainingSize]]:
-    """What is doubled, its value, and the size."""
+    """The quantity that is doubled, its value, and the size."""
     for factor in (1, 2, 4, 8):
         yield "length", factor * start.length, replace(start, length=factor * start.length)
         yield "batch", factor * start.sequences, replace(start, sequences=factor * start.sequences)
@@ -37,7 +38,7 @@ def sizes(start: TrainingSize) -> Iterator[tuple[str, int, TrainingSize]]:
         yield "parameters", 12 * layers * start.width**2, replace(start, layers=layers)
 
 
-@cache  # the start is a point of all lines
+@cache  # all lines share the start
 def measured(size: TrainingSize, cpu: bool, compile: bool) -> tuple[float, float | None]:
     """The median milliseconds of a step, and its peak memory in GiB on a GPU."""
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +51,7 @@ def measured(size: TrainingSize, cpu: bool, compile: bool) -> tuple[float, float
 
 
 def slope(rows: list[dict]) -> float:
-    """Of a straight line through the logarithms."""
+    """The slope of a straight line through the logarithms."""
     values, times = np.log([row["value"] for row in rows]), np.log([row["milliseconds"] for row in rows])
     return float(np.polyfit(values, times, 1)[0])
 

@@ -1,11 +1,11 @@
-r"""Gain and forgetting by learning rate, and by how far the weights are moved back, for `docs/adapting.md`.
+r"""Measures gain and forgetting by learning rate and by how far the weights are moved back, for `docs/adapting.md`.
 
     python benchmarks/moving_back.py news.txt docs/adapting/shares.json --domain news.valid.txt \
         --real wiki.valid.txt plain.valid.txt
 
-Each learning rate is trained once, by the objective and batches of `adapt`, for a fixed number of steps. Its weights
+Each learning rate is trained once, with the objective and batches of `adapt`, for a fixed number of steps. The weights
 are then moved back, w = w_start + share · (w_trained - w_start), and the bound is estimated on other text of the
-domain, on samples of the start, by which `adapt` chooses the share, and on real generic text, with the same noise
+domain, on samples of the start (which `adapt` uses to choose the share), and on real generic text, with the same noise
 before and after.
 """
 
@@ -42,7 +42,7 @@ _BATCH = 1024  # tokens
 
 
 def config_of(start: Engine, corpus: Path, rate: float, steps: int, precision: str) -> RunConfig:
-    """That of `adapt`, but for the number of steps; the last ones are validated, and exported."""
+    """The configuration of `adapt`, except for the number of steps; the last step is validated and exported."""
     own = start.config.data
     data = DataConfig(
         str(corpus),
@@ -75,7 +75,7 @@ def bounds(engine: Engine, texts: dict[str, Sentences], precision: str) -> dict[
 
 
 def move(engine: Engine, start: Engine, trained: dict[str, torch.Tensor], share: float) -> None:
-    """Gives an engine the weights that lie between the start (0) and the trained ones (1)."""
+    """Sets an engine's weights to a point between the start (0) and the trained weights (1)."""
     first = dict(start.module().named_parameters())
     with torch.no_grad():
         for name, weight in engine.module().named_parameters():
@@ -91,7 +91,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Trains once per learning rate and estimates the bounds per share; writes after each."""
+    """Trains once per learning rate and estimates the bounds for each share, writing after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("output", type=Path)
@@ -102,8 +102,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-4])
     parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.5, 0.3])
-    parser.add_argument("--sentences", type=int, default=100, help="of each file")
-    parser.add_argument("--precision", default="bf16", help="`no` where a processor has no bfloat16")
+    parser.add_argument("--sentences", type=int, default=100, help="sentences per file")
+    parser.add_argument("--precision", default="bf16", help="use `no` on processors without bfloat16")
     options = parser.parse_args()
     rows = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
     start = load_engine(options.model)

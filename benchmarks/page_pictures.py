@@ -1,4 +1,4 @@
-"""Takes the pictures of the page in docs/serving.md, with a server that runs.
+"""Takes the screenshots of the page in docs/serving.md from a running server.
 
 Run `diffusionbert serve`, then `python benchmarks/page_pictures.py http://127.0.0.1:8000 docs/page`. The fonts are
 those of Debian's packages fonts-inter and fonts-urw-base35.
@@ -20,7 +20,7 @@ SENTENCES = "The children play in the garden.\nThe garden play in the children."
 
 
 def main(address: str, folder: Path) -> None:
-    """Takes all pictures."""
+    """Takes all screenshots."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[tuple[str, tuple[int, int], str, dict[str, Any]]] = [
         ("write", WIDE, "light", {"task": "write"} | PROMPT),
@@ -49,10 +49,10 @@ def main(address: str, folder: Path) -> None:
 
 
 def _prepare(page: Page, name: str) -> None:
-    """Shows what the picture is about."""
+    """Brings the page into the state that the screenshot shows."""
     if name == "write":
         tokens = page.locator(".stage .token:not(.given)")
-        tokens.nth(tokens.count() - 5).hover()  # of the last line, so that the card is below the text
+        tokens.nth(tokens.count() - 5).hover()  # a token of the last line, so that the card is below the text
     if name == "narrow":
         page.locator(".toolbar").first.evaluate("element => element.scrollIntoView()")
 

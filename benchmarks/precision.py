@@ -1,9 +1,9 @@
-"""What computing in bfloat16 and int8 costs and saves on a CPU, with the bundled model.
+"""Measures what bfloat16 and int8 cost and save on a CPU, with the bundled model.
 
     python benchmarks/precision.py docs/performance/precision.json --corpus wiki.valid.txt plain.valid.txt
 
-Half of the tokens of 300 sentences of each corpus are masked, the same for all: nats per masked token, the divergence
-from float32 per masked position, and seconds of a call, best of several turns.
+In 300 sentences of each corpus, half of the tokens are masked, the same ones for all types. The script reports nats per
+masked token, the divergence from float32 per masked position, and the seconds of a call, the best of several turns.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def costs(models: dict[str, diffusionbert.Model], texts: list[str]) -> dict[str,
 
 
 def seconds(models: dict[str, diffusionbert.Model]) -> dict[str, dict[int, float]]:
-    """Of a call about one position of each of some sequences, in turns."""
+    """The seconds of a call with one target position per sequence, measured in turns."""
     best = {name: dict.fromkeys(SIZES, float("inf")) for name in models}
     for size in SIZES:
         tokens = torch.full((size, LENGTH), models["float32"].tokenizer.mask_token_id)

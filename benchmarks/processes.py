@@ -2,9 +2,10 @@
 
     python benchmarks/processes.py --processes 1 2
 
-The text is random words of Python's documentation, the model the bundled one. Seconds are those of the work, without
-the start of the processes, and in brackets the processor time of the process that needs most, which other programs on
-the machine change less. Each line is also a check: its digest must be the same for every number of processes.
+The text is random words from Python's documentation; the model is the bundled one. Seconds are those of the work,
+without the start of the processes; in brackets is the processor time of the process that needs most, which other
+programs on the machine affect less. Each line is also a check: its digest must be the same for every number of
+processes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SENTENCES, TEXTS, SAMPLES = 200_000, 32, 64
 
 
 def write_text(path: Path) -> None:
-    """Sentences of 8 to 40 words."""
+    """Writes sentences of 8 to 40 words."""
     from diffusionbert.data.corpus import parse_corpus
     from diffusionbert.data.sources import Split
 
@@ -65,7 +66,7 @@ def work(text: Path, cache: Path) -> None:
         f"evaluate {TEXTS} sentences and {SAMPLES} samples": evaluated,
     }
     for name, make in kinds.items():
-        processes.on_main(lambda: None)  # all begin at the same time
+        processes.on_main(lambda: None)  # so that all begin at the same time
         start, own = time.perf_counter(), time.process_time()
         digest = hashlib.sha256(make().encode()).hexdigest()
         seconds, own = time.perf_counter() - start, time.process_time() - own

@@ -1,10 +1,10 @@
-"""The tables and figures of docs/results.md, from what `experiment.py` kept; needs neither models nor corpora.
+"""Makes the tables and figures of docs/results.md from what `experiment.py` kept; needs neither models nor corpora.
 
     python benchmarks/report.py docs/results docs/results/tables --page docs/results.md     the first edition's
     python benchmarks/report.py docs/results/second docs/results/tables/second              the second edition's
 
-Rows that are missing are left out, never invented. docs/results.md is written by hand; a test checks that every number
-in its prose occurs in these tables. `claims.py` has the claims and the rule of their verdicts.
+Missing rows are left out. docs/results.md is written by hand; a test checks that every number in its prose occurs in
+these tables. `claims.py` has the claims and the rule for their verdicts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Folder = tyro.conf.Positional[Path]
 
 
 def report(source: Folder, output: Folder, page: Path | None = None) -> None:
-    """Write the tables and figures for which there are rows, and put the tables into the page, between their marks."""
+    """Write the tables and figures that have rows, and put the tables into the page, between their marks."""
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         kept = Kept(source, Path(scratch))
@@ -63,7 +63,7 @@ def with_tables(page: str, tables: Path) -> str:
 
 
 def _write(path: Path, heading: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> None:
-    """Writes a Markdown table, whose first columns are text and the others numbers; nothing without rows."""
+    """Writes a Markdown table whose first columns are text and the others numbers; nothing if there are no rows."""
     if lines := [f"| {' | '.join(map(str, row))} |\n" for row in rows]:
         rule = "|" + "---|" * texts + "---:|" * (len(heading) - texts)
         path.write_text(f"| {' | '.join(heading)} |\n{rule}\n{''.join(lines)}", encoding="utf-8")
@@ -73,7 +73,7 @@ def _write(path: Path, heading: Sequence[str], rows: Iterable[Sequence[object]],
 
 
 def _claims(kept: Kept, output: Path) -> None:
-    """Table 1, and the forest plot of the effects that the paper has, too."""
+    """Table 1, and the forest plot of the effects that are also in the paper."""
     rows = list(claim_rows(kept))
     write_json(output / "claims.json", rows)
     (output / "claims.md").write_text(claims_markdown(rows), encoding="utf-8")
@@ -118,7 +118,7 @@ def _setup(kept: Kept, output: Path) -> None:
 
 
 def _rates(kept: Kept, output: Path) -> None:
-    """The search of learning rates: the last validation of each, the best in bold."""
+    """The learning rate search: the last validation of each, the best in bold."""
     found: dict[str, dict[float, float]] = {}
     for path in sorted(kept.source.glob("*rates/trained/*/log.jsonl")):
         system, _, rate = path.parent.name.rpartition("-")
@@ -139,7 +139,7 @@ BUDGETED = "diffusionbert", "diffusionbert-bell", "genmd4", "d3pm", "d3pm-spindl
 
 
 def _budgets(kept: Kept, output: Path) -> None:
-    """Perplexities over budgets of training, and the ratio of DiffusionBERT to D3PM at each."""
+    """Perplexities over training budgets, and the ratio of DiffusionBERT to D3PM at each."""
     budgets = {folder: steps for folder, steps in BUDGETS.items() if any(kept.has(folder, one) for one in BUDGETED)}
     if len(budgets) < 2:
         return
@@ -169,11 +169,11 @@ def _budgets(kept: Kept, output: Path) -> None:
 
 
 def _main_table(kept: Kept, output: Path) -> None:
-    """The main rows; trainings that differ in their seed alone are one."""
+    """The main rows; training runs that differ only in their seed are merged."""
     found = [(seed, name) for seed in SEEDS for name in kept.names(seed) if _is_main(name)]
     results = [kept.result(seed, name) for seed, name in found]
     has_descriptions = any(one.model.seed is not None for one in results)
-    if not has_descriptions:  # the first edition does not say what differs between rows: one seed
+    if not has_descriptions:  # the first edition does not say what differs between rows, so one seed is used
         found = [(seed, name) for seed, name in found if seed == "seed0"]
         results = results[: len(found)]
     if results:
@@ -226,7 +226,7 @@ CURVES = {
     "DiffusionBERT, masking on the same text": "same-text",
     "Transformer decoder": "causal",
 }
-"""The systems of the curve, and how their rows begin."""
+"""The systems of the curve, and the beginning of their rows' names."""
 
 
 def _curve(kept: Kept, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""Executes docs/notebook.ipynb in place, and keeps nothing that differs from machine to machine but its outputs.
+"""Executes docs/notebook.ipynb in place; except for its outputs, nothing that depends on the machine is kept.
 
 Run `make notebook`.
 """

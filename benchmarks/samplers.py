@@ -1,4 +1,4 @@
-"""Prints the figures of docs/mathematics.md on samplers: the time of exact ones, the error of inexact ones.
+"""Prints the sampler figures of docs/mathematics.md: the time of exact samplers, the error of inexact ones.
 
 python benchmarks/samplers.py          # about a minute on one thread
 """

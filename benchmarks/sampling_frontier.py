@@ -1,4 +1,4 @@
-r"""Judge perplexity against entropy and network calls over samplers, for generating, continuing and rewriting.
+r"""Measures judge perplexity against entropy and network calls over samplers: generating, continuing and rewriting.
 
     python benchmarks/sampling_frontier.py docs/bundled_model/frontier.json docs/bundled_model/frontier.png \
         --judge JUDGE --corpus wiki.valid.txt plain.valid.txt --others FIRST_EDITION
@@ -6,12 +6,12 @@ r"""Judge perplexity against entropy and network calls over samplers, for genera
         --judge JUDGE --corpus news.valid.txt --model adapted-news --name adapted \
         --tasks generate temperature steps "20 tokens" --others src/diffusionbert/bundled
 
-Fifty texts per setting (forty where prompts are continued), with one seed and the same lengths, prompts and masks for
+Each setting has fifty texts (forty if prompts are continued), with one seed and the same lengths, prompts and masks for
 all. Entropy is that of the words of all texts; it grows with length, so models are compared on texts of 20 tokens.
-Every row is written when it is done, with its first ten texts, unless they contain sentences of the corpus; rows that
-are there already are kept. The corpora are rewritten and judged as they are, which says where real text lies. A row is
-on the frontier of its task if no other has a lower perplexity and a higher entropy; generating from nothing is one
-task, whatever is varied.
+Every row is written when it is done, with its first ten texts, unless they contain sentences of the corpus; existing
+rows are kept. The corpora are rewritten, and also judged as they are, which shows where real text lies. A row is on the
+frontier of its task if no other has a lower perplexity and a higher entropy; generating from nothing is one task,
+whatever is varied.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "Gibbs, 64 calls": {"sampler": "gibbs", "steps": 64},
 }
 FEW, MANY = (0.9, 0.7, 0.5), (1.0, 0.95, 0.8, 0.6, 0.4)
-"""Values of top-p: of every sampler, and more of the exact one."""
+"""Values of top-p for every sampler, and more for the exact one."""
 WARPERS: dict[str, dict[str, Any]] = {
     "top-k 30": {"top_k": 30, "top_p": 1},
     **{f"temperature {value}": {"temperature": value, "top_p": 1} for value in (0.8, 0.6)},
     **{f"top-p {value}": {"top_p": value} for value in sorted((*FEW, *MANY), reverse=True)},
 }
 CHOSEN = 0.5
-"""The default."""
+"""The default top-p."""
 REWRITING = ("exact", "by entropy", "by entropy, ε 0.1")
 STEPS: dict[str, dict[str, Any]] = {f"exact, {steps} steps": {"steps": steps} for steps in (4, 8, 16, 32, 64, 128)}
 TEMPERATURES: dict[str, dict[str, Any]] = {
@@ -87,12 +87,12 @@ def planned(own: str, others: list[str], tasks: list[str]) -> Iterator[tuple[str
 
 
 def settings_of(sampler: str, warper: str) -> dict[str, Any]:
-    """What a row's texts depend on, besides the model and the task; defaults may be missing."""
+    """What a row's texts depend on besides the model and the task; defaults may be missing."""
     return (STEPS | TEMPERATURES | SAMPLERS)[sampler] | WARPERS[warper]
 
 
 def equal_row(key: tuple[str, str, str, str], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """A row that has the same texts, because tasks that generate from nothing share settings."""
+    """A row with the same texts, because tasks that generate from nothing share settings."""
     model, task, sampler, warper = key
     if task not in FROM_NOTHING:
         return None
@@ -120,12 +120,12 @@ def texts_of(
 
 
 def shown(task: str, texts: list[str]) -> list[str]:
-    """The texts that are kept: none that contain sentences of the corpus."""
+    """The texts to store: none that contain sentences of the corpus."""
     return [] if task in ("real", "rewrite") else texts[:10]
 
 
 def has_flaw(text: str) -> bool:
-    """Whether a word is repeated at once, or quotation marks or brackets do not match."""
+    """Whether a word is immediately repeated, or quotation marks or brackets do not match."""
     words = text.lower().split()
     counts = Counter(text)
     repeats = any(one == other for one, other in pairwise(words))
@@ -150,8 +150,8 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def abscissa(row: dict[str, Any], own: str) -> tuple[str, float] | None:
-    """Where a row stands in the lower picture of its task, with the name of the axis; None if it is not shown there."""
-    if row["task"] == "20 tokens":  # models are compared, which need equally many calls
+    """The name of the x-axis and a row's position in the lower panel of its task; None if it is not shown there."""
+    if row["task"] == "20 tokens":  # this compares models, which need the same number of calls
         return "top-p", float(row["warper"].removeprefix("top-p ")) + (0 if row["model"] == own else 0.01)
     if row["warper"] != f"top-p {CHOSEN}":
         return None
@@ -161,7 +161,7 @@ def abscissa(row: dict[str, Any], own: str) -> tuple[str, float] | None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A column per task: perplexity against entropy, a line per sampler over top-p; below, with intervals, its cost."""
+    """Draws a column per task: perplexity against entropy, a line per sampler over top-p; below, cost with intervals."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -220,10 +220,10 @@ def main() -> None:
     parser.add_argument("--judge", required=True)
     parser.add_argument("--corpus", nargs="+", type=Path, required=True)
     parser.add_argument("--model", default=None)
-    parser.add_argument("--name", default="bundled", help="what the model is called in the file")
+    parser.add_argument("--name", default="bundled", help="the name of the model in the file")
     parser.add_argument("--others", nargs="*", default=[])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS[:4])
-    parser.add_argument("--number", type=int, default=50, help="of texts per row")
+    parser.add_argument("--number", type=int, default=50, help="texts per row")
     options = parser.parse_args()
     per_corpus = options.number // len(options.corpus)
     corpus = [line for path in options.corpus for line in path.read_text(encoding="utf-8").splitlines()[:per_corpus]]
@@ -267,7 +267,7 @@ def main() -> None:
 
 
 class CountedSequences:
-    """Counts the sequences that a model's network reads, until it is stopped."""
+    """Counts the sequences that a model's network reads until it is stopped."""
 
     def __init__(self, model: diffusionbert.Model) -> None:
         self._number = 0

@@ -1,9 +1,9 @@
-"""How well `score` ranks sentences and how often its intervals cover: two seeds, then many.
+"""Measures how reproducibly `score` ranks sentences (two seeds) and how often its intervals cover (many seeds).
 
 python benchmarks/scores.py news.test.txt --sentences 200 --seeds 45        # a minute on a GPU, an hour on a CPU
 
-Prints Spearman's correlation of nats per token between two seeds, what the network computed, and the fraction of 95 %
-intervals that contain the mean over all seeds, which stands for the truth.
+Prints Spearman's correlation of nats per token between two seeds, the work of the network, and the fraction of 95 %
+intervals that contain the mean over all seeds, which is taken as the truth.
 """
 
 from __future__ import annotations

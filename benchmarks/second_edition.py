@@ -1,4 +1,4 @@
-"""The second edition of the experiment behind docs/results.md: a plan of what its rows cost, and a runner.
+"""The second edition of the experiment behind docs/results.md: a plan with the cost of its rows, and a runner.
 
     python benchmarks/second_edition.py plan                                    every row: tokens, GPU minutes
     python benchmarks/second_edition.py run experiment --text TEXT --minutes 25 --only starts rates seed0
@@ -7,10 +7,10 @@
     python benchmarks/report.py docs/results/second docs/results/tables/second
 
 `TEXT` is a folder with news.train-*.txt.xz, news.valid, news.test, wiki.train-*, wiki.valid and lm1b.heldout. `run`
-does what is not done yet, several rows side by side, in processes of their own with logs of their own (GROUP/logs), and
-starts nothing that would not end in time. A row that was stopped is resumed, and an evaluation that exists is kept. On
-another machine, rows that were kept (`--kept`) are not done again; the only weights it needs are those of `starts`,
-which are stored in files of at most 15 MB. `second_edition_rows.py` has the rows.
+runs the remaining rows, several in parallel, each in its own process with its own log (GROUP/logs), and starts nothing
+that would not finish in time. A stopped row is resumed, and existing evaluations are kept. On another machine, kept
+rows (`--kept`) are not run again; the only weights needed there are those of `starts`, which are stored in files of at
+most 15 MB. `second_edition_rows.py` defines the rows.
 """
 
 from __future__ import annotations
@@ -74,24 +74,24 @@ def plan(only: tuple[str, ...] = (), size: str = "full") -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """Where rows are trained and on what."""
+    """Where rows are trained, and on which texts."""
 
     output: Path
     text: Path
     size: Size = field(default_factory=Size)
     kept: Path | None = None
-    """What `experiment.py` kept of rows that are done."""
+    """The finished rows that `experiment.py` kept."""
     compile: bool = False
 
     def corpus(self, name: str) -> str:
-        """The files of a text by its name, such as news.train or lm1b.heldout; several are one glob."""
+        """The file of a text by name, such as news.train or lm1b.heldout; a glob if there are several."""
         found = sorted(self.text.glob(f"{name}*.txt*"))
         if not found:
             raise SystemExit(f"{str(self.text)!r} has no {name}*.txt*; give the folder of the texts")
         return str(found[0]) if len(found) == 1 else str(self.text / f"{name}-*.txt*")
 
     def is_ready(self, row: Row) -> bool:
-        """Whether the texts and the models that a row uses are here; they may come while other rows run."""
+        """Whether the texts and models that a row uses exist; they may arrive while other rows run."""
         texts = f"{row.text}.train", f"{row.text}.valid", *(one.text for one in row.evaluations)
         has_models = all((self.run_folder(key) / "model").is_dir() for key in row.models)
         return has_models and all(any(self.text.glob(f"{name}*.txt*")) for name in texts)
@@ -101,7 +101,7 @@ class Work:
         return self.output / group / "runs" / name
 
     def record(self, row: Row) -> Path:
-        """Says how long a row took, and by which code, data and weights; written when it is done."""
+        """The file that records a row's duration, code, data and weights; written when the row is done."""
         return self.output / row.group / "seconds" / f"{row.name}.json"
 
     def is_done(self, row: Row) -> bool:
@@ -115,7 +115,7 @@ class Work:
     # ---- training ---------------------------------------------------------------------------------------------------
 
     def best(self, keys: tuple[str, ...]) -> Row:
-        """The row with the least nats in its last validation."""
+        """The row with the fewest nats in its last validation."""
 
         def nats(key: str) -> float:
             group, name = key.split("/")
@@ -129,7 +129,7 @@ class Work:
         return next(row for row in rows() if row.key == best)
 
     def config(self, row: Row) -> RunConfig:
-        """What is trained."""
+        """The configuration to train."""
         size, steps = self.size, max(1, row.tokens(self.size) // self.size.batch_tokens)
         rate = row.rate or self.best(row.search).rate
         assert rate is not None
@@ -166,7 +166,7 @@ class Work:
         )
 
     def trained(self, row: Row) -> Path:
-        """The run of a row, trained or resumed unless it is finished."""
+        """The run of a row; trains or resumes it unless it is finished."""
         folder = RunFolder(self.run_folder(row.key))
         if not (is_finished(folder.path) and folder.model.is_dir()):
             resume = folder.config.exists()
@@ -183,7 +183,7 @@ class Work:
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(self, row: Row) -> None:
-        """Evaluates a row in all its ways, except those that are done."""
+        """Runs all evaluations of a row, except those already done."""
         todo = [one for one in row.evaluations if not (self.evaluation(row, one) / "evaluation.json").exists()]
         if not todo:
             return
@@ -195,7 +195,7 @@ class Work:
             engine.config = replace(own, objective=replace(own.objective, **dict(one.objective)))
             has_likelihood = bool(engine.config.objective.scoring_quantities(engine.config.time).available)
             if not one.share and not has_likelihood:
-                continue  # a system without a likelihood has nothing to say of a text
+                continue  # a system without a likelihood cannot score text
             texts = open_evaluation_set(engine, self.corpus(one.text), sentences=self.size.sentences)
             if one.text == "news.test":
                 self.store_word_entropy(engine, texts)
@@ -205,7 +205,7 @@ class Work:
             found.save(self.evaluation(row, one))
 
     def measured(self, row: Row, one: Evaluation, engine: Engine, *, has_likelihood: bool) -> Plan:
-        """What is measured; all that has a likelihood shares its noise."""
+        """What to measure; all systems with a likelihood share their noise."""
         draws = min(one.draws, self.size.max_draws)
         return Plan(
             one.sampling or SYSTEMS[row.system].sampling,
@@ -220,7 +220,7 @@ class Work:
         )
 
     def store_word_entropy(self, engine: Engine, texts: EvaluationSet) -> None:
-        """What word frequencies of the training text alone need on the test text; systems below it use context."""
+        """Stores the nats of the training text's word frequencies on the test text; systems below it use context."""
         file = self.output / "words" / "settings.json"
         if file.exists():
             return
@@ -232,7 +232,7 @@ class Work:
         write_json(file, {"nats_per_token": nats, "tokens": len(own)})
 
     def do(self, row: Row, workers: int) -> None:
-        """Trains and evaluates a row; says how long that took, and what it was made of."""
+        """Trains and evaluates a row, and records how long that took and what it was made from."""
         started, folder = time.monotonic(), self.trained(row)
         self.evaluate(row)
         record = {
@@ -260,17 +260,17 @@ def run(
     kept: Path | None = None,
     compile: bool = False,
 ) -> None:
-    """Run what is not done yet, several rows side by side; stop after so many minutes, to be called again.
+    """Run the remaining rows, several in parallel, for a number of minutes; can be called again to continue.
 
     Args:
-        output: Where runs and evaluations go.
+        output: The folder for runs and evaluations.
         text: The folder of the texts.
-        workers: Rows side by side; 0 runs them one by one in this process.
-        minutes: When to stop. A row that would not end by then is not started.
+        workers: The number of rows in parallel; 0 runs them one by one in this process.
+        minutes: When to stop. A row that would not finish by then is not started.
         only: Groups of rows, or single ones as group/name; all by default.
         size: full, or tiny for tests.
-        kept: What was kept of rows that were done elsewhere.
-        compile: Compile networks; rows of one kind share what was compiled.
+        kept: The kept rows that were run elsewhere.
+        compile: Compile networks; rows of one kind share the compiled code.
     """
     work, started = Work(output, text, SIZES[size], kept, compile), time.monotonic()
     finished = {one.key for one in rows() if work.is_done(one)}
@@ -294,7 +294,7 @@ def run(
         if left < 0 and not is_late:
             is_late = True
             for process in running:
-                process.terminate()  # a training writes a checkpoint; a second signal would not let it
+                process.terminate()  # training then writes a checkpoint, which a second signal would prevent
         time.sleep(0.05 if size == "tiny" else 0.5)
         for process in [process for process in running if process.poll() is not None]:
             one = running.pop(process)
@@ -307,12 +307,12 @@ def run(
 
 
 def _fits(one: Row, size: Size, workers: int, left: float) -> bool:
-    """Whether a row would end in time while others take their share of the GPU."""
+    """Whether a row would finish in time while others take their share of the GPU."""
     return one.seconds(size) * max(1, workers) + (STARTING if size.precision == "bf16" else 0) < left
 
 
 def _begin(work: Work, one: Row, size: str, workers: int) -> subprocess.Popen[bytes]:
-    """A process of a row, which writes to a log of its own."""
+    """Starts the process of a row, which writes to its own log."""
     log = work.output / one.group / "logs" / f"{one.name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     options = [f"--text={work.text}", f"--size={size}", f"--workers={workers}"]
@@ -337,7 +337,7 @@ def row(
     kept: Path | None = None,
     compile: bool = False,
 ) -> None:
-    """Train and evaluate one row, as `run` does in a process of its own."""
+    """Train and evaluate one row, as `run` does in a separate process."""
     set_verbosity("info")
     one = next((each for each in rows() if each.key == key), None)
     if one is None:

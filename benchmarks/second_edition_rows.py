@@ -1,10 +1,10 @@
 """The rows of the second edition of the experiment: what is trained, from what, for how long, and how it is evaluated.
 
-All rows have the layers of ModernBERT (GROUP `bert`: of BERT and GPT-2), one size, one vocabulary, one batch size and
-AdamW; each kind of network has the learning rate that was best for it in a search of equal size (`RATES`) on one cell:
-that kind's plainest system, half of the usual tokens, seed 0, by the last validation. Noise is shared: every likelihood
-is estimated by stratified times with one evaluation seed, which no training has, and as many draws where rows are
-compared.
+All rows have ModernBERT's layers (group `bert`: those of BERT and GPT-2), one size, one vocabulary, one batch size and
+AdamW. Each kind of network has the learning rate that was best for it in a search of equal size (`RATES`): that kind's
+plainest system, half of the usual tokens, seed 0, by the last validation. Noise is shared: every likelihood is
+estimated by stratified times with one evaluation seed, which no training run uses, and with as many draws for all rows
+that are compared.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Settings = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is."""
+    """The size of everything."""
 
     layers: int = 7
     width: int = 384
     heads: int = 6
     batch_tokens: int = 16_384
     tokens: int = 32_768_000
-    """Of a usual row: 2,000 steps."""
+    """The tokens of a usual row, 2,000 steps."""
     vocabulary: str | int = str(BUNDLED)
     max_length: int = 128
     diffusion_steps: int = 512
@@ -55,15 +55,15 @@ SIZES = {
 """`tiny` is for tests."""
 MASKED, CAUSAL = "masked", "causal"
 SPEED, SCORING = 1.3e6, 2.5e6
-"""Tokens per second of training and of scoring on one H200 by several processes together, uncompiled."""
+"""Tokens per second of training and of scoring on one H200, over several processes together, uncompiled."""
 COST = {"genmd4": 2.5, "diffusion-lm": 1.5, "sundae": 2.0, "bert-mouth": 1.2, "d3pm-uniform": 1.4, "multinomial": 1.4}
-"""Times as long as the usual row; a causal network takes 0.8."""
+"""How many times as long as the usual row a system takes; a causal network takes 0.8."""
 STARTING, SAMPLING = 20.0, 0.002
-"""Seconds until a process trains, and per sample."""
+"""Seconds until a process starts training, and seconds per sample."""
 RATES = (4e-4, 1e-3, 2.5e-3)
 """The learning rates of the search."""
 EVALUATION_SEED = 100
-"""No training has it."""
+"""The evaluation seed, which no training run uses."""
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
@@ -79,16 +79,16 @@ class Evaluation:
     seed: int = EVALUATION_SEED
     quantity: str | None = None
     share: float = 0.0
-    """Of the usual number of samples; 0 generates none."""
+    """The fraction of the usual number of samples; 0 generates none."""
     scored: bool = True
     sampling: SamplingRequest | None = None
     judged: bool = False
     conventions: bool = False
     objective: Settings = ()
-    """What the model is scored by, if not by what it was trained by."""
+    """The objective to score with, if it is not the one used for training."""
 
     def seconds(self, size: Size) -> float:
-        """Estimated for one H200."""
+        """The estimated seconds on one H200."""
         tokens = 35 * size.sentences * min(self.draws, size.max_draws) * (2 if self.quantity is None else 1)
         return (tokens / SCORING if self.scored else 0.0) + SAMPLING * 2 * self.share * size.samples
 
@@ -105,14 +105,14 @@ class Row:
     """The row it starts from, as group/name."""
     text: str = "news"
     share: float = 1.0
-    """Of the usual number of tokens."""
+    """The fraction of the usual number of tokens."""
     seed: int = 0
     backbone: str = "modern"
     rate: float | None = None
     """The learning rate; None is the one chosen by the search."""
     objective: Settings = ()
     candidates: tuple[str, ...] = ()
-    """Rows, of which the best one's objective is taken."""
+    """Rows to choose from: the objective of the best one is used."""
     time: TimeEmbedding | None = None
     training: Settings = ()
     evaluations: tuple[Evaluation, ...] = ()
@@ -127,7 +127,7 @@ class Row:
 
     @property
     def kind(self) -> str:
-        """The kind of network, by which its learning rate is chosen."""
+        """The kind of network, which determines its learning rate."""
         start = "new" if self.start is None else "pretrained"
         return f"{self.backbone}-{CAUSAL if self.is_causal else MASKED}-{start}"
 
@@ -146,32 +146,32 @@ class Row:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The rows that must be done before."""
+        """The rows that must be done first."""
         return (*self.models, *self.search, *self.candidates)
 
     def tokens(self, size: Size) -> int:
         return round(self.share * size.tokens)
 
     def seconds(self, size: Size) -> float:
-        """Estimated for one H200, without the start of its process, during which others compute."""
+        """The estimated seconds on one H200, without the start of its process, during which others compute."""
         factor = COST.get(self.system, 0.8 if self.is_causal else 1.0)
         return factor * self.tokens(size) / SPEED + sum(one.seconds(size) for one in self.evaluations)
 
 
 JUDGE = "starts/causal-wiki-modern"
-"""The row whose model judges samples: it has seen none of the text that the others were trained on."""
+"""The row whose model judges samples; it has seen none of the text that the others were trained on."""
 PLAIN = Evaluation()
 SAMPLED = Evaluation(share=1.0)
 LM1B = Evaluation("{group}/{name}-lm1b", "lm1b.heldout", draws=32, conventions=True)
 
 
 def _precise(place: str, **changes: Any) -> Evaluation:
-    """Where a claim depends on a small difference."""
+    """A more precise evaluation, for claims that depend on a small difference."""
     return Evaluation(place, draws=512, **{"quantity": "continuous", **changes})
 
 
 FILES: Settings = (("export_precision", "bf16"), ("shard_size", "15MB"))
-"""How networks to start from are stored: small enough to be taken elsewhere."""
+"""How networks to start from are stored: small enough to be copied elsewhere."""
 
 
 def starts(backbone: str = "modern") -> list[Row]:
@@ -206,7 +206,7 @@ def searches(backbone: str = "modern") -> list[Row]:
 
 
 def main_rows(seed: int) -> list[Row]:
-    """The paper's main rows: LTE both ways, the hybrid term both ways; with seed 0 also everything that needs one."""
+    """The paper's main rows: LTE and the hybrid term both ways; with seed 0, also everything that needs one seed."""
     group, hybrid, plain = f"seed{seed}", (("hybrid", 0.01),), (("hybrid", 0.0),)
     usual = (SAMPLED, LM1B) if seed == 0 else (PLAIN,)
     sampled = (SAMPLED, *usual[1:])
@@ -247,12 +247,12 @@ def main_rows(seed: int) -> list[Row]:
 
 
 def noise() -> tuple[Evaluation, ...]:
-    """What another evaluation seed changes, with one training."""
+    """The effect of another evaluation seed on one training run."""
     return tuple(Evaluation(f"noise/{{name}}-{seed}", seed=EVALUATION_SEED + seed) for seed in (1, 2, 3))
 
 
 def orders() -> tuple[Evaluation, ...]:
-    """Exact likelihoods in deterministic orders of unmasking, beside the bound."""
+    """Exact likelihoods in deterministic orders of unmasking, to compare with the bound."""
     exact = (Evaluation(f"orders/{{name}}-{order}", quantity=order) for order in ORDERS)
     return (_precise("orders/{name}"), *exact)
 
@@ -260,7 +260,7 @@ def orders() -> tuple[Evaluation, ...]:
 ORDERS = "left-to-right", "confidence", "entropy"
 STEP_COUNTS = (2, 4, 8, 16, 32, 64, 128, 512)
 TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
-"""Of the frontier; BERT-Mouth and decoders generate one token per call."""
+"""The temperatures of the frontier; BERT-Mouth and decoders generate one token per call."""
 
 
 def frontier(steps: tuple[int, ...] = STEP_COUNTS, sampler: Sampler | None = None) -> tuple[Evaluation, ...]:
@@ -276,7 +276,7 @@ def frontier(steps: tuple[int, ...] = STEP_COUNTS, sampler: Sampler | None = Non
 
 
 def bert_rows() -> list[Row]:
-    """Four of them on BERT and GPT-2."""
+    """Four of the main rows on BERT and GPT-2."""
     systems = "diffusionbert", "d3pm-tad", "decoder", "decoder-pretrained"
     return [_row("bert", system, None, SAMPLED, LM1B, backbone="bert") for system in systems]
 
@@ -288,11 +288,12 @@ def peers() -> list[Row]:
 
 
 CURVE = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
-"""Total tokens, pretraining counted, as shares of the usual number: a factor of 32, the longest first."""
+"""Total tokens, including pretraining, as fractions of the usual number: a factor of 32, the longest first."""
 
 
 def curve() -> Iterator[Row]:
-    """The bound against total tokens; what is pretrained has half of them, each total its own schedules."""
+    """The bound against total tokens; half of them are pretraining where there is any, and each total has its own
+    schedules."""
     own = (PLAIN, replace(LM1B, draws=16, conventions=False))
     for share in CURVE:
         group = "curve-long" if share > 2 else "curve"
@@ -311,7 +312,7 @@ def curve() -> Iterator[Row]:
 
 
 def spindle() -> Iterator[Row]:
-    """λ under the strict bound, with uniform and with bell-shaped times, beside GenMD4; 0 and 0.3 are main rows."""
+    """λ under the strict bound, with uniform and with bell-shaped times, and GenMD4; 0 and 0.3 are main rows."""
     for bell, strengths in ((False, (0.1, 0.5)), (True, (0.1, 0.3, 0.5))):
         times = (("time_sampling", Bell(0.8, weighted=False)),) if bell else ()
         for strength in strengths:

@@ -1,10 +1,10 @@
-"""A server under load: 64 clients at once, some of which go away; what it answers, how fast, and in how much memory.
+"""Puts a server under load: 64 concurrent clients, some of which disconnect. Checks answers, speed and memory.
 
     python benchmarks/serve_load.py --seconds 60
 
-starts `diffusionbert serve`, asks for each text once alone, and then lets all clients ask for texts at random. Every
-answer must be complete and equal to the one given alone. In the end SIGTERM comes while all clients wait: whoever was
-accepted must get an answer. The same texts are then generated in one process, in batches, for comparison.
+This starts `diffusionbert serve`, requests each text once alone, and then lets all clients request texts at random.
+Every answer must be complete and equal to the one given alone. At the end, SIGTERM arrives while all clients wait:
+every accepted request must be answered. The same texts are then generated in one process, in batches, for comparison.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS = ["the", "king", "of", "france", "and", "his", "old", "friend", "saw", "a
 
 @dataclass(frozen=True)
 class Item:
-    """A text to ask for."""
+    """A text to request."""
 
     prompt: str
     max_tokens: int
@@ -55,16 +55,16 @@ def items_of(number: int, most_tokens: int, seed: int = 0) -> list[Item]:
 
 @dataclass
 class Tally:
-    """What has happened."""
+    """The outcomes of requests."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of each complete answer."""
+    """The seconds until each complete answer."""
     tokens: list[tuple[float, int]] = field(default_factory=list)
-    """When each was complete, and its generated tokens."""
+    """The time at which each was complete, and its generated tokens."""
     num_refused: int = 0
-    """Answers 429 and 503, after which the client tries again."""
+    """Responses 429 and 503, after which the client tries again."""
     num_gone: int = 0
-    """Requests whose client went away."""
+    """Requests whose client disconnected."""
     wrong: list[str] = field(default_factory=list)
     """Answers that differ from those given alone, or that are not complete."""
 
@@ -74,8 +74,8 @@ class Tally:
 
 
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-    """A server in a process of its own, and its address."""
-    command = [sys.executable, "-m", "diffusionbert", "serve", "--port", "0", *options]  # of two ports, the last counts
+    """Starts a server in a separate process; returns it and its address."""
+    command = [sys.executable, "-m", "diffusionbert", "serve", "--port", "0", *options]  # a later port overrides it
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -99,10 +99,10 @@ async def answers_alone(address: str, items: list[Item]) -> dict[Item, str]:
 
 
 async def ask(client: httpx.AsyncClient, item: Item, expected: str, tally: Tally, leave: float | None = None) -> None:
-    """Asks for a text, again if it is refused; goes away after so many seconds if that is given.
+    """Requests a text, again if it is refused; disconnects after `leave` seconds if given.
 
     Raises:
-        httpx.ConnectError: The server does not accept requests any more.
+        httpx.ConnectError: The server no longer accepts requests.
     """
     began = time.monotonic()
     while True:
@@ -139,7 +139,7 @@ async def load(
     patience: float = 2.0,
     seed: int = 0,
 ) -> Tally:
-    """Lets clients ask for texts, for some seconds or until so many requests are made; then waits for all answers."""
+    """Lets clients request texts for some time or until enough requests are made, then waits for all answers."""
     chance, tally, items = random.Random(seed), Tally(), list(expected)
     end, num_left = time.monotonic() + (seconds or 1e9), requests or 10**9
 
@@ -160,7 +160,8 @@ async def load(
 async def load_until_stopped(
     process: subprocess.Popen[str], address: str, expected: dict[Item, str], *, clients: int, seconds: float
 ) -> tuple[Tally, int]:
-    """Clients ask until the server, told to stop after some seconds, accepts no more; also its exit status."""
+    """Lets clients send requests until the server, stopped after some seconds, accepts no more; also returns its exit
+    status."""
     tally, items = Tally(), list(expected)
 
     async def run(number: int, client: httpx.AsyncClient) -> None:
@@ -176,8 +177,8 @@ async def load_until_stopped(
         await asyncio.sleep(seconds)
         process.send_signal(signal.SIGTERM)
 
-    # A connection of its own for each request: one that is kept open may be closed while a request is on its way, and
-    # then it was not accepted. A load balancer tries such a request again.
+    # Each request has its own connection: a connection that is kept open may be closed while a request is on its way,
+    # which is then not accepted. A load balancer retries such a request.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
         await asyncio.gather(stop(), *(run(number, client) for number in range(clients)))
@@ -185,7 +186,7 @@ async def load_until_stopped(
 
 
 def offline(model: str | None, items: list[Item], number: int) -> float:
-    """Generated tokens per second without a server, for so many of the items, drawn at random, in batches."""
+    """Generated tokens per second without a server, for `number` randomly drawn items, in batches."""
     from diffusionbert.inference.generate import generate_together
     from diffusionbert.inference.tasks import Task
     from diffusionbert.model import TOP_P, load, sampling_request
@@ -207,7 +208,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--items", type=int, default=24, help="different texts")
-    parser.add_argument("--tokens", type=int, default=40, help="the most tokens of a text")
+    parser.add_argument("--tokens", type=int, default=40, help="the maximum number of tokens of a text")
     given = parser.parse_args()
     items = items_of(given.items, given.tokens)
     options = ["--model", given.model] if given.model else []
@@ -227,7 +228,7 @@ async def measure(
 ) -> dict[str, Any]:
     """The figures of a server."""
     expected = await answers_alone(address, items)
-    # A first round fills caches, pools of threads and connections; after it, memory should not grow.
+    # A first round fills caches and the pools of threads and connections; after it, memory should not grow.
     await load(address, expected, clients=given.clients, seconds=given.seconds / 4, seed=1)
     memory, began = [memory_of(process)], time.monotonic()
 

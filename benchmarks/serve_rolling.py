@@ -1,8 +1,8 @@
-"""Two servers behind nginx, restarted one after the other under load: no request may be lost.
+"""Restarts two servers behind nginx one after the other under load: no request may be lost.
 
     python benchmarks/serve_rolling.py
 
-needs nginx (Debian's `nginx-light`) and tries the configuration in docs/serving.md, with other ports.
+This needs nginx (Debian's `nginx-light`) and tests the configuration in docs/serving.md, with other ports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def documented(ports: dict[int, int]) -> str:
-    """The configuration of the documentation, with these ports in place of its own."""
+    """The configuration in the documentation, with these ports instead of its own."""
     [block] = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(encoding="utf-8"), re.DOTALL)
     for old, new in ports.items():
         block = block.replace(str(old), str(new))
@@ -40,7 +40,7 @@ def documented(ports: dict[int, int]) -> str:
 
 
 async def rolling(address: str, expected: dict[Item, str], restart: list[Any], clients: int) -> Tally:
-    """Clients ask all the time while one server after the other is restarted."""
+    """Lets clients send requests continuously while one server after the other is restarted."""
     tally, items, is_over = Tally(), list(expected), False
 
     async def run(number: int, client: httpx.AsyncClient) -> None:
