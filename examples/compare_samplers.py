@@ -1,11 +1,11 @@
 """Compare samplers at an equal number of steps: quality, diversity and network calls in one table.
 
     python examples/compare_samplers.py                        # the bundled model
-    python examples/compare_samplers.py runs/mine test.txt     # BLEU against sentences of your own
+    python examples/compare_samplers.py runs/mine test.txt     # BLEU against your own sentences
 
 Read BLEU-4 (higher: more like the text) together with self-BLEU (lower: more diverse): samplers trade one for the
-other. `exact` samples the model's distribution; the confidence, margin and entropy samplers do not. `ancestral` does
-too, at the cost of a call per step.
+other. `exact` samples the model's distribution, and so does `ancestral`, at the cost of one call per step; the
+confidence, margin and entropy samplers do not.
 """
 
 from __future__ import annotations

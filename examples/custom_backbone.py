@@ -1,4 +1,4 @@
-"""A backbone of your own: any `PreTrainedModel` with a config class that transformers can open again.
+"""A custom backbone: any `PreTrainedModel` with a config class that transformers can open again.
 
 python examples/custom_backbone.py --steps 40
 """
@@ -29,7 +29,7 @@ class MixerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
 
 class MixerForMaskedLM(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Mixes neighboring tokens by a convolution: no attention."""
+    """Mixes neighboring tokens with a convolution instead of attention."""
 
     config_class = MixerConfig
 

@@ -1,7 +1,7 @@
-"""A sampler of your own: used by name in `generate`, `evaluate` and `compare`.
+"""A custom sampler, used by name in `generate`, `evaluate` and `compare`.
 
-A sampler is a frozen dataclass of its settings with three methods: `start` returns the first state, `query` what to ask
-the network next, `update` the next state from the answer. It stores nothing, so many threads may share it.
+A sampler is a frozen dataclass of its settings with three methods: `start` returns the first state, `query` the next
+query to the network, and `update` the next state, given the answer. It stores nothing, so many threads may share it.
 
     python examples/custom_sampler.py --steps 40
 """

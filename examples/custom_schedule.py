@@ -1,4 +1,4 @@
-"""A noise schedule of your own: trained, exported, loaded again, sampled, evaluated and compared.
+"""A custom noise schedule: trained, exported, loaded again, sampled, evaluated and compared.
 
 A schedule is a frozen dataclass with `survival` and `masking_density`, registered by name. The name also works on the
 command line: `diffusionbert train --plugin custom_schedule --schedule quadratic:bend=0.5 …`.

@@ -2,7 +2,7 @@
 
     python examples/finetune_text_file.py mine.txt runs/mine
 
-200 steps take some minutes on two cores. Any masked LM can be the start: a folder or a Hub name.
+200 steps take a few minutes on two cores. The start can be any masked LM, given as a folder or a Hub name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fill blanks: one token or several, ranked, with words that must not occur, and with token probabilities.
 
     python examples/infill.py                       # the bundled model
-    python examples/infill.py bert-base-uncased     # any masked LM: it needs no training to infill
+    python examples/infill.py bert-base-uncased     # any masked LM; infilling needs no training
 
-All blanks of a text are filled jointly: the best filling is that of the highest probability together.
+All blanks of a text are filled jointly: the best filling is the one with the highest joint probability.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Writes pairs for the tutorial on pairs: an English sentence, and the same in the passive voice.
+"""Writes the pairs for the tutorial on pairs: an English sentence, and the same sentence in the passive voice.
 
     python examples/passive_pairs.py pairs.tsv --number 20000
     python examples/passive_pairs.py valid.tsv --number 500 --seed 1 --without pairs.tsv
     python examples/passive_pairs.py test.tsv --number 500 --seed 2 --without pairs.tsv
 
-The rule is not a copy: subject and object change places, the verb becomes a participle behind a form of "to be" that
-agrees with the object, pronouns change their case, "did not" moves, and the time stays where it is.
+The rule is more than copying: subject and object swap places, the verb becomes a participle after a form of "to be"
+that agrees with the object, pronouns change case, "did not" moves, and the time stays where it is.
 
     the old king did not see two red houses yesterday .     two red houses were not seen by the old king yesterday .
 """

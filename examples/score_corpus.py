@@ -3,7 +3,8 @@
     python examples/score_corpus.py test.txt            # the bundled model
     python examples/score_corpus.py test.txt runs/mine
 
-Bits per byte compare models of different vocabularies; nats per token do not. A bound is at least -log p.
+Bits per byte are comparable between models with different vocabularies; nats per token are not. A bound is at least
+-log p.
 """
 
 from __future__ import annotations

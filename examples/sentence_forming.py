@@ -32,7 +32,7 @@ def main(output: str | Path = "forming.svg", *, length: int = 12, seed: int = 5,
 
 
 def drawing(lines: list[tuple[float, tuple[str | None, ...]]]) -> str:
-    """An SVG of the tokens (None: masked) of each time."""
+    """An SVG of the tokens at each time; None is a masked position."""
     positions = zip(*(pieces for _, pieces in lines), strict=True)
     columns = [max(len(piece.removeprefix("##")) for piece in position if piece) for position in positions]
     starts = [9 + sum(columns[:i]) + i for i in range(len(columns))]  # "t = 1.00" and a space come first

@@ -1,7 +1,7 @@
-"""A minute of training: a tiny model on Python's own documentation, from scratch, and what it then generates.
+"""A minute of training: a tiny model on Python's own documentation, from scratch, and the text it then generates.
 
-No corpus to download and no GPU: the texts of `pydoc_data.topics` come with every Python. A model this small, trained
-on a thousand sentences for a minute, learns which words occur near each other in that text, and no more.
+This needs no corpus download and no GPU: `pydoc_data.topics` comes with every Python. A model this small, trained on a
+thousand sentences for a minute, learns which words occur near each other in that text, and little more.
 
     python examples/train_tiny.py
 """
