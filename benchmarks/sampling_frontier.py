@@ -161,7 +161,7 @@ def abscissa(row: dict[str, Any], own: str) -> tuple[str, float] | None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws a column per task: perplexity against entropy, a line per sampler over top-p; below, cost with intervals."""
+    """Draws a column per task: perplexity against entropy, with a line per sampler over top-p; below it, the cost."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 

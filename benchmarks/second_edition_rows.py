@@ -292,8 +292,7 @@ CURVE = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 
 
 def curve() -> Iterator[Row]:
-    """The bound against total tokens; half of them are pretraining where there is any, and each total has its own
-    schedules."""
+    """The bound against total tokens, half of them pretraining if there is any; each total has its own schedules."""
     own = (PLAIN, replace(LM1B, draws=16, conventions=False))
     for share in CURVE:
         group = "curve-long" if share > 2 else "curve"

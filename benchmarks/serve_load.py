@@ -160,8 +160,7 @@ async def load(
 async def load_until_stopped(
     process: subprocess.Popen[str], address: str, expected: dict[Item, str], *, clients: int, seconds: float
 ) -> tuple[Tally, int]:
-    """Lets clients send requests until the server, stopped after some seconds, accepts no more; also returns its exit
-    status."""
+    """Lets clients send requests until the server, stopped after some seconds, accepts no more; returns its status."""
     tally, items = Tally(), list(expected)
 
     async def run(number: int, client: httpx.AsyncClient) -> None:
