@@ -155,7 +155,7 @@ def _groups(engine: Engine, given: Blanks, max_blank_tokens: int) -> list[range]
     """Groups of blanks to fill jointly; raises ValueError if a single blank is longer than the model can read."""
     if BLANK in given.marks and max_blank_tokens > engine.max_length:
         raise ValueError(
-            f"`max_blank_tokens` must be <= {engine.max_length}, the most tokens that this model can read, got "
+            f"`max_blank_tokens` must be <= {engine.max_length}, the most tokens that this model reads, got "
             f"{max_blank_tokens}"
         )
     lengths = range(1, max_blank_tokens + 1) if BLANK in given.marks else range(1, 2)
