@@ -43,7 +43,7 @@ REMEDIES = {
     TRAIN.replace("{new}", "{run}"): ("choose another --output", TRAIN),
     "train --resume --output={new}": ("give a run directory", "train --resume --output={run}"),
     "evaluate --model={run}": ("--data is missing; give a test corpus: a text file", EVALUATE),
-    f"{EVALUATE} --length=99": ("give less, or corpus", f"{EVALUATE} --length=corpus"),
+    f"{EVALUATE} --length=99": ("give less, or 'corpus'", f"{EVALUATE} --length=corpus"),
     f"{EVALUATE} --sentences=1": ("at least two", f"{EVALUATE} --sentences=2"),
     f"{EVALUATE} --samples=1": ("--samples must be 2", f"{EVALUATE} --samples=2"),
     f"{EVALUATE} --precision=high": ("0.5% or 0.005", f"{EVALUATE} --precision=0.5%"),
@@ -57,7 +57,7 @@ REMEDIES = {
     "doctor --model={run} -n 4 --length=99": ("ask for fewer", "doctor --model={run} -n 4 --length=6 --steps=4"),
     REPRODUCE.replace(" figure2", ""): ("one of table1,table2,table3,figure2", REPRODUCE),
     REPRODUCE.replace("smoke", "huge"): ("'smoke'", REPRODUCE),
-    "plot {new}": ("give a run folder", "plot {run} --output={new}.png"),
+    "plot {new}": ("give a run directory", "plot {run} --output={new}.png"),
     "plot {run} --output={new}.gif": (".png", "plot {run} --output={new}.png"),
 }
 """What is refused, the remedy that the message names, and the remedy carried out."""
