@@ -19,7 +19,7 @@ CORPUS_SENTENCES = 10_000
 
 @dataclass(frozen=True)
 class Audit(WithModel):
-    """Tell whether the numbers of a scorer can be likelihoods, by scoring all sentences of a small language.
+    """Tell whether the numbers of a scorer can be likelihoods, by scoring a known set of sentences.
 
     Example: diffusionbert audit my_module:nats --language birthplaces
     """
