@@ -59,16 +59,16 @@ _RATES = {
 }
 """The field of `LikelihoodRates` shown for each unit, and its number of digits."""
 _BEST = (
-    f"the best, and what does not differ from it with p < {LEVEL:.2f}; no mark where nothing differs. Likelihoods by "
-    "paired bootstrap over sentences, BLEU by bootstrap over the samples of each system; p-values are not corrected "
-    "for the number of comparisons"
+    f"the best, and every system that does not differ from it with p < {LEVEL:.2f}; no mark where nothing differs. "
+    "Likelihoods by paired bootstrap over sentences, BLEU by bootstrap over each system's samples; p-values are not "
+    "corrected for multiple comparisons"
 )
 _SEEDS = (
-    "differences between trainings with one seed each say nothing of other seeds; with two or more of both systems, "
-    "intervals and p-values include the spread over seeds"
+    "with a single training seed per system, differences say nothing about other seeds; with two or more seeds for "
+    "both systems, intervals and p-values include the spread over seeds"
 )
 _NOISE = (
-    "where noise is not shared, intervals contain the noise of both systems' draws; evaluate with --shared-noise for "
+    "where noise is not shared, intervals include the noise of both systems' draws; evaluate with --shared-noise for "
     "narrower ones"
 )
 
