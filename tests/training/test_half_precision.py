@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from training_worker import MadeUpSequences
+from transformers import FNetConfig, FNetForMaskedLM
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Spindle
@@ -141,6 +142,19 @@ def test_word_vectors_and_frozen_parameters_need_autocast():
     frozen = module_of()
     next(frozen.network.backbone.parameters()).requires_grad_(False)
     assert not suits(frozen)
+
+
+def test_so_do_classes_that_do_not_compute_in_half_precision():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48, "max_position_embeddings": 40}
+    config = FNetConfig(vocab_size=SIZE, pad_token_id=0, **sizes)
+    module = RunConfig(DataConfig("made up", max_length=30), objective=LINEAR).make_module(
+        STATISTICS, FNetForMaskedLM(config)
+    )
+    assert not suits(module)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert bool(module(batch_of(4, 9), Noise(1, 7), 10.0).isfinite())
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        train(module, HalfPrecision(module), [batch_of(4, 9)])
 
 
 @pytest.fixture

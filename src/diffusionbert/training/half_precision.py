@@ -15,15 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from diffusionbert.networks.base import head_of
 from diffusionbert.networks.causal import CausalModel
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.objectives.base import TrainingModule
 
 
 def suits(module: TrainingModule) -> bool:
-    """Whether its network is a backbone that is trained as a whole; time embeddings beside it stay in float32."""
-    is_backbone = isinstance(module.network, CausalModel | Denoiser)
-    return is_backbone and all(parameter.requires_grad for parameter in module.network.parameters())
+    """Whether its network is a backbone that is trained as a whole; time embeddings beside it stay in float32.
+
+    And of a class that is known here: some others cannot compute in half precision without autocast, such as FNet.
+    """
+    network = module.network
+    is_known = isinstance(network, CausalModel | Denoiser) and head_of(network.backbone) is not None
+    return is_known and all(parameter.requires_grad for parameter in network.parameters())
 
 
 class HalfPrecision:
