@@ -630,6 +630,17 @@ def test_a_model_in_int8_scores_about_the_same_and_keeps_its_parameters(model):
     assert all(torch.equal(tensor, own[name]) for name, tensor in made.backbone.state_dict().items())
 
 
+def test_a_model_can_leave_int8_and_a_refused_type_changes_nothing(model):
+    made = load(str(model.engine.folder), device="cpu", dtype=torch.int8)
+    made.to(dtype=torch.float32)
+    assert nats(made) == nats(model)
+    with pytest.raises(ValueError, match="int8 is for CPUs, and the device is 'cuda'"):
+        made.to("cuda", torch.int8)
+    made.to("cpu")
+    assert nats(made) == nats(model)
+    assert made.engine._dtype is torch.float32
+
+
 def test_text_is_generated_in_int8_where_that_pays_unless_a_type_was_chosen(model, monkeypatch):
     monkeypatch.setattr("diffusionbert.inference.engine.pays", lambda backbone: True)
     folder = str(model.engine.folder)

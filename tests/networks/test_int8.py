@@ -10,7 +10,7 @@ from backbones import backbone_of, mixed_canvas, tokenizer_allowed
 from torch import nn
 
 from diffusionbert.networks import int8
-from diffusionbert.networks.int8 import int8_copy, use_int8
+from diffusionbert.networks.int8 import int8_copy, leave_int8, use_int8
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import TimeAgnostic, TimeEmbedding
 
@@ -45,6 +45,35 @@ def test_gradients_and_changed_weights_are_those_of_the_parameters(layers):
         before = made(rows)
         made.weight.mul_(2)
         torch.testing.assert_close(made(rows) - made.bias, 2 * (before - made.bias))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["data", "parameter", "precision"])
+def test_replaced_weights_are_rounded_anew(layers, change):
+    """None of these counts as a change of the tensor."""
+    _, made = layers
+    use_int8(twin := nn.Linear(48, 20))
+    made.weight, rows = nn.Parameter(torch.randn(20, 48)), torch.randn(4, 48)
+    made(rows)
+    if change == "data":
+        made.weight.data = torch.randn(20, 48)
+    elif change == "parameter":
+        made.weight = nn.Parameter(torch.randn(20, 48))
+    else:
+        made.bfloat16().float()
+    twin.load_state_dict(made.state_dict())
+    assert torch.equal(made(rows), twin(rows))
+
+
+@torch.no_grad()
+def test_layers_can_leave_integers_again(layers):
+    plain, made = layers
+    leave_int8(made)
+    rows = torch.randn(4, 48)
+    assert torch.equal(made(rows), plain(rows))
+    assert type(made) is nn.Linear
+    assert set(vars(made)) == set(vars(plain))
+    assert not set(made.buffers())
 
 
 @pytest.mark.skipif(not int8._can_pack(), reason="torch has no exact integer kernels of oneDNN here")

@@ -26,7 +26,7 @@ from diffusionbert.likelihood.estimate import length_nats
 from diffusionbert.networks.attention import keep_masks
 from diffusionbert.networks.base import HasBackbone, copy_sharing_parameters
 from diffusionbert.networks.captured import Captured, can_compile, compile_layers
-from diffusionbert.networks.int8 import int8_copy, pays, use_int8
+from diffusionbert.networks.int8 import int8_copy, leave_int8, pays, use_int8
 from diffusionbert.networks.masked import Denoiser, MaskedNetwork
 from diffusionbert.networks.remote import Remote, has_float64, working_device
 from diffusionbert.networks.time_conditioning import TimeEmbedding
@@ -101,14 +101,17 @@ class Engine:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         """Moves the network."""
         device = self.network_device if device is None else torch.device(device)
-        self._dtype = dtype or self._dtype
-        if self._dtype is torch.int8 and device.type != "cpu":
+        chosen = dtype or self._dtype
+        if chosen is torch.int8 and device.type != "cpu":
             raise ValueError(f"int8 is for CPUs, and the device is {str(device)!r}; give dtype=torch.bfloat16")
         if self._compile and device.type != "cuda":
             raise ValueError(f"`compile` is for GPUs, and the device is {str(device)!r}; leave it out")
+        self._dtype = chosen
         self._module.to(device=device, dtype=None if dtype is torch.int8 else dtype)
         if dtype is torch.int8:
             use_int8(self.network.backbone)
+        elif dtype is not None:
+            leave_int8(self.network.backbone)
         if isinstance(self._module, Remote):
             self._module = self._module.network
         if not has_float64(device):

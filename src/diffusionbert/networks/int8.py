@@ -34,12 +34,12 @@ class _Int8Linear(nn.Linear):
 
     integers: _Packed | _Unpacked
     scale: Tensor
-    _rounded_version: int
+    _rounded_version: tuple[int, int]
 
     def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or torch.is_grad_enabled() or input.dtype != torch.float32:
             return functional.linear(input, self.weight, self.bias)
-        if self.weight._version != self._rounded_version:  # the weights have been changed
+        if self._weight_version() != self._rounded_version:  # the weights have been changed, moved or replaced
             self.update()
         rounded, scale = _rounded(input.reshape(-1, input.shape[-1]))
         found = self.integers.products(rounded).mul_(scale).mul_(self.scale)
@@ -53,7 +53,10 @@ class _Int8Linear(nn.Linear):
         rounded, scale = _rounded(self.weight.float())
         self.integers = (_Packed if _can_pack() else _Unpacked)(rounded)
         self.register_buffer("scale", scale.squeeze(1), persistent=False)
-        self._rounded_version = self.weight._version
+        self._rounded_version = self._weight_version()
+
+    def _weight_version(self) -> tuple[int, int]:
+        return self.weight.data_ptr(), self.weight._version
 
 
 class _Unpacked:
@@ -124,6 +127,15 @@ def use_int8(module: nn.Module) -> None:
             changed: Any = layer
             changed.__class__ = _Int8Linear
             changed.update()
+
+
+def leave_int8(module: nn.Module) -> None:
+    """Lets all linear layers of a module compute with their parameters again."""
+    for layer in module.modules():
+        if isinstance(layer, _Int8Linear):
+            changed: Any = layer
+            del changed.integers, changed.scale, changed._rounded_version
+            changed.__class__ = nn.Linear
 
 
 def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
