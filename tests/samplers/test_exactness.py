@@ -14,7 +14,7 @@ from scipy import stats
 
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.process import Process
-from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Spindle, TokenInformation, uniform_grid
+from diffusionbert.diffusion.schedules import Cosine, Linear, Mean, Power, Spindle, TokenInformation, uniform_grid
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.diffusion.uniform import Uniform
@@ -22,6 +22,8 @@ from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime, TimeAgnostic
 from diffusionbert.samplers import last_state
 from diffusionbert.samplers.ancestral import Ancestral, GridSampler, after_step, draw_step
+from diffusionbert.samplers.exact import SkipExact
+from diffusionbert.samplers.first_hitting import FirstHitting
 
 LANGUAGE = Language.random(3, 2, seed=6)
 UNEVEN = torch.tensor([0.0, 0.1, 0.15, 0.7, 1.0], dtype=torch.float64)
@@ -162,6 +164,27 @@ def test_sampling_starts_at_the_start_time(bert):
     assert [float(state.time[0]) for state in states] == [0.5, 0.375, 0.25, 0.125, 0.0]
     assert told == [0.5, 0.375, 0.25, 0.125]
     assert not bool((states[-1].tokens == MASK).any())
+
+
+@pytest.mark.parametrize("sampler", [Ancestral(), FirstHitting(), SkipExact()], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize(("schedule", "end"), [(Linear(), 1e-17), (Cosine(), 1e-9)], ids=str)
+def test_nothing_stays_masked_from_a_start_so_early_that_survival_rounds_to_1(schedule, end, sampler):
+    network = Table(LANGUAGE, seed=2)
+    canvas = LANGUAGE.batch(torch.full((50, 2), LANGUAGE.mask_id))
+    process = Absorbing(schedule, LANGUAGE.mask_id)
+    *_, last = drawing(sampler, process, steps=3, end=end).sample(network, canvas, seed=0)
+    assert not bool((last.tokens == LANGUAGE.mask_id).any())
+
+
+@pytest.mark.parametrize("sampler", [Ancestral(), SkipExact()], ids=lambda sampler: sampler.name)
+def test_where_rounding_leaves_no_token_that_can_be_masked_that_is_said(sampler):
+    """Under a token-dependent schedule there is no distribution to draw from; no `[MASK]` is returned as text."""
+    exponents = TokenInformation(torch.full((4,), 5.0, dtype=torch.float64), mean=1.0)
+    process, network = Absorbing(Power(), LANGUAGE.mask_id, exponents), Table(LANGUAGE, seed=2)
+    canvas = LANGUAGE.batch(torch.full((50, 2), LANGUAGE.mask_id))
+    states = drawing(sampler, process, steps=3, end=1e-4, warper=LogitsWarper(top_k=2)).sample(network, canvas, seed=0)
+    with pytest.raises(ValueError, match="no token has a positive probability"):
+        list(states)
 
 
 @dataclass(frozen=True)

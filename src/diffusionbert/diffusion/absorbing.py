@@ -206,7 +206,7 @@ class Absorbing(Process):
         return unmasked + stayed - hybrid * (log_f_x0 + (unmasking_x0 + staying_x0).log() - log_total)
 
     def _divergence_weights(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
-        """(1 - ᾱ_t)·r_{s|t} and (1 - ᾱ_t)·(1 - r_{s|t}) of every token, [B, V]."""
+        """(1 - ᾱ_t)·r_{s|t} and (1 - ᾱ_t)·(1 - r_{s|t}) of every token, [B, V], up to a constant."""
         masked, unmask_probability = self._of_vocabulary(s, t, center)
         # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
         staying = torch.where((s == 0)[:, None], 1.0, masked * (1 - unmask_probability))
@@ -281,7 +281,8 @@ class Absorbing(Process):
         distinct = from_bits(self._distinct) if self.learned is None else self.learned()
         alpha_s, alpha_t = (self._survival(time, distinct, center) for time in (s, t))
         unmask_probability = self._reverse_unmask_probability(alpha_s, alpha_t)
-        return torch.where(self._weight(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
+        largest = torch.where(self._weight(alpha_t) > 0, unmask_probability, 0.0).amax(dim=1)
+        return torch.where(s > 0, largest, 1.0)  # also where t is so small that no token can be masked, to rounding
 
     def may_unmask(self, x_t: Batch, s: Times, t: Times, uniform: PerPosition) -> PositionMask | None:
         """The masked positions that `draw_reverse` may unmask given these uniform numbers, whatever the network says.
@@ -322,13 +323,13 @@ class Absorbing(Process):
             )
 
     def _of_vocabulary(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
-        """The factor 1 - ᾱ_t(v) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
+        """p(v | x_t, t) / f(v | x_t) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
         alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
         return self._weight(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)
 
     def _weight(self, alpha_t: Tensor) -> Tensor:
-        """p(v | x_t, t) / f(v | x_t), up to a constant."""
-        return 1 - alpha_t if self.reweighted else torch.ones_like(alpha_t)
+        """p(v | x_t, t) / f(v | x_t), up to a constant: 1 if it is the same for all tokens, however small t is."""
+        return 1 - alpha_t if self.reweighted and self.schedule.by_token else torch.ones_like(alpha_t)
 
     def _reverse_unmask_probability(self, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
         """r_{s|t}, or 1 for tokens that cannot be masked at t, which matter only without reweighting."""
