@@ -143,6 +143,12 @@ def test_a_canvas_without_editable_positions_is_returned_without_a_call(bert):
     assert not calls
 
 
+@pytest.mark.parametrize("process", processes(), ids=str)
+def test_a_batch_may_be_empty(process):
+    *_, last = drawing(Ancestral(), process, steps=3).sample(None, LANGUAGE.batch(torch.zeros(0, 2).long()), seed=0)
+    assert last.tokens.shape == (0, 2)
+
+
 @pytest.mark.parametrize("grid", [[0.3, 1.0], [0.0, 1.1], [1.0, 0.5, 0.0]], ids=str)
 def test_a_time_grid_that_does_not_rise_from_0_to_1_is_rejected(grid):
     with pytest.raises(ValueError, match="rise from 0 to 1"):

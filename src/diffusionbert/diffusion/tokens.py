@@ -151,10 +151,8 @@ def draw(log_p: TargetLogProbs, uniform: PerTarget) -> TargetTokens:
 
 def draw_unchecked(log_p: TargetLogProbs, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
     """`draw` without waiting for a GPU; the flags say where there was a token to draw (elsewhere it is arbitrary)."""
-    cumulative = log_p.double().exp().cumsum(dim=-1)
-    total = cumulative[:, -1]
-    found = torch.searchsorted(cumulative, (uniform.double() * total)[:, None], right=True)[:, 0]
-    return found.clamp(max=log_p.shape[-1] - 1), total > 0  # also false for NaN
+    tokens, _, is_possible = _inverted(log_p.double().exp(), uniform)
+    return tokens, is_possible
 
 
 def draw_reverse(log_p: TargetLogProbs, mask_id: int, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
@@ -166,11 +164,17 @@ def draw_reverse(log_p: TargetLogProbs, mask_id: int, uniform: PerTarget) -> tup
     stay = probabilities[:, mask_id].clone()
     probabilities[:, mask_id] = 0
     probabilities[:, 0] += stay
+    tokens, reached, is_possible = _inverted(probabilities, uniform)
+    return torch.where(reached < stay, mask_id, tokens), is_possible
+
+
+def _inverted(probabilities: Tensor, uniform: PerTarget) -> tuple[TargetTokens, PerTarget, TargetFlags]:
+    """The tokens at which the CDF reaches a fraction of its total, what it reaches, and if there is a token at all."""
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1]
-    number = uniform.double() * total
-    found = torch.searchsorted(cumulative, number[:, None], right=True)[:, 0].clamp(max=log_p.shape[-1] - 1)
-    return torch.where(number < stay, mask_id, found), total > 0
+    reached = uniform.double() * total
+    found = torch.searchsorted(cumulative, reached[:, None], right=True)[:, 0]
+    return found.clamp(max=probabilities.shape[-1] - 1), reached, total > 0  # also false for NaN
 
 
 def require_possible(is_possible: Tensor) -> None:

@@ -185,7 +185,8 @@ def _due(state: GridState) -> tuple[Tensor, Tensor, Tensor]:
     at_once, found = max(1, NUMBERS_AT_ONCE // max(1, x.tokens.numel())), []
     for steps in torch.split(torch.arange(num_steps - 1, -1, -1, device=device), at_once):
         noise = Noise(state.seed, steps.repeat_interleave(num_sequences))
-        uniform = noise.uniform(x.example.repeat(len(steps)), Purpose.SAMPLE, length).view(-1, num_sequences, length)
+        uniform = noise.uniform(x.example.repeat(len(steps)), Purpose.SAMPLE, length)
+        uniform = uniform.view(len(steps), num_sequences, length)
         is_unmasked = uniform > must[steps]
         was_unmasked = is_unmasked.cumsum(dim=0) > is_unmasked  # in a step before
         due = (uniform > may[steps]) & undecided & ~was_unmasked
