@@ -34,8 +34,9 @@ from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTi
 from diffusionbert.samplers import State
 from diffusionbert.samplers.ancestral import GridSampler, GridState, after_step
 from diffusionbert.samplers.blocks import Blocks
-from diffusionbert.samplers.exact import PAIRS, SkipExact, jumps
+from diffusionbert.samplers.exact import SkipExact, jumps
 from diffusionbert.samplers.first_hitting import FirstHitting
+from diffusionbert.samplers.lookahead import PAIRS
 
 LANGUAGE = Language.random(3, 3, seed=6)
 CLAMPED, SENTENCE = Spindle(0.8), Spindle(0.6, Mean.SENTENCE, floor=0.05)
@@ -438,7 +439,7 @@ def test_looking_ahead_gives_the_texts_of_walking_over_the_time_grid(schedule, s
 @by_schedule
 def test_texts_do_not_depend_on_how_far_is_looked_ahead(schedule, settings, window, monkeypatch):
     for name, value in zip(("UNMASKINGS", "PAIRS"), window, strict=True):
-        monkeypatch.setattr(f"diffusionbert.samplers.exact.{name}", value)
+        monkeypatch.setattr(f"diffusionbert.samplers.lookahead.{name}", value)
     process = Absorbing(schedule, MASK, INFORMATION, **settings)
     for grid in (GRIDS["uneven to 0.8"], uniform_grid(40)):
         require_same_states(process, canvas_of(10), {"top_k": 8}, 2, grid=grid)
