@@ -232,6 +232,32 @@ def test_a_network_that_cannot_be_compiled_is_used_as_it_is_and_that_is_said_onc
     ]
 
 
+def test_a_call_that_does_not_fit_says_nothing_of_compilation(caplog):
+    network = NETWORKS["time-agnostic"]()
+
+    def hidden_at(*inputs):
+        raise torch.OutOfMemoryError("out of memory")
+
+    network.hidden_at = hidden_at  # type: ignore[method-assign]
+    graphed = Captured(network, Recorder(), compiled=True)
+    with caplog.at_level("WARNING", logger="diffusionbert"), pytest.raises(torch.OutOfMemoryError):
+        graphed.log_probs_at(torch.full((2, 8), 7), None, torch.ones(2, dtype=torch.float64), torch.tensor([1]))
+    assert not caplog.messages
+    assert graphed._is_compiled
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [("bert", []), ("electra", ["generating without compilation: transformers does not name the layers of"])],
+)
+def test_a_network_whose_layers_have_no_name_is_not_compiled_and_that_is_said(architecture, expected, caplog):
+    network = Denoiser(backbone_of(architecture), TimeAgnostic(), tokenizer_allowed())
+    with caplog.at_level("WARNING", logger="diffusionbert"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captured, "find_spec", lambda name: name)
+        assert captured.can_compile(network) is not bool(expected)
+    assert [message.rpartition(" ")[0] for message in caplog.messages] == expected
+
+
 @pytest.mark.parametrize(
     ("sequences", "length", "is_padded", "expected"),
     [(1, 10, False, (1, 16, True)), (64, 10, False, (64, 10, False)), (64, 10, True, (64, 16, True))],

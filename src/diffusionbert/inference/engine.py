@@ -291,7 +291,7 @@ class _Capturing:
     def __call__(self, network: Denoiser) -> Captured:
         copy = copy_sharing_parameters(network) if self.dtype is None else deepcopy(network).to(self.dtype)
         keep_masks(copy.backbone)
-        is_compiled = self.compile and can_compile()
+        is_compiled = self.compile and can_compile(copy)
         if is_compiled:
             compile_layers(copy)
         return Captured(copy, compiled=is_compiled)

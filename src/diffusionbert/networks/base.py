@@ -100,6 +100,13 @@ def copy_sharing_parameters(network: ModuleT) -> ModuleT:
     return deepcopy(network, {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())})
 
 
+def unsplit_modules(module: nn.Module) -> list[nn.Module]:
+    """The parts of Hugging Face models that are never split, as transformers names them: layers, perhaps embeddings."""
+    models = [model for model in module.modules() if isinstance(model, PreTrainedModel)]
+    names = {name for model in models for name in model._no_split_modules or ()}
+    return [part for part in module.modules() if type(part).__name__ in names]
+
+
 def padded_allowed(allowed: TokenSet, vocab_size: int) -> Tensor:
     """Extends the allowed tokens to all ids of a backbone; ids beyond the tokenizer's are padding, never allowed."""
     if not allowed.any():

@@ -24,10 +24,11 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from diffusionbert.diffusion.shapes import PositionMask, TargetIndices, TargetLogProbs, Targets, Times, Tokens
+from diffusionbert.networks.base import unsplit_modules
 from diffusionbert.networks.masked import Denoiser
 from diffusionbert.reporting import logger, reason_of
 
@@ -167,11 +168,11 @@ class Captured:
         try:
             return inputs.hidden(self.network)
         except RuntimeError as error:
-            if not self._is_compiled:
+            if not self._is_compiled or isinstance(error, torch.OutOfMemoryError):
                 raise
             logger.warning(f"generating without compilation, which does not work here ({reason_of(error)})")
             self._is_compiled = False
-            for layer in _layers(self.network):
+            for layer in unsplit_modules(self.network.backbone):
                 layer.__dict__.pop("forward", None)
             return inputs.hidden(self.network)
 
@@ -210,24 +211,22 @@ class GraphCapture:
         return graph.replay, result
 
 
-def can_compile() -> bool:
-    """Whether networks can be compiled for a GPU here; says so if not."""
+def can_compile(network: Denoiser) -> bool:
+    """Whether a network can be compiled for a GPU here; says so if not."""
     if find_spec("triton") is None:
         logger.warning("generating without compilation, which needs triton (pip install triton) on this machine")
+        return False
+    if not unsplit_modules(network.backbone):
+        kind = type(network.backbone).__name__
+        logger.warning(f"generating without compilation: transformers does not name the layers of {kind}")
         return False
     return True
 
 
 def compile_layers(network: Denoiser, backend: str | Callable[..., Any] = "inductor") -> None:
     """Lets the layers of a network be compiled, all at once and for all sizes, when it is called."""
-    for layer in _layers(network):
+    for layer in unsplit_modules(network.backbone):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
-
-
-def _layers(network: Denoiser) -> list[nn.Module]:
-    """The layers of the backbone, as `transformers` names the parts that are never split."""
-    names = set(network.backbone._no_split_modules or ())
-    return [module for module in network.backbone.base_model.modules() if type(module).__name__ in names]
 
 
 def _rounded(number: int, digits: int) -> int:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, get_scheduler
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.likelihood.estimate import SequenceDataset
+from diffusionbert.networks.base import unsplit_modules
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.training.config import TrainingConfig
 
@@ -231,14 +232,9 @@ def _copy(values: Mapping[str, Tensor], module: nn.Module) -> None:
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
     """The parts of a Hugging Face model that are never split, except those that share weights with others."""
-    models = [model for model in module.modules() if isinstance(model, PreTrainedModel)]
-    names = {name for model in models for name in model._no_split_modules or ()}
     uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-    return [
-        block
-        for block in module.modules()
-        if type(block).__name__ in names and all(uses[id(parameter)] == 1 for parameter in block.parameters())
-    ]
+    blocks = unsplit_modules(module)
+    return [block for block in blocks if all(uses[id(parameter)] == 1 for parameter in block.parameters())]
 
 
 def distributed(module: nn.Module, accelerator: Accelerator, *, sharded: bool) -> nn.Module:
