@@ -23,6 +23,7 @@ from diffusionbert.networks.masked import Denoiser
 from diffusionbert.networks.time_conditioning import LayerwiseTime, SinusoidalTime
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTime
+from diffusionbert.parallel import exit_at_once
 from diffusionbert.reporting import set_verbosity
 from diffusionbert.training.batches import FixedSequences
 from diffusionbert.training.config import TrainingConfig
@@ -132,3 +133,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    exit_at_once(0)  # as the command line does
