@@ -150,7 +150,7 @@ MODELS: dict[str, tuple[Damage, str]] = {
     ),
     "a word as mask": (
         lambda folder: edit_json(folder / "tokenizer_config.json", lambda plain: plain.update(mask_token="king")),
-        "other special tokens",
+        "special tokens do not fit",
     ),
     "a network of fewer tokens": (_smaller, "the network only 100"),
     "no layers": (config(num_hidden_layers=0), "num_hidden_layers 0"),
@@ -181,8 +181,8 @@ MODELS: dict[str, tuple[Damage, str]] = {
     "10⁸ repeats of a block": (config(block_repeats=[10**8, 1]), Limit.LAYERS.variable),
     "layers of a config inside": (config(text_config={"num_hidden_layers": 10**8}), Limit.LAYERS.variable),
     "10⁵ settings": (config(**{f"setting_{number}": 0 for number in range(10**5)}), "more than 50,000 settings"),
-    "weights in another folder": (_index("../model/part.safetensors"), "no file beside it"),
-    "weights that are no safetensors": (_index("part.bin"), "no file beside it"),
+    "weights in another folder": (_index("../model/part.safetensors"), "not a file next to it"),
+    "weights that are no safetensors": (_index("part.bin"), "not a file next to it"),
     "an adapter beside the weights": (
         lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
         "weights and an adapter_config.json",

@@ -749,7 +749,7 @@ def test_control_characters_of_a_scored_text_do_not_reach_the_terminal(capsys, t
 def test_a_folder_two_sources_and_a_bad_stdin_are_refused(wrong, tiny, tmp_path, monkeypatch):
     assert "Is a directory" in wrong("score", "--file", str(tmp_path), *tiny)
     for command in ("fill", "score", "rewrite"):
-        assert "one of the two" in wrong(command, "the [MASK] .", "--file", "x", *tiny)
+        assert "give only one of them" in wrong(command, "the [MASK] .", "--file", "x", *tiny)
     for stdin in (io.TextIOWrapper(io.BytesIO(b"")), None):  # None: it was closed
         monkeypatch.setattr(sys, "stdin", stdin)
         assert "empty" in wrong("score", "--file", "-", *tiny)
