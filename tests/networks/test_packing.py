@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, Packing
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks import packing
 from diffusionbert.networks.loading import NewBert, NewModernBert
-from diffusionbert.networks.time_conditioning import TimeAgnostic, TimeEmbedding
+from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
@@ -25,10 +25,11 @@ STATISTICS = TokenStatistics(3, 0, torch.arange(SIZE) >= 5, (), torch.arange(SIZ
 FAMILIES = {"bert": NewBert, "modernbert": NewModernBert}
 
 
-def module(family: str, time: TimeEmbedding = TimeEmbedding.NONE) -> TrainingModule:
+def module(family: str, time: TimeEmbedding = TimeEmbedding.NONE, *, complementary: bool = False) -> TrainingModule:
     torch.manual_seed(0)
     backbone = FAMILIES[family](2, 32, 2, 0.0).build(SIZE, 20, 0, causal=False)
-    config = RunConfig(DataConfig("none", max_length=16), time=time, objective=DiscreteTimeConfig(num_steps=8))
+    objective = DiscreteTimeConfig(num_steps=8, complementary=complementary)
+    config = RunConfig(DataConfig("none", max_length=16), time=time, objective=objective)
     return config.make_module(STATISTICS, backbone).train()
 
 
@@ -41,65 +42,66 @@ def batch() -> Batch:
 
 
 def test_a_packing_says_where_positions_are():
-    found = Packing.of(torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]]) == 1)
-    assert found.positions.tolist() == [0, 1, 3, 4, 5, 6]
-    assert found.offsets.tolist() == [0, 1, 0, 1, 2, 0]
-    assert found.starts.tolist() == [0, 2, 5, 6]
-    assert found.starts.dtype == torch.int32
-    assert found.rows[found.positions].tolist() == list(range(6))
+    found = Packing.of(torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]]) == 1, width=4)
+    assert found.sequences.tolist() == [[1, 1, 1, 0, 0, 2, -1, -1]]  # eight wide, and the longest first
+    assert found.positions[found.sequences >= 0].tolist() == [3, 4, 5, 0, 1, 6]
+    assert found.offsets[found.sequences >= 0].tolist() == [0, 1, 2, 0, 1, 0]
+    assert found.indices[found.positions[found.sequences >= 0]].tolist() == list(range(6))
+    assert found.mask[0, 0, 4].tolist() == [False, False, False, True, True, False, False, False]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 5))
+def test_every_position_is_packed_once_and_attends_to_its_own_sequence(lengths, width):
+    attention_mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    found = Packing.of(attention_mask, 8 * width)
+    assert found.positions.shape[1] == max(8 * width, max(lengths) + -max(lengths) % 8)
+    is_used = found.sequences >= 0
+    assert sorted(found.positions[is_used].tolist()) == attention_mask.flatten().nonzero().squeeze(1).tolist()
+    assert is_used.any(dim=1).all()
+    used = attention_mask.flatten().nonzero().squeeze(1)
+    assert torch.equal(found.positions.flatten()[found.indices[used]], used)
+    sequence = torch.arange(len(lengths))[:, None].expand_as(attention_mask)
+    assert torch.equal(found.pack(sequence)[is_used], found.sequences[is_used])
+    assert torch.equal(found.mask.sum(dim=-1).squeeze(1)[is_used], torch.tensor(lengths)[found.sequences[is_used]])
+
+
+def test_rows_of_short_sentences_are_full():
+    lengths = torch.randint(5, 60, (4000,), generator=torch.Generator().manual_seed(0))
+    found = Packing.of(torch.arange(60) < lengths[:, None])
+    assert found.positions.shape[1] == 128
+    assert int(lengths.sum()) / found.positions.numel() > 0.99
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_and_padded_sequences_have_the_same_loss_and_gradients(family, monkeypatch):
-    padded, x = module(family), batch()
+@pytest.mark.parametrize(("width", "complementary"), [(16, False), (64, False), (32, True)])
+def test_packed_and_padded_sequences_have_the_same_loss_and_gradients(family, width, complementary):
+    padded, x = module(family, complementary=complementary), batch()
     packed = copy.deepcopy(padded)
-    assert packed.network.prepare_packing()
-    rows = []
-    monkeypatch.setattr(
-        packing, "_attention", lambda *a, f=packing._attention, **k: rows.append(a[1].shape[2]) or f(*a, **k)
+    assert packed.network.can_pack
+    x_packed = replace(x, packing=Packing.of(x.attention_mask, width))
+    shapes = []
+    packed.network.backbone.base_model.register_forward_hook(
+        lambda *found: shapes.append(found[-1].last_hidden_state.shape[:2])
     )
-    packing.prepare(packed.network.backbone)
-    results = [made(one, Noise(0, 1), 10.0) for made, one in ((padded, x), (packed, x.packed()), (packed, x))]
-    assert rows == [sum(LENGTHS)] * 2 + [max(LENGTHS)] * 2  # two layers each: without padding, and with it
-    for result in results[:2]:
+    results = [made(one, Noise(0, 1), 10.0) for made, one in ((padded, x), (packed, x_packed))]
+    num_rows, row_width = x_packed.packing.positions.shape
+    assert shapes == [(num_rows * (2 if complementary else 1), row_width)]
+    for result in results:
         result.backward()
     torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=0)
-    assert torch.equal(results[2], results[0])  # other calls are not touched
     for mine, theirs in zip(packed.parameters(), padded.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_network_that_was_packed_is_exported_as_it_was(tmp_path):
-    made = module("modernbert")
-    made.network.prepare_packing()
-    made.network.backbone.save_pretrained(tmp_path)
-    assert packing.NAME not in (tmp_path / "config.json").read_text()
-    assert AutoModelForMaskedLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
-
-
-def test_only_networks_whose_attention_is_plain_are_packed():
-    def backbone(family, dropout=0.0):
-        return FAMILIES[family](2, 32, 2, dropout).build(SIZE, 20, 0, causal=False)
-
-    plain = TimeAgnostic()
-    assert packing.can_pack(backbone("bert"), plain)
-    assert packing.can_pack(backbone("modernbert"), plain)
-    assert not packing.can_pack(backbone("bert", 0.1), plain)
-    assert not packing.can_pack(backbone("modernbert", 0.1), plain)
-    narrow = NewBert(1, 12, 3, 0.0).build(SIZE, 20, 0, causal=False)
-    assert not packing.can_pack(narrow, plain)
-    timed = module("bert", TimeEmbedding.LAYERS).network
-    assert not packing.can_pack(timed.backbone, timed.conditioning)
-    windowed = backbone("modernbert")
-    windowed.config.layer_types = ["full_attention", "sliding_attention"]
-    assert not packing.can_pack(windowed, plain)
-
-
-def test_a_cpu_trains_with_padding_and_says_so(caplog):
-    made, settings = module("bert"), TrainingConfig(precision="bf16")
-    assert not packs(made, settings, torch.device("cpu"))
+def test_only_time_agnostic_networks_that_attend_globally_are_packed(caplog):
+    settings = TrainingConfig(packing=True)
+    assert packs(module("bert"), settings)
+    assert packs(module("modernbert"), settings)
+    assert not packs(module("bert"), TrainingConfig())
     assert not caplog.messages
+    windowed = module("modernbert")
+    windowed.network.backbone.config.layer_types = ["full_attention", "sliding_attention"]
     with caplog.at_level("WARNING", logger="diffusionbert"):
-        assert not packs(made, replace(settings, packing=True), torch.device("cpu"))
-    assert "training with padding: --packing needs a GPU" in caplog.text
-    assert made.network.backbone.config._attn_implementation == "sdpa"
+        assert not packs(windowed, settings)
+        assert not packs(module("bert", TimeEmbedding.LAYERS), settings)
+    assert caplog.text.count("training with padding: --packing needs a time-agnostic BERT") == 2

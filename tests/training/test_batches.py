@@ -27,9 +27,10 @@ from diffusionbert.training.batches import (
 LENGTHS = np.random.default_rng(0).lognormal(3.2, 0.5, 30_000).astype(np.int64).clip(3, 128)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("batching", [TokenBudget(4096), FixedSequences(32)], ids=str)
-def test_every_sequence_appears_once_per_epoch(batching):
-    batches = BatchPlan(LENGTHS, batching, seed=0).epoch(0)
+def test_every_sequence_appears_once_per_epoch(batching, packed):
+    batches = BatchPlan(LENGTHS, batching, seed=0, packed=packed).epoch(0)
     assert np.array_equal(np.sort(np.concatenate(batches)), np.arange(len(LENGTHS)))
 
 
@@ -50,6 +51,14 @@ def test_large_batches_have_as_little_padding():
     assert 1 - lengths.sum() / sum(BatchPlan(lengths, TokenBudget(98_304), seed=0).positions()) < 0.03
 
 
+def test_packed_batches_count_tokens_without_padding_and_mix_lengths():
+    batches = BatchPlan(LENGTHS, TokenBudget(4096), seed=0, packed=True).epoch(0)
+    tokens = [LENGTHS[batch].sum() for batch in batches]
+    assert max(tokens) <= 4096
+    assert np.mean(tokens) > 0.98 * 4096
+    assert np.mean([LENGTHS[batch].std() for batch in batches]) > 0.9 * LENGTHS.std()
+
+
 def test_fixed_batch_sizes_differ_only_at_the_ends_of_pools():
     sizes = [len(batch) for batch in BatchPlan(LENGTHS, FixedSequences(32), seed=0).epoch(0)]
     assert sum(size != 32 for size in sizes) <= 2
@@ -59,6 +68,7 @@ def test_fixed_batch_sizes_differ_only_at_the_ends_of_pools():
 def test_a_sequence_longer_than_the_budget_is_a_batch_by_itself():
     batches = BatchPlan(np.array([5, 100, 5]), TokenBudget(20), seed=0).epoch(0)
     assert sorted(len(batch) for batch in batches) == [1, 2]
+    assert TokenBudget(20).cut(np.array([5, 100, 5, 15, 1]), packed=True) == [1, 1, 2, 1]
 
 
 def test_the_plan_depends_on_the_seed_and_the_epoch():

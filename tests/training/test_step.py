@@ -234,11 +234,10 @@ def compile_once(backbone) -> None:
 
 
 def compile_packed_once() -> None:
-    """One graph for the encoder, one for the head: lengths and numbers of packed sequences are not compiled in."""
+    """One graph for the encoder, one for the head: numbers of rows and their width are not compiled in."""
     torch._dynamo.reset()
     module = module_of(OBJECTIVES["linear"], lambda: NewModernBert(2, 16, 2, 0.0).build(SIZE, 40, 0, causal=False))
     plain, counter = copy.deepcopy(module), CompileCounterWithBackend("aot_eager")
-    assert module.network.prepare_packing()
     module.network.compile_training(counter)
     for size, length in ((4, 12), (6, 20), (3, 9)):
         batch = batch_of(size, length)

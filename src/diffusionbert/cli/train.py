@@ -98,8 +98,8 @@ class TrainingOptions:
     no_cuda_graphs: Flag = False
     """Do not capture training steps as CUDA graphs, even for small batches on one GPU."""
     packing: Flag = False
-    """Remove padding on a GPU with variable-length attention.
-    Helps with short sentences in large batches; needs half precision and no dropout."""
+    """Pack several sequences into each row, without padding.
+    Helps with short sentences in large batches on a GPU; for time-agnostic BERTs and ModernBERTs."""
     sharded: Flag = False
     """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: OptionalInt = None

@@ -11,7 +11,7 @@ Time is a fraction: `0.0` is clean text, `1.0` is pure noise, and step k of T is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,28 +56,68 @@ Values = Float[Tensor, "..."]
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How the P positions that are not padding are packed into one row."""
+    """Sequences without their padding, side by side in R rows of W positions."""
 
-    positions: Tensor  # [P]: the index of each in the flattened batch
-    offsets: Tensor  # [P]: the index of each in its own sequence
-    starts: Tensor  # [B + 1]: where each sequence starts in the row, then the row's end; int32, as kernels require
-    rows: Tensor  # [B · L]: the index in the row of each position of the flattened batch; meaningless for padding
+    positions: Tensor  # [R, W]: the index of each position in the flattened batch
+    offsets: Tensor  # [R, W]: the index of each in its own sequence
+    sequences: Tensor  # [R, W]: the sequence of each, by a number that no other sequence of the row has; -1 if empty
+    indices: Tensor  # [B · L]: the index in the flattened rows of each position of the batch; meaningless for padding
 
     @classmethod
-    def of(cls, attention_mask: PositionMask) -> Packing:
-        """Packs the marked positions."""
-        flat = attention_mask.flatten()
-        ends = attention_mask.sum(dim=1).cumsum(dim=0)
-        starts = torch.cat([torch.zeros_like(ends[:1]), ends]).to(torch.int32)
-        positions = flat.nonzero().squeeze(1)
-        return cls(positions, positions % attention_mask.shape[1], starts, (flat.cumsum(dim=0) - 1).clamp(min=0))
+    def of(cls, attention_mask: PositionMask, width: int = 128) -> Packing:
+        """Packs the marked positions, on the CPU; rows are wider if a sequence is longer."""
+        length, lengths = attention_mask.shape[1], attention_mask.sum(dim=1)
+        width = max(width, int(lengths.max()))
+        width += -width % 8  # masks of other widths are copied for each call of an attention kernel
+        starts = torch.tensor(_packed_starts(lengths.tolist(), width))
+        num_rows = int(starts.max()) // width + 1
+        indices = (starts[:, None] + torch.arange(length)).flatten()
+        positions = attention_mask.flatten().nonzero().squeeze(1)
+        rows = torch.zeros(3, num_rows * width, dtype=torch.long)
+        rows[2] = -1
+        sequences = positions.div(length, rounding_mode="floor")
+        rows[:, indices[positions]] = torch.stack([positions, positions % length, sequences])
+        first, second, third = rows.view(3, num_rows, width)
+        return cls(first, second, third, indices.clamp(max=num_rows * width - 1))
 
     def pack(self, values: Tensor) -> Tensor:
-        """The values [B, L] without padding, [P]."""
-        return values.flatten().index_select(0, self.positions)
+        """The values [B, L] as rows [R, W]."""
+        return values.flatten()[self.positions]
+
+    @property
+    def mask(self) -> Tensor:
+        """Which positions attend to which, [R, 1, W, W]: those of the same sequence."""
+        return (self.sequences[:, :, None] == self.sequences[:, None, :])[:, None]
+
+    def followed_by(self, other: Packing, num_positions: int) -> Packing:
+        """The packing of two batches, the first of which has so many positions, in rows of the same width."""
+        return Packing(
+            torch.cat([self.positions, other.positions + num_positions]),
+            torch.cat([self.offsets, other.offsets]),
+            torch.cat([self.sequences, other.sequences]),  # they are only compared within a row
+            torch.cat([self.indices, other.indices + self.positions.numel()]),
+        )
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Packing:
         return Packing(*(function(getattr(self, field.name)) for field in fields(self)))
+
+
+def _packed_starts(lengths: Sequence[int], width: int) -> list[int]:
+    """Where each sequence starts in the flattened rows: a row takes the longest sequence that fits until none does."""
+    waiting: list[list[int]] = [[] for _ in range(width + 1)]
+    for sequence, length in enumerate(lengths):
+        waiting[length].append(sequence)
+    starts, row, longest = [0] * len(lengths), 0, width
+    while True:
+        space = width
+        while (length := next((size for size in range(min(space, longest), 0, -1) if waiting[size]), 0)) > 0:
+            if space == width:
+                longest = length
+            starts[waiting[length].pop()] = row + width - space
+            space -= length
+        if space == width:
+            return starts
+        row += width
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +137,7 @@ class Batch:
     """Whether every position is a target and those not drawn count 0, so that no shape depends on the draw, as CUDA
     graphs require."""
     packing: Packing | None = None
-    """Where the padding is, if the network may skip it."""
+    """How a network may read the sequences without padding."""
 
     @classmethod
     def of(cls, tokens: Tokens, editable: PositionMask, attention_mask: PositionMask | None = None) -> Batch:
@@ -137,11 +177,13 @@ class Batch:
         joined: dict[str, Any] = {
             name: torch.cat([tensor, other.tensors[name]]) for name, tensor in self.tensors.items()
         }
-        both = replace(self, packing=None, **joined)
-        return both if self.packing is None else both.packed()
+        packing = self.packing
+        if packing is not None and other.packing is not None:
+            packing = packing.followed_by(other.packing, self.tokens.numel())
+        return replace(self, packing=packing, **joined)
 
     def packed(self) -> Batch:
-        """The same batch, for a network that skips padding."""
+        """The same batch, for a network that reads packed sequences."""
         return replace(self, packing=Packing.of(self.attention_mask))
 
     def to(self, device: torch.device | str) -> Batch:

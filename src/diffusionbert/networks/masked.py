@@ -27,7 +27,7 @@ from diffusionbert.diffusion.shapes import (
 )
 from diffusionbert.diffusion.tokens import Prediction
 from diffusionbert.networks.base import TargetHead, attention_kernels, max_positions, padded_allowed, require_length
-from diffusionbert.networks.packing import call_packed, can_pack, prepare
+from diffusionbert.networks.packing import call_packed, can_pack
 from diffusionbert.networks.time_conditioning import TimeConditioning, without_prefix
 
 
@@ -90,15 +90,13 @@ class Denoiser(nn.Module):
         else:
             with attention_kernels():
                 packed = call_packed(self.backbone.base_model, x_t.tokens, x_t.packing)
-            hidden = packed.index_select(0, x_t.packing.rows.index_select(0, targets.positions))
+            hidden = packed.index_select(0, x_t.packing.indices.index_select(0, targets.positions))
         return self._head.prediction(self.backbone, hidden, self.allowed)
 
-    def prepare_packing(self) -> bool:
-        """Lets `predict` take packed batches; returns False if this network cannot."""
-        is_possible = can_pack(self.backbone, self.conditioning)
-        if is_possible:
-            prepare(self.backbone)
-        return is_possible
+    @property
+    def can_pack(self) -> bool:
+        """Whether `predict` can read packed batches."""
+        return can_pack(self.backbone, self.conditioning)
 
     def compile_training(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles the encoder, and the head with its reductions, for any shapes."""

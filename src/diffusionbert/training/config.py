@@ -92,7 +92,7 @@ class TrainingConfig:
     cuda_graphs: bool = True
     """Capture the steps of small batches on one GPU as CUDA graphs."""
     packing: bool = False
-    """Skip padding on a GPU in half precision, with variable-length attention, if the network supports it."""
+    """Pack sequences into rows without padding, if the network supports it; batches then have mixed lengths."""
     seed: int = 0
     log_every: int = 10
     validate_every: int = 200

@@ -58,7 +58,7 @@ from diffusionbert.training.model_folder import (
 )
 from diffusionbert.training.optim import measure
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.step import compile_cache
+from diffusionbert.training.step import compile_cache, packs
 from diffusionbert.training.trainer import Trainer
 
 
@@ -403,9 +403,10 @@ def _measured(
 ) -> TrainingConfig:
     """The settings with the micro-batch that is fastest on this machine; reports its speed."""
     settings, num_processes = config.training, accelerator.num_processes
-    tokens = int(np.mean(BatchPlan(prepared.sequences.lengths, settings.batching, settings.seed).positions()))
-    share = max(1, tokens // num_processes)
     module = _module(config, prepared, start, backbone)
+    plan = BatchPlan(prepared.sequences.lengths, settings.batching, settings.seed, packed=packs(module, settings))
+    tokens = int(np.mean(plan.positions()))
+    share = max(1, tokens // num_processes)
     found = measure(module, prepared.sequences, settings, accelerator.device, share)
     found = broadcast_object_list([found])[0]  # processes must split their batches in the same way
     if accelerator.is_main_process:

@@ -29,7 +29,6 @@ from torch.nn import functional
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.likelihood.estimate import SequenceDataset
-from diffusionbert.networks.packing import has_packed_kernel
 from diffusionbert.objectives.base import Draw, TrainingModule
 from diffusionbert.reporting import logger
 from diffusionbert.storage.files import require_writable, write_bytes
@@ -82,7 +81,7 @@ def prepared_batches(
         start: The number of the first step, and its position in the plan.
         max_length: The most positions of a sequence.
         pad_id: The padding token.
-        packed: Skip padding in batches that are not captured.
+        packed: Pack the sequences.
     """
     is_gpu = accelerator.device.type == "cuda"
     first, position = start
@@ -90,8 +89,9 @@ def prepared_batches(
     def prepared() -> Iterator[StepBatch]:
         for step, (after, indices) in enumerate(plan.following(position), start=first):
             batch = Noise(settings.seed, step).stratify(sequences.batch(indices.tolist()))
-            parts = micro_batches(batch, accelerator.num_processes, accelerator.process_index, settings.micro_tokens)
-            if packed and batch.tokens.numel() > CAPTURED_POSITIONS:
+            process, limit = accelerator.process_index, settings.micro_tokens
+            parts = micro_batches(batch, accelerator.num_processes, process, limit, packed=packed)
+            if packed:
                 parts = [part.packed() for part in parts]
             elif is_gpu:
                 parts = [_aligned(part, max_length, pad_id) for part in parts]
@@ -102,19 +102,14 @@ def prepared_batches(
     return ahead(prepared())
 
 
-def packs(module: TrainingModule, settings: TrainingConfig, device: torch.device) -> bool:
-    """Whether training skips padding; if so, prepares the network for it. Warns if it cannot."""
-    if not settings.packing:
-        return False
-    prepare_packing = getattr(module.network, "prepare_packing", None)
-    has_kernel = device.type == "cuda" and low_precision(settings) is not None and has_packed_kernel()
-    is_possible: bool = has_kernel and prepare_packing is not None and prepare_packing()
-    if not is_possible:
+def packs(module: TrainingModule, settings: TrainingConfig) -> bool:
+    """Whether training packs sequences; warns if it should and the network cannot."""
+    is_possible: bool = getattr(module.network, "can_pack", False)
+    if settings.packing and not is_possible:
         logger.warning(
-            "training with padding: --packing needs a GPU, bf16 or fp16, torch 2.10, and a time-agnostic BERT or "
-            "ModernBERT without dropout in its attention"
+            "training with padding: --packing needs a time-agnostic BERT, or a ModernBERT whose layers attend globally"
         )
-    return is_possible
+    return settings.packing and is_possible
 
 
 def _aligned(batch: Batch, max_length: int, pad_id: int, multiple: int = 8) -> Batch:
@@ -261,7 +256,7 @@ class TrainingStep:
 
     def _is_captured(self, batch: StepBatch) -> bool:
         first, *others = batch.micro_batches
-        is_small = not others and first.tokens.numel() <= CAPTURED_POSITIONS
+        is_small = not others and first.packing is None and first.tokens.numel() <= CAPTURED_POSITIONS
         has_graph = tuple(first.tokens.shape) in self.graphs or len(self.graphs) < MAX_GRAPHS
         return self.can_capture and is_small and has_graph
 

@@ -81,9 +81,10 @@ class Trainer:
         self.settings, self.run, self.export, self.accelerator = settings, run, export, accelerator
         self.description = description or ModelDescription()
         self.sequences, self.validation = sequences, validation
-        self.plan = BatchPlan(np.asarray(sequences.lengths), settings.batching, settings.seed)
         self.module = module.to(accelerator.device).train()
-        self.packed = packs(self.module, settings, accelerator.device)
+        self.packed = packs(self.module, settings)
+        lengths = np.asarray(sequences.lengths)
+        self.plan = BatchPlan(lengths, settings.batching, settings.seed, packed=self.packed)
         if settings.compile:
             compile_module(self.module, sharded=settings.sharded and accelerator.num_processes > 1)
         wrapped = distributed(self.module, accelerator, sharded=settings.sharded)
