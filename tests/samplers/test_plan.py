@@ -170,3 +170,13 @@ def test_thinning_waits_for_nothing_but_the_report_of_the_round_before(network, 
     assert set(waits.counts) <= {"_local_scalar_dense", "nonzero"}
     assert waits.counts["_local_scalar_dense"] <= 3 * number + 1 + 4 * waits.counts["nonzero"]
     assert waits.counts["nonzero"] <= len(canvas.tokens)
+
+
+def test_targets_may_repeat_whether_a_network_takes_indices_or_a_mask(network):
+    canvas, positions = mixed_canvas(network.backbone), torch.tensor([3, 1, 3, 2])
+    query = Query(canvas.tokens, canvas.attention_mask, canvas.constant_times(0.5), positions)
+    by_index = query.run(network)
+    by_mask = query.run(lambda *arguments: network(*arguments))
+    assert torch.allclose(by_index, by_mask)
+    assert torch.equal(by_index[0], by_index[2])
+    assert not torch.equal(by_index[0], by_index[1])
