@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_tokenizers import SENTENCES, byte_level, gpt2_tokenizer, llama_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -20,11 +23,11 @@ from transformers import (
 )
 
 from diffusionbert.data import encoding
-from diffusionbert.data.corpus import Corpus, parse_corpus
+from diffusionbert.data.corpus import _PUNCTUATION_RULES, _WORD_RULES, Corpus, parse_corpus, substituted
 from diffusionbert.data.dataset import Encoded, encode_corpus, open_encoded
 from diffusionbert.data.files import Pair
 from diffusionbert.data.sources import Split
-from diffusionbert.data.tokenizer import Vocabulary, train_wordpiece
+from diffusionbert.data.tokenizer import _INNER_RULES, Vocabulary, train_wordpiece
 from diffusionbert.diffusion.schedules import TokenInformation
 from diffusionbert.storage import files as cache_module
 
@@ -593,3 +596,12 @@ def test_tokenizers_with_a_mask_are_loaded_unchanged(kind, tmp_path):
 def test_text_is_decoded_as_people_write_it(text):
     characters = train_wordpiece([text, "abcdefghijklmnopqrstuvwxyz"], 600)
     assert characters.decode(characters.encode([text])[0]) == text
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="aosn t12.,:;'’\"`-/&#%$()[\\*?", max_size=30))
+def test_a_rule_is_left_out_only_where_it_has_no_match(text):
+    for pattern, replacement, characters in [*_INNER_RULES, *_WORD_RULES, *_PUNCTUATION_RULES]:
+        expected = re.sub(pattern, replacement, text)
+        assert substituted(text, [(pattern, replacement, characters)]) == expected
+        text = expected

@@ -37,6 +37,7 @@ from diffusionbert.samplers.blocks import Blocks
 from diffusionbert.samplers.exact import SkipExact, jumps
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.lookahead import PAIRS
+from diffusionbert.samplers.thinning import AT_ONCE, BUDGET, ThinningState, plan_candidates
 
 LANGUAGE = Language.random(3, 3, seed=6)
 CLAMPED, SENTENCE = Spindle(0.8), Spindle(0.6, Mean.SENTENCE, floor=0.05)
@@ -413,17 +414,20 @@ WARPERS = {
 by_schedule = pytest.mark.parametrize(("schedule", "settings"), LOOKING_AHEAD.values(), ids=LOOKING_AHEAD)
 
 
-def require_same_states(process: Absorbing, canvas: Batch, warper: dict[str, Any], seed: int, **grid: Any) -> None:
-    network = tiny_bert().double()
+def require_same_states(
+    process: Absorbing, canvas: Batch, warper: dict[str, Any], seed: int, network: Any = None, **grid: Any
+) -> list[State]:
+    network = network or tiny_bert().double()
     looking, walking = (
         list(drawing(kind, process, warper=LogitsWarper(**warper), **grid).sample(network, canvas, seed))
         for kind in (SkipExact(), Walk())
     )
     assert torch.equal(looking[-1].tokens, walking[-1].tokens)
-    assert len(looking) <= len(walking)
+    assert len(looking) <= len(walking) + 1  # a GPU reports a round later that all is finished
     for row in range(len(canvas.tokens)):
         assert history(looking, row) == history(walking, row)
         assert int(looking[-1].calls[row]) == len(history(walking, row)) - 1
+    return looking
 
 
 @pytest.mark.parametrize("warper", WARPERS.values(), ids=WARPERS)
@@ -470,6 +474,99 @@ def test_a_round_takes_most_sequences_to_their_next_unmasking_and_evaluates_few_
     assert most <= len(network.rows) <= len(states) - 1 <= 2 * most
     assert max(rows) <= 16 * (PAIRS + 24)
     assert sum(rows) <= 2 * PAIRS * sum(network.rows)
+
+
+# ---- thinning -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "a round later"])
+def as_on_a_gpu(request, monkeypatch):
+    """Evaluates candidates as on a GPU, which reports what is finished at once here, or a round later as there."""
+    monkeypatch.setattr("diffusionbert.samplers.exact._is_waited_for", lambda canvas: True)
+    monkeypatch.setattr("diffusionbert.samplers.thinning._reports_later", lambda tokens: request.param)
+
+
+CORPUS = [name for name in LOOKING_AHEAD if name.startswith("corpus")]
+
+
+@pytest.mark.parametrize("warper", WARPERS.values(), ids=WARPERS)
+@pytest.mark.parametrize("name", CORPUS)
+def test_thinning_gives_the_texts_of_walking_over_the_time_grid(name, warper, as_on_a_gpu):
+    """Token for token, after as many answers as there are changes."""
+    schedule, settings = LOOKING_AHEAD[name]
+    process = Absorbing(schedule, MASK, INFORMATION, **settings)
+    for seed, steps in ((0, 12), (1, 60)):
+        states = require_same_states(process, canvas_of(10), warper, seed, steps=steps)
+        assert isinstance(states[0], ThinningState)
+
+
+@pytest.mark.parametrize("amounts", [(1, 1), (4, 2), (1000, 1), (1000, 1000)], ids=str)
+@pytest.mark.parametrize("name", CORPUS)
+def test_texts_do_not_depend_on_how_many_candidates_a_round_evaluates(name, amounts, as_on_a_gpu, monkeypatch):
+    for constant, value in zip(("AT_ONCE", "BUDGET"), amounts, strict=True):
+        monkeypatch.setattr(f"diffusionbert.samplers.thinning.{constant}", value)
+    schedule, settings = LOOKING_AHEAD[name]
+    process, network = Absorbing(schedule, MASK, INFORMATION, **settings), tiny_bert().double()
+    for grid in (GRIDS["uneven to 0.8"], uniform_grid(40)):
+        looking, walking = (
+            list(drawing(kind, process, warper=LogitsWarper(top_k=8), grid=grid).sample(network, canvas_of(10), 2))
+            for kind in (SkipExact(), Walk())
+        )
+        assert all(history(looking, row) == history(walking, row) for row in range(10))
+
+
+def test_candidates_are_the_same_however_many_numbers_are_drawn_at_once(monkeypatch):
+    sampler, canvas = of(SkipExact(), CLAMPED, uniform_grid(40), top_k=3), canvas_of(10)
+    process = sampler.context.absorbing(sampler.sampler)
+    monkeypatch.setattr("diffusionbert.samplers.thinning.NUMBERS", 3 * canvas.tokens.numel())
+    parts = plan_candidates(sampler.context, process, canvas, 3)
+    monkeypatch.undo()
+    whole = plan_candidates(sampler.context, process, canvas, 3)
+    assert parts is not None
+    assert whole is not None
+    assert all(torch.equal(getattr(parts, name), value) for name, value in vars(whole).items())
+    assert bool((whole.step.diff(dim=1) <= 0).all())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings", "steps", "length"),
+    [(SENTENCE, {}, 9, 9), (CLAMPED, {}, 1_000_000, 9), (CLAMPED, {"reweighted": False}, 9000, 9)],
+    ids=["guessed mean", "too many weights", "too many candidates"],
+)
+def test_candidates_that_are_not_known_or_too_many_are_not_planned(schedule, settings, steps, length, as_on_a_gpu):
+    process = Absorbing(schedule, MASK, INFORMATION, **settings)
+    sampler = drawing(SkipExact(), process, steps=steps, warper=LogitsWarper(top_k=3))
+    assert plan_candidates(sampler.context, process, canvas_of(4, length), 0) is None
+
+
+def test_a_round_evaluates_a_fixed_number_of_candidates_and_most_sequences_go_on(as_on_a_gpu):
+    """Only at masked positions; finished sequences are not sent, once it is known, and leave no budget unused."""
+    tokens, network, asked = torch.full((16, 24), MASK), tiny_bert(), []
+
+    class Counting:
+        def log_probs_at(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+            asked.append((len(tokens), len(positions), bool((tokens.flatten()[positions] == MASK).all())))
+            return network.log_probs_at(tokens, attention_mask, t, positions)
+
+        __call__ = log_probs_at
+
+    canvas = Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    states = list(of(SkipExact(), Spindle(0.3), uniform_grid(256), top_k=12).sample(Counting(), canvas, seed=0))
+    most = int(states[-1].calls.max())
+    assert most <= len(asked) == len(states) - 1 <= 2 * most
+    assert all(number == max(24, AT_ONCE, BUDGET * rows) for rows, number, _ in asked)
+    assert all(is_masked for *_, is_masked in asked[:-1])
+    assert sum(rows for rows, *_ in asked) <= 2 * int(states[-1].calls.sum())
+    assert asked[-1][0] < 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warper", SHAPINGS.values(), ids=SHAPINGS)
+@pytest.mark.parametrize("reweighted", [True, False])
+def test_thinning_follows_the_exact_distribution(warper, reweighted, as_on_a_gpu):
+    process, network = process_of(CLAMPED, reweighted=reweighted), Table(LANGUAGE, seed=2)
+    sampler, grid = drawing(SkipExact(), process, grid=GRIDS["uneven to 0.8"], warper=warper), GRIDS["uneven to 0.8"]
+    require_agreement(sentence_counts(sampler, network), exact_shaped(process, network, warper, grid))
 
 
 def test_pairs_that_are_not_reached_need_no_token():

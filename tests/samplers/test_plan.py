@@ -152,3 +152,31 @@ def test_a_round_of_the_spindle_with_a_warper_waits_once_or_twice_on_a_gpu(netwo
         torch.Tensor.cpu = original  # type: ignore[method-assign]
     assert number > 2
     assert len(copied) == num_waits * number
+
+
+def test_thinning_waits_for_nothing_but_the_report_of_the_round_before(network, monkeypatch):
+    monkeypatch.setattr("diffusionbert.samplers.exact._is_waited_for", lambda canvas: True)
+    monkeypatch.setattr("diffusionbert.samplers.thinning._reports_later", lambda tokens: True)
+    information = TokenInformation.from_counts(torch.arange(1.0, VOCAB_SIZE + 1))
+    sampler = drawing(SkipExact(), Absorbing(Spindle(0.3), MASK, information), steps=9, warper=LogitsWarper(top_k=5))
+    canvas = mixed_canvas(network.backbone)
+    canvas = canvas.select(canvas.attention_mask.all(dim=1).nonzero()[:, 0])
+    states = sampler.sample(network, canvas, seed=0)
+    next(states)
+    with Waits() as waits:
+        number = len(list(states))
+    assert number > 2
+    # The report is read on the CPU: whether a sequence is left, and how many; whether tokens could be drawn, once.
+    assert set(waits.counts) <= {"_local_scalar_dense", "nonzero"}
+    assert waits.counts["_local_scalar_dense"] <= 3 * number + 1 + 4 * waits.counts["nonzero"]
+    assert waits.counts["nonzero"] <= len(canvas.tokens)
+
+
+def test_targets_may_repeat_whether_a_network_takes_indices_or_a_mask(network):
+    canvas, positions = mixed_canvas(network.backbone), torch.tensor([3, 1, 3, 2])
+    query = Query(canvas.tokens, canvas.attention_mask, canvas.constant_times(0.5), positions)
+    by_index = query.run(network)
+    by_mask = query.run(lambda *arguments: network(*arguments))
+    assert torch.allclose(by_index, by_mask)
+    assert torch.equal(by_index[0], by_index[2])
+    assert not torch.equal(by_index[0], by_index[1])

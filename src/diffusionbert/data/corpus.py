@@ -259,18 +259,20 @@ def _common_format(paths: list[Path]) -> str:
 # ---- detokenization -------------------------------------------------------------------------------------------------
 
 _BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
-_WORD_RULES = [
-    (r"\\([/*])", r"\1"),  # the Treebank has 1\/2
-    (r"`` ?", '"'),
-    (r" ?''", '"'),
-    (r"(?i) (n't)\b", r"\1"),
-    (r"(?i)(?<=[\w.]) '(s|t|re|ve|ll|d|m)\b", r"'\1"),
+Rule = tuple[str, str, str]
+"""A regular expression, its replacement, and characters of which each of its matches has one."""
+_WORD_RULES: list[Rule] = [
+    (r"\\([/*])", r"\1", "\\"),  # the Treebank has 1\/2
+    (r"`` ?", '"', "`"),
+    (r" ?''", '"', "'"),
+    (r"(?i) (n't)\b", r"\1", "'"),
+    (r"(?i)(?<=[\w.]) '(s|t|re|ve|ll|d|m)\b", r"'\1", "'"),
 ]
-_PUNCTUATION_RULES = [
-    (r"([(\[{]) ", r"\1"),
-    (r" ([)\]}])", r"\1"),
-    (r"([$£€]) (?=\d)", r"\1"),
-    (r""" (\.\.\.|[,.;:?!%])(?=[ "')\]]|$)""", r"\1"),
+_PUNCTUATION_RULES: list[Rule] = [
+    (r"([(\[{]) ", r"\1", "([{"),
+    (r" ([)\]}])", r"\1", ")]}"),
+    (r"([$£€]) (?=\d)", r"\1", "$£€"),
+    (r""" (\.\.\.|[,.;:?!%])(?=[ "')\]]|$)""", r"\1", ",.;:?!%"),
 ]
 
 
@@ -285,10 +287,11 @@ def detokenize(text: str) -> str:
     return substituted(_close_quotes(substituted(text, _WORD_RULES)), _PUNCTUATION_RULES)
 
 
-def substituted(text: str, rules: Iterable[tuple[str, str]]) -> str:
+def substituted(text: str, rules: Iterable[Rule]) -> str:
     """Applies regular expressions and their replacements in order."""
-    for pattern, replacement in rules:
-        text = re.sub(pattern, replacement, text)
+    for pattern, replacement, characters in rules:
+        if any(character in text for character in characters):  # far faster than to search for the expression
+            text = re.sub(pattern, replacement, text)
     return text
 
 

@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -208,8 +209,8 @@ class EditedText:
             editable: Which positions were generated.
             capitalize: Whether to restore capitals in the generated parts.
         """
-        ids: list[int] = torch.as_tensor(tokens).tolist()
-        flags: list[bool] = torch.as_tensor(editable).tolist()
+        ids: Sequence[int] = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        flags: Sequence[bool] = editable.tolist() if isinstance(editable, Tensor) else editable
         text, at, generated = "", 0, []
         for first, last in self._runs(self._changed(ids, flags)):
             start, end = self._span(first)[0], self._span(last)[1]
@@ -227,7 +228,8 @@ class EditedText:
 
     def _changed(self, tokens: Sequence[int], editable: Sequence[bool]) -> Sequence[bool]:
         """The generated positions, except words that came out unchanged, so that these keep their letter case."""
-        same = [token == old != self.vocabulary.mask_id for token, old in zip(tokens, self.tokens, strict=True)]
+        mask_id = self.vocabulary.mask_id
+        same = [token == old != mask_id for token, old in zip(tokens, self.tokens, strict=True)]
         if not any(flag and new for flag, new in zip(same, editable, strict=True)):
             return editable
         changed = list(editable)
@@ -249,17 +251,23 @@ class EditedText:
 
     def _runs(self, editable: Sequence[bool]) -> Iterator[Span]:
         """The first and last positions of each generated part; a kept character ends a part."""
-        first = None
+        first, joined = None, self._joined
         for position in (position for position in self.own if editable[position]):
             if first is None:
                 first = last = position
-            elif position == last + 1 and self._span(position)[0] <= self._span(last)[1]:
+            elif position == last + 1 and position in joined:
                 last = position
             else:
                 yield first, last
                 first = last = position
         if first is not None:
             yield first, last
+
+    @cached_property
+    def _joined(self) -> frozenset[int]:
+        """The positions with no character between their token and the one before."""
+        pairs = enumerate(pairwise(self.spans), start=1)
+        return frozenset(position for position, (one, other) in pairs if one and other and other[0] <= one[1])
 
     def _between(self, tokens: Sequence[int], start: int, end: int) -> str:
         """The text of the tokens from `start` to `end`, with the white space that the decoder puts around them."""

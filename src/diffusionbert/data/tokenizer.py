@@ -28,7 +28,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from diffusionbert.data.corpus import detokenize, substituted
+from diffusionbert.data.corpus import Rule, detokenize, substituted
 from diffusionbert.data.files import Pair
 from diffusionbert.diffusion.shapes import TokenSet
 from diffusionbert.reporting import reason_of
@@ -47,16 +47,16 @@ SMALLEST = 512
 """The minimum size of a trained WordPiece; a smaller one has no room for words besides its alphabet."""
 
 
-_INNER_RULES = [
-    (r"(?<=\w) (['’]) (?=(?:s|t|re|ve|ll|d|m)\b)", r"\1"),
-    (r"(?<=\b[odl]) (['’]) (?=\w)", r"\1"),  # o'neill
-    (r"(?<=\w) ([-/]) (?=\w)", r"\1"),
-    (r"(?<=\b\w) & (?=\w\b)", "&"),  # r&b
-    (r"(?<=#) (?=\d)", ""),
-    (r"\b(\d+) ?\. (?=\d)", r"\1."),
-    (r"\b(\d{1,3}) ?, (?=\d{3}\b)", r"\1,"),
-    (r"\b(\d{1,2}) ?: (?=\d\d\b)", r"\1:"),
-    (r"(?<=\b[^\W\d_]) ?\. (?=[^\W\d_] ?\.)", "."),  # u.s.
+_INNER_RULES: list[Rule] = [
+    (r"(?<=\w) (['’]) (?=(?:s|t|re|ve|ll|d|m)\b)", r"\1", "'’"),
+    (r"(?<=\b[odl]) (['’]) (?=\w)", r"\1", "'’"),  # o'neill
+    (r"(?<=\w) ([-/]) (?=\w)", r"\1", "-/"),
+    (r"(?<=\b\w) & (?=\w\b)", "&", "&"),  # r&b
+    (r"(?<=#) (?=\d)", "", "#"),
+    (r"\b(\d+) ?\. (?=\d)", r"\1.", "."),
+    (r"\b(\d{1,3}) ?, (?=\d{3}\b)", r"\1,", ","),
+    (r"\b(\d{1,2}) ?: (?=\d\d\b)", r"\1:", ":"),
+    (r"(?<=\b[^\W\d_]) ?\. (?=[^\W\d_] ?\.)", ".", "."),  # u.s.
 ]
 """Remove the spaces that a tokenizer puts around punctuation: `it ' s` becomes `it's`, ` - ` a hyphen."""
 _ENDS = frozenset(["", ",", ".", ";", ":", ")", "?", "!"])
@@ -329,20 +329,24 @@ class Vocabulary:
 
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
         """The text of a sequence, without its special tokens."""
-        ids = torch.as_tensor(tokens, dtype=torch.long).cpu()
-        own = ids[~self.special[ids]].tolist()
+        ids: Iterable[int] = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        own = [token for token in ids if token not in self._special_ids]
         if not own:
             return ""
         if not self._splits_punctuation:
             return self._decoded(own).removeprefix("##")
         # The tokenizer's own decoder would join some punctuation, and turn "do not" into "don't".
-        text = " ".join(self.tokenizer.convert_ids_to_tokens(own)).replace(" ##", "").removeprefix("##")
+        text = " ".join(map(self._plain.id_to_token, own)).replace(" ##", "").removeprefix("##")
         return detokenize(_with_quotes(_with_quotes(substituted(text, _INNER_RULES), '"'), "'"))
 
     def spelled(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token, with `##` before those that continue a word, for every kind of vocabulary."""
         words = [self._decoded([token]).strip().removeprefix("##") for token in tokens]
         return ["##" * bool(self.continuation[token]) + word for token, word in zip(tokens, words, strict=True)]
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.special.nonzero()[:, 0].tolist())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -482,6 +486,8 @@ def _with_quotes(text: str, mark: str) -> str:
     A mark before punctuation or at the end never opens, one after `said,` or a colon never closes, and `'` after an s
     is a possessive unless a quotation is open.
     """
+    if mark not in text:
+        return text
     words = [*text.split(" "), ""]
     shown, is_open = "", False
     space = ""

@@ -170,7 +170,7 @@ class Absorbing(Process):
         """
         masked, unmask_probability = self._of_vocabulary(s, t, self.guessed_center(x_t, log_f))
         sequences = sequence_index(self.targets(x_t)) if sequences is None else sequences
-        log_p0 = _reweighted(log_f, masked, sequences, warp)
+        log_p0 = reweighted(log_f, masked.log(), sequences, warp)
         log_stay = (log_p0 + torch.log1p(-unmask_probability).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
         log_p = log_p0 + unmask_probability.log().to(log_f.dtype)[sequences]
         log_p[:, self.mask_id] = log_stay
@@ -268,7 +268,11 @@ class Absorbing(Process):
         self, log_f: TargetLogProbs, sequences: TargetIndices, t: Times, center: PerSequence, warp: Warp | None = None
     ) -> TargetLogProbs:
         """log p(v | x_t, t) for every token v at masked positions, given the time and center of each sequence."""
-        return _reweighted(log_f, self._weight(self._survival(t, self.information, center)), sequences, warp)
+        return reweighted(log_f, self.log_weights(t, center), sequences, warp)
+
+    def log_weights(self, t: Times, center: PerSequence) -> Tensor:
+        """log p(v | x_t, t) - log f(v | x_t) for every token v, up to a constant: [B, V]."""
+        return self._weight(self._survival(t, self.information, center)).log()
 
     def unmask_probability_of(self, tokens: TargetTokens, s: PerTarget, t: PerTarget, center: PerTarget) -> PerTarget:
         """r_{s|t} of one token at each masked position, under the reverse process."""
@@ -372,9 +376,11 @@ def _unmask_probability(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
     return ((alpha_s - alpha_t) / (1 - alpha_t)).clamp(min=0)
 
 
-def _reweighted(log_f: TargetLogProbs, weights: Tensor, sequences: TargetIndices, warp: Warp | None) -> TargetLogProbs:
+def reweighted(
+    log_f: TargetLogProbs, log_weights: Tensor, sequences: TargetIndices, warp: Warp | None
+) -> TargetLogProbs:
     """log p(v | x_t, t): f(v) times the weights of its sequence, normalized and warped."""
-    log_p0 = (log_f + weights.log().to(log_f.dtype)[sequences]).log_softmax(dim=-1)
+    log_p0 = (log_f + log_weights.to(log_f.dtype)[sequences]).log_softmax(dim=-1)
     return log_p0 if warp is None else warp(log_p0)
 
 

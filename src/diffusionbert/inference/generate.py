@@ -286,9 +286,9 @@ class TaskPlan:
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
-    def rendered(self, number: int, tokens: Tensor) -> tuple[str, int]:
+    def rendered(self, number: int, tokens: Sequence[int]) -> tuple[str, int]:
         """The text of a sequence and its number of tokens."""
-        text, editable = self.canvas_text(number), self.canvas.editable[number]
+        text, editable = self.canvas_text(number), self._editable[number]
         length = len(text.tokens)
         rendered = text.render(tokens[:length], editable[:length], capitalize=self.task.capitalize)
         return rendered, len(text.own)
@@ -297,11 +297,22 @@ class TaskPlan:
         """The given text, with the generated positions of this sequence after a prompt."""
         if self.task.rewrite is not None:
             return self.text
-        return self.text.continued(int(self.canvas.editable[number].sum()))
+        return self._continued[sum(self._editable[number])]
+
+    @cached_property
+    def _editable(self) -> list[list[bool]]:
+        """The editable positions of each sequence."""
+        editable: list[list[bool]] = self.canvas.editable.tolist()
+        return editable
+
+    @cached_property
+    def _continued(self) -> dict[int, EditedText]:
+        """The prompt followed by as many masked positions as each sequence has."""
+        return {number: self.text.continued(number) for number in set(map(sum, self._editable))}
 
     def stream_state(self, state: State) -> StreamState:
-        tokens, vocabulary = state.tokens[0].cpu(), self.engine.vocabulary
-        own = [int(tokens[position]) for position in self.canvas_text(0).own]
+        tokens, vocabulary = state.tokens[0].tolist(), self.engine.vocabulary
+        own = [tokens[position] for position in self.canvas_text(0).own]
         pieces = zip(own, vocabulary.spelled(own), strict=True)
         shown = tuple(None if token == vocabulary.mask_id else piece for token, piece in pieces)
         text, _ = self.rendered(0, tokens)
@@ -365,7 +376,7 @@ def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
         ends = _sampled(plans, canvases)
         for (index, numbers), (plan, _), (all_tokens, all_calls) in zip(missing, plans, ends, strict=True):
             task, kept = plan.task, plan.text.unknown if plan.task.rewrite is not None else ()
-            for number, tokens, calls in zip(numbers.tolist(), all_tokens.cpu(), all_calls.tolist(), strict=True):
+            for number, tokens, calls in zip(numbers.tolist(), all_tokens.tolist(), all_calls.tolist(), strict=True):
                 text, length = plan.rendered(number, tokens)
                 if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
                     steps = plan.request.config.steps
@@ -428,7 +439,10 @@ def _shared_answers(runs: Sequence[SequenceRun], queries: dict[int, Query]) -> I
     answer = concatenate_queries(list(queries.values())).run(network)
     for (number, query), part in zip(queries.items(), split_answer(answer, list(queries.values())), strict=True):
         own = networks[number]
-        yield number, own.constrain(query.tokens, query.targets, part) if isinstance(own, Constrained) else part
+        if isinstance(own, Constrained):
+            once = part.new_empty(int(query.targets.sum()), part.shape[1]).index_copy(0, query.number, part)
+            part = own.constrain(query.tokens, query.targets, once).index_select(0, query.number)
+        yield number, part
 
 
 # ---- lengths --------------------------------------------------------------------------------------------------------

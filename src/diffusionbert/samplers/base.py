@@ -93,7 +93,7 @@ class Query:
     tokens: Tokens
     attention_mask: PositionMask
     t: Times
-    positions: TargetIndices  # the targets, as indices into the flattened sequences
+    positions: TargetIndices  # the targets, as indices into the flattened sequences; they may repeat
     is_padded: bool = True  # False if it is known that no position is padding
 
     @cached_property
@@ -120,7 +120,13 @@ class Query:
         if isinstance(network, AnswersAt):
             mask = self.attention_mask if self.is_padded else None
             return network.log_probs_at(self.tokens, mask, self.t, self.positions)
-        return network(self.tokens, self.attention_mask, self.t, self.targets)
+        answer = network(self.tokens, self.attention_mask, self.t, self.targets)
+        return answer.index_select(0, self.number)
+
+    @cached_property
+    def number(self) -> TargetIndices:
+        """The number of each position among the targets of the mask, which do not repeat."""
+        return self.targets.flatten().cumsum(dim=0)[self.positions] - 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ The earliest unmasking of a sequence takes place; its other positions are drawn 
 since the chain is Markov. The guessed sentence mean ĉ holds as long as f does, so all this is true with it, too.
 
 Temperature, top-k and top-p act on p(v | x_t, t), which then no longer telescopes; nor does it without reweighting.
-Then sequences look ahead over the steps of the time grid (`lookahead`).
+Then sequences look ahead over the steps of the time grid (`lookahead`), on a GPU without waiting for it (`thinning`).
 
 Texts are distributed exactly as by `Ancestral` over the same time grid, with at most L network calls per sequence.
 """
@@ -34,6 +34,13 @@ from diffusionbert.samplers.ancestral import Ancestral
 from diffusionbert.samplers.base import AnyQuery, Query, Sampler, SamplingContext, State
 from diffusionbert.samplers.first_hitting import FirstHitting
 from diffusionbert.samplers.lookahead import LookaheadState, next_round, query_changed, start_looking_ahead
+from diffusionbert.samplers.thinning import (
+    ThinningState,
+    next_candidates,
+    plan_candidates,
+    query_candidates,
+    start_thinning,
+)
 
 
 @register("exact")
@@ -93,9 +100,12 @@ class SkipExact(Sampler):
             )
         return self
 
-    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> JumpState | LookaheadState:
+    def start(self, context: SamplingContext, canvas: Batch, seed: int) -> JumpState | LookaheadState | ThinningState:
         process = context.absorbing(self)
         if not jumps(context):
+            candidates = plan_candidates(context, process, canvas, seed) if _is_waited_for(canvas) else None
+            if candidates is not None:
+                return start_thinning(context, process, canvas, seed, candidates)
             return start_looking_ahead(context, process, canvas, seed)
         grid, x = context.grid.to(canvas.tokens.device), process.prior(canvas, Noise(seed))
         unfinished = process.targets(x).any(dim=1)
@@ -103,16 +113,21 @@ class SkipExact(Sampler):
         own = {"process": process, "grid": grid, "at": at, "num_events": 0}
         return JumpState.begin(context, canvas, seed, x.tokens, time, **own)
 
-    def query(self, state: JumpState | LookaheadState) -> Query | None:
+    def query(self, state: JumpState | LookaheadState | ThinningState) -> Query | None:
         if isinstance(state, JumpState):
             return Query.of(state.x, state.grid[state.at], state.process.targets(state.x))
-        return query_changed(state)
+        return query_candidates(state) if isinstance(state, ThinningState) else query_changed(state)
 
-    def update(self, state: JumpState | LookaheadState, answer: TargetLogProbs | None) -> State:
-        if isinstance(state, JumpState):
-            assert answer is not None
-            return _jump(state, answer)
-        return next_round(state, answer)
+    def update(self, state: JumpState | LookaheadState | ThinningState, answer: TargetLogProbs | None) -> State:
+        if isinstance(state, LookaheadState):
+            return next_round(state, answer)
+        assert answer is not None
+        return _jump(state, answer) if isinstance(state, JumpState) else next_candidates(state, answer)
+
+
+def _is_waited_for(canvas: Batch) -> bool:
+    """Whether the CPU would wait for the results of a round; then it is cheaper to evaluate a few more candidates."""
+    return canvas.tokens.is_cuda
 
 
 def jumps(context: SamplingContext) -> bool:

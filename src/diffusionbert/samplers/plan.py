@@ -9,7 +9,6 @@ whether a sequence is done.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,26 +67,30 @@ def plan_targets(
     last = torch.arange(1, num_positions + 1, device=where.device) * attention_mask
     num_shown = last.amax(dim=1)  # of each sequence
     is_gapped = attention_mask.sum(dim=1) < num_shown
-    calls: list[dict[str, Any]] = []
-    for targets in torch.split(where, sizes):
-        sequence = targets // num_positions
-        sequences, index = torch.unique_consecutive(sequence, return_inverse=True)
-        shown = num_shown[sequences]
-        length = int(shown.amax())
-        calls.append(
-            {
-                "length": length,
-                "is_padded": bool((shown < length).any()) or bool(is_gapped[sequences].any()),
-                "sequences": None if len(sequences) == num_sequences else sequences,
-                "positions": index * length + targets % num_positions,
-                "where": targets,
-            }
-        )
-    names = ("sequences", "positions", "where")
-    given = [(call, name) for call in calls for name in names if call[name] is not None]
-    if given:  # one copy for all
-        moved = to_device(torch.cat([call[name] for call, name in given]), device)
-        parts = torch.split(moved, [len(call[name]) for call, name in given])
-        for (call, name), part in zip(given, parts, strict=True):
-            call[name] = part
-    return tuple(PlannedCall(**call) for call in calls)
+    # For all calls at once: their sequences, one after another, and where each target is among those of its call.
+    sequence, size = where // num_positions, torch.tensor(sizes, dtype=torch.long, device=where.device)
+    call = torch.arange(len(sizes), device=where.device).repeat_interleave(size)
+    (call_of, sequences), index = _unique_pairs(call, sequence)
+    num_own = torch.bincount(call_of, minlength=len(sizes))
+    row = index - (num_own.cumsum(dim=0) - num_own)[call]
+    length = torch.zeros_like(size).scatter_reduce(0, call_of, num_shown[sequences], "amax")
+    is_padding = (num_shown[sequences] < length[call_of]) | is_gapped[sequences]
+    is_padded = torch.bincount(call_of[is_padding], minlength=len(sizes)) > 0
+    positions = row * length[call] + where % num_positions
+    moved = to_device(torch.cat([sequences, positions, where]), device)  # one copy for all
+    counts = num_own.tolist(), sizes, sizes
+    sent, positions_of, where_of = (
+        torch.split(part, own) for part, own in zip(torch.split(moved, list(map(sum, counts))), counts, strict=True)
+    )
+    shapes = zip(length.tolist(), is_padded.tolist(), strict=True)
+    return tuple(
+        PlannedCall(None if len(own) == num_sequences else own, *shape, *targets)
+        for own, shape, *targets in zip(sent, shapes, positions_of, where_of, strict=True)
+    )
+
+
+def _unique_pairs(first: Tensor, second: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The distinct pairs of two sorted columns, and the index of each row's pair."""
+    is_new = torch.ones_like(first, dtype=torch.bool)
+    is_new[1:] = (first.diff() != 0) | (second.diff() != 0)
+    return (first[is_new], second[is_new]), is_new.cumsum(dim=0) - 1
