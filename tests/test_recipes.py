@@ -49,8 +49,9 @@ def test_bundled_means_the_bundled_model_in_any_directory(tmp_path, monkeypatch)
     config = recipe("pydoc", start="bundled")
     assert config.backbone == Pretrained(str(BUNDLED))
     assert config.data.vocabulary == str(BUNDLED)
+    Path("few.txt").write_text("the king saw the sea .\nthe queen saw the river .\n", encoding="utf-8")
     main(["train", f"--data={corpus()}", "--start=bundled", "--steps=1", "--batch-tokens=64", "--output=run",
-          f"--cache={encoding_cache()}", "--max-length=24", "--save-every=1"])  # fmt: skip
+          f"--cache={encoding_cache()}", "--max-length=24", "--save-every=1", "--validation=few.txt"])  # fmt: skip
     assert stored_config(tmp_path / "run").training.learning_rate == FINE_TUNING_RATE
 
 

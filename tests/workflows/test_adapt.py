@@ -77,6 +77,16 @@ def test_an_adapted_folder_is_an_ordinary_run(adapted, start):
     assert model.engine.vocabulary.fingerprint == load_engine(start).vocabulary.fingerprint
     assert stored_config(folder).objective == load_engine(start).config.objective
     assert read_json(folder / "adapt.json")["steps"] == adapted.report.steps
+    # The record is about the weights in the folder, not about those before they were moved back.
+    assert read_json(folder / "model" / "diffusionbert.json")["validation"] == {
+        "step": adapted.report.best_step,
+        "likelihood": "bound",
+        "nats_per_token": adapted.report.domain.after,
+        "loss_per_token": None,
+    }
+    card = (folder / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"| held-out text | {adapted.report.domain} " in card
+    assert "validation text" not in card
 
 
 @pytest.mark.slow
@@ -85,6 +95,16 @@ def test_the_table_has_bounds_samples_and_the_next_command(adapted):
     assert f"next: diffusionbert generate --model {adapted.report.model}" in shown
     for text in (*adapted.report.samples_before, *adapted.report.samples_after, "held-out text:", "generic text:"):
         assert text in shown
+
+
+@pytest.mark.slow
+def test_an_adaptation_that_never_gains_says_so(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(workflow, "MAX_EPOCHS", 1)
+    report = adapt(DOMAIN, start, tmp_path / "run", learning_rate=10.0, samples=0, cache=encoding_cache()).report
+    assert (report.best_step, report.share) == (0, 0)
+    assert report.domain.before == report.domain.after
+    assert "the model is still the start" in report.table()
+    assert "lower --learning-rate than 10" in report.table()
 
 
 def test_weights_move_back_until_little_is_forgotten(start, monkeypatch):

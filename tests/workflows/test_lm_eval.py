@@ -13,10 +13,10 @@ import pytest
 import torch
 from tiny_models import model_of, toy_sentences, trained, trained_run
 
-pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'diffusionbert[lm_eval]'")
+pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'diffusionbert[lm-eval]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-from diffusionbert.workflows.lm_eval import DiffusionBERT, register  # noqa: E402
+from diffusionbert.workflows.lm_eval import DiffusionBERT, main, register  # noqa: E402
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
 [CHOICE] = re.findall(r"^```yaml\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
@@ -126,6 +126,17 @@ def test_the_harness_runs_local_tasks(tmp_path):
     assert found["results"]["capitals"]["acc,none"] == 1.0
     assert found["results"]["toy_rolling"]["word_perplexity,none"] > 1
     assert "exact_match,none" in found["results"]["toy_generation"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_tasks")
+def test_a_missing_model_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
+    arguments = "run --model diffusionbert --model_args pretrained=./missing --tasks capitals --include_path"
+    monkeypatch.setattr(sys, "argv", ["diffusionbert-lm-eval", *arguments.split(), str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("diffusionbert-lm-eval: no model at './missing'")
 
 
 @pytest.mark.slow

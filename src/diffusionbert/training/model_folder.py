@@ -35,6 +35,7 @@ from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.absorbing import LearnedExponents
 from diffusionbert.diffusion.tokens import TokenStatistics
 from diffusionbert.networks.loading import FILES, Pretrained, is_causal
+from diffusionbert.networks.lora import merged
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Likelihood, ObjectiveConfig, TrainingModule
 from diffusionbert.reporting import reason_of
@@ -405,7 +406,7 @@ def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _card(module: TrainingModule, metadata: ModelMetadata, state: Any, form: WeightFormat) -> str:
     config, objective = metadata.config, metadata.config.objective
-    num_parameters = sum(parameter.numel() for parameter in module.network.parameters())
+    num_parameters = sum(weight.numel() for weight in merged(dict(module.network.named_parameters())).values())
     family = "causal" if objective.is_causal else "masked"
     opening = _OPENS.format(family=family.title())
     if _beside(dict(module.network.named_parameters())):
@@ -437,7 +438,7 @@ A {family} language model of {num_parameters / 1e6:.1f}M parameters, trained wit
 |---|---|
 | objective | {objective} |
 | time embedding | {config.time.value} |
-| backbone | {config.backbone} |
+| backbone | {str(config.backbone).replace(str(BUNDLED), "bundled")} |
 | data | `{config.data.corpus}` (fingerprint {(metadata.data_fingerprint or "unknown")[:16]}) |
 | training | {step} of {training.steps} steps, {state.tokens:,} tokens seen in all |
 | validation text | {validation} |

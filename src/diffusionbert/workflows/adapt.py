@@ -37,14 +37,15 @@ from diffusionbert.likelihood.scores import Estimate
 from diffusionbert.model import Model
 from diffusionbert.networks.loading import Pretrained
 from diffusionbert.networks.lora import write_adapter
+from diffusionbert.objectives.base import Likelihood
 from diffusionbert.reporting import logger, progress_line
-from diffusionbert.storage.files import require_output, require_writable, write_json
+from diffusionbert.storage.files import read_json, require_output, require_writable, write_json
 from diffusionbert.storage.schema import to_json
 from diffusionbert.storage.weights import WeightFormat
 from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.checkpoint import weights_to_export
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
-from diffusionbert.training.model_folder import BUNDLED
+from diffusionbert.training.model_folder import BUNDLED, ValidationRecord
 from diffusionbert.training.optim import low_precision, measure
 from diffusionbert.training.run import (
     PreparedData,
@@ -202,6 +203,8 @@ def adapt(
         samples_after=_samples(adapted, samples, seed),
         seed=seed,
     )
+    if share:
+        _correct_record(RunFolder(folder), report, before[0].kind)
     write_json(folder / _REPORT, to_json(report))
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # several times the size of the model
     return Adapted(Model(adapted), report)
@@ -437,3 +440,13 @@ def _write_adapter(start: Engine, run: RunFolder, share: float) -> None:
     card = run.model / "README.md"
     is_opened = "is a LoRA adapter, and opens with diffusionbert, or with PEFT on the model it was trained from"
     card.write_text(re.sub(r"opens with `Auto\w+`", is_opened, card.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _correct_record(run: RunFolder, report: AdaptReport, kind: Likelihood) -> None:
+    """Writes the bound of the final weights into the model folder; training recorded that before moving back."""
+    file, card = run.model / "diffusionbert.json", run.model / "README.md"
+    validation = ValidationRecord(report.best_step, kind, report.domain.after)
+    write_json(file, {**read_json(file), "validation": to_json(validation)})
+    row = f"| held-out text | {report.domain} (before → after adaptation), kind: {kind.value} |"
+    text = re.sub(r"^\| validation text \|.*$", lambda _: row, card.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    card.write_text(text, encoding="utf-8")

@@ -80,7 +80,12 @@ class AdaptReport:
         ]
         for title, texts in (("before", self.samples_before), ("after", self.samples_after)):
             lines += [f"{title}:", *(f"  {text}" for text in texts)]
-        if not self.is_better:
+        if not self.best_step:
+            lines.append(
+                "the model is still the start, except for the lengths of texts, since training did not improve it: "
+                f"give more text, or a lower --learning-rate than {self.learning_rate:g}"
+            )
+        elif not self.is_better:
             lines.append(
                 "no significant gain on held-out text: give more text, or more time (--minutes); the model is kept "
                 "anyway"

@@ -1,4 +1,4 @@
-"""Evaluates models with EleutherAI's evaluation harness (`pip install 'diffusionbert[lm_eval]'`).
+"""Evaluates models with EleutherAI's evaluation harness (`pip install 'diffusionbert[lm-eval]'`).
 
     diffusionbert-lm-eval run --model diffusionbert --model_args pretrained=runs/db,order=left-to-right --tasks …
 
@@ -12,6 +12,7 @@ an order of generation (by default left to right), or minus a bound. The `config
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -185,7 +186,11 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     register()
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as error:  # as in the package's own commands: one line
+        print(f"diffusionbert-lm-eval: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
