@@ -110,8 +110,8 @@ def bundled(data: str) -> RunConfig:
     """
     training = TrainingConfig(
         steps=14_000, batching=TokenBudget(98_304), optimizer="muon", learning_rate=2e-3, weight_decay=0.1, warmup=300,
-        decay="constant_with_warmup", ema=0.999, precision="bf16", compile=True, validate_every=2000, log_every=50,
-        validation_sentences=4000, validation_draws=4, save_every=2000, export_precision="fp16",
+        decay="constant_with_warmup", ema=0.999, precision="bf16", compile=True, packing=True, log_every=50,
+        validate_every=2000, validation_sentences=4000, validation_draws=4, save_every=2000, export_precision="fp16",
     )  # fmt: skip
     objective = DiscreteTimeConfig(num_steps=512, time_sampling=Bell(0.8, weighted=False))
     backbone = NewModernBert(layers=10, width=512, heads=8, dropout=0.0)
