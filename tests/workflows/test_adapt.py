@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,6 +178,18 @@ def test_the_command_reads_standard_input_and_names_its_folder(start, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("free", "has_peft"), [(10**9, True), (20, True), (20, False)])
+def test_an_adapter_is_chosen_where_the_weights_would_not_fit(start, monkeypatch, caplog, free, has_peft):
+    engine = load_engine(start)
+    memory = SimpleNamespace(available=free * engine.num_parameters)
+    monkeypatch.setattr(workflow.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(workflow, "find_spec", lambda name: has_peft or None)
+    with caplog.at_level("INFO", logger="diffusionbert"):
+        assert workflow._suits_adapter(engine) is (free == 20 and has_peft)
+    assert ("so an adapter is trained instead" in caplog.text) is (free == 20 and has_peft)
+    assert ("pip install 'diffusionbert[lora]'" in caplog.text) is not has_peft
+
+
 @pytest.mark.parametrize("merge", [False, True])
 def test_an_adapter_opens_like_a_model(start, tmp_path, merge):
     pytest.importorskip("peft")
@@ -309,7 +322,7 @@ def test_pairs_are_refused(start, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"texts": "x.txt", "merge": True}, "`merge` is for `lora`"),
+    ({"texts": "x.txt", "lora": False, "merge": True}, "`merge` is for `lora`"),
     ({"texts": "x.txt", "minutes": 0.0}, "`minutes` must be greater than 0"),
     ({"texts": "x.txt", "samples": -1}, "`samples` must be between 0 and"),
     ({"texts": None}, "there is no text to adapt to"),

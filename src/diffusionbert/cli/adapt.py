@@ -33,9 +33,12 @@ class Adapt:
     """About how long it may take, in minutes."""
     lora: Flag = False
     """Train a low-rank adapter instead of the weights (pip install 'diffusionbert[lora]').
-    The folder then holds only the adapter, and needs the model it started from."""
+    The folder then holds only the adapter, and needs the model it started from.
+    Default: only if training the weights would take more than half of the free memory."""
+    no_lora: Flag = False
+    """Train the weights, however much memory that takes."""
     merge: Flag = False
-    """With --lora, add the adapter to the weights, so that the folder is an ordinary model."""
+    """If an adapter is trained, add it to the weights, so that the folder is an ordinary model."""
     learning_rate: OptionalFloat = None
     """The peak learning rate. Default: a rate that suits the kind of adaptation."""
     samples: int = 3
@@ -53,6 +56,8 @@ class Adapt:
         from diffusionbert.storage.schema import to_json
         from diffusionbert.workflows.adapt import adapt
 
+        if self.lora and self.no_lora:
+            raise ValueError("--lora and --no-lora exclude each other; leave one out, or both to let adapt choose")
         texts: str | Iterable[str] | None = self.text
         if self.text == "-":
             texts = (line.decode("utf-8", "replace") for line in sys.stdin.buffer)
@@ -63,7 +68,7 @@ class Adapt:
             self.model,
             self.output,
             minutes=self.minutes,
-            lora=self.lora,
+            lora=True if self.lora else False if self.no_lora else None,
             merge=self.merge,
             learning_rate=self.learning_rate,
             samples=self.samples,

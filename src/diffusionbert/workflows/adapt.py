@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TypeVar
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 
@@ -97,7 +99,7 @@ def adapt(
     output: str | Path | None = None,
     *,
     minutes: float = MINUTES,
-    lora: bool = False,
+    lora: bool | None = None,
     merge: bool = False,
     learning_rate: float | None = None,
     samples: int = 3,
@@ -115,8 +117,9 @@ def adapt(
         output: The run directory; None creates adapted-NAME in the current folder.
         minutes: About how long it may take, including measurements.
         lora: Train a low-rank adapter (extra `lora`) instead of the weights. The model folder then holds only the
-            adapter, and needs the model it started from.
-        merge: With `lora`, add the adapter to the weights, so that the folder is an ordinary model.
+            adapter, and needs the model it started from. None does so if training the weights would take more than half
+            of the free memory.
+        merge: If an adapter is trained, add the adapter to the weights, so that the folder is an ordinary model.
         learning_rate: The peak learning rate; None is `LEARNING_RATE`, or `LORA_RATE` with `lora`.
         samples: How many texts to generate before and after.
         resume: Continue the stopped adaptation in `output`.
@@ -135,9 +138,9 @@ def adapt(
     clock = _Clock(minutes)
     if not 0 <= samples <= MAX_TEXTS:
         raise ValueError(f"`samples` must be between 0 and {MAX_TEXTS}, got {samples}")
-    rate = (LORA_RATE if lora else LEARNING_RATE) if learning_rate is None else learning_rate
-    TrainingConfig(learning_rate=rate, seed=seed)  # raises before any work if they are invalid
-    if merge and not (lora or resume):
+    # Raises before any work if they are invalid.
+    TrainingConfig(learning_rate=LEARNING_RATE if learning_rate is None else learning_rate, seed=seed)
+    if merge and lora is False and not resume:
         raise ValueError("`merge` is for `lora`: without it there is nothing to merge; leave it out")
     stores = default_cache() if cache is None else Path(cache)
     if resume:
@@ -148,7 +151,7 @@ def adapt(
         folder = _new_folder(texts, output)
         most = int(LINES_PER_MINUTE * max(1.0, minutes)) if start.device.type == "cpu" else None
         corpus = own_corpus(texts, folder, start.vocabulary, start.max_positions, most=most, seed=seed)
-        config = _first_config(start, corpus, seed, LORA_RANK if lora else None, rate)
+        config = _first_config(start, corpus, seed, _suits_adapter(start) if lora is None else lora, learning_rate)
     seed = config.training.seed
     prepared = prepare(config.data, stores)
     held_out = _First(prepared.validation, min(HELD_OUT, len(prepared.validation)))
@@ -279,7 +282,22 @@ def _require_adaptable(engine: Engine) -> None:
         )
 
 
-def _first_config(start: Engine, corpus: str, seed: int, rank: int | None, learning_rate: float) -> RunConfig:
+def _suits_adapter(start: Engine) -> bool:
+    """Whether gradients and moments of all weights would take more than half of the free memory."""
+    is_gpu = start.device.type == "cuda"
+    free = torch.cuda.mem_get_info(start.device)[0] if is_gpu else psutil.virtual_memory().available
+    needed = 12 * start.num_parameters
+    if needed <= free / 2:
+        return False
+    memory = f"training all weights would take {needed / 1e9:.1f} of {free / 1e9:.1f} GB of free memory"
+    if find_spec("peft") is None:
+        logger.warning(f"{memory}; an adapter takes less: pip install 'diffusionbert[lora]'")
+        return False
+    logger.info(f"{memory}, so an adapter is trained instead")
+    return True
+
+
+def _first_config(start: Engine, corpus: str, seed: int, lora: bool, learning_rate: float | None) -> RunConfig:
     """The start's own network, objective and text settings; the number of steps is determined later."""
     own = start.config.data
     data = DataConfig(
@@ -290,8 +308,8 @@ def _first_config(start: Engine, corpus: str, seed: int, rank: int | None, learn
         max_length=start.max_positions,
     )
     training = TrainingConfig(
-        learning_rate=learning_rate,
-        lora=rank,
+        learning_rate=(LORA_RATE if lora else LEARNING_RATE) if learning_rate is None else learning_rate,
+        lora=LORA_RANK if lora else None,
         weight_decay=0.0,
         seed=seed,
         validation_sentences=100,
