@@ -54,6 +54,7 @@ class GracefulServer(uvicorn.Server):
                 await asyncio.sleep(0)  # the event loop accepts
             listening.close()
         end = time.monotonic() + REQUEST_GRACE
+        await asyncio.sleep(0.02)  # those just accepted are not among the connections yet, and nobody would close them
         while not self.force_exit and self._has_new_connections() and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
