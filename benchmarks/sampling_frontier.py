@@ -49,7 +49,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "remasking, η 0.1": {"sampler": "remasking:eta=0.1"},
     "Gibbs, 64 calls": {"sampler": "gibbs", "steps": 64},
 }
-FEW, MANY = (0.9, 0.7, 0.5), (1.0, 0.95, 0.8, 0.6, 0.4)
+FEW, MANY = (0.9, 0.7, 0.5, 0.3), (1.0, 0.95, 0.8, 0.6, 0.4)
 """Values of top-p for every sampler, and more for the exact one."""
 WARPERS: dict[str, dict[str, Any]] = {
     "top-k 30": {"top_k": 30, "top_p": 1},
