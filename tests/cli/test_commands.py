@@ -882,3 +882,16 @@ def test_the_toy_english_has_the_lengths_and_tokens_that_tests_assume():
     assert {len(sentence.split()) for sentence in toy_sentences(400)} <= set(range(5, 18))
     vocabulary = model_of("linear").engine.vocabulary
     assert all(len(vocabulary.pieces(word)) == 1 for word in SENTENCE.split())
+
+
+@pytest.mark.parametrize(("policy", "expected"), [(None, "1000"), ("PASSIVE", None)])
+def test_threads_spin_briefly_between_kernels_unless_told_otherwise(policy, expected, monkeypatch, capsys):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    if policy is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    with pytest.raises(SystemExit):
+        main(["info", "--help"])
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+    assert "usage" in capsys.readouterr().out

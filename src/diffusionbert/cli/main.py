@@ -96,6 +96,10 @@ def _run(words: list[str]) -> None:
     if words == ["--version"]:
         print(f"diffusionbert {__version__}")
         return
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # OpenMP's threads spin between kernels. As long as they do by default, they block one another wherever another
+        # program runs; if they sleep at once, waking them takes longer than the kernels. Read when torch is imported.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     command: Any = None
