@@ -62,7 +62,11 @@ def draw_curves(logs: list[Path], path: Path) -> None:
         tokens = [earlier + seen[event.step] for event in found]
         axis.plot(tokens, [event.nats_per_token for event in found], "o-", label=f"stage {number}")
         earlier += max(seen.values())
-    axis.set(xlabel="tokens seen", ylabel="bound, nats per token", xscale="log")
+    axis.set(xlabel="tokens seen, in millions", ylabel="bound, nats per token", xscale="log")
+    axis.set_xticks([10**6 * number for number in (100, 200, 500, 1000, 2000, 4000)], minor=False)
+    axis.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 10**6:,.0f}")
+    axis.xaxis.set_minor_formatter(lambda *_: "")
+    axis.set_xlim(10**8, 1.3 * earlier)
     axis.grid(alpha=0.3, which="both")
     axis.legend()
     figure.savefig(path, dpi=120)
