@@ -249,7 +249,7 @@ def test_to_moves_the_parameters_and_returns_the_model():
     assert {parameter.dtype for parameter in model.backbone.parameters()} == {torch.bfloat16}
     assert nats(model) == pytest.approx(before, rel=0.1)
     assert model.to("cpu", torch.float32).device == torch.device("cpu")
-    assert {parameter.dtype for parameter in load(trained_run(), dtype=torch.bfloat16).backbone.parameters()} == {
+    assert {parameter.dtype for parameter in load(trained_run(), dtype="bfloat16").backbone.parameters()} == {
         torch.bfloat16
     }
 
@@ -632,7 +632,7 @@ def test_a_model_in_int8_scores_about_the_same_and_keeps_its_parameters(model):
 
 def test_a_model_can_leave_int8_and_a_refused_type_changes_nothing(model):
     made = load(str(model.engine.folder), device="cpu", dtype=torch.int8)
-    made.to(dtype=torch.float32)
+    made.to(dtype="float32")
     assert nats(made) == nats(model)
     with pytest.raises(ValueError, match="int8 is for CPUs, and the device is 'cuda'"):
         made.to("cuda", torch.int8)
@@ -659,3 +659,10 @@ def test_text_is_generated_in_int8_where_that_pays_unless_a_type_was_chosen(mode
 def test_compilation_is_for_gpus(model):
     with pytest.raises(ValueError, match="`compile` is for GPUs, and the device is 'cpu'; leave it out"):
         load(str(model.engine.folder), device="cpu", compile=True)
+
+
+def test_an_unknown_dtype_is_refused_in_one_line(model):
+    with pytest.raises(
+        ValueError, match="`dtype` must be one of float32, bfloat16, float16, float64, int8, got 'fp32'"
+    ):
+        model.to(dtype="fp32")

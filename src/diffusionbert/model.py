@@ -101,7 +101,7 @@ class Model:
         name_or_folder: str | Path | None = None,
         *,
         device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         compile: bool = False,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -113,9 +113,9 @@ class Model:
             name_or_folder: A run directory, a model folder, or the folder or Hub name of any masked or causal language
                 model; None is the bundled model.
             device: The device to run on; None is a GPU if there is one.
-            dtype: The dtype of its parameters. None is float32, but text is generated in bfloat16 on a GPU, and in int8
-                on a CPU where that is faster. torch.int8 also scores and fills in int8, which costs a few thousandths
-                of a nat per token.
+            dtype: The dtype of its parameters, or its name. None is float32, but text is generated in bfloat16 on a
+                GPU, and in int8 on a CPU where that is faster. torch.int8 also scores and fills in int8, which costs a
+                few thousandths of a nat per token.
             compile: Whether to compile the network for generation on a GPU. The first call takes some seconds longer,
                 all others are faster; this pays off for hundreds of texts.
             revision: A branch, tag or commit of a Hub repository.
@@ -123,7 +123,7 @@ class Model:
             local_files_only: Whether to stay offline and use only local files.
         """
         options = HubOptions(revision=revision, token=token, local_files_only=local_files_only)
-        return cls(load_engine(name_or_folder, device, dtype, compile=compile, **options))
+        return cls(load_engine(name_or_folder, device, _dtype(dtype), compile=compile, **options))
 
     # ---- what it is -------------------------------------------------------------------------------------------------
 
@@ -157,9 +157,9 @@ class Model:
         """The maximum number of tokens of a text."""
         return self.engine.max_length
 
-    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
+    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None) -> Model:
         """Moves the model to a device, casts it to a dtype, or both, and returns it."""
-        self.engine.to(device, dtype)
+        self.engine.to(device, _dtype(dtype))
         return self
 
     def __repr__(self) -> str:
@@ -575,7 +575,7 @@ def load(
     name_or_folder: str | Path | None = None,
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     compile: bool = False,
     revision: str | None = None,
     token: str | bool | None = None,
@@ -586,9 +586,9 @@ def load(
     Args:
         name_or_folder: The model to open; None is the bundled model.
         device: The device to run on; None is a GPU if there is one.
-        dtype: The dtype of its parameters. None is float32, but text is generated in bfloat16 on a GPU, and in int8 on
-            a CPU where that is faster. torch.int8 also scores and fills in int8, which costs a few thousandths of a nat
-            per token.
+        dtype: The dtype of its parameters, or its name. None is float32, but text is generated in bfloat16 on a GPU,
+            and in int8 on a CPU where that is faster. torch.int8 also scores and fills in int8, which costs a few
+            thousandths of a nat per token.
         compile: Whether to compile the network for generation on a GPU. The first call takes some seconds longer, all
             others are faster; this pays off for hundreds of texts.
         revision: A branch, tag or commit of a Hub repository.
@@ -783,6 +783,19 @@ def generate_agreed(
     for start in range(0, len(candidates), num_candidates):
         group = candidates[start : start + num_candidates]
         yield group[most_agreed([candidate.text for candidate in group])]
+
+
+DTYPES = "float32", "bfloat16", "float16", "float64", "int8"
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype, given as such or by its name."""
+    if not isinstance(dtype, str):
+        return dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    found: torch.dtype = getattr(torch, dtype)
+    return found
 
 
 def _texts(name: str, value: str | Iterable[str]) -> list[str]:

@@ -56,13 +56,10 @@ class ModelOptions:
     Default: float32, but text is generated in bfloat16 on a GPU, and in int8 on a CPU where that is faster."""
 
     def loaded(self, *, compile: bool = False) -> Model:
-        import torch
-
         from diffusionbert.model import load
 
         require_device(self.device)
-        dtype = self.dtype and getattr(torch, self.dtype)
-        return load(self.model, device=self.device, dtype=dtype, compile=compile)
+        return load(self.model, device=self.device, dtype=self.dtype, compile=compile)
 
 
 @dataclass(frozen=True)
