@@ -24,7 +24,7 @@ text { fill: #e6edf3 } .card { fill: #0d1117 } .mask { fill: #30363d } .time { f
 """
 
 
-def main(output: str | Path = "forming.svg", *, length: int = 12, seed: int = 5, num_lines: int = 7) -> None:
+def main(output: str | Path = "forming.svg", *, length: int = 12, seed: int = 3, num_lines: int = 7) -> None:
     model = db.load(device="cpu", dtype=torch.float32)  # the same picture on every machine
     states = list(model.stream(length=length, seed=seed))
     lines = [states[round(i * (len(states) - 1) / (num_lines - 1))] for i in range(num_lines)]
