@@ -177,9 +177,9 @@ class Batch:
         joined: dict[str, Any] = {
             name: torch.cat([tensor, other.tensors[name]]) for name, tensor in self.tensors.items()
         }
-        packing = self.packing
-        if packing is not None and other.packing is not None:
-            packing = packing.followed_by(other.packing, self.tokens.numel())
+        packing = None
+        if self.packing is not None and other.packing is not None:
+            packing = self.packing.followed_by(other.packing, self.tokens.numel())
         return replace(self, packing=packing, **joined)
 
     def packed(self) -> Batch:
