@@ -32,6 +32,7 @@ REMEDIES = {
     "train --output={new}": ("--data is missing; give a text file", TRAIN),
     TRAIN.replace("{corpus}", "nofile.txt"): ("give a file, a folder or a glob", TRAIN),
     f"{TRAIN} --compile --no-compile": ("give one of them", f"{TRAIN} --no-compile"),
+    f"{TRAIN} --packing --no-packing": ("give one of them", f"{TRAIN} --packing"),
     f"{TRAIN} --batch-tokens=64 --batch-sequences=2": ("give one of them", f"{TRAIN} --batch-sequences=2"),
     f"{TRAIN} --start=bundled": ("leave them out, or start from scratch", TRAIN),
     f"{TRAIN} --objective=sundae --schedule=cosine": ("leave it out", f"{TRAIN} --objective=sundae"),

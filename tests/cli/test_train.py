@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -229,6 +230,7 @@ def test_a_file_is_no_run_folder(made_up_text, tmp_path, refused, monkeypatch):
         (["--layers=0"], "--layers of a network must be 1 or more, got 0"),
         (["--heads=3"], "divides the width"),
         (["--compile", "--no-compile"], "--compile and --no-compile exclude each other"),
+        (["--packing", "--no-packing"], "--packing and --no-packing exclude each other"),
         (["--decay-fraction=0.1"], "--decay-fraction is for --decay wsd, got --decay linear; leave it out"),
         (["--decay=wsd", "--decay-fraction=2"], "--decay-fraction of training must be greater than 0 and at most 1"),
         (["--dropout=1.5"], "--dropout must lie in [0, 1), got 1.5"),
@@ -354,7 +356,10 @@ def test_a_pretrained_network_has_its_own_family(refused, tmp_path):
     assert "--backbone, --layers, --width, --heads and --dropout are for new networks; leave them out" in said
 
 
-def test_no_compile_overrides_the_preset():
-    common = "train", "--output=run", "--data=pydoc", "--preset=wiki-small"
-    assert configure(parse_arguments([*common])).training.compile
-    assert not configure(parse_arguments([*common, "--no-compile"])).training.compile
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+@pytest.mark.parametrize("setting", ["compile", "packing"])
+def test_a_setting_of_the_preset_can_be_turned_off(command, setting):
+    common = command, "--output=run", "--data=pydoc", "--preset=bundled"
+    preset, changed = (configure(parse_arguments([*common, *more])).training for more in ((), (f"--no-{setting}",)))
+    assert getattr(preset, setting)
+    assert changed == replace(preset, **{setting: False})

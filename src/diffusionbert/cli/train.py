@@ -98,8 +98,10 @@ class TrainingOptions:
     no_cuda_graphs: Flag = False
     """Do not capture training steps as CUDA graphs, even for small batches on one GPU."""
     packing: Flag = False
-    """Pack several sequences into each row, without padding.
+    """Pack several sequences into each row, without padding, as the preset bundled does.
     Helps with short sentences in large batches on a GPU; for time-agnostic BERTs and ModernBERTs."""
+    no_packing: Flag = False
+    """Do not pack sequences, even if the preset does."""
     sharded: Flag = False
     """With several processes, shard the network (FSDP) instead of copying it (DDP)."""
     patience: OptionalInt = None
@@ -317,6 +319,10 @@ def _with_training(given: Run, config: RunConfig) -> RunConfig:
         raise ValueError("--compile and --no-compile exclude each other; give one of them")
     if options.no_compile:
         training = replace(training, compile=False)
+    if options.packing and options.no_packing:
+        raise ValueError("--packing and --no-packing exclude each other; give one of them")
+    if options.no_packing:
+        training = replace(training, packing=False)
     if options.no_cuda_graphs:
         training = replace(training, cuda_graphs=False)
     if options.batch_tokens is not None and options.batch_sequences is not None:
