@@ -14,7 +14,7 @@ from diffusionbert.cli.main import main
 from diffusionbert.networks.loading import NewBert
 from diffusionbert.workflows import bench, timing
 from diffusionbert.workflows.sampling_work import DecoderSampling, DecoderScoring, Forwards, OurSampling, Texts
-from diffusionbert.workflows.timing import Machine, Program, Work
+from diffusionbert.workflows.timing import Amount, Machine, Program, Stopwatch, Work
 from diffusionbert.workflows.training_work import HandWrittenTraining, OurTraining, TrainingSize
 
 TINY = TrainingSize(1, 16, 2, 0.0, 60, sequences=4, length=12, ema=0.9)
@@ -38,7 +38,7 @@ class Counted(Work):
     def program(self, machine: Machine) -> Program:
         program = self.work.program(machine)
 
-        def step() -> float:
+        def step() -> Amount:
             self.steps[type(self.work).__name__] += 1
             return program.step()
 
@@ -64,6 +64,27 @@ def test_both_programs_take_turns_equally_often(counted):
     assert row.ours.memory_gib is None
     assert list(result.skipped) == ["train-base"]
     assert "train-tiny" in result.table()
+
+
+def test_the_tokens_of_all_steps_of_a_turn_are_counted():
+    amounts = iter([Amount(1, 2.0), Amount(5, 50.0), Amount(10, 100.0), Amount(30, 300.0)])
+
+    class Uneven(Work):
+        def describe(self) -> str:
+            return "uneven"
+
+        def on(self, device: str) -> Work:
+            return self
+
+        def program(self, machine: Machine) -> Program:
+            return Program(lambda: next(amounts))
+
+    watch = Stopwatch(Uneven(), MACHINE)
+    watch.steps = 2
+    watch.take_turn()
+    speed = watch.speed(1.0)
+    assert speed.tokens_per_second * speed.milliseconds_per_step == pytest.approx(20e3)
+    assert speed.flops_fraction * speed.milliseconds_per_step == pytest.approx(200e3)
 
 
 def test_the_command_prints_one_json_object(counted, capsys):
@@ -98,9 +119,9 @@ def test_an_unknown_row_is_refused_by_name(capsys):
     ids=lambda work: work.describe(),
 )
 def test_a_sampling_program_does_its_work(work):
-    program = work.program(MACHINE)
-    assert program.step() > 0
-    assert program.num_tokens == 10
+    done = work.program(MACHINE).step()
+    assert done.flops > 0
+    assert done.num_tokens == 10
 
 
 def test_each_row_is_about_one_kind_of_device_or_both():

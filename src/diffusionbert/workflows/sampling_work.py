@@ -28,7 +28,7 @@ from diffusionbert.samplers.base import SamplerConfig
 from diffusionbert.samplers.config import SamplingRequest, parse_sampler
 from diffusionbert.training.config import DataConfig, RunConfig
 from diffusionbert.training.model_folder import ModelMetadata, token_statistics
-from diffusionbert.workflows.timing import Machine, Program, Work, num_multiplied
+from diffusionbert.workflows.timing import Amount, Machine, Program, Work, num_multiplied
 from diffusionbert.workflows.training_work import zipf_counts
 
 MAX_POSITIONS = 128
@@ -119,14 +119,15 @@ class OurSampling(TextWork):
         request = SamplingRequest(parse_sampler(self.sampler), SamplerConfig(self.steps, 1.0, self.top_k, self.top_p))
         seed = 0
 
-        def step() -> float:
+        def step() -> Amount:
             nonlocal seed
             seed += 1
             task = Task(texts.sequences, texts.length, seed=seed)
             calls = sum(text.calls for text in generate(engine, task, request))
-            return _flops(engine.network.backbone, calls * (texts.length + 2), texts.num_tokens)
+            flops = _flops(engine.network.backbone, calls * (texts.length + 2), texts.num_tokens)
+            return Amount(texts.num_tokens, flops)
 
-        return Program(step, texts.num_tokens, _bytes(engine.network.backbone), warm_ups=3)
+        return Program(step, _bytes(engine.network.backbone), warm_ups=3)
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,12 @@ class Forwards(TextWork):
         model = torch.compile(backbone, mode="reduce-overhead") if machine.compile else backbone
 
         @torch.no_grad()
-        def step() -> float:
+        def step() -> Amount:
             for _ in range(self.number):
                 model(input_ids=tokens, attention_mask=seen)
-            return self.number * _flops(backbone, tokens.numel(), tokens.numel())
+            return Amount(texts.num_tokens, self.number * _flops(backbone, tokens.numel(), tokens.numel()))
 
-        return Program(step, texts.num_tokens, _bytes(backbone), warm_ups=3)
+        return Program(step, _bytes(backbone), warm_ups=3)
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,11 @@ class DecoderSampling(TextWork):
         given = {"attention_mask": torch.ones_like(begin), "max_new_tokens": texts.length, "pad_token_id": 0}
 
         @torch.no_grad()
-        def step() -> float:
+        def step() -> Amount:
             model.generate(begin, do_sample=True, top_k=0, use_cache=True, **given)
-            return _flops(model, texts.num_tokens, texts.num_tokens)
+            return Amount(texts.num_tokens, _flops(model, texts.num_tokens, texts.num_tokens))
 
-        return Program(step, texts.num_tokens, _bytes(model), warm_ups=3)
+        return Program(step, _bytes(model), warm_ups=3)
 
 
 @dataclass(frozen=True)
@@ -188,14 +189,16 @@ class OurScoring(TextWork):
         task = Task(texts.sequences, (texts.length // 2, texts.length * 3 // 2))
         few = SamplingRequest(parse_sampler("exact"), SamplerConfig(8))
         lines = [text.text for text in generate(engine, task, few)]
+        num_tokens = sum(len(tokens) - 2 for tokens in engine.vocabulary.encode(lines))
 
-        def step() -> float:
+        def step() -> Amount:
             found = [one for one in score(engine, lines, ScoreSettings()) if one is not None]
             read = sum(one.num_draws * (one.num_tokens + 2) for one in found)
             # Half of the tokens are masked on average.
-            return _flops(engine.network.backbone, read, sum(one.num_draws * one.num_tokens // 2 for one in found))
+            num_masked = sum(one.num_draws * one.num_tokens // 2 for one in found)
+            return Amount(num_tokens, _flops(engine.network.backbone, read, num_masked))
 
-        return Program(step, sum(len(tokens) - 2 for tokens in engine.vocabulary.encode(lines)))
+        return Program(step)
 
 
 @dataclass(frozen=True)
@@ -211,12 +214,12 @@ class DecoderScoring(TextWork):
         tokens = torch.randint(1, model.config.vocab_size, (texts.sequences, texts.length + 1), device=machine.device)
 
         @torch.no_grad()
-        def step() -> float:
+        def step() -> Amount:
             for part in torch.split(tokens, 16):
                 model(input_ids=part, labels=part)
-            return _flops(model, tokens.numel(), tokens.numel())
+            return Amount(texts.num_tokens, _flops(model, tokens.numel(), tokens.numel()))
 
-        return Program(step, texts.num_tokens)
+        return Program(step)
 
 
 def _flops(backbone: PreTrainedModel, num_positions: int, num_predicted: int) -> float:

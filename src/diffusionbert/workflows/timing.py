@@ -1,7 +1,7 @@
 """Times programs in turns.
 
-A program repeats one piece of work: a training step, a batch of texts, scores. It reports its FLOPs, so that its speed
-can be compared with the chip's own rate of matrix products.
+A program repeats one piece of work: a training step, a batch of texts, scores. It reports its tokens, whose number may
+change from step to step, and its FLOPs, so that its speed can be compared with the chip's own rate of matrix products.
 """
 
 from __future__ import annotations
@@ -35,14 +35,21 @@ class Machine:
         return self.device.type == "cuda"
 
 
+@dataclass(frozen=True)
+class Amount:
+    """How much work was done."""
+
+    num_tokens: int
+    """The number of tokens trained on, generated or scored."""
+    flops: float
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A piece of work that can be repeated."""
 
-    step: Callable[[], float]
-    """Does the work once and returns its FLOPs."""
-    num_tokens: int
-    """The number of tokens trained on, generated or scored per step."""
+    step: Callable[[], Amount]
+    """Does the work once."""
     kept_bytes: int = 0
     """The memory held between steps."""
     warm_ups: int = 1
@@ -83,45 +90,54 @@ class Speed:
     """The time until the first steps were done: compilation and warm-up."""
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """The means over the steps of a turn."""
+
+    seconds: float
+    num_tokens: float
+    flops: float
+
+
 class Stopwatch:
     """Times a program in turns."""
 
     def __init__(self, work: Work, machine: Machine):
         self.work, self.device = work, machine.device
         self.program = work.program(machine)
-        *_, last = durations = [self._seconds(1) for _ in range(self.program.warm_ups)]
+        *_, last = durations = [self._turn(1).seconds for _ in range(self.program.warm_ups)]
         self.start_seconds = sum(durations)
         self.steps = max(1, int(SECONDS_PER_TURN / last))
-        self.times: list[float] = []
+        self.turns: list[_Turn] = []
         self.memory = None
         if machine.is_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)  # includes the other program's memory
-            self._seconds(1)
+            self._turn(1)
             peak = torch.cuda.max_memory_allocated(self.device) - before
             self.memory = (self.program.kept_bytes + peak) / 2**30
 
     def take_turn(self) -> None:
         if self.steps > 1:  # only short steps notice what the other program left in caches
             self.program.step()
-        self.times.append(self._seconds(self.steps))
+        self.turns.append(self._turn(self.steps))
 
-    def _seconds(self, count: int) -> float:
-        def step() -> None:
-            self.flops = self.program.step()
-
-        return seconds(step, count, self.device)
+    def _turn(self, count: int) -> _Turn:
+        done: list[Amount] = []
+        mean = seconds(lambda: done.append(self.program.step()), count, self.device)
+        return _Turn(mean, sum(one.num_tokens for one in done) / count, sum(one.flops for one in done) / count)
 
     def speed(self, rate: float) -> Speed:
         """The speed over all turns; `rate` is the chip's matrix rate."""
-        median = statistics.median(self.times)
-        low, _, high = statistics.quantiles(self.times, n=4) if len(self.times) > 1 else (median,) * 3
+        speeds = [turn.num_tokens / turn.seconds for turn in self.turns]
+        median = statistics.median(speeds)
+        low, _, high = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else (median,) * 3
         return Speed(
             self.work.describe(),
-            self.program.num_tokens / median,
+            median,
             (high - low) / median,
-            1e3 * median,
-            self.flops / median / rate,
+            1e3 * statistics.median(turn.seconds for turn in self.turns),
+            statistics.median(turn.flops / turn.seconds for turn in self.turns) / rate,
             self.memory,
             self.start_seconds,
         )

@@ -26,7 +26,7 @@ from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.run import make_accelerator
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
-from diffusionbert.workflows.timing import Machine, Program, Work, num_multiplied
+from diffusionbert.workflows.timing import Amount, Machine, Program, Work, num_multiplied
 
 PAD, CLS, SEP, MASK = range(4)
 NUM_SPECIAL = 5
@@ -78,11 +78,11 @@ class TrainingSize:
         num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
         kept = (12 if self.ema is None else 16) * num_parameters  # parameters, two moments, EMA
 
-        def counted() -> float:
+        def counted() -> Amount:
             step()
-            return flops
+            return Amount(self.num_tokens, flops)
 
-        return Program(counted, self.num_tokens, kept, WARM_UPS)
+        return Program(counted, kept, WARM_UPS)
 
 
 BASE, BUNDLED = TrainingSize(), TrainingSize(7, 384, 6, 0.0, 16_000, sequences=512, ema=0.999)  # as in the presets
