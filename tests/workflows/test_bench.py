@@ -11,11 +11,22 @@ import pytest
 import torch
 
 from diffusionbert.cli.main import main
-from diffusionbert.networks.loading import NewBert
-from diffusionbert.workflows import bench, timing
+from diffusionbert.networks.loading import NewBert, NewModernBert
+from diffusionbert.recipes import bundled
+from diffusionbert.training.batches import BatchPlan, TokenBudget
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.step import TrainingStep
+from diffusionbert.training.trainer import Trainer
+from diffusionbert.workflows import bench, timing, training_work
 from diffusionbert.workflows.sampling_work import DecoderSampling, DecoderScoring, Forwards, OurSampling, Texts
 from diffusionbert.workflows.timing import Amount, Machine, Program, Stopwatch, Work
-from diffusionbert.workflows.training_work import HandWrittenTraining, OurTraining, TrainingSize
+from diffusionbert.workflows.training_work import (
+    HandWrittenTraining,
+    OurTraining,
+    PresetTraining,
+    TrainingSize,
+    mixed_sequences,
+)
 
 TINY = TrainingSize(1, 16, 2, 0.0, 60, sequences=4, length=12, ema=0.9)
 FEW = Texts(2, 5, NewBert(1, 16, 2, 0.0), vocabulary=60)
@@ -122,6 +133,69 @@ def test_a_sampling_program_does_its_work(work):
     done = work.program(MACHINE).step()
     assert done.flops > 0
     assert done.num_tokens == 10
+
+
+@pytest.fixture
+def trained_batches(monkeypatch):
+    """The batches that programs train on."""
+    found, train = [], TrainingStep.__call__
+    monkeypatch.setattr(TrainingStep, "__call__", lambda self, batch: found.append(batch) or train(self, batch))
+    return found
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_sequences_of_mixed_lengths_are_batched_as_the_trainer_does(trained_batches, packing):
+    training = TrainingConfig(batching=TokenBudget(512), optimizer="muon", ema=0.9, packing=packing)
+    config = RunConfig(DataConfig("random", vocabulary=60), NewModernBert(1, 16, 2, 0.0), training=training)
+    program = PresetTraining(config).program(MACHINE)
+    done = [program.step() for _ in range(4)]
+    sequences = mixed_sequences(config.data)
+    plan = BatchPlan(sequences.lengths, training.batching, training.seed, packed=packing).epoch(0)
+    for amount, batch, planned in zip(done, trained_batches, plan, strict=False):
+        (part,) = batch.micro_batches
+        assert part.example.tolist() == planned.tolist()
+        assert amount.num_tokens == sequences.lengths[planned].sum()
+        assert batch.num_tokens == amount.num_tokens - 2 * len(planned)  # all but [CLS] and [SEP] can be masked
+        rows = part.packing.positions if packing else part.tokens
+        assert rows.shape[1] == (128 if packing else sequences.lengths[planned].max())
+        assert amount.num_tokens <= rows.numel() <= 512 + 128 * packing
+    assert len(trained_batches) == 4
+
+
+def test_the_memory_kept_between_steps_is_that_of_parameters_optimizer_and_ema(monkeypatch):
+    trainers = []
+
+    class Kept(Trainer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            trainers.append(self)
+
+    monkeypatch.setattr(training_work, "Trainer", Kept)
+    training = TrainingConfig(batching=TokenBudget(64), optimizer="muon", ema=0.9)
+    config = RunConfig(DataConfig("random", vocabulary=60), NewModernBert(1, 16, 2, 0.0), training=training)
+    program = PresetTraining(config).program(MACHINE)
+    program.step()
+    (trainer,) = trainers
+    moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    num_moments = sum(value.numel() for value in moments if torch.is_tensor(value) and value.ndim)
+    num_parameters = sum(parameter.numel() for parameter in trainer.module.parameters())
+    assert program.kept_bytes == 4 * (2 * num_parameters + num_moments)
+
+
+def test_lengths_are_those_of_sentences():
+    lengths = mixed_sequences(DataConfig("random")).lengths
+    assert 22.5 < lengths.mean() < 23.5
+    assert (lengths.min(), lengths.max()) == (3, 128)
+
+
+def test_packing_is_compared_with_the_padded_batches_of_the_same_preset():
+    (row,) = (row for row in bench.ROWS if row.name == "train-packed")
+    preset = bundled("random")
+    assert row.ours == PresetTraining(preset)
+    assert row.reference == PresetTraining(replace(preset, training=replace(preset.training, packing=False)))
+    assert row.on("cuda") == row
+    assert row.ours.describe() == "ModernBERT 10×512, 98,304 positions, packed"
+    assert row.on("cpu").reference.describe() == "ModernBERT 10×512, 1,024 positions, padded"
 
 
 def test_each_row_is_about_one_kind_of_device_or_both():

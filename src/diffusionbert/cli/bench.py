@@ -15,11 +15,11 @@ from diffusionbert.reporting import progress_line
 class Bench:
     """Measure the speed of training, generation and scoring on this machine, against references.
 
-    Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert (on a CPU, only the last two, at
-    a small size); on a GPU, sample-32, sample-32-eager, sample-256, sample-1, sample-forwards, sample-ancestral,
-    sample-spindle; on a CPU, sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded (fewer calls at a
-    bounded error), sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU, training and most sampling are compiled,
-    which takes about a minute per row.
+    Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert, train-packed (on a CPU, only
+    the last three, at a small size); on a GPU, sample-32, sample-32-eager, sample-256, sample-1, sample-forwards,
+    sample-ancestral, sample-spindle; on a CPU, sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded
+    (fewer calls at a bounded error), sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU, training and most
+    sampling are compiled, which takes about a minute per row.
 
     Example: diffusionbert bench --only train-bundled train-modernbert
     """

@@ -50,7 +50,7 @@ from diffusionbert.training.log import (
 )
 from diffusionbert.training.optim import EMA, distributed, fitting_ema, low_precision, new_optimizer
 from diffusionbert.training.run_folder import RunFolder
-from diffusionbert.training.step import TrainingStep, compile_module, packs, prepared_batches
+from diffusionbert.training.step import StepBatch, TrainingStep, compile_module, packs, prepared_batches
 
 
 class Trainer:
@@ -148,10 +148,10 @@ class Trainer:
                 f"reaches {EMA.decay_at(steps, ema):.4g}; --ema {fitting_ema(steps):g} suits this run"
             )
 
-    def steps(self) -> Generator[tuple[Tensor, Tensor, int]]:
-        """Trains step by step, endlessly; yields the loss per token, the gradient norm and the number of tokens."""
+    def batches(self) -> Iterator[StepBatch]:
+        """The batches of the following steps, endlessly."""
         network = cast("HasBackbone", self.module.network)
-        batches = prepared_batches(
+        return prepared_batches(
             self.sequences,
             self.plan,
             self.settings,
@@ -161,7 +161,10 @@ class Trainer:
             pad_id=getattr(network.backbone.config, "pad_token_id", None) or 0,
             packed=self.packed,
         )
-        for batch in batches:
+
+    def steps(self) -> Generator[tuple[Tensor, Tensor, int]]:
+        """Trains step by step, endlessly; yields the loss per token, the gradient norm and the number of tokens."""
+        for batch in self.batches():
             loss, norm = self.step(batch)
             tokens = self.state.tokens + batch.num_tokens
             self.state = replace(self.state, step=batch.step + 1, position=batch.position, tokens=tokens)

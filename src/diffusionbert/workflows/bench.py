@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 import transformers
 
+from diffusionbert import recipes
 from diffusionbert.diffusion.schedules import Spindle
 from diffusionbert.parallel import launch
 from diffusionbert.reporting import Progress, logger, no_progress, reason_of
 from diffusionbert.workflows import sampling_work, training_work
 from diffusionbert.workflows.sampling_work import DecoderSampling, DecoderScoring, Forwards, OurSampling, OurScoring
 from diffusionbert.workflows.timing import Machine, Speed, Stopwatch, Work, matrix_rate
-from diffusionbert.workflows.training_work import HandWrittenTraining, OurTraining
+from diffusionbert.workflows.training_work import HandWrittenTraining, OurTraining, PresetTraining
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def _rows() -> tuple[Row, ...]:
     base, bundled = training_work.BASE, training_work.BUNDLED
     spindle, modern = replace(base, schedule=Spindle(0.3)), replace(bundled, is_modern=True)
     paper_batch = replace(base, sequences=32, length=31, hybrid=0.01)
+    packed = recipes.bundled("random")
+    padded = replace(packed, training=replace(packed.training, packing=False))
     texts, on_cpu = sampling_work.BASE, sampling_work.CPU
     one, many = replace(texts, sequences=1), replace(texts, sequences=256)
     scored = replace(on_cpu, sequences=100)
@@ -54,6 +57,7 @@ def _rows() -> tuple[Row, ...]:
         Row("train-paper-batch", OurTraining(paper_batch), HandWrittenTraining(base)),
         Row("train-bundled", OurTraining(bundled), HandWrittenTraining(bundled)),
         Row("train-modernbert", OurTraining(modern), OurTraining(bundled)),
+        Row("train-packed", PresetTraining(packed), PresetTraining(padded)),
         Row("sample-32", compiled(texts), DecoderSampling(texts)),
         Row("sample-32-eager", OurSampling(texts), compiled(texts)),
         Row("sample-256", compiled(many), DecoderSampling(many)),

@@ -1,13 +1,14 @@
 """Training workloads for `bench`: a step of our trainer, and a hand-written step that does the same.
 
-Tokens are counted without padding. FLOPs are 6 per parameter and token; the vocabulary's matrix counts at masked
-positions only.
+Sequences have one length, or mixed lengths as in text. Tokens are counted without padding. FLOPs are 6 per parameter
+and token; the vocabulary's matrix counts at masked positions only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from diffusionbert.data.corpus import Report
+from diffusionbert.data.dataset import Encoded
 from diffusionbert.diffusion.schedules import Linear, NoiseSchedule
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.diffusion.tokens import TokenStatistics
-from diffusionbert.networks.loading import NewBert, NewModernBert
+from diffusionbert.likelihood.estimate import SequenceDataset
+from diffusionbert.networks.loading import NewBert, NewModernBert, NewNetwork
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
-from diffusionbert.training.batches import FixedSequences
+from diffusionbert.training.batches import FixedSequences, TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
+from diffusionbert.training.model_folder import backbone_of
+from diffusionbert.training.optim import layer_matrices
 from diffusionbert.training.run import make_accelerator
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.trainer import Trainer
@@ -73,8 +79,7 @@ class TrainingSize:
 
     def program(self, step: Callable[[], object], backbone: PreTrainedModel) -> Program:
         """A program of this size, from its step and the network it trains."""
-        # Half of the positions are masked on average.
-        flops = 6 * self.num_tokens * (num_multiplied(backbone) + self.vocabulary * self.width / 2)
+        flops = self.num_tokens * _flops_per_token(backbone)
         num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
         kept = (12 if self.ema is None else 16) * num_parameters  # parameters, two moments, EMA
 
@@ -111,19 +116,65 @@ class OurTraining(TrainingWork):
     """A step of our trainer."""
 
     def program(self, machine: Machine) -> Program:
-        size, settings = self.size, _settings(machine)
-        counts = zipf_counts(size.vocabulary)
-        statistics = TokenStatistics(MASK, PAD, torch.arange(size.vocabulary) >= NUM_SPECIAL, (), counts)
+        size = self.size
+        settings = replace(_settings(machine), batching=FixedSequences(size.sequences), ema=size.ema)
         objective = DiscreteTimeConfig(size.schedule, num_steps=2048, hybrid=size.hybrid)
-        config = RunConfig(DataConfig("random", max_length=size.length), objective=objective)
+        data = DataConfig("random", vocabulary=size.vocabulary, max_length=size.length)
         backbone = size.backbone()
-        module = config.make_module(statistics, backbone)
-        settings = replace(settings, batching=FixedSequences(size.sequences), ema=size.ema)
-        data, folder = RandomSequences(size), RunFolder(machine.folder)
-        accelerator = make_accelerator(settings, None, cpu=not machine.is_gpu)
-        trainer = Trainer(module, data, data, settings, folder, lambda weights, path: None, accelerator)
-        steps = trainer.steps()
+        config = RunConfig(data, objective=objective, training=settings)
+        steps = _trainer(config, RandomSequences(size), machine, backbone).steps()
         return size.program(lambda: next(steps), backbone)
+
+
+@dataclass(frozen=True)
+class PresetTraining(Work):
+    """A step of our trainer as a preset has it, on sequences of mixed lengths."""
+
+    config: RunConfig
+    """A new network, and batches of a number of positions."""
+
+    def describe(self) -> str:
+        network, training = self.config.backbone, self.config.training
+        assert isinstance(network, NewNetwork)
+        assert isinstance(training.batching, TokenBudget)
+        how = "packed" if training.packing else "padded"
+        return f"{network.label} {network.layers}×{network.width}, {training.batching.tokens:,} positions, {how}"
+
+    def on(self, device: str) -> Work:
+        training = self.config.training
+        few = training if device == "cuda" else replace(training, batching=TokenBudget(1024))
+        return replace(self, config=replace(self.config, training=few))
+
+    def program(self, machine: Machine) -> Program:
+        precision = self.config.training.precision if machine.is_gpu else "no"
+        settings = replace(self.config.training, precision=precision, compile=machine.compile)
+        config = replace(self.config, training=settings)
+        trainer = _trainer(config, mixed_sequences(config.data), machine)
+        batches, backbone = trainer.batches(), backbone_of(trainer.module)
+        flops = _flops_per_token(backbone)
+
+        def step() -> Amount:
+            batch = next(batches)
+            trainer.step(batch)
+            num_tokens = sum(int(part.attention_mask.sum()) for part in batch.micro_batches)
+            return Amount(num_tokens, num_tokens * flops)
+
+        num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
+        kept = (3 if settings.ema is None else 4) * num_parameters
+        if settings.optimizer == "muon":  # it has one moment
+            kept -= sum(matrix.numel() for matrix in layer_matrices(backbone))
+        return Program(step, 4 * kept, WARM_UPS)
+
+
+def _trainer(
+    config: RunConfig, sequences: SequenceDataset, machine: Machine, backbone: PreTrainedModel | None = None
+) -> Trainer:
+    size, settings = int(config.data.vocabulary), config.training
+    statistics = TokenStatistics(MASK, PAD, torch.arange(size) >= NUM_SPECIAL, (), zipf_counts(size))
+    module = config.make_module(statistics, backbone)
+    accelerator = make_accelerator(settings, None, cpu=not machine.is_gpu)
+    folder = RunFolder(machine.folder)
+    return Trainer(module, sequences, sequences, settings, folder, lambda weights, path: None, accelerator)
 
 
 @dataclass(frozen=True)
@@ -168,6 +219,12 @@ class HandWrittenTraining(TrainingWork):
         return size.program(step, model)
 
 
+def _flops_per_token(backbone: PreTrainedModel) -> float:
+    # Half of the positions are masked on average.
+    head: int = backbone.config.vocab_size * backbone.config.hidden_size
+    return 6 * (num_multiplied(backbone) + head / 2)
+
+
 class RandomSequences:
     """A dataset of sequences of one length, with random tokens between `[CLS]` and `[SEP]`."""
 
@@ -180,6 +237,19 @@ class RandomSequences:
     def batch(self, indices: Sequence[int]) -> Batch:
         tokens = torch.from_numpy(self.tokens[np.asarray(indices)])
         return replace(Batch.of(tokens, tokens >= NUM_SPECIAL), example=torch.tensor(indices))
+
+
+def mixed_sequences(data: DataConfig, count: int = 250_000) -> Encoded:
+    """An encoded corpus of random tokens between `[CLS]` and `[SEP]`, with lengths as in text: 23 tokens on average."""
+    size, generator = int(data.vocabulary), np.random.default_rng(0)
+    lengths = generator.lognormal(3.03, 0.5, count).astype(np.int64).clip(3, data.max_length)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = generator.integers(NUM_SPECIAL, size, offsets[-1], np.uint16)
+    tokens[offsets[:-1]], tokens[offsets[1:] - 1] = CLS, SEP
+    counts = torch.from_numpy(np.bincount(tokens, minlength=size))
+    histogram = torch.from_numpy(np.bincount(lengths - 2, minlength=data.max_length + 1))
+    special = torch.arange(size) < NUM_SPECIAL
+    return Encoded(Path("random"), tokens, offsets, special, PAD, counts, histogram, Report(count), "random")
 
 
 def zipf_counts(num_tokens: int) -> Tensor:
