@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from training_worker import MadeUpSequences
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, Packing
@@ -17,6 +21,7 @@ from diffusionbert.networks.loading import NewBert, NewModernBert
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
+from diffusionbert.training import optim
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.step import packs
 
@@ -105,3 +110,20 @@ def test_only_time_agnostic_networks_that_attend_globally_are_packed(caplog):
         assert not packs(windowed, settings)
         assert not packs(module("bert", TimeEmbedding.LAYERS), settings)
     assert caplog.text.count("training with padding: --packing needs a time-agnostic BERT") == 2
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_measured_batch_is_packed_or_padded_as_in_training(monkeypatch, packed):
+    seconds, seen, measured = itertools.count(), [], module("bert")
+    monkeypatch.setattr(optim, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    measured.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    sequences = MadeUpSequences(2000, seed=1)
+    found = optim.measure(measured, sequences, TrainingConfig(), torch.device("cpu"), 600, packed=packed)
+    x, median = seen[0], int(np.median(sequences.lengths))
+    assert len(seen) == 3
+    assert set(x.attention_mask.sum(dim=1).tolist()) == (set(sequences.lengths.tolist()) if packed else {median})
+    rows = x.packing.positions if packed else x.tokens
+    assert rows.shape == ((5, 128) if packed else (600 // median, median))
+    num_positions = int(x.attention_mask.sum())
+    assert 550 < num_positions < 650
+    assert found.tokens_per_second == 2 * num_positions  # two passes in one second

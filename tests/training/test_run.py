@@ -30,6 +30,7 @@ from diffusionbert.diffusion.schedules import Mean, Spindle
 from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.loading import NewDecoder, Pretrained, load_legacy_checkpoint
 from diffusionbert.networks.time_conditioning import TimeEmbedding
+from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.recipes import PRESETS, pretraining_of
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
@@ -300,10 +301,20 @@ def test_a_failed_push_reports_where_the_model_is(masked_run):
 
 
 @pytest.mark.slow
-def test_auto_measures_the_speed_and_predicts_the_duration(cache, tmp_path, capsys):
-    main(["train", "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--auto", *QUICK, *SMALL])
+@pytest.mark.parametrize("options", [[], ["--packing"]], ids=str)
+def test_auto_measures_the_speed_and_predicts_the_duration(cache, tmp_path, capsys, monkeypatch, options):
+    are_packed, forward = [], TrainingModule.forward
+
+    def look(self, x0, *others):
+        are_packed.append(x0.packing is not None)
+        return forward(self, x0, *others)
+
+    monkeypatch.setattr(TrainingModule, "forward", look)
+    common = "--data=pydoc", f"--output={tmp_path / 'run'}", f"--cache={cache}", "--auto"
+    main(["train", *common, *options, *QUICK, *SMALL])
     assert "tokens/s" in (said := capsys.readouterr().err)
     assert "will take about" in said
+    assert are_packed == [bool(options)] * (3 + 6)  # three passes to measure, then the steps
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import PreTrainedModel, get_scheduler
 
 from diffusionbert.diffusion.rng import Noise
+from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.likelihood.estimate import SequenceDataset
 from diffusionbert.networks.base import unsplit_modules
 from diffusionbert.objectives.base import TrainingModule
@@ -290,7 +291,13 @@ class Measurement:
 
 
 def measure(
-    module: TrainingModule, sequences: SequenceDataset, settings: TrainingConfig, device: torch.device, share: int
+    module: TrainingModule,
+    sequences: SequenceDataset,
+    settings: TrainingConfig,
+    device: torch.device,
+    share: int,
+    *,
+    packed: bool = False,
 ) -> Measurement:
     """Doubles the micro-batch until it no longer fits or gets faster, or reaches `share`, all that a process gets."""
     module = module.to(device).train()
@@ -299,7 +306,8 @@ def measure(
     best: Measurement | None = None
     for micro_tokens in [*itertools.takewhile(lambda size: size < share, (1024 * 2**n for n in range(30))), share]:
         try:
-            speed = _speed(module, optimizer, sequences, micro_tokens, low_precision(settings), device)
+            batch = _typical_batch(sequences, micro_tokens, packed=packed)
+            speed = _speed(module, optimizer, batch, low_precision(settings), device)
         except torch.OutOfMemoryError:
             break
         if best is not None and speed < 1.05 * best.tokens_per_second:
@@ -313,19 +321,25 @@ def measure(
     return best
 
 
-def _speed(
-    module: TrainingModule,
-    optimizer: Optimizer,
-    sequences: SequenceDataset,
-    micro_tokens: int,
-    low: torch.dtype | None,
-    device: torch.device,
-) -> float:
-    """Positions per second of forward and backward passes, after one to warm up."""
+def _typical_batch(sequences: SequenceDataset, micro_tokens: int, *, packed: bool) -> Batch:
+    """A batch of so many positions: sequences of the median length or, if packed, of all lengths, as in training."""
     lengths = np.asarray(sequences.lengths)
-    typical = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")
-    indices = np.resize(typical, max(1, micro_tokens // max(1, int(np.median(lengths)))))
-    batch = Noise(0).stratify(sequences.batch(indices.tolist())).to(device)
+    if packed:
+        count = micro_tokens * len(lengths) // int(lengths.sum())
+        indices = np.random.default_rng(0).integers(len(lengths), size=max(1, count))
+    else:
+        typical = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")
+        indices = np.resize(typical, max(1, micro_tokens // max(1, int(np.median(lengths)))))
+    batch = Noise(0).stratify(sequences.batch(indices.tolist()))
+    return batch.packed() if packed else batch
+
+
+def _speed(
+    module: TrainingModule, optimizer: Optimizer, batch: Batch, low: torch.dtype | None, device: torch.device
+) -> float:
+    """Positions per second of forward and backward passes, after one to warm up; padding counts unless packed."""
+    num_positions = batch.tokens.numel() if batch.packing is None else int(batch.attention_mask.sum())
+    batch = batch.to(device)
     for step in range(3):
         if step == 1:
             wait_for(device)
@@ -336,7 +350,7 @@ def _speed(
         if step == 0:
             optimizer.step()  # and so does its state
     wait_for(device)
-    return 2 * batch.tokens.numel() / (time.perf_counter() - started)
+    return 2 * num_positions / (time.perf_counter() - started)
 
 
 def wait_for(device: torch.device) -> None:

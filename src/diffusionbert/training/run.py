@@ -404,10 +404,11 @@ def _measured(
     """The settings with the micro-batch that is fastest on this machine; reports its speed."""
     settings, num_processes = config.training, accelerator.num_processes
     module = _module(config, prepared, start, backbone)
-    plan = BatchPlan(prepared.sequences.lengths, settings.batching, settings.seed, packed=packs(module, settings))
+    packed = packs(module, settings)
+    plan = BatchPlan(prepared.sequences.lengths, settings.batching, settings.seed, packed=packed)
     tokens = int(np.mean(plan.positions()))
     share = max(1, tokens // num_processes)
-    found = measure(module, prepared.sequences, settings, accelerator.device, share)
+    found = measure(module, prepared.sequences, settings, accelerator.device, share, packed=packed)
     found = broadcast_object_list([found])[0]  # processes must split their batches in the same way
     if accelerator.is_main_process:
         seconds = settings.steps * tokens / (found.tokens_per_second * num_processes)
