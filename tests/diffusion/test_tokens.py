@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.tokens import LogitsWarper, draw, log_prob_of
+from diffusionbert.diffusion.tokens import LogitsWarper, draw, draw_unchecked, log_prob_of
 
 LOG_P = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05]).log()[None]
 
@@ -136,6 +136,30 @@ def test_the_kept_tokens_are_the_whole_distribution(warper, most_likely):
     uniform = torch.rand(4, generator=generator).double()
     chosen = torch.tensor([True, False, True, True])
     assert torch.equal(found.draw(chosen, uniform[chosen]), draw(expected, uniform)[chosen])
+
+
+@pytest.mark.parametrize(
+    "warper",
+    [
+        LogitsWarper(),
+        LogitsWarper(top_k=30),
+        LogitsWarper(top_k=30, temperature=0.7, forbidden=(1, 7)),
+        LogitsWarper(top_k=30, top_p=0.6),
+        LogitsWarper(top_p=0.6),
+        LogitsWarper(top_k=5000),
+    ],
+)
+def test_draws_are_those_of_the_whole_warped_distribution(warper):
+    """Exactly, normalized or not; also where there is nothing to draw."""
+    generator = torch.Generator().manual_seed(0)
+    log_p = 4 * torch.randn(500, 2000, generator=generator)
+    log_p[3], log_p[4], log_p[5] = -torch.inf, torch.nan, log_p[5] - 2000
+    uniform = torch.rand(500, generator=generator).double()
+    tokens, is_possible = warper.draw(log_p, uniform)
+    expected, expected_possible = draw_unchecked(warper(log_p), uniform)
+    assert torch.equal(is_possible, expected_possible)
+    assert is_possible.logical_not().nonzero()[:, 0].tolist() == [3, 4]
+    assert torch.equal(tokens[is_possible], expected[is_possible])
 
 
 def test_nuclei_are_sought_among_few_tokens(monkeypatch):

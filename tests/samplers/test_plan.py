@@ -10,6 +10,7 @@ from backbones import MASK, VOCAB_SIZE, Spy, backbone_of, mixed_canvas, tokenize
 from drawing import drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusionbert.diffusion.absorbing import Absorbing
@@ -24,6 +25,7 @@ from diffusionbert.samplers.base import Query
 from diffusionbert.samplers.exact import SkipExact
 from diffusionbert.samplers.first_hitting import FirstHitting, _intervals
 from diffusionbert.samplers.plan import plan_calls
+from diffusionbert.samplers.thinning import AT_ONCE
 
 LINEAR = Absorbing(Linear(), MASK)
 
@@ -170,6 +172,48 @@ def test_thinning_waits_for_nothing_but_the_report_of_the_round_before(network, 
     assert set(waits.counts) <= {"_local_scalar_dense", "nonzero"}
     assert waits.counts["_local_scalar_dense"] <= 3 * number + 1 + 4 * waits.counts["nonzero"]
     assert waits.counts["nonzero"] <= len(canvas.tokens)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations for which a GPU launches kernels, and those that make a value for each token and target."""
+
+    def __init__(self, num_values: int) -> None:
+        super().__init__()
+        self.num_values, self.num, self.num_large = num_values, 0, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        self.num += not function.is_view
+        values = arguments[0] if "topk" in str(function) else made  # it reads them all
+        self.num_large += isinstance(values, Tensor) and values.numel() >= self.num_values
+        return made
+
+
+def test_a_round_of_thinning_launches_few_kernels(monkeypatch):
+    """Launching them is what takes the time on a GPU: three times as many as a call of first-hitting, not more."""
+    monkeypatch.setattr("diffusionbert.samplers.exact._is_waited_for", lambda canvas: True)
+    monkeypatch.setattr("diffusionbert.samplers.thinning._reports_later", lambda tokens: True)
+    information = TokenInformation.from_counts(torch.arange(1.0, VOCAB_SIZE + 1))
+    warper = LogitsWarper(top_k=5, forbidden=(VOCAB_SIZE - 1,))
+    sampler = drawing(SkipExact(), Absorbing(Spindle(0.3), MASK, information), steps=99, warper=warper)
+    tokens = torch.full((4, 12), MASK)
+    log_f = information.values.neg().masked_fill(torch.arange(VOCAB_SIZE) == MASK, -torch.inf).log_softmax(dim=-1)
+    answer = log_f.repeat(4 * AT_ONCE, 1)
+
+    class Fixed:
+        def log_probs_at(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+            return answer
+
+        __call__ = log_probs_at
+
+    states = sampler.sample(Fixed(), Batch.of(tokens, torch.ones_like(tokens, dtype=torch.bool)), seed=0)
+    next(states)
+    next(states)  # the first round makes tables
+    with Operations(answer.numel()) as operations:
+        for _ in range(5):
+            next(states)
+    assert operations.num <= 5 * 63
+    assert operations.num_large <= 5 * 3  # weights, their sum with the answer, top-k
 
 
 def test_targets_may_repeat_whether_a_network_takes_indices_or_a_mask(network):

@@ -168,7 +168,7 @@ class Absorbing(Process):
 
         Under a token-independent schedule, `log_f` may cover just some of them; `sequences` then gives their sequences.
         """
-        masked, unmask_probability = self._of_vocabulary(s, t, self.guessed_center(x_t, log_f))
+        masked, unmask_probability = self.of_vocabulary(s, t, self.guessed_center(x_t, log_f))
         sequences = sequence_index(self.targets(x_t)) if sequences is None else sequences
         log_p0 = reweighted(log_f, masked.log(), sequences, warp)
         log_stay = (log_p0 + torch.log1p(-unmask_probability).to(log_f.dtype)[sequences]).logsumexp(dim=-1)
@@ -207,7 +207,7 @@ class Absorbing(Process):
 
     def _divergence_weights(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
         """(1 - ᾱ_t)·r_{s|t} and (1 - ᾱ_t)·(1 - r_{s|t}) of every token, [B, V], up to a constant."""
-        masked, unmask_probability = self._of_vocabulary(s, t, center)
+        masked, unmask_probability = self.of_vocabulary(s, t, center)
         # At s = 0 nothing stays masked and that term is 0; a finite substitute also keeps the gradient finite.
         staying = torch.where((s == 0)[:, None], 1.0, masked * (1 - unmask_probability))
         return masked * unmask_probability, staying
@@ -242,7 +242,7 @@ class Absorbing(Process):
     ) -> PerTarget:
         """log f(x0) + log(1 - ᾱ_t(x0)) - log G_t."""
         targets, prediction = targets or Targets.of(self.targets(x_t)), as_prediction(log_f)
-        masked, _ = self._of_vocabulary(torch.zeros_like(t), t, self.guessed_center(x_t, prediction, targets))
+        masked, _ = self.of_vocabulary(torch.zeros_like(t), t, self.guessed_center(x_t, prediction, targets))
         sequences, x0_tokens = targets.sequences, targets.take(x0)
         log_f_x0, log_total = self._log_sums(prediction, x0_tokens, (masked,), sequences)
         return log_f_x0 + self._pick(masked, sequences, x0_tokens).log() - log_total
@@ -326,7 +326,7 @@ class Absorbing(Process):
                 "use a time grid, or reweighted=True"
             )
 
-    def _of_vocabulary(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
+    def of_vocabulary(self, s: Times, t: Times, center: PerSequence) -> tuple[Tensor, Tensor]:
         """p(v | x_t, t) / f(v | x_t) and r_{s|t}(v), both [B, V], or [B, 1] for a token-independent schedule."""
         alpha_s, alpha_t = (self._survival(time, self.information, center) for time in (s, t))
         return self._weight(alpha_t), self._reverse_unmask_probability(alpha_s, alpha_t)

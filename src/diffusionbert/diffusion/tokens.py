@@ -218,20 +218,43 @@ class LogitsWarper:
             raise ValueError(f"`top_p` must be in (0, 1], got {self.top_p}; 1 keeps all tokens")
 
     def __call__(self, log_p: TargetLogProbs) -> TargetLogProbs:
-        if self.forbidden:
-            log_p = log_p.index_fill(-1, _on_device(self.forbidden, log_p.device), -torch.inf)
-        if self.temperature != 1:
-            # Relative to the most likely token, so that a tiny temperature does not overflow.
-            relative = (log_p - log_p.amax(dim=-1, keepdim=True)).double()
-            log_p = (relative / self.temperature).log_softmax(dim=-1).to(log_p.dtype)
-        log_p = log_p.log_softmax(dim=-1)
-        if self.top_k is not None and self.top_k < log_p.shape[-1]:
-            best = log_p.topk(self.top_k, dim=-1)
-            log_p = torch.full_like(log_p, -torch.inf).scatter(-1, best.indices, best.values)
-            log_p = log_p.log_softmax(dim=-1)
+        """The warped distributions; `log_p` need not be normalized."""
+        if (top := self._top(log_p)) is not None:
+            return torch.full_like(log_p, -torch.inf).scatter(-1, top.tokens, top.log_p)
+        log_p = self._tempered(log_p).log_softmax(dim=-1)
         if self.top_p is not None and self.top_p < 1:
             log_p = _keep_nucleus(log_p, self.top_p).log_softmax(dim=-1)
         return log_p
+
+    def draw(self, log_p: TargetLogProbs, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
+        """`draw_unchecked` from the warped distributions; top-k leaves no other values to compute than k per target."""
+        top = self._top(log_p)
+        return draw_unchecked(self(log_p), uniform) if top is None else top.draw_unchecked(uniform)
+
+    def exclude(self, log_p: Tensor) -> Tensor:
+        """Gives the forbidden tokens probability 0, and changes nothing else."""
+        if not self.forbidden:
+            return log_p
+        return log_p.index_fill(-1, _on_device(self.forbidden, log_p.device), -torch.inf)
+
+    def _tempered(self, log_p: TargetLogProbs) -> TargetLogProbs:
+        """Forbidden tokens and temperature, not normalized."""
+        log_p = self.exclude(log_p)
+        if self.temperature == 1:
+            return log_p
+        # Relative to the most likely token, so that a tiny temperature does not overflow.
+        relative = (log_p - log_p.amax(dim=-1, keepdim=True)).double()
+        return (relative / self.temperature).to(log_p.dtype)
+
+    def _top(self, log_p: TargetLogProbs) -> KeptTokens | None:
+        """The warped distributions over the k tokens of top-k; None without it."""
+        if self.top_k is None or self.top_k >= log_p.shape[-1]:
+            return None
+        values, tokens = self._tempered(log_p).topk(self.top_k, dim=-1)
+        values = values.log_softmax(dim=-1)
+        if self.top_p is not None and self.top_p < 1:
+            values = _nucleus(values, self.top_p)[0].log_softmax(dim=-1)
+        return KeptTokens(values, tokens)
 
     def kept(self, log_p: TargetLogProbs, size: int = _NUCLEUS) -> KeptTokens:
         """The warped distributions, up to rounding, as lists of the tokens that top-k or top-p keep.
@@ -275,8 +298,15 @@ class KeptTokens:
 
     def draw(self, chosen: Tensor, uniform: PerTarget) -> TargetTokens:
         """Draws a token where `chosen` is true, as `draw` does over the whole vocabulary; takes a number for each."""
-        tokens, order = self.tokens[chosen].sort(dim=-1)  # the CDF is over tokens by id
-        return tokens.gather(-1, draw(self.log_p[chosen].gather(-1, order), uniform)[:, None])[:, 0]
+        tokens, is_possible = KeptTokens(self.log_p[chosen], self.tokens[chosen]).draw_unchecked(uniform)
+        require_possible(is_possible)
+        return tokens
+
+    def draw_unchecked(self, uniform: PerTarget) -> tuple[TargetTokens, TargetFlags]:
+        """`draw` at all targets without waiting for a GPU; the flags say where there was a token to draw."""
+        tokens, order = self.tokens.sort(dim=-1)  # the CDF is over tokens by id
+        index, is_possible = draw_unchecked(self.log_p.gather(-1, order), uniform)
+        return tokens.gather(-1, index[:, None])[:, 0], is_possible
 
 
 @functools.lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ from torch import Tensor
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, TargetLogProbs, to_device
-from diffusionbert.diffusion.tokens import draw_unchecked, require_possible
+from diffusionbert.diffusion.tokens import require_possible
 from diffusionbert.registry import register
 from diffusionbert.samplers.base import Query, Sampler, SamplingContext, State
 from diffusionbert.samplers.plan import PlannedCall, plan_calls
@@ -94,7 +94,7 @@ class FirstHitting(Sampler):
 
     def update(self, state: FirstHittingState, answer: TargetLogProbs) -> FirstHittingState:
         where, number = state.plan[state.number].where, state.number + 1
-        drawn, is_possible = draw_unchecked(state.context.warper(answer), state.uniform.flatten()[where])
+        drawn, is_possible = state.context.warper.draw(answer, state.uniform.flatten()[where])
         is_possible, done = is_possible.all() & state.is_possible, number == len(state.plan)
         if done or not answer.is_cuda:  # the check waits for a GPU, so there it is left to the end
             require_possible(is_possible)

@@ -35,7 +35,7 @@ from diffusionbert.diffusion.shapes import (
     Targets,
     to_device,
 )
-from diffusionbert.diffusion.tokens import draw_unchecked, require_possible
+from diffusionbert.diffusion.tokens import require_possible
 from diffusionbert.samplers.base import Query, SamplingContext, State
 from diffusionbert.samplers.plan import plan_targets
 
@@ -239,8 +239,8 @@ def _draw(state: LookaheadState, answer: _Answer, uniform: Tensor, may_unmask: T
 
     s, t, center = state.grid[group_step], state.grid[group_step + 1], answer.center[group_sequence]
     for_token = Noise(state.seed, steps).uniform(x.example[sequences], Purpose.SAMPLE, length)
-    log_p = process.log_p0(answer.log_f.index_select(0, answered), group, t, center, state.context.warper)
-    drawn, is_possible = draw_unchecked(log_p, for_token.gather(1, position[:, None])[:, 0])
+    log_p = process.log_p0(answer.log_f.index_select(0, answered), group, t, center)
+    drawn, is_possible = state.context.warper.draw(log_p, for_token.gather(1, position[:, None])[:, 0])
     r = process.unmask_probability_of(drawn, s[group], t[group], center[group])
     unmasked = uniform.flatten()[pair] < r
     at = end.scatter_reduce(0, sequences, torch.where(unmasked, steps, -1), "amax")
