@@ -353,6 +353,9 @@ def compile_module(module: TrainingModule, *, sharded: bool) -> None:
         missing = "triton (pip install triton)" if is_gpu else "a C++ compiler"
         logger.warning(f"training without compilation, which needs {missing} on this machine")
         return
+    # A norm's ε and other constants stay constants: compiled for any shape, they would become variables at first, and
+    # then be fixed by compiling everything once more.
+    torch._dynamo.config.specialize_float = True
     compile_training = getattr(module.network, "compile_training", None)
     if sharded or compile_training is None:
         for block in blocks_of(module):
