@@ -34,13 +34,14 @@ class _Int8Linear(nn.Linear):
 
     integers: _Packed | _Unpacked
     scale: Tensor
-    _rounded_version: tuple[int, int]
+    _source: tuple[Tensor, int]  # the rounded weights and their version; kept, so that no others get their address
 
     def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or torch.is_grad_enabled() or input.dtype != torch.float32:
             return functional.linear(input, self.weight, self.bias)
-        if self._weight_version() != self._rounded_version:  # the weights have been changed, moved or replaced
-            self.update()
+        rounded_from, version = self._source
+        if rounded_from.data_ptr() != self.weight.data_ptr() or version != self.weight._version:
+            self.update()  # the weights have been changed, moved or replaced
         rounded, scale = _rounded(input.reshape(-1, input.shape[-1]))
         found = self.integers.products(rounded).mul_(scale).mul_(self.scale)
         if self.bias is not None:
@@ -53,10 +54,7 @@ class _Int8Linear(nn.Linear):
         rounded, scale = _rounded(self.weight.float())
         self.integers = (_Packed if _can_pack() else _Unpacked)(rounded)
         self.register_buffer("scale", scale.squeeze(1), persistent=False)
-        self._rounded_version = self._weight_version()
-
-    def _weight_version(self) -> tuple[int, int]:
-        return self.weight.data_ptr(), self.weight._version
+        self._source = self.weight.detach(), self.weight._version
 
 
 class _Unpacked:
@@ -134,7 +132,7 @@ def leave_int8(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, _Int8Linear):
             changed: Any = layer
-            del changed.integers, changed.scale, changed._rounded_version
+            del changed.integers, changed.scale, changed._source
             changed.__class__ = nn.Linear
 
 
